@@ -1,0 +1,30 @@
+"""What both ends of a wire must agree on besides its messages."""
+
+import hashlib
+
+PROTOCOL_VERSION = 1
+
+# Bounds of one message, in bytes.
+SESSION_MESSAGE_BYTES = 2**20
+STEP_MESSAGE_BYTES = 64 * 2**20
+# Token ids in one Submit or PromptPart: at most 5 bytes each as varints, with room to spare in SESSION_MESSAGE_BYTES.
+SESSION_PART_TOKENS = 100_000
+PROMPT_LOGPROBS_FRAME_BYTES = 256 * 2**10
+
+
+def plan_digest(payload: bytes) -> bytes:
+    """16 bytes that name one serialized StepPlan message, for StepPlan.previous_digest of the next."""
+    return hashlib.blake2b(payload, digest_size=16).digest()
+
+
+def rank_identity(epoch: int, rank: int) -> bytes:
+    """ZeroMQ identity of a rank within an epoch."""
+    return f"{epoch}:{rank}".encode()
+
+
+def heartbeat_endpoint(step_address: str) -> str:
+    """The endpoint of heartbeats that belongs to a step endpoint: ipc PATH.heartbeat, tcp the next port."""
+    if step_address.startswith("tcp://"):
+        host, _, port = step_address.rpartition(":")
+        return f"{host}:{int(port) + 1}"
+    return step_address + ".heartbeat"

@@ -1,0 +1,10 @@
+#!/bin/sh
+# Generates protos/*_pb2*.py from protos/*.proto, into the folder given (default: the repository itself).
+# tests/unit/test_protos_drift.py runs it into a temporary folder and compares.
+set -eu
+cd "$(dirname "$0")/.."
+out=${1:-.}
+python=${PYTHON:-.venv/bin/python}
+"$python" -m grpc_tools.protoc -I. --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" protos/*.proto
+# Only files with a service need the gRPC module.
+rm -f "$out"/protos/step_pb2_grpc.py
