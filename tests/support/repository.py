@@ -1,0 +1,36 @@
+"""Where the repository is and which files are its sources, for the tests that read them."""
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_SKIPPED = {"__pycache__", "build", "dist", "node_modules"}
+
+
+def packages() -> list[str]:
+    """The import packages that an installation brings, from pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+
+
+def files(*suffixes: str, under: Path = ROOT) -> Iterator[Path]:
+    """Files with one of the suffixes (all files if none is given), in order, without hidden folders and build outputs."""
+    for path in sorted(under.iterdir()):
+        if path.name.startswith(".") or path.name in _SKIPPED or path.name.endswith(".egg-info"):
+            continue
+        if path.is_dir():
+            yield from files(*suffixes, under=path)
+        elif not suffixes or path.suffix in suffixes:
+            yield path
+
+
+def is_generated(path: Path) -> bool:
+    """Whether protoc wrote it."""
+    return "_pb2" in path.name
+
+
+def name(path: Path) -> str:
+    """The path as messages show it: from the repository's root."""
+    return str(path.relative_to(ROOT))

@@ -1,0 +1,133 @@
+"""Options: one definition each, three ways to give them, and errors that say what would work."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.load import ConfigError, load_options
+from configs.options import Options
+from tests.support.repository import ROOT, files, name
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "octavo.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_every_option_has_a_description_and_a_group():
+    # `octavo up --help` is made of these.
+    for option, field in Options.model_fields.items():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict), option
+        assert extra["group"], option
+        assert field.description, option
+        assert field.description.endswith("."), option
+
+
+@pytest.mark.parametrize("path", list(files(".yaml", under=ROOT / "configs")), ids=name)
+def test_every_configuration_in_the_repository_loads(path: Path):
+    load_options(path, environ={})
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path):
+    path = write(tmp_path, "max_num_seqs: 8\nblock_size: 8\nport: 1000\n")
+    environ = {"OCTAVO_MAX_NUM_SEQS": "16", "OCTAVO_BLOCK_SIZE": "32", "HOME": "/"}
+    options = load_options(path, {"max_num_seqs": 24}, environ)
+    assert (options.max_num_seqs, options.block_size, options.port) == (24, 32, 1000)
+    assert options.max_num_batched_tokens == 2048
+
+
+def test_octavo_config_names_the_file(tmp_path: Path):
+    path = write(tmp_path, "port: 1000\n")
+    assert load_options(environ={"OCTAVO_CONFIG": str(path)}).port == 1000
+    other = tmp_path / "other.yaml"
+    other.write_text("port: 2000\n")
+    assert load_options(other, environ={"OCTAVO_CONFIG": str(path)}).port == 2000
+
+
+def test_dashes_in_a_file_are_underscores(tmp_path: Path):
+    assert load_options(write(tmp_path, "max-num-seqs: 8\n"), environ={}).max_num_seqs == 8
+
+
+def test_an_empty_file_gives_the_defaults(tmp_path: Path):
+    assert load_options(write(tmp_path, "# nothing\n"), environ={}) == load_options(environ={})
+
+
+def test_lists_come_as_yaml_lists_and_as_comma_separated_text(tmp_path: Path):
+    path = write(tmp_path, "data_parallel_size: 2\nscheduler_addresses: ['a:1', 'b:1']\n")
+    assert load_options(path, environ={}).scheduler_addresses == ("a:1", "b:1")
+    environ = {"OCTAVO_SCHEDULER_ADDRESSES": "c:1, d:1"}
+    assert load_options(path, environ=environ).scheduler_addresses == ("c:1", "d:1")
+
+
+def test_booleans_come_as_text():
+    assert load_options(environ={"OCTAVO_ENABLE_PREFIX_CACHING": "false"}).enable_prefix_caching is False
+    assert load_options(environ={"OCTAVO_DISABLE_LOG_STATS": "1"}).disable_log_stats is True
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "flags", "words"),
+    [
+        ("max_num_seq: 8", {}, {}, ["max_num_seq'", "octavo.yaml", "did you mean 'max_num_seqs'"]),
+        ("", {"OCTAVO_BLOCKSIZE": "8"}, {}, ["blocksize'", "in the environment", "did you mean 'block_size'"]),
+        ("", {}, {"zzzzzz": 1}, ["zzzzzz", "as a flag", "octavo up --help"]),
+        ("max_num_seqs: 0", {}, {}, ["max_num_seqs=0", "octavo.yaml", "greater than or equal to 1"]),
+        ("", {"OCTAVO_BLOCK_SIZE": "12"}, {}, ["block_size=", "12", "in the environment", "8, 16 or 32"]),
+        ("", {}, {"port": 70_000}, ["port=70000", "as a flag", "65535"]),
+        ("max_num_seqs: many", {}, {}, ["max_num_seqs='many'", "integer"]),
+        ("kv_cache_memory: .inf", {}, {}, ["kv_cache_memory=inf", "octavo.yaml"]),
+        ("kv_cache_memory: .nan", {}, {}, ["kv_cache_memory=nan", "octavo.yaml"]),
+        ("dtype: float16", {}, {}, ["dtype='float16'", "'float32'", "'bfloat16'"]),
+        ("max_model_len: 1", {}, {}, ["max_model_len=1", "2 or more"]),
+        ("- a\n- b", {}, {}, ["octavo.yaml", "option: value"]),
+        ("a: [", {}, {}, ["octavo.yaml", "not valid YAML"]),
+        ("scheduler_addresses: a:1,b:1", {}, {}, ["scheduler_addresses", "2 addresses", "data_parallel_size is 1"]),
+        ("step_addresses: udp://a:1", {}, {}, ["udp://a:1", "ipc://", "tcp://"]),
+        ("step_addresses: tcp://a:1", {}, {}, ["tcp://a:1", "curve_dir", "octavo keys"]),
+    ],
+)
+def test_an_error_names_the_option_the_value_where_it_stands_and_what_works(
+    tmp_path: Path, text: str, environ: dict[str, str], flags: dict[str, object], words: list[str]
+):
+    with pytest.raises(ConfigError) as caught:
+        load_options(write(tmp_path, text + "\n"), flags, environ)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_every_bad_option_is_named_at_once(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"max_num_seqs=0 .*; port=-1 "):
+        load_options(write(tmp_path, "max_num_seqs: 0\nport: -1\n"), environ={})
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: No such file"):
+        load_options(tmp_path / "nowhere.yaml", environ={})
+
+
+def test_yaml_cannot_make_python_objects(tmp_path: Path):
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_options(write(tmp_path, "model: !!python/object/apply:os.getcwd []\n"), environ={})
+
+
+def test_options_cannot_be_changed():
+    options = load_options(environ={})
+    with pytest.raises(ValueError, match="frozen"):
+        options.port = 1
+
+
+def test_addresses_default_to_sockets_in_the_runtime_directory():
+    options = load_options(flags={"runtime_dir": "/run/octavo", "data_parallel_size": 2}, environ={})
+    assert options.scheduler_address(1) == "unix:/run/octavo/scheduler-1.sock"
+    assert options.step_address(1) == "ipc:///run/octavo/step-1.sock"
+
+
+def test_metrics_ports_of_a_cluster_are_distinct_and_zero_turns_them_off():
+    options = load_options(flags={"data_parallel_size": 2, "metrics_port": 9000}, environ={})
+    ports = [
+        options.process_metrics_port("router"),
+        *(options.process_metrics_port(kind, replica) for kind in ("scheduler", "worker") for replica in (0, 1)),
+    ]
+    assert ports == [9000, 9001, 9002, 9003, 9004]
+    assert load_options(flags={"metrics_port": 0}, environ={}).process_metrics_port("worker", 1) == 0

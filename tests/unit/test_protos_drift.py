@@ -1,0 +1,26 @@
+"""The committed protobuf code is what protoc makes of the .proto files; otherwise a changed field would not be on the wire."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.repository import ROOT
+
+
+def generated_files(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted(folder.glob("*_pb2*")) if path.is_file()}
+
+
+def test_committed_code_matches_the_protos(tmp_path: Path):
+    subprocess.run(
+        [ROOT / "scripts" / "gen_protos.sh", tmp_path],
+        env={**os.environ, "PYTHON": sys.executable},
+        check=True,
+        timeout=120,
+    )
+    fresh, committed = generated_files(tmp_path / "protos"), generated_files(ROOT / "protos")
+    assert fresh, "the script generated nothing"
+    assert sorted(fresh) == sorted(committed)
+    different = [name for name in fresh if fresh[name] != committed[name]]
+    assert not different, f"{different} differ from the .proto files: run scripts/gen_protos.sh and commit what it writes"
