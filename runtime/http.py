@@ -1,0 +1,61 @@
+"""/metrics and /health of a process, over plain HTTP on a daemon thread."""
+
+import threading
+from collections.abc import Callable
+from socketserver import ThreadingMixIn
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    # A predecessor's port in TIME_WAIT is fine; one that is listened on is an error.
+    allow_reuse_address = True
+
+
+class _QuietHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Scrapes are no news."""
+
+
+class ObservabilityServer:
+    """Serves GET /metrics (Prometheus text) and GET /health (200 or 503, with a line that says why)."""
+
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, health: Callable[[], tuple[bool, str]]
+    ) -> None:
+        """port: 0 picks a free one. health: called for each request, on the server's thread.
+
+        Raises OSError if the port is taken.
+        """
+        metrics = make_wsgi_app(registry)
+
+        def app(environ, start_response):
+            path = environ.get("PATH_INFO", "/")
+            if path == "/metrics":
+                return metrics(environ, start_response)
+            if path == "/health":
+                healthy, text = health()
+                status = "200 OK" if healthy else "503 Service Unavailable"
+            else:
+                status, text = "404 Not Found", "only /metrics and /health are served here"
+            body = (text + "\n").encode()
+            start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])
+            return [body]
+
+        self._server = make_server(host, port, app, server_class=_Server, handler_class=_QuietHandler)
+        # The poll only bounds how long stop() takes; each wake-up costs an idle process some CPU.
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(2.0,), name="http", daemon=True)
+
+    @property
+    def port(self) -> int:
+        return self._server.server_port
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -1,0 +1,92 @@
+"""runtime.process and runtime.curve: what is private stays so, and children do not outlive their parent."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+
+from runtime.curve import CurveError, client_curve, make_keys, server_curve, start_authenticator
+from runtime.process import private_directory
+
+PARENT = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", '''
+import os, time
+from runtime.process import die_with_parent
+die_with_parent(%d)
+print("up", flush=True)
+time.sleep(600)
+''' % os.getpid()], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_private_directory_refuses_an_open_one(tmp_path: Path):
+    made = private_directory(tmp_path / "a" / "run")
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    made.chmod(0o755)
+    with pytest.raises(PermissionError, match="open to others"):
+        private_directory(made)
+
+
+def test_a_child_ends_when_its_parent_is_killed():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert parent.stdin is not None
+    child = int(parent.stdout.readline())
+    descriptor = os.pidfd_open(child)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait(10)
+    try:
+        poller = zmq.Poller()
+        poller.register(descriptor, zmq.POLLIN)
+        assert poller.poll(10_000), "the child outlived its parent"
+    finally:
+        os.close(descriptor)
+        parent.stdin.close()
+        parent.stdout.close()
+
+
+def test_curve_keys_admit_listed_workers_only(tmp_path: Path):
+    make_keys(tmp_path / "keys")
+    make_keys(tmp_path / "strangers")
+    (tmp_path / "strangers" / "scheduler.key").write_bytes((tmp_path / "keys" / "scheduler.key").read_bytes())
+    context = zmq.Context()
+    authenticator = start_authenticator(context, tmp_path / "keys")
+    server = context.socket(zmq.ROUTER)
+    server_curve(server, tmp_path / "keys")
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    clients = []
+    for directory in ("strangers", "keys"):
+        client = context.socket(zmq.DEALER)
+        client.linger = 0
+        client_curve(client, tmp_path / directory)
+        client.connect(f"tcp://127.0.0.1:{port}")
+        client.send(directory.encode())
+        clients.append(client)
+    try:
+        assert server.poll(5000)
+        assert server.recv_multipart()[1] == b"keys"
+        assert not server.poll(300), "a worker that is not on the allow-list got through"
+    finally:
+        for client in clients:
+            client.close()
+        server.close(linger=0)
+        authenticator.stop()
+        context.term()
+
+
+def test_keys_are_not_overwritten_and_missing_ones_are_named(tmp_path: Path):
+    make_keys(tmp_path)
+    assert stat.S_IMODE((tmp_path / "scheduler.key_secret").stat().st_mode) == 0o600
+    with pytest.raises(CurveError, match="holds keys already"):
+        make_keys(tmp_path)
+    with pytest.raises(CurveError, match="octavo keys"):
+        start_authenticator(zmq.Context.instance(), tmp_path / "none")
