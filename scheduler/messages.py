@@ -6,7 +6,8 @@ The core (`scheduler.core.Core`) is a deterministic function of these inputs; `n
 from dataclasses import dataclass, field
 from enum import Enum
 
-SequenceKey = tuple[int, int]  # (group, choice); the group number is unique within one core, whatever Session it came by
+# (group, choice); the group number is unique within one core, whatever Session it came by.
+SequenceKey = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class CoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRules:
-    """When a sequence ends, as far as token ids tell. max_tokens counts from the first output token, resumed ones included."""
+    """When a sequence ends, as far as token ids tell. Counts of output tokens include resumed ones."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -43,7 +44,7 @@ class ChoiceStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRequest:
-    """One request: a prompt and its unfinished choices. `sampling` is opaque to the core; plans carry it to the workers."""
+    """One request: a prompt and its unfinished choices. `sampling` is opaque to the core; plans carry it to workers."""
 
     group: int
     request_id: str
@@ -80,12 +81,16 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRow:
-    """A sequence that takes a row in this step (a new one, or one that comes back). Mirrors step.proto's NewRow."""
+    """A sequence that takes a row in this step (a new one, or one that comes back). Mirrors step.proto's NewRow.
+
+    sequence: a number made for this stay in a row: a sequence that comes back gets another one, so that a late result
+    of its earlier stay names nobody. `Core.key_of` tells whose it is.
+    """
 
     row: int
     sequence: int
     token_ids: list[int]
-    num_prompt_tokens: int
+    num_prompt_tokens: int = 0
     num_computed_tokens: int
     block_ids: list[int]
     choice: int
@@ -141,7 +146,20 @@ class SequenceOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preempted:
+    """A sequence lost its blocks to others for want of KV cache; it waits and is computed again from its tokens."""
+
+    key: SequenceKey
+    request_id: str
+    # Preemptions of this core so far, this one included.
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoreLoad:
+    """num_running and num_waiting count sequences; num_free_blocks those that can be taken at once, free or cached;
+    num_queued_tokens the prompt tokens of groups that have never run."""
+
     num_running: int
     num_waiting: int
     num_free_blocks: int
@@ -149,13 +167,16 @@ class CoreLoad:
     num_queued_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class CoreStats:
-    """Cumulative counts since the core was made; token counts are in tokens."""
+    """Cumulative counts since the core was made."""
 
-    num_preemptions: int
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_prefix_queries: int
-    num_prefix_hits: int
-    num_steps: int
+    # For want of blocks; those that follow a loss of workers are not counted.
+    num_preemptions: int = 0
+    # Of groups that have begun to run.
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    # Tokens looked up in the prefix cache, and found there, when a sequence first ran.
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
+    num_steps: int = 0

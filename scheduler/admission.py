@@ -1,0 +1,82 @@
+"""Decides what may enter the queue, and says why not."""
+
+from scheduler.messages import CoreSettings, GroupRequest, Rejection, RejectReason
+
+
+class Admission:
+    """Refuses what can never run, and bounds the groups that wait without having run."""
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self.settings = settings
+        self._queued: dict[int, int] = {}  # prompt tokens, by group
+        self.num_queued_tokens = 0
+
+    def enqueue(self, request: GroupRequest) -> None:
+        self._queued[request.group] = len(request.prompt_token_ids)
+        self.num_queued_tokens += len(request.prompt_token_ids)
+
+    def dequeue(self, group: int) -> bool:
+        """The group runs, or has gone. False if it was not queued any more."""
+        num_prompt_tokens = self._queued.pop(group, None)
+        if num_prompt_tokens is None:
+            return False
+        self.num_queued_tokens -= num_prompt_tokens
+        return True
+
+    def refuse(self, request: GroupRequest) -> Rejection | None:
+        """None if the request may be queued."""
+        if message := self._why_invalid(request):
+            return Rejection(reason=RejectReason.INVALID, message=message)
+        if message := self._why_full(request):
+            return Rejection(reason=RejectReason.QUEUE_FULL, message=message)
+        return None
+
+    def _why_invalid(self, request: GroupRequest) -> str | None:
+        settings, stop = self.settings, request.stop
+        num_prompt_tokens, choices = len(request.prompt_token_ids), [start.choice for start in request.choices]
+        if not choices or len(set(choices)) < len(choices):
+            return f"choices={choices}: give at least one, each once"
+        if not num_prompt_tokens:
+            return "the prompt is empty: give at least one token"
+        if stop.max_tokens < 1:
+            return f"max_tokens={stop.max_tokens}: give at least 1"
+        if not 0 <= stop.min_tokens <= stop.max_tokens:
+            return f"min_tokens={stop.min_tokens}: give 0 to max_tokens, which is {stop.max_tokens}"
+        if num_prompt_tokens >= settings.max_model_len:
+            return (
+                f"the prompt has {num_prompt_tokens} tokens, but max_model_len={settings.max_model_len} holds prompt "
+                f"and output together: give at most {settings.max_model_len - 1}"
+            )
+        if num_prompt_tokens + stop.max_tokens > settings.max_model_len:
+            return (
+                f"max_tokens={stop.max_tokens} with a prompt of {num_prompt_tokens} tokens goes beyond "
+                f"max_model_len={settings.max_model_len}: give at most {settings.max_model_len - num_prompt_tokens}"
+            )
+        # The last output token is sampled but never computed: it needs no KV.
+        most = settings.num_blocks * settings.block_size + 1
+        if num_prompt_tokens + stop.max_tokens > most:
+            return (
+                f"max_tokens={stop.max_tokens} with a prompt of {num_prompt_tokens} tokens never fits into the KV "
+                f"cache of {settings.num_blocks} blocks of {settings.block_size} tokens: let prompt and max_tokens "
+                f"together be at most {most}, or raise kv_cache_memory"
+            )
+        return None
+
+    def _why_full(self, request: GroupRequest) -> str | None:
+        settings, num_prompt_tokens = self.settings, len(request.prompt_token_ids)
+        if num_prompt_tokens > settings.max_queued_tokens:
+            return (
+                f"the prompt has {num_prompt_tokens} tokens, more than max_queued_tokens={settings.max_queued_tokens}: "
+                "give a shorter one, or raise max_queued_tokens"
+            )
+        if len(self._queued) >= settings.max_queued_requests:
+            return (
+                f"{len(self._queued)} requests wait already and max_queued_requests={settings.max_queued_requests}: "
+                "try again later or elsewhere"
+            )
+        if self.num_queued_tokens + num_prompt_tokens > settings.max_queued_tokens:
+            return (
+                f"{self.num_queued_tokens} prompt tokens wait already, this prompt has {num_prompt_tokens} and "
+                f"max_queued_tokens={settings.max_queued_tokens}: try again later or elsewhere"
+            )
+        return None

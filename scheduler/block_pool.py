@@ -1,0 +1,119 @@
+"""Hands out KV blocks by number, counts who holds them, and remembers what is in them."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+def num_blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-num_tokens // block_size)
+
+
+class BlockPool:
+    """Blocks 1..num_blocks; 0 is the null block and never given out.
+
+    A block is used (someone holds it), cached (nobody does, but its content is published and can be held again) or
+    free. Free blocks are taken before cached ones; of these, the one unused for longest goes first. Every operation is
+    O(1) a block.
+    """
+
+    def __init__(self, num_blocks: int, *, keep_unused: bool = True) -> None:
+        """keep_unused: published blocks that nobody holds stay cached until needed; otherwise they are free."""
+        self._keep_unused = keep_unused
+        self.reset(num_blocks)
+
+    def reset(self, num_blocks: int) -> None:
+        """Forgets every block and every content."""
+        self.num_blocks = num_blocks
+        # Low numbers go first.
+        self._free = list(range(num_blocks, 0, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # longest unused first
+        self._num_holders = [0] * (num_blocks + 1)
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_available
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken at once."""
+        return len(self._free) + len(self._cached)
+
+    def fits(self, shared: Iterable[int], count: int) -> bool:
+        """Whether `count` blocks could be taken after holding the `shared` ones."""
+        num_holders = self._num_holders
+        return count + sum(not num_holders[block] for block in shared) <= self.num_available
+
+    def take(self, count: int) -> list[int]:
+        """Blocks of unknown content, each with one holder. There must be enough available."""
+        assert count <= self.num_available
+        free = self._free
+        while len(free) < count:
+            block, _ = self._cached.popitem(last=False)
+            del self._block_of[self._hash_of.pop(block)]
+            free.append(block)
+        blocks = [free.pop() for _ in range(count)]
+        for block in blocks:
+            self._num_holders[block] = 1
+        return blocks
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Adds a holder to blocks that are used or cached."""
+        for block in blocks:
+            if not self._num_holders[block]:
+                del self._cached[block]
+            self._num_holders[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Takes a holder from each of a sequence's blocks, the last first: a shorter prefix is more useful to keep."""
+        num_holders = self._num_holders
+        for block in reversed(blocks):
+            num_holders[block] -= 1
+            if num_holders[block]:
+                continue
+            if self._keep_unused and block in self._hash_of:
+                self._cached[block] = None
+            else:
+                self.unpublish(block)
+                self._free.append(block)
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The block with this content, used or cached."""
+        return self._block_of.get(block_hash)
+
+    def publish(self, block: int, block_hash: bytes) -> None:
+        """Lets others find a held block by its content. The first of equal content stays the one that is found."""
+        assert self._num_holders[block] > 0
+        assert block not in self._hash_of
+        if block_hash not in self._block_of:
+            self._block_of[block_hash] = block
+            self._hash_of[block] = block_hash
+
+    def unpublish(self, block: int) -> None:
+        """Nobody finds the block any more. It must not be cached."""
+        block_hash = self._hash_of.pop(block, None)
+        if block_hash is not None:
+            del self._block_of[block_hash]
+
+    def check_integrity(self, holders: Counter[int]) -> None:
+        """Asserts that the pool agrees with itself and with `holders`, the number of holders of each used block."""
+        free, cached = set(self._free), set(self._cached)
+        used = {block for block, count in enumerate(self._num_holders) if count}
+        assert len(free) == len(self._free), "a block is free twice"
+        assert len(free) + len(cached) + len(used) == self.num_blocks, "a block is lost, or in two states"
+        assert free | cached | used == set(range(1, self.num_blocks + 1)), "a block is lost, or 0 given out"
+        assert self.num_used == len(used)
+        assert {block: self._num_holders[block] for block in used} == dict(holders), "counts and holders differ"
+        assert {block: h for h, block in self._block_of.items()} == self._hash_of, "hashes and blocks differ"
+        assert cached <= self._hash_of.keys(), "a cached block has no hash"
+        assert not free & self._hash_of.keys(), "a free block can be found"
