@@ -13,7 +13,10 @@ PROMPT_LOGPROBS_FRAME_BYTES = 256 * 2**10
 
 
 def plan_digest(payload: bytes) -> bytes:
-    """16 bytes that name one serialized StepPlan message, for StepPlan.previous_digest of the next."""
+    """16 bytes that name a plan, for StepPlan.previous_digest of the next.
+
+    payload: the ZeroMQ frame that carried it, a serialized SchedulerToWorker.
+    """
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 
