@@ -16,7 +16,7 @@ def packages() -> list[str]:
 
 
 def files(*suffixes: str, under: Path = ROOT) -> Iterator[Path]:
-    """Files with one of the suffixes (all files if none is given), in order, without hidden folders and build outputs."""
+    """Files with one of the suffixes (all, if none is given), in order, without hidden folders and build outputs."""
     for path in sorted(under.iterdir()):
         if path.name.startswith(".") or path.name in _SKIPPED or path.name.endswith(".egg-info"):
             continue

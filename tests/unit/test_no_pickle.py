@@ -24,7 +24,8 @@ NAMES = {
     # concurrent.futures
     "ProcessPoolExecutor",
     # pandas, yaml
-    "read_pickle", "to_pickle", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all", "UnsafeLoader", "FullLoader",
+    "read_pickle", "to_pickle", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all", "UnsafeLoader",
+    "FullLoader",
 }  # fmt: skip
 QUALIFIED = {"torch.load", "torch.save", "torch.jit.load", "torch.serialization.load", "yaml.load", "yaml.load_all"}
 BUILTINS = {"eval", "exec"}

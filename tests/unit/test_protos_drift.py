@@ -1,4 +1,4 @@
-"""The committed protobuf code is what protoc makes of the .proto files; otherwise a changed field would not be on the wire."""
+"""The committed protobuf code is what protoc makes of the .proto files; else a changed field would miss the wire."""
 
 import os
 import subprocess
@@ -23,4 +23,4 @@ def test_committed_code_matches_the_protos(tmp_path: Path):
     assert fresh, "the script generated nothing"
     assert sorted(fresh) == sorted(committed)
     different = [name for name in fresh if fresh[name] != committed[name]]
-    assert not different, f"{different} differ from the .proto files: run scripts/gen_protos.sh and commit what it writes"
+    assert not different, f"{different} differ from the .proto files: run scripts/gen_protos.sh and commit its output"

@@ -15,7 +15,8 @@ import importlib.util
 print(importlib.util.find_spec("kernels").origin)
 from transformers import LlamaConfig, LlamaForCausalLM
 config = LlamaConfig(
-    hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, vocab_size=32
+    hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+    vocab_size=32,
 )
 print(sum(p.numel() for p in LlamaForCausalLM(config).parameters()))
 """
