@@ -1,0 +1,121 @@
+"""Octavo: serves large language models over gRPC.
+
+    from octavo import Client, SamplingParams
+
+    with Client("localhost:50051") as client:
+        print(client.chat("What is the capital of France?", SamplingParams(temperature=0)).text)
+
+Names are imported when first used: `import octavo` loads neither grpc nor torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.async_client import AsyncClient, AsyncGenerationStream
+    from octavo.client import Client, GenerationStream
+    from octavo.errors import (
+        Cancelled,
+        DeadlineExceeded,
+        DuplicateRequest,
+        InvalidRequest,
+        ModelNotFound,
+        OctavoError,
+        Overloaded,
+        ProtocolError,
+        ServerError,
+        Superseded,
+        Unavailable,
+    )
+    from octavo.llm import LLM
+    from octavo.results import (
+        Choice,
+        Delta,
+        Finished,
+        FinishReason,
+        Generation,
+        Logprob,
+        ModelInfo,
+        PositionLogprobs,
+        PromptScored,
+        Started,
+        StreamEvent,
+        Tokenized,
+        Usage,
+    )
+    from octavo.sampling_params import SamplingParams
+
+_MODULES = {
+    "octavo.async_client": ("AsyncClient", "AsyncGenerationStream"),
+    "octavo.client": ("Client", "GenerationStream"),
+    "octavo.errors": (
+        "Cancelled",
+        "DeadlineExceeded",
+        "DuplicateRequest",
+        "InvalidRequest",
+        "ModelNotFound",
+        "OctavoError",
+        "Overloaded",
+        "ProtocolError",
+        "ServerError",
+        "Superseded",
+        "Unavailable",
+    ),
+    "octavo.llm": ("LLM",),
+    "octavo.results": (
+        "Choice",
+        "Delta",
+        "FinishReason",
+        "Finished",
+        "Generation",
+        "Logprob",
+        "ModelInfo",
+        "PositionLogprobs",
+        "PromptScored",
+        "Started",
+        "StreamEvent",
+        "Tokenized",
+        "Usage",
+    ),
+    "octavo.sampling_params": ("SamplingParams",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "AsyncGenerationStream",
+    "Cancelled",
+    "Choice",
+    "Client",
+    "DeadlineExceeded",
+    "Delta",
+    "DuplicateRequest",
+    "FinishReason",
+    "Finished",
+    "Generation",
+    "GenerationStream",
+    "InvalidRequest",
+    "Logprob",
+    "ModelInfo",
+    "ModelNotFound",
+    "OctavoError",
+    "Overloaded",
+    "PositionLogprobs",
+    "PromptScored",
+    "ProtocolError",
+    "SamplingParams",
+    "ServerError",
+    "Started",
+    "StreamEvent",
+    "Superseded",
+    "Tokenized",
+    "Unavailable",
+    "Usage",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -1,0 +1,88 @@
+"""The exceptions of the clients, and the one place where gRPC status codes become them.
+
+    OctavoError
+    ├── InvalidRequest      the request cannot be served as it is: a bad parameter, a prompt that is too long
+    ├── ModelNotFound       the named model is not served here
+    ├── DuplicateRequest    a live request has this request_id
+    ├── Superseded          another call went on with this request
+    ├── Overloaded          queues are full, or the reader is too slow
+    ├── Unavailable         nothing answers, no replica is ready, or the connection broke
+    ├── DeadlineExceeded    the timeout passed
+    ├── Cancelled           the request was cancelled
+    ├── ServerError         the server failed at it
+    └── ProtocolError       the server broke the contract of the wire: a gap, a message out of order
+
+Messages are the server's own words wherever a server said them.
+"""
+
+import grpc
+
+
+class OctavoError(Exception):
+    """Base of all errors of a client. `code` is the gRPC status behind it, if there is one."""
+
+    def __init__(self, message: str, *, code: grpc.StatusCode | None = None):
+        super().__init__(message)
+        self.code = code
+
+
+class InvalidRequest(OctavoError, ValueError):
+    """The request cannot be served as it is; the message names the field, the value and what would work."""
+
+
+class ModelNotFound(OctavoError):
+    """The named model is not served here."""
+
+
+class DuplicateRequest(OctavoError):
+    """A live request has this request_id."""
+
+
+class Superseded(OctavoError):
+    """Another call, of a higher attempt, went on with this request."""
+
+
+class Overloaded(OctavoError):
+    """Queues are full, or the client read too slowly. Worth trying again later."""
+
+
+class Unavailable(OctavoError):
+    """Nothing answers, no replica is ready, or the connection broke."""
+
+
+class DeadlineExceeded(OctavoError, TimeoutError):
+    """The timeout passed before the request finished."""
+
+
+class Cancelled(OctavoError):
+    """The request was cancelled, by this client or another caller of Cancel."""
+
+
+class ServerError(OctavoError):
+    """The server failed at the request."""
+
+
+class ProtocolError(OctavoError):
+    """The server broke the contract of the wire."""
+
+
+_BY_CODE: dict[grpc.StatusCode, type[OctavoError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
+    grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: ModelNotFound,
+    grpc.StatusCode.ALREADY_EXISTS: DuplicateRequest,
+    grpc.StatusCode.ABORTED: Superseded,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: Cancelled,
+}
+
+
+def from_rpc_error(error: grpc.RpcError) -> OctavoError:
+    """The exception that stands for a failed call."""
+    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
+    code: grpc.StatusCode = error.code()
+    kind = _BY_CODE.get(code, ServerError)
+    return kind(error.details() or code.name, code=code)

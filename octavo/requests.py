@@ -1,0 +1,76 @@
+"""Builds the messages that both clients send."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from octavo.errors import InvalidRequest
+from octavo.sampling_params import SamplingParams
+from protos import inference_pb2 as pb
+
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
+# Plain text, messages for the chat template, or token ids.
+Prompt = str | Sequence[Message] | Sequence[int]
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a call can say besides prompt and sampling."""
+
+    # The served_model_name; empty: whichever is served.
+    model: str
+    # Unique among the caller's live requests; empty: one is made.
+    request_id: str
+    # Lower runs first, under scheduling_policy=priority.
+    priority: int
+    # Prefix-cache blocks are shared between requests of equal salt only.
+    cache_salt: str
+    # More variables for the chat template.
+    template_arguments: Mapping[str, object]
+
+
+def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions) -> pb.GenerateRequest:
+    """Always with a request_id, so that a retry before the first message is recognised as the same request.
+
+    Raises InvalidRequest.
+    """
+    request = pb.GenerateRequest(
+        request_id=options.get("request_id") or uuid.uuid4().hex,
+        model=options.get("model", ""),
+        sampling=(sampling or SamplingParams()).to_proto(),
+        priority=options.get("priority", 0),
+        cache_salt=options.get("cache_salt", ""),
+    )
+    if isinstance(prompt, str):
+        request.prompt = prompt
+    elif len(prompt) and isinstance(prompt[0], Mapping):
+        request.chat.CopyFrom(chat_prompt(prompt, options.get("template_arguments")))  # type: ignore[arg-type]
+    else:
+        try:
+            request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"a prompt is text, messages or token ids: {error}") from None
+        request.token_ids.SetInParent()
+    return request
+
+
+def chat_prompt(messages: Sequence[Message], template_arguments: Mapping[str, object] | None) -> pb.ChatPrompt:
+    """Raises InvalidRequest."""
+    chat = pb.ChatPrompt()
+    for message in messages:
+        if set(message) != {"role", "content"}:
+            raise InvalidRequest(f"a message has a role and a content, but one has {sorted(message)}")
+        chat.messages.add(role=message["role"], content=message["content"])
+    if template_arguments:
+        chat.template_arguments.update(dict(template_arguments))
+    return chat
+
+
+def as_messages(messages: str | Sequence[Message]) -> Sequence[Message]:
+    """Text stands for one message of the user."""
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+
+
+def tokenize_request(prompt: str | Sequence[Message], model: str) -> pb.TokenizeRequest:
+    if isinstance(prompt, str):
+        return pb.TokenizeRequest(model=model, prompt=prompt)
+    return pb.TokenizeRequest(model=model, chat=chat_prompt(prompt, None))
