@@ -1,0 +1,18 @@
+"""What a worker can't get over.
+
+WorkerError
+├── PlanError       a plan that contradicts the wire's invariants: this epoch is over, the next one may be fine
+└── PermanentError  a model or an option that no restart would mend (ValueErrors of loading become this one)
+"""
+
+
+class WorkerError(Exception):
+    """The message says what failed and what would work."""
+
+
+class PlanError(WorkerError):
+    """A message from the scheduler that breaks an invariant of protos/step.proto; names the field and the value."""
+
+
+class PermanentError(WorkerError):
+    """Starting again would fail in the same way."""
