@@ -59,7 +59,7 @@ class AsyncGenerationStream(AsyncIterator[StreamEvent]):
         except grpc.RpcError as error:
             self._call = None
             raise from_rpc_error(error) from None
-        if message is grpc.aio.EOF:
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]
             raise ProtocolError("the stream ended before `finished`")
         return message
 

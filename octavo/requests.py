@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
@@ -25,7 +25,7 @@ class RequestOptions(TypedDict, total=False):
     # Prefix-cache blocks are shared between requests of equal salt only.
     cache_salt: str
     # More variables for the chat template.
-    template_arguments: Mapping[str, object]
+    template_arguments: Mapping[str, Any]
 
 
 def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions) -> pb.GenerateRequest:
@@ -53,7 +53,7 @@ def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: R
     return request
 
 
-def chat_prompt(messages: Sequence[Message], template_arguments: Mapping[str, object] | None) -> pb.ChatPrompt:
+def chat_prompt(messages: Sequence[Message], template_arguments: Mapping[str, Any] | None) -> pb.ChatPrompt:
     """Raises InvalidRequest."""
     chat = pb.ChatPrompt()
     for message in messages:

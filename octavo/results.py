@@ -28,7 +28,7 @@ FINISH_REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprob:
-    """One candidate. logprob: a natural logarithm; rank: 1 is the most likely; token: its bytes, maybe half a character."""
+    """A candidate. logprob: natural logarithm; rank: 1 is the likeliest; token: its bytes, maybe no whole character."""
 
     token_id: int
     logprob: float

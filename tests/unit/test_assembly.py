@@ -10,7 +10,7 @@ from protos import inference_pb2 as pb
 PROMPT = [5, 6, 7]
 
 
-def start(**sampling) -> pb.GenerateResponse:
+def start(n: int = 1, prompt_logprobs: int | None = None) -> pb.GenerateResponse:
     return pb.GenerateResponse(
         started=pb.Started(
             request_id="r",
@@ -18,7 +18,7 @@ def start(**sampling) -> pb.GenerateResponse:
             prompt_token_ids=PROMPT,
             model="m",
             fingerprint="f",
-            sampling=pb.SamplingParams(seed=9, **{"n": 1, "max_tokens": 4} | sampling),
+            sampling=pb.SamplingParams(seed=9, n=n, max_tokens=4, prompt_logprobs=prompt_logprobs),
         )
     )
 

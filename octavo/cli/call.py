@@ -1,0 +1,139 @@
+"""`octavo chat` and `octavo complete`."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from octavo.sampling_params import SamplingParams
+
+TARGETS = Annotated[
+    list[str], typer.Option("--target", metavar="HOST:PORT", help="A router; several stand in for each other.")
+]
+MODEL = Annotated[str, typer.Option(help="The served model's name. Empty: whichever is served.")]
+SYSTEM = Annotated[str, typer.Option(metavar="TEXT", help="A system message before the user's.")]
+TIMEOUT = Annotated[float | None, typer.Option(metavar="SECONDS", help="For the whole request.")]
+PANEL = "Sampling (unset: the model's own defaults)"
+
+
+def _sampling(help: str) -> typer.models.OptionInfo:
+    return typer.Option(help=help, rich_help_panel=PANEL, show_default=False)
+
+
+TEMPERATURE = Annotated[float | None, _sampling("0 is greedy.")]
+TOP_P = Annotated[float | None, _sampling("Keep the most likely tokens of so much probability together.")]
+TOP_K = Annotated[int | None, _sampling("Keep so many of the most likely tokens.")]
+MIN_P = Annotated[float | None, _sampling("Drop tokens below so much of the best one's probability.")]
+REPETITION_PENALTY = Annotated[float | None, _sampling("Above 1: tokens seen before become less likely.")]
+SEED = Annotated[int | None, _sampling("Equal seeds give equal output.")]
+MAX_TOKENS = Annotated[int | None, _sampling("Output tokens at most.")]
+STOP = Annotated[list[str] | None, _sampling("End before this text; may be given several times.")]
+IGNORE_EOS = Annotated[bool, typer.Option("--ignore-eos", help="Go on to max_tokens.", rich_help_panel=PANEL)]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(chat)
+    app.command()(complete)
+
+
+def chat(
+    message: Annotated[str, typer.Argument(help="What you say to the model.", show_default=False)],
+    target: TARGETS = ["localhost:50051"],  # noqa: B006 (typer copies it)
+    system: SYSTEM = "",
+    model: MODEL = "",
+    timeout: TIMEOUT = None,
+    temperature: TEMPERATURE = None,
+    top_p: TOP_P = None,
+    top_k: TOP_K = None,
+    min_p: MIN_P = None,
+    repetition_penalty: REPETITION_PENALTY = None,
+    seed: SEED = None,
+    max_tokens: MAX_TOKENS = None,
+    stop: STOP = None,
+    ignore_eos: IGNORE_EOS = False,
+) -> None:
+    """Send one chat message to a running cluster and stream the answer.
+
+    Example: [bold]octavo chat "What is the capital of France?" --temperature 0[/]
+    """
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    messages = [{"role": "system", "content": system}] if system else []
+    _stream(target, [*messages, {"role": "user", "content": message}], sampling, model, timeout)
+
+
+def complete(
+    prompt: Annotated[str, typer.Argument(help="Text to continue, used as it is.", show_default=False)],
+    target: TARGETS = ["localhost:50051"],  # noqa: B006 (typer copies it)
+    model: MODEL = "",
+    timeout: TIMEOUT = None,
+    temperature: TEMPERATURE = None,
+    top_p: TOP_P = None,
+    top_k: TOP_K = None,
+    min_p: MIN_P = None,
+    repetition_penalty: REPETITION_PENALTY = None,
+    seed: SEED = None,
+    max_tokens: MAX_TOKENS = 128,
+    stop: STOP = None,
+    ignore_eos: IGNORE_EOS = False,
+) -> None:
+    """Have a running cluster continue a text (at most 128 tokens, unless --max-tokens says otherwise).
+
+    Example: [bold]octavo complete "The capital of France is" --max-tokens 8[/]
+    """
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    _stream(target, prompt, sampling, model, timeout)
+
+
+def _stream(
+    targets: Sequence[str],
+    prompt: str | list[dict[str, str]],
+    sampling: SamplingParams,
+    model: str,
+    timeout: float | None,
+) -> None:
+    from octavo.client import Client
+    from octavo.errors import Unavailable
+    from octavo.results import Delta, Finished
+
+    with Client(targets, retry_for=0.0) as client:
+        try:
+            client.model(model)
+        except Unavailable as error:
+            where = " or ".join(targets)
+            raise Unavailable(
+                f"no cluster is ready at {where} ({error}): start one with `octavo up`, or name another with --target"
+            ) from None
+    with Client(targets, timeout=timeout) as client, client.stream(prompt, sampling, model=model) as stream:
+        for event in stream:
+            if isinstance(event, Delta):
+                print(event.text, end="", flush=True)
+            elif isinstance(event, Finished):
+                usage = event.usage
+                print()
+                choice = stream.generation.choices[0]
+                print(
+                    f"({usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them cached, "
+                    f"{usage.completion_tokens} output tokens; ended by {choice.finish_reason})",
+                    file=sys.stderr,
+                )

@@ -1,0 +1,88 @@
+"""Flags and their help, made from the definitions in configs.options."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import annotated_types
+import typer
+from pydantic.fields import FieldInfo
+
+from configs.load import load_options
+from configs.options import Options
+
+# Lets --max_num_seqs stand for --max-num-seqs.
+SNAKE_CASE_FLAGS = {"token_normalize_func": lambda flag: flag.replace("_", "-")}
+
+CONFIG_FLAG = Annotated[
+    Path | None,
+    typer.Option(
+        "-c", "--config", help="YAML file of options, such as configs/local.yaml. Flags and OCTAVO_... variables win."
+    ),
+]
+
+
+def with_option_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds a flag for every option of Options to a command that takes them as `**flags`."""
+    signature = inspect.signature(command)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    clashes = {p.name for p in own} & set(Options.model_fields)
+    assert not clashes, f"parameters that are options too: {clashes}"
+    flags = [_flag(name, info) for name, info in Options.model_fields.items()]
+    command.__signature__ = signature.replace(parameters=own + flags)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in own + flags}
+    return command
+
+
+def options_from_flags(config: Path | None, flags: dict[str, Any]) -> Options:
+    """The options of file, environment and the flags that were given. Raises ConfigError."""
+    return load_options(config, {name: value for name, value in flags.items() if value is not None})
+
+
+def _flag(name: str, info: FieldInfo) -> inspect.Parameter:
+    assert isinstance(info.json_schema_extra, dict)
+    kind = _plain_type(info.annotation)
+    long = "--" + name.replace("_", "-")
+    declaration = f"{long}/--no-{long[2:]}" if kind is bool else long
+    option = typer.Option(
+        declaration,
+        help=f"{info.description} {_range_and_default(info)}",
+        rich_help_panel=str(info.json_schema_extra["group"]),
+        metavar=None if kind is bool else _metavar(kind),
+        show_default=False,
+    )
+    # Values stay text: configs.load checks them all in one place, whatever they came by.
+    annotation = Annotated[(bool if kind is bool else str) | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _plain_type(annotation: Any) -> Any:
+    """Without Annotated, and a tuple for all its items."""
+    if get_origin(annotation) is Annotated:
+        return _plain_type(get_args(annotation)[0])
+    return annotation
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return "A,B,..."
+    return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+
+
+def _range_and_default(info: FieldInfo) -> str:
+    low = high = ""
+    for bound in info.metadata:
+        match bound:
+            case annotated_types.Ge(ge=value):
+                low = f"from {value:,}"
+            case annotated_types.Gt(gt=value):
+                low = f"above {value:,}"
+            case annotated_types.Le(le=value):
+                high = f"up to {value:,}"
+    default = info.get_default(call_default_factory=True)
+    shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default
+    parts = [f"default {shown}" if shown not in ("", ()) else "", " ".join(filter(None, (low, high)))]
+    return f"[dim]({'; '.join(filter(None, parts))})[/]" if any(parts) else ""

@@ -1,0 +1,17 @@
+"""`octavo version`."""
+
+import platform
+from importlib import metadata
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(version)
+
+
+def version() -> None:
+    """Show the versions of Octavo and of what its results depend on."""
+    names = ("octavo", "torch", "transformers", "tokenizers", "grpcio", "protobuf", "pyzmq")
+    for name, found in [("python", platform.python_version()), *((name, metadata.version(name)) for name in names)]:
+        typer.echo(f"{name:<14}{found}")

@@ -1,0 +1,85 @@
+"""What `octavo up` shows: a calm table while the cluster loads, and the processes' lines."""
+
+import re
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from octavo.cluster.processes import ProcessSpec, Stage
+
+_STYLES = {Stage.ROUTER: "cyan", Stage.SCHEDULER: "magenta", Stage.WORKER: "blue"}
+# Both forms of runtime.logs: "[info     ]" and {"level": "info"}.
+_CALM_LINE = re.compile(r'\[(debug|info)\s*\]|"level": "(debug|info)"')
+
+
+class Display:
+    """Shows the states of processes until `loaded`, and lines at any time.
+
+    On a terminal that is a table that updates in place, with the processes' informative lines held back (unless
+    verbose); elsewhere, a plain line for each change.
+    """
+
+    def __init__(self, specs: Sequence[ProcessSpec], console: Console, *, verbose: bool):
+        self._console = console
+        self._width = max(len(spec.name) for spec in specs)
+        self._states = {spec.name: "starting" for spec in specs}
+        self._styles = {spec.name: _STYLES[spec.stage] for spec in specs}
+        self._well: set[str] = set()
+        self._hold_back = console.is_terminal and not verbose
+        self._began = time.monotonic()
+        self._spinner = Spinner("dots")
+        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=8, transient=True)
+        if console.is_terminal:
+            self._live.start()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it was made."""
+        return time.monotonic() - self._began
+
+    def state(self, spec: ProcessSpec, text: str, well: bool) -> None:
+        """What a process says of itself."""
+        if well:
+            self._well.add(spec.name)
+        else:
+            self._well.discard(spec.name)
+        before, self._states[spec.name] = self._states[spec.name], text
+        # Without a terminal a growing percentage is no news.
+        if not self._console.is_terminal and _without_digits(before) != _without_digits(text):
+            self.line(spec, text)
+
+    def line(self, spec: ProcessSpec, text: str) -> None:
+        """A line that a process wrote."""
+        if self._hold_back and _CALM_LINE.search(text):
+            return
+        prefix = f"[{self._styles[spec.name]}]{spec.name:<{self._width}}[/] | "
+        self._console.print(prefix + escape(text), highlight=False, soft_wrap=True)
+
+    def event(self, spec: ProcessSpec, text: str) -> None:
+        """What became of a process."""
+        self._states[spec.name] = text
+        self._well.discard(spec.name)
+        self._console.print(f"[bold yellow]{spec.name}[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+    def loaded(self) -> None:
+        """Ends the table; from here on every line is shown."""
+        self._live.stop()
+        self._hold_back = False
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for name, state in self._states.items():
+            mark = Text("✓", "green") if name in self._well else self._spinner
+            table.add_row(mark, Text(name, self._styles[name]), Text(state, overflow="ellipsis", no_wrap=True))
+        table.add_row("", "", Text(f"{self.elapsed:.0f} s", "dim"))
+        return table
+
+
+def _without_digits(text: str) -> str:
+    return re.sub(r"[\d.]+", "", text)

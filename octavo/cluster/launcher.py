@@ -1,0 +1,115 @@
+"""`octavo up`: one cluster on this machine, from its first process to its last."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+from rich.console import Console
+
+from configs.options import Options
+from octavo.cluster.display import Display
+from octavo.cluster.ports import resolve_ports
+from octavo.cluster.processes import ProcessSpec, Stage, cluster_processes
+from octavo.cluster.readiness import grpc_target, read_health, wait_until_serving
+from octavo.cluster.runtime_files import child_environment, locked_runtime_dir, write_options
+from octavo.cluster.supervisor import Supervisor
+from octavo.cluster.welcome import first_completion, how_to_call
+
+# What a drained scheduler or worker needs to end.
+_STOP_GRACE = 10.0
+_HEALTH_INTERVAL = 0.5
+FORCED_EXIT = 130
+
+
+def run_cluster(options: Options, *, console: Console, first_prompt: str = "", verbose: bool = False) -> int:
+    """Starts the cluster and serves until SIGINT or SIGTERM, which drain it; a second one ends it at once.
+
+    first_prompt: a chat message that is answered, token by token, once the cluster is ready.
+    Returns the exit code: 0 after an orderly end. Raises ClusterError, and ProcessFailed with the cause once a process
+    has ended for good.
+    """
+    with locked_runtime_dir(options.runtime_dir) as directory:
+        options = resolve_ports(options)
+        config = write_options(options, directory)
+        return asyncio.run(_Launcher(options, config, console, first_prompt, verbose).run())
+
+
+class _Launcher:
+    def __init__(self, options: Options, config: Path, console: Console, first_prompt: str, verbose: bool):
+        self._options = options
+        self._console = console
+        self._first_prompt = first_prompt
+        self._target = grpc_target(options.host, options.port)
+        self._specs = cluster_processes(options, config)
+        self._display = Display(self._specs, console, verbose=verbose)
+        self._supervisor = Supervisor(
+            self._specs,
+            environment=child_environment(),
+            max_restarts=options.max_restarts,
+            on_line=self._display.line,
+            on_event=self._display.event,
+        )
+        self._stop = asyncio.Event()
+        self._forced = False
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        serving = asyncio.create_task(self._supervisor.run())
+        stop = asyncio.create_task(self._stop.wait())
+        greeting = asyncio.create_task(self._greet())
+        try:
+            while not stop.done() and not serving.done():
+                waiting = {serving, stop} | ({greeting} if not greeting.done() else set())
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if greeting.done():
+                    greeting.result()
+        finally:
+            await _cancel(greeting)
+            await _cancel(stop)
+            self._display.loaded()
+            if not serving.done():
+                await self._drain()
+        await serving
+        return FORCED_EXIT if self._forced else 0
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._forced = True
+            self._supervisor.kill()
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        self._console.print("Stopping: running requests may finish; Ctrl-C again ends them.")
+        grace = {Stage.ROUTER: self._options.drain_timeout + _STOP_GRACE}
+        await self._supervisor.stop({Stage.SCHEDULER: _STOP_GRACE, Stage.WORKER: _STOP_GRACE} | grace)
+
+    async def _greet(self) -> None:
+        """Follows the loading, then says how to call the cluster."""
+        watching = [asyncio.create_task(self._watch(spec)) for spec in self._specs]
+        try:
+            await wait_until_serving(self._target)
+        finally:
+            for task in watching:
+                await _cancel(task)
+        self._display.loaded()
+        self._console.print(f"Ready in {self._display.elapsed:.1f} s.", highlight=False)
+        if self._first_prompt:
+            await first_completion(self._target, self._first_prompt, self._console)
+        self._console.print(how_to_call(self._options, self._target), highlight=False, markup=False, soft_wrap=True)
+        self._console.print("serving; Ctrl-C to stop", style="bold green")
+
+    async def _watch(self, spec: ProcessSpec) -> None:
+        while spec.health_port:
+            health = await read_health(self._options.metrics_host, spec.health_port)
+            if health is not None:
+                well, text = health
+                self._display.state(spec, text, well)
+            await asyncio.sleep(_HEALTH_INTERVAL)
+
+
+async def _cancel(task: asyncio.Task) -> None:
+    """Ends a task and waits for that; its outcome is the business of whoever awaits it."""
+    task.cancel()
+    await asyncio.wait([task])

@@ -1,0 +1,192 @@
+"""Keeps the processes of a cluster running: restarts what dies, gives up on what cannot live, and ends all in order."""
+
+import asyncio
+import collections
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from octavo.cluster.errors import ProcessFailed
+from octavo.cluster.processes import ProcessSpec, Stage
+
+# The exit code of a process that would fail in the same way again: a bad option, no such model, a corrupt file.
+PERMANENT_FAILURE = 2
+RESTART_WINDOW = 60.0
+MAX_RESTART_DELAY = 32.0
+_LAST_LINES = 20
+_LONGEST_LINE = 64 * 1024
+
+
+class ManagedProcess:
+    """One place in the cluster, held by one process after the other."""
+
+    def __init__(self, spec: ProcessSpec):
+        self.spec = spec
+        self.process: asyncio.subprocess.Process | None = None
+        self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        self._restarts: collections.deque[float] = collections.deque()
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    @property
+    def num_recent_restarts(self) -> int:
+        return len(self._restarts)
+
+    def note_restart(self, now: float) -> None:
+        self.forget_old_restarts(now)
+        self._restarts.append(now)
+
+    def forget_old_restarts(self, now: float) -> None:
+        while self._restarts and now - self._restarts[0] > RESTART_WINDOW:
+            self._restarts.popleft()
+
+    @property
+    def restart_delay(self) -> float:
+        """At once after the first death, then 1, 2, 4 s and so on: streams wait for a worker that was killed."""
+        count = self.num_recent_restarts
+        return min(2.0 ** (count - 1), MAX_RESTART_DELAY) if count else 0.0
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.is_running:
+            assert self.process is not None
+            self.process.send_signal(number)
+
+
+class Supervisor:
+    """on_line: called with each line a process writes. on_event: with what became of a process, for people."""
+
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec],
+        *,
+        environment: Mapping[str, str],
+        max_restarts: int,
+        on_line: Callable[[ProcessSpec, str], None],
+        on_event: Callable[[ProcessSpec, str], None],
+    ):
+        self.processes = [ManagedProcess(spec) for spec in specs]
+        self._environment = dict(environment)
+        self._max_restarts = max_restarts
+        self._on_line = on_line
+        self._on_event = on_event
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Starts all processes and keeps them running until `stop` has ended them.
+
+        Raises ProcessFailed once one of them ends for good; the others have been stopped by then.
+        """
+        tasks = [asyncio.create_task(self._keep_running(each)) for each in self.processes]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        try:
+            for task in done:
+                task.result()
+        except ProcessFailed:
+            await self.stop({})
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    async def stop(self, grace: Mapping[Stage, float]) -> None:
+        """Ends all processes, stage after stage: SIGTERM, and SIGKILL after the stage's grace (5 s by default)."""
+        self._stopping.set()
+        for stage in Stage:
+            members = [each for each in self.processes if each.spec.stage is stage and each.is_running]
+            for each in members:
+                each.send_signal(signal.SIGTERM)
+            waits = [asyncio.create_task(each.process.wait()) for each in members if each.process]
+            if not waits:
+                continue
+            _, late = await asyncio.wait(waits, timeout=grace.get(stage, 5.0))
+            if late:
+                for each in members:
+                    if each.is_running:
+                        self._on_event(each.spec, "did not end in time and is killed")
+                        each.send_signal(signal.SIGKILL)
+                await asyncio.wait(late)
+
+    def kill(self) -> None:
+        """Ends all processes at once."""
+        self._stopping.set()
+        for each in self.processes:
+            each.send_signal(signal.SIGKILL)
+
+    async def _keep_running(self, each: ManagedProcess) -> None:
+        while not self._stopping.is_set():
+            code = await self._run_once(each)
+            if self._stopping.is_set():
+                return
+            now = time.monotonic()
+            each.forget_old_restarts(now)
+            if code == PERMANENT_FAILURE:
+                raise ProcessFailed(self._obituary(each, code))
+            if each.num_recent_restarts >= self._max_restarts:
+                raise ProcessFailed(
+                    f"{self._obituary(each, code)}\nIt was started again {each.num_recent_restarts} times within "
+                    f"{RESTART_WINDOW:g} s (max_restarts={self._max_restarts})."
+                )
+            delay = each.restart_delay
+            each.note_restart(now)
+            again = f"starting it again in {delay:g} s" if delay else "starting it again"
+            self._on_event(each.spec, f"{_describe_exit(code)}; {again}")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay)
+
+    async def _run_once(self, each: ManagedProcess) -> int:
+        """The exit code of one life, negative for a signal."""
+        each.last_lines.clear()
+        process = each.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "octavo.cluster.child",
+            str(os.getpid()),
+            *each.spec.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            # Out of the terminal's process group: Ctrl-C reaches the launcher alone, which ends them in order.
+            start_new_session=True,
+            env=self._environment,
+        )
+        if self._stopping.is_set():
+            # `stop` could not see it yet.
+            process.kill()
+        reading = asyncio.create_task(self._read_lines(each, process))
+        code = await process.wait()
+        # A grandchild may hold the pipe open; the last words are there already.
+        await asyncio.wait([reading], timeout=1.0)
+        reading.cancel()
+        return code
+
+    async def _read_lines(self, each: ManagedProcess, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in _lines(process.stdout):
+            each.last_lines.append(line)
+            self._on_line(each.spec, line)
+
+    def _obituary(self, each: ManagedProcess, code: int) -> str:
+        words = "\n".join(f"  {line}" for line in each.last_lines) or "  (it said nothing)"
+        return f"{each.spec.name} {_describe_exit(code)}. Its last words:\n{words}"
+
+
+def _describe_exit(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Lines without their ends; one longer than 64 KiB comes in pieces."""
+    rest = b""
+    while chunk := await reader.read(_LONGEST_LINE):
+        *whole, rest = (rest + chunk).split(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            whole, rest = [*whole, rest], b""
+        for line in whole:
+            yield line.decode(errors="replace").rstrip("\r")
+    if rest:
+        yield rest.decode(errors="replace")

@@ -1,0 +1,62 @@
+"""What `octavo up` prints once the cluster serves: a first completion, the addresses, and calls to copy."""
+
+import time
+
+from rich.console import Console
+
+from configs.options import Options
+from octavo.async_client import AsyncClient
+from octavo.cluster.readiness import connectable
+from octavo.results import Delta, Finished
+from octavo.sampling_params import SamplingParams
+
+_QUESTION = "What is the capital of France? Answer briefly."
+
+
+async def first_completion(target: str, prompt: str, console: Console) -> None:
+    """Streams one greedy chat completion to the console, token by token. Raises OctavoError."""
+    console.print(f"\n> {prompt}", style="bold", markup=False, highlight=False)
+    began = time.monotonic()
+    first_token_s = 0.0
+    async with AsyncClient(target) as client:
+        stream = client.stream([{"role": "user", "content": prompt}], SamplingParams(temperature=0.0, max_tokens=128))
+        async for event in stream:
+            if isinstance(event, Delta):
+                first_token_s = first_token_s or time.monotonic() - began
+                console.out(event.text, end="", highlight=False)
+                console.file.flush()
+            elif isinstance(event, Finished):
+                total_s = time.monotonic() - began
+                count = event.usage.completion_tokens
+                console.print(
+                    f"\n({count} tokens in {total_s:.2f} s, the first after {first_token_s:.2f} s)", style="dim"
+                )
+
+
+def how_to_call(options: Options, target: str) -> str:
+    """Addresses and three calls to copy."""
+    at_default = options.port == 50051
+    flag = "" if at_default else f" --target {target}"
+    lines = ["", f"gRPC      {target}"]
+    if options.metrics_port:
+        lines.append(f"metrics   http://{connectable(options.metrics_host)}:{options.metrics_port}/metrics")
+    lines += [
+        "",
+        "Try it, from a shell:",
+        "",
+        f'  .venv/bin/octavo chat{flag} "{_QUESTION}"',
+        "",
+        "from Python:",
+        "",
+        "  from octavo import Client, SamplingParams",
+        f'  with Client("{target}") as client:',
+        f'      print(client.chat("{_QUESTION}", SamplingParams(temperature=0)).text)',
+        "",
+        "with grpcurl (the server describes itself by reflection):",
+        "",
+        f'  grpcurl -plaintext -d \'{{"chat": {{"messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}, '
+        f'"sampling": {{"temperature": 0, "max_tokens": 64}}}}\' \\',
+        f"    {target} octavo.v1.Inference/Generate",
+        "",
+    ]
+    return "\n".join(lines)

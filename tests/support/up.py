@@ -1,0 +1,116 @@
+"""Runs `octavo up` as users do, in a process of its own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+
+from tests.support.repository import ROOT
+
+FAKES = ROOT / "tests" / "fakes" / "processes"
+COMMAND = (sys.executable, "-c", "from octavo.cli.main import main; main()")
+_TIMEOUT = 60.0
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Without this machine's own Octavo settings; what is started finds the repository installed or not."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
+    return clean | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"} | extra
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Up:
+    """One `octavo up` with stand-ins for its processes. Use as a context manager: leaving it leaves no process."""
+
+    def __init__(self, directory: Path, *flags: str, runtime_dir: Path | None = None, port: int = 0, **env: str):
+        model = directory / "fake.gguf"
+        model.touch()
+        self.port = port or free_port()
+        self.runtime_dir = runtime_dir or directory / "runtime"
+        self.lines: list[str] = []
+        self._grown = threading.Condition()
+        self._ended = False
+        self.process = subprocess.Popen(
+            [
+                *COMMAND, "up", f"--model={model}", f"--runtime-dir={self.runtime_dir}", f"--port={self.port}",
+                "--metrics-port=0", *flags,
+            ],
+            cwd=FAKES, env=environment(**env), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def __enter__(self) -> "Up":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        children = self.children()
+        self.process.kill()
+        self.process.wait()
+        for each in children:
+            if each.is_running():
+                each.kill()
+        psutil.wait_procs(children, timeout=_TIMEOUT)
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, words: str, *, count: int = 1) -> str:
+        """The first line that contains the words, once `count` lines do."""
+        with self._grown:
+            self._grown.wait_for(lambda: self._ended or len(self._find(words)) >= count, _TIMEOUT)
+        found = self._find(words)
+        assert len(found) >= count, f"{words!r} did not come {count} times:\n{self.output}"
+        return found[0]
+
+    def wait_until_serving(self, num_processes: int = 3) -> None:
+        """Every stand-in has come up, too: before that, one would simply die of a SIGTERM."""
+        self.wait_for("serving; Ctrl-C to stop")
+        self.wait_for(" max_num_seqs=", count=num_processes)
+
+    def wait(self) -> int:
+        """The exit code."""
+        code = self.process.wait(_TIMEOUT)
+        self._reader.join(_TIMEOUT)
+        return code
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def children(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def child(self, module: str) -> psutil.Process:
+        """The first child that runs `python -m MODULE`."""
+        return next(each for each in self.children() if each.cmdline()[1:3] == ["-m", module])
+
+    def _find(self, words: str) -> list[str]:
+        return [line for line in self.lines if words in line]
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._grown:
+                self.lines.append(line.rstrip("\n"))
+                self._grown.notify_all()
+        with self._grown:
+            self._ended = True
+            self._grown.notify_all()
