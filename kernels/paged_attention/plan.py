@@ -1,0 +1,113 @@
+"""What attention can know before any layer runs: which blocks each row reads, and what it may see of them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kernels.paged_attention.decode import DecodeGroup
+from kernels.paged_attention.prefill import PrefillRow
+
+# Rows of one decode group are computed as if all were as long as its longest. A group more costs about ten op calls
+# over all its layers; a padded token costs its dot products. Measured to break even near this many padded tokens.
+PADDED_TOKENS_PER_GROUP = 512
+# A cache that must be converted to float32 is converted a group at a time, so that a group's copy stays in cache.
+CONVERTED_TOKENS_PER_GROUP = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadShape:
+    """Heads of one layer: `num_heads` queries share `num_kv_heads` keys and values of `head_size`."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+
+    @property
+    def group_size(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """One step's attention, for all layers of one sliding window."""
+
+    decode_groups: list[DecodeGroup]
+    prefill_rows: list[PrefillRow]
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        query_starts: np.ndarray,
+        context_lens: np.ndarray,
+        block_tables: np.ndarray,
+        block_size: int,
+        cache_dtype: torch.dtype,
+        heads: HeadShape,
+        window: int = 0,
+    ) -> "AttentionPlan":
+        """Row i's queries are tokens query_starts[i] : query_starts[i + 1] and the last of its context_lens[i] tokens.
+
+        query_starts: int [S + 1]. context_lens: int [S]. block_tables: int [S, any], block ids in order. window: tokens
+        that a query sees, itself included; 0: all before it.
+        """
+        query_lens = np.diff(query_starts)
+        first_tokens = np.maximum(context_lens - query_lens + 1 - window, 0) if window else np.zeros_like(context_lens)
+        first_blocks = first_tokens // block_size
+        lengths = context_lens - first_blocks * block_size  # of what is read: from a block's start on
+
+        decode_rows = np.flatnonzero(query_lens == 1)
+        groups = _group(decode_rows, lengths, block_size, convert=cache_dtype is not torch.float32)
+        return cls(
+            [
+                DecodeGroup.build(
+                    token_indices=query_starts[rows],
+                    block_ids=_blocks_from(block_tables, rows, first_blocks, int(lengths[rows].max()), block_size),
+                    hidden_before=(first_tokens - first_blocks * block_size)[rows],
+                    hidden_from=lengths[rows],
+                    block_size=block_size,
+                    cache_dtype=cache_dtype,
+                    num_heads=heads.num_heads,
+                    num_kv_heads=heads.num_kv_heads,
+                    head_size=heads.head_size,
+                )
+                for rows in groups
+            ],
+            [
+                PrefillRow.build(
+                    first_query=int(query_starts[row]),
+                    num_queries=int(query_lens[row]),
+                    num_keys=int(lengths[row]),
+                    block_ids=_blocks_from(block_tables, np.array([row]), first_blocks, int(lengths[row]), block_size),
+                    window=window,
+                )
+                for row in np.flatnonzero(query_lens > 1)
+            ],
+        )
+
+
+def _group(rows: np.ndarray, lengths: np.ndarray, block_size: int, *, convert: bool) -> list[np.ndarray]:
+    """Splits rows into groups of similar lengths; a single group keeps its order."""
+    ordered = rows[np.argsort(-lengths[rows], kind="stable")]
+    groups: list[list[int]] = []
+    padded = width = 0
+    for row in ordered:
+        length = int(lengths[row])
+        padded += width - length
+        too_many = convert and groups and (len(groups[-1]) + 1) * width > CONVERTED_TOKENS_PER_GROUP
+        if not groups or too_many or padded > PADDED_TOKENS_PER_GROUP:
+            groups.append([])
+            width, padded = -(-length // block_size) * block_size, 0
+        groups[-1].append(row)
+    return [rows] if len(groups) == 1 else [np.array(group) for group in groups]
+
+
+def _blocks_from(
+    block_tables: np.ndarray, rows: np.ndarray, first_blocks: np.ndarray, longest: int, block_size: int
+) -> torch.Tensor:
+    """int64 [rows, blocks of the longest]: each row's blocks from its first visible one on, padded with block 0."""
+    wanted = first_blocks[rows, None] + np.arange(-(-longest // block_size))
+    inside = wanted < block_tables.shape[1]
+    ids = block_tables[rows[:, None], np.where(inside, wanted, 0)]
+    return torch.from_numpy(np.where(inside, ids, 0).astype(np.int64))

@@ -1,0 +1,52 @@
+"""The keys and values of every token in flight, in blocks that sequences share and recycle."""
+
+import torch
+
+from worker.model_config import ModelConfig
+
+BLOCK_SIZES = (8, 16, 32)
+
+
+class KVCache:
+    """KV blocks of all layers.
+
+    A layer's cache is [num_blocks, block_size, 2, num_kv_heads, head_size]: a token's keys and values lie side by
+    side, so that one copy writes both, and one block is one contiguous run, so that gathering blocks is memcpy.
+    Block 0 is the null block: block tables are padded with it, it is never given out, and it stays finite.
+    """
+
+    def __init__(self, config: ModelConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        """num_blocks counts the null block. Raises ValueError for a block size or count that cannot work."""
+        if block_size not in BLOCK_SIZES:
+            raise ValueError(f"block_size={block_size} must be one of {', '.join(map(str, BLOCK_SIZES))}")
+        if num_blocks < 2:
+            raise ValueError(f"num_blocks={num_blocks}: at least 2 are needed, the null block and one to give out")
+        self.block_size = block_size
+        shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_size)
+        # Zeros, not empty: attention multiplies masked entries by a weight of 0, which leaves NaN what it was.
+        self.layers = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, the null block included."""
+        return self.layers[0].shape[0]
+
+    @staticmethod
+    def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one block over all layers."""
+        return config.num_layers * block_size * 2 * config.num_kv_heads * config.head_size * dtype.itemsize
+
+    @staticmethod
+    def num_blocks_for(config: ModelConfig, *, num_bytes: int, block_size: int, dtype: torch.dtype) -> int:
+        """Blocks, the null block included, that fit into num_bytes.
+
+        Raises ValueError, naming the option, if those are fewer than 2.
+        """
+        size = KVCache.block_bytes(config, block_size, dtype)
+        num_blocks = num_bytes // size
+        if num_blocks < 2:
+            raise ValueError(
+                f"kv_cache_memory={num_bytes / 2**30:.4g} GiB holds {num_blocks} blocks of {size / 2**20:.3g} MiB; "
+                f"at least {2 * size / 2**30:.4g} GiB is needed"
+            )
+        return num_blocks

@@ -1,0 +1,61 @@
+"""Rotary embeddings: the frequencies of a config, and the turns of a step."""
+
+import math
+
+import torch
+
+from kernels.rope import rope_turns
+from worker.rope_config import RopeConfig
+
+
+class Rotary:
+    """Turns of a step's positions, computed as they come: a table for the longest context would be larger than it is quick."""
+
+    def __init__(self, config: RopeConfig, head_size: int) -> None:
+        self._frequencies_P = rope_frequencies(config, head_size)
+        self._magnitude = config.attention_factor
+
+    def __call__(self, positions_T: torch.Tensor) -> torch.Tensor:
+        """complex64 [T, 1, head size / 2] for kernels.rope.apply_rope_."""
+        return rope_turns(positions_T, self._frequencies_P, self._magnitude)
+
+
+def rope_frequencies(config: RopeConfig, head_size: int) -> torch.Tensor:
+    """float32 [head size / 2], radians a token. Raises ValueError if freq_factors are of another number."""
+    frequencies = 1.0 / (config.theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
+    if config.scaling == "linear":
+        frequencies = frequencies / config.factor
+    elif config.scaling == "llama3":
+        frequencies = _llama3(frequencies, config)
+    elif config.scaling == "yarn":
+        frequencies = _yarn(frequencies, config, head_size)
+    if config.freq_factors is not None:
+        if len(config.freq_factors) != head_size // 2:
+            raise ValueError(f"{len(config.freq_factors)} rope factors for a head size of {head_size}: half as many are expected")
+        frequencies = frequencies / torch.tensor(config.freq_factors)
+    return frequencies
+
+
+def _llama3(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:
+    """Llama 3.1's: long wavelengths are stretched by `factor`, short ones stay, those between are blended."""
+    turns_in_context = config.original_max_position_embeddings * frequencies / (2 * math.pi)
+    blend = (turns_in_context - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    blend = blend.clamp(0, 1)
+    return (1 - blend) * frequencies / config.factor + blend * frequencies
+
+
+def _yarn(frequencies: torch.Tensor, config: RopeConfig, head_size: int) -> torch.Tensor:
+    """YaRN's "NTK by parts" (arXiv 2309.00071, section 3.2)."""
+
+    def pair_that_turns(times: float) -> float:
+        wavelength = config.original_max_position_embeddings / (times * 2 * math.pi)
+        return head_size * math.log(wavelength) / (2 * math.log(config.theta))
+
+    low, high = pair_that_turns(config.beta_fast), pair_that_turns(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_size - 1)
+    if low == high:
+        high += 0.001
+    stretched = ((torch.arange(head_size // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return frequencies / config.factor * stretched + frequencies * (1 - stretched)

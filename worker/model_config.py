@@ -1,0 +1,228 @@
+"""What a model is: the numbers of its config.json, or of its GGUF metadata, under one set of names."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worker.rope_config import RopeConfig, rope_from_config_json, yarn
+
+# GGUF names an architecture as llama.cpp does; here it bears its name in config.json.
+GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What generation_config.json says about sampling; None where it says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shapes and rules of a decoder. Immutable."""
+
+    # One of ARCHITECTURES.
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    rope: RopeConfig
+    rms_norm_eps: float
+    max_position_embeddings: int
+    # Biases on q, k and v; on the attention's output; on the MLP's three projections.
+    qkv_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    # RMS norm of each head of q and k, before rope.
+    qk_norm: bool = False
+    tie_word_embeddings: bool = False
+    # A layer's sliding window in tokens, the token itself included; 0: the layer sees everything.
+    layer_windows: tuple[int, ...]
+    bos_token_id: int | None = None
+    eos_token_ids: frozenset[int] = frozenset()
+    default_sampling: SamplingDefaults = SamplingDefaults()
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads={self.num_heads} is no multiple of num_kv_heads={self.num_kv_heads}")
+        if self.head_size < 2 or self.head_size % 2:
+            raise ValueError(f"head_size={self.head_size} must be even: rope turns pairs of numbers")
+        assert len(self.layer_windows) == self.num_layers
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share a KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @classmethod
+    def from_directory(cls, path: Path) -> "ModelConfig":
+        """From config.json and, if there is one, generation_config.json.
+
+        Raises ValueError, naming the file, for JSON that does not parse, a model that is not supported, or a number
+        that is missing.
+        """
+        raw = _read_json(path / "config.json")
+        generation = path / "generation_config.json"
+        try:
+            return _from_config_json(raw, _read_json(generation) if generation.is_file() else {})
+        except KeyError as error:
+            raise ValueError(f"{path / 'config.json'}: {error.args[0]} is missing") from None
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path / 'config.json'}: {error}") from None
+
+    @classmethod
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], tensor_names: Iterable[str], freq_factors: tuple[float, ...] | None = None
+    ) -> "ModelConfig":
+        """From GGUF metadata (key -> number, string or list). freq_factors: the tensor rope_freqs.weight, if any.
+
+        Raises ValueError for a model that is not supported or a number that is missing.
+        """
+        try:
+            return _from_gguf(metadata, frozenset(tensor_names), freq_factors)
+        except KeyError as error:
+            raise ValueError(f"GGUF metadata lacks {error.args[0]}") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return raw
+
+
+def _known(architecture: str) -> str:
+    if architecture not in ARCHITECTURES:
+        raise ValueError(f"architecture {architecture!r} is not supported; {', '.join(ARCHITECTURES)} are")
+    return architecture
+
+
+def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
+    architecture = _known((raw.get("architectures") or ["(none named)"])[0])
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act={raw['hidden_act']!r} is not supported; silu is")
+    if raw.get("quantization_config"):
+        raise ValueError("quantization_config: quantized safetensors are not supported; use an unquantized model or GGUF")
+    num_layers, num_heads = int(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
+    attention_bias = bool(raw.get("attention_bias", False))
+    eos = {*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=int(raw["vocab_size"]),
+        hidden_size=int(raw["hidden_size"]),
+        intermediate_size=int(raw["intermediate_size"]),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
+        head_size=int(raw.get("head_dim") or raw["hidden_size"] // num_heads),
+        rope=rope_from_config_json(raw),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        max_position_embeddings=int(raw["max_position_embeddings"]),
+        qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
+        attention_output_bias=attention_bias and architecture != "Qwen2ForCausalLM",
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        qk_norm=architecture == "Qwen3ForCausalLM",
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        layer_windows=_layer_windows(architecture, raw, num_layers),
+        bos_token_id=raw.get("bos_token_id"),
+        eos_token_ids=frozenset(eos),
+        default_sampling=SamplingDefaults(
+            **{name: generation.get(name) for name in SamplingDefaults.__dataclass_fields__}
+        ),
+    )
+
+
+def _ids(value: Any) -> list[int]:
+    if value is None:
+        return []
+    return [int(item) for item in value] if isinstance(value, list) else [int(value)]
+
+
+def _layer_windows(architecture: str, raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    window = int(raw.get("sliding_window") or 0)
+    if architecture == "MistralForCausalLM":
+        return (window,) * num_layers
+    if architecture == "LlamaForCausalLM" or not raw.get("use_sliding_window", False):
+        return (0,) * num_layers
+    types = raw.get("layer_types")
+    if types is None:
+        full = int(raw.get("max_window_layers", num_layers))
+        types = ["full_attention" if layer < full else "sliding_attention" for layer in range(num_layers)]
+    unknown = set(types) - {"full_attention", "sliding_attention"}
+    if unknown or len(types) != num_layers:
+        raise ValueError(f"layer_types: {num_layers} of full_attention or sliding_attention are expected, not {types}")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+
+
+def _from_gguf(
+    metadata: Mapping[str, Any], tensor_names: frozenset[str], freq_factors: tuple[float, ...] | None
+) -> ModelConfig:
+    prefix = metadata["general.architecture"]
+    if prefix not in GGUF_ARCHITECTURES:
+        raise ValueError(
+            f"general.architecture={prefix!r} is not supported; {', '.join(GGUF_ARCHITECTURES)} are"
+        )
+
+    def get(name: str, *default: Any) -> Any:
+        key = f"{prefix}.{name}"
+        return metadata.get(key, *default) if default else metadata[key]
+
+    architecture = _known(GGUF_ARCHITECTURES[prefix])
+    num_layers, num_heads, hidden_size = get("block_count"), get("attention.head_count"), get("embedding_length")
+    head_size = get("attention.key_length", hidden_size // num_heads)
+    if get("rope.dimension_count", head_size) != head_size:
+        raise ValueError(f"{prefix}.rope.dimension_count differs from the head size {head_size}; this is not supported")
+    eos = {metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")} - {None}
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=get("vocab_size", None) or len(metadata["tokenizer.ggml.tokens"]),
+        hidden_size=hidden_size,
+        intermediate_size=get("feed_forward_length"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=get("attention.head_count_kv", num_heads),
+        head_size=head_size,
+        rope=_gguf_rope(get, freq_factors),
+        rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
+        max_position_embeddings=get("context_length"),
+        qkv_bias="blk.0.attn_q.bias" in tensor_names,
+        attention_output_bias="blk.0.attn_output.bias" in tensor_names,
+        mlp_bias="blk.0.ffn_gate.bias" in tensor_names,
+        qk_norm="blk.0.attn_q_norm.weight" in tensor_names,
+        tie_word_embeddings="output.weight" not in tensor_names,
+        layer_windows=(get("attention.sliding_window", 0),) * num_layers,
+        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
+        eos_token_ids=frozenset(eos),
+    )
+
+
+def _gguf_rope(get: Any, freq_factors: tuple[float, ...] | None) -> RopeConfig:
+    theta = float(get("rope.freq_base", 10000.0))
+    scaling = get("rope.scaling.type", "none")
+    if scaling == "none":
+        return RopeConfig(theta=theta, freq_factors=freq_factors)
+    if scaling == "linear":
+        return RopeConfig(theta=theta, scaling="linear", factor=get("rope.scaling.factor"), freq_factors=freq_factors)
+    if scaling == "yarn":
+        original = get("rope.scaling.original_context_length")
+        return yarn(theta=theta, factor=get("rope.scaling.factor"), original_max_position_embeddings=original)
+    raise ValueError(f"rope.scaling.type={scaling!r} is not supported; none, linear and yarn are")

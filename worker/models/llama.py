@@ -1,0 +1,113 @@
+"""The llama family (arXiv 2302.13971): Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3 dense.
+
+They differ in what the config says: attention biases, head norms, sliding windows, rope, tied embeddings.
+Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from kernels.linear import GemmPath, PackedLinear, gemm_path
+from kernels.paged_attention import AttentionPlan, HeadShape
+from worker.forward_context import ForwardContext, forward_context
+from worker.input_batch import InputBatch
+from worker.kv_cache import KVCache
+from worker.layers.attention import Attention
+from worker.layers.mlp import GatedMLP
+from worker.layers.norm import RMSNorm
+from worker.layers.rotary import Rotary
+from worker.model_config import ModelConfig
+from worker.take_tensor import Shape, TakeTensor
+
+
+class LlamaLayer:
+    def __init__(self, config: ModelConfig, layer: int, take: TakeTensor, path: GemmPath) -> None:
+        prefix, eps, dtype = f"model.layers.{layer}", config.rms_norm_eps, path.compute_dtype
+        self._attention_norm = RMSNorm(f"{prefix}.input_layernorm", eps, take, dtype)
+        self._attention = Attention(config, layer, f"{prefix}.self_attn", take, path)
+        self._mlp_norm = RMSNorm(f"{prefix}.post_attention_layernorm", eps, take, dtype)
+        self._mlp = GatedMLP(config, f"{prefix}.mlp", take, path)
+
+    def add_to_(self, x_TE: torch.Tensor) -> None:
+        """Adds attention, then MLP, to the residual stream, in place."""
+        x_TE += self._attention(self._attention_norm(x_TE))
+        x_TE += self._mlp(self._mlp_norm(x_TE))
+
+
+class LlamaModel:
+    """The residual stream is float32 whatever the weights are: adding to it in place costs no more, and rounds less."""
+
+    def __init__(self, config: ModelConfig, take: TakeTensor, dtype: torch.dtype) -> None:
+        path = gemm_path(dtype)
+        self.config = config
+        self.kernel_path = path.value
+        self._embeddings_VE = take("model.embed_tokens.weight")
+        self._rotary = Rotary(config.rope, config.head_size)
+        self._layers = [LlamaLayer(config, layer, take, path) for layer in range(config.num_layers)]
+        self._norm = RMSNorm("model.norm", config.rms_norm_eps, take, path.compute_dtype)
+        head_VE = self._embeddings_VE if config.tie_word_embeddings else take("lm_head.weight")
+        self._head = PackedLinear(head_VE, None, path)
+        self._windows = sorted(set(config.layer_windows))
+        self._heads = HeadShape(
+            num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_size=config.head_size
+        )
+
+    def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
+        """Computes the batch's tokens, writes their KV, gives the residual stream after the last layer, float32 [T, E]."""
+        x_TE = F.embedding(batch.token_ids_T, self._embeddings_VE).float()
+        with forward_context(self._context(batch, kv_cache)):
+            for layer in self._layers:
+                layer.add_to_(x_TE)
+        return x_TE
+
+    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+        """float32 [S, V] from rows of `forward`'s result; the final norm is applied here, to these rows alone."""
+        if not len(hidden_SE):
+            return hidden_SE.new_empty(0, self.config.vocab_size)
+        return self._head(self._norm(hidden_SE)).float()
+
+    def _context(self, batch: InputBatch, kv_cache: KVCache) -> ForwardContext:
+        plans = {
+            window: AttentionPlan.build(
+                query_starts=batch.query_starts,
+                context_lens=batch.context_lens_S,
+                block_tables=batch.block_tables_SB,
+                block_size=kv_cache.block_size,
+                cache_dtype=kv_cache.layers[0].dtype,
+                heads=self._heads,
+                window=window,
+            )
+            for window in self._windows
+        }
+        turns = self._rotary(batch.positions_T)
+        return ForwardContext(kv_cache=kv_cache, slots_T=batch.slots_T, rope_turns=turns, attention_plans=plans)
+
+    @staticmethod
+    def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
+        """The tensors of a checkpoint, by their Hugging Face names."""
+        hidden, ffn = config.hidden_size, config.intermediate_size
+        q, kv = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+        linears = {  # name: inputs, outputs, bias
+            "self_attn.q_proj": (hidden, q, config.qkv_bias),
+            "self_attn.k_proj": (hidden, kv, config.qkv_bias),
+            "self_attn.v_proj": (hidden, kv, config.qkv_bias),
+            "self_attn.o_proj": (q, hidden, config.attention_output_bias),
+            "mlp.gate_proj": (hidden, ffn, config.mlp_bias),
+            "mlp.up_proj": (hidden, ffn, config.mlp_bias),
+            "mlp.down_proj": (ffn, hidden, config.mlp_bias),
+        }
+        norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+        if config.qk_norm:
+            norms |= {"self_attn.q_norm": config.head_size, "self_attn.k_norm": config.head_size}
+
+        shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+        if not config.tie_word_embeddings:
+            shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        for prefix in (f"model.layers.{layer}" for layer in range(config.num_layers)):
+            for name, (inputs, outputs, bias) in linears.items():
+                shapes[f"{prefix}.{name}.weight"] = (outputs, inputs)
+                if bias:
+                    shapes[f"{prefix}.{name}.bias"] = (outputs,)
+            for name, size in norms.items():
+                shapes[f"{prefix}.{name}.weight"] = (size,)
+        return shapes

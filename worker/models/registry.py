@@ -1,0 +1,45 @@
+"""Which class computes an architecture."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from worker.input_batch import InputBatch
+from worker.kv_cache import KVCache
+from worker.model_config import ModelConfig
+from worker.models.llama import LlamaModel
+from worker.take_tensor import Shape, TakeTensor
+
+
+class Model(Protocol):
+    """What a worker needs of a model. Calls run under torch.inference_mode, one at a time."""
+
+    config: ModelConfig
+    # Names the arithmetic for a replica's numerics fingerprint.
+    kernel_path: str
+
+    def __init__(self, config: ModelConfig, take: TakeTensor, dtype: torch.dtype) -> None: ...
+
+    @staticmethod
+    def tensor_shapes(config: ModelConfig) -> Mapping[str, Shape]:
+        """The tensors it takes, by their Hugging Face names."""
+        ...
+
+    def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
+        """Writes the batch's KV and gives hidden_TE, to pick rows of for `logits`."""
+        ...
+
+    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+        """float32 [S, vocab_size] from rows of `forward`'s result."""
+        ...
+
+
+_CLASSES: dict[str, type[Model]] = dict.fromkeys(
+    ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), LlamaModel
+)
+
+
+def model_class(architecture: str) -> type[Model]:
+    """The class for one of worker.model_config.ARCHITECTURES."""
+    return _CLASSES[architecture]

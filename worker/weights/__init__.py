@@ -1,0 +1,6 @@
+"""Weights: from safetensors or GGUF files, or random ones, to packed tensors. Never from pickled files."""
+
+from worker.weights.errors import WeightsError
+from worker.weights.loader import LoadedModel, load_model
+
+__all__ = ["LoadedModel", "WeightsError", "load_model"]
