@@ -1,0 +1,92 @@
+"""`python -m router [-c FILE] [any option]`: one router."""
+
+import asyncio
+import logging
+import signal
+import sys
+
+from configs.flags import parse_flags, usage
+from configs.load import ConfigError, load_options
+from configs.options import Options
+from router.server import AddressError, RouterServer
+from router.tokenizer import Tokenizer
+from router.tokenizer_files import TokenizerError, tokenizer_directory
+from runtime.http import ObservabilityServer
+from runtime.logs import configure_logging
+from runtime.model_files import ModelNotFoundError, resolve_model
+
+log = logging.getLogger("octavo.router")
+
+# Starting again would fail in the same way.
+EXIT_PERMANENT = 2
+
+
+def main(argv: list[str]) -> int:
+    """Runs a router until SIGTERM or SIGINT. Returns the exit code: 0, or 2 with the cause on stderr."""
+    if {"-h", "--help"} & set(argv):
+        print(usage("python -m router", {}))
+        return 0
+    try:
+        config, flags, _ = parse_flags(argv)
+        options = load_options(config, flags)
+    except ConfigError as error:
+        print(f"router: {error}", file=sys.stderr)
+        return EXIT_PERMANENT
+    configure_logging("router", options.log_level, options.log_format)
+    try:
+        asyncio.run(_serve(options))
+    except (ModelNotFoundError, TokenizerError, AddressError) as error:
+        log.error("%s", error)
+        return EXIT_PERMANENT
+    return 0
+
+
+async def _serve(options: Options) -> None:
+    model = resolve_model(options.model)
+    tokenizer = Tokenizer(tokenizer_directory(model, options.tokenizer))
+    server = RouterServer(options, tokenizer, options.served_model_name or model.name)
+    signals = _count_signals()
+    await server.start()
+    http = None
+    try:
+        http = _observe(options, server)
+        log.info("listening on %s port %d", options.host, server.port)
+        await signals.get()
+        drain = asyncio.create_task(server.drain())
+        again = asyncio.create_task(signals.get())
+        await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
+        drain.cancel()
+        again.cancel()
+    finally:
+        await server.stop()
+        if http is not None:
+            http.stop()
+
+
+def _count_signals() -> asyncio.Queue[int]:
+    """The first one drains, the second one ends the drain."""
+    received: asyncio.Queue[int] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, received.put_nowait, number)
+    return received
+
+
+def _observe(options: Options, server: RouterServer) -> ObservabilityServer | None:
+    """/metrics and /health. Raises AddressError."""
+    port = options.process_metrics_port("router")
+    if not port:
+        return None
+    try:
+        http = ObservabilityServer(options.metrics_host, port, server.metrics.registry, server.readiness)
+    except OSError as error:
+        raise AddressError(
+            f"can't listen on metrics_host={options.metrics_host!r}, metrics_port={port}: {error.strerror}; "
+            f"choose another port, or 0 for none"
+        ) from None
+    http.start()
+    return http
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

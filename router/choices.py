@@ -1,0 +1,143 @@
+"""One choice of a request: its tokens so far, and their fold into text, stops and a finish."""
+
+from collections.abc import Sequence
+
+from protos.inference_pb2 import (
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    Chunk,
+    Finish,
+    SamplingParams,
+    TokenLogprobs,
+)
+from protos.scheduler_pb2 import SequenceFinish
+from router.detokenizer import IncrementalDetokenizer, TokenTable
+from router.errors import Internal
+from router.stop_strings import StopMatcher
+
+
+class Choice:
+    """The fold of a choice's output tokens. Given the same tokens it says the same text, wherever it runs."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_include_stop",
+        "_matcher",
+        "_min_tokens",
+        "_table",
+        "finish",
+        "index",
+        "token_ids",
+    )
+
+    def __init__(self, index: int, sampling: SamplingParams, table: TokenTable) -> None:
+        """sampling: resolved."""
+        self.index = index
+        # Delivered or about to be.
+        self.token_ids: list[int] = []
+        # Set once the choice has ended.
+        self.finish: Finish | None = None
+        self._table = table
+        self._detokenizer = IncrementalDetokenizer(table, skip_special_tokens=sampling.skip_special_tokens)
+        self._matcher = StopMatcher(sampling.stop, include_in_output=sampling.include_stop_str_in_output)
+        self._include_stop = sampling.include_stop_str_in_output
+        self._min_tokens = sampling.min_tokens
+
+    def advance(
+        self,
+        first_token: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs] = (),
+        ended: SequenceFinish | None = None,
+    ) -> Chunk | None:
+        """Takes tokens that a scheduler sent, and the end of the sequence if it came with them.
+
+        first_token: output position of token_ids[0]; tokens already here are dropped. logprobs: one a token, or none.
+        Returns what is new for the client. Sets `finish` at an end, be it the scheduler's or a stop string.
+        Raises Internal if tokens are missing in between.
+        """
+        known = len(self.token_ids)
+        if self.finish is not None:
+            return None
+        if first_token > known:
+            raise Internal(f"choice {self.index} misses its output tokens {known} to {first_token - 1}")
+        new = token_ids[known - first_token :]
+        text = self._fold(new, ended)
+        if not new and self.finish is None:
+            return None
+        taken = len(self.token_ids) - known
+        chunk = Chunk(index=self.index, first_token=known, token_ids=new[:taken], text=text)
+        if logprobs:
+            offset = known - first_token
+            for entry in logprobs[offset : offset + taken]:
+                added = chunk.logprobs.add()
+                added.CopyFrom(entry)
+                self._fill_token_bytes(added)
+        if self.finish is not None:
+            chunk.finish.CopyFrom(self.finish)
+        return chunk
+
+    def refold(self, token_ids: Sequence[int], stops: "TokenStops", max_tokens: int) -> str:
+        """Takes the tokens that a client brings on a resume; returns their text.
+
+        `finish` is set if they are a complete output already: then nothing is left to compute.
+        """
+        stop_token = stops.stopped_by(token_ids)
+        reached_end = stop_token is not None or len(token_ids) >= max_tokens
+        ended = None
+        if reached_end:
+            ended = SequenceFinish(reason=FINISH_REASON_LENGTH if stop_token is None else FINISH_REASON_STOP)
+            if stop_token is not None and stop_token in stops.stop_token_ids:
+                ended.stop_token_id = stop_token
+        return self._fold(token_ids, ended)
+
+    def fill_prompt_token_bytes(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        for entry in logprobs:
+            self._fill_token_bytes(entry)
+
+    def _fold(self, token_ids: Sequence[int], ended: SequenceFinish | None) -> str:
+        parts: list[str] = []
+        last = len(token_ids) - 1
+        # What ended the output is no part of its text, unless asked for.
+        drop_last = ended is not None and ended.reason == FINISH_REASON_STOP and not self._include_stop
+        for i, token_id in enumerate(token_ids):
+            self.token_ids.append(token_id)
+            text = "" if drop_last and i == last else self._detokenizer.push(token_id)
+            if text and self._match(text, parts):
+                return "".join(parts)
+        if ended is not None:
+            tail = self._detokenizer.finish()
+            if not (tail and self._match(tail, parts)):
+                parts.append(self._matcher.finish())
+                self.finish = Finish(reason=ended.reason)
+                if ended.HasField("stop_token_id"):
+                    self.finish.stop_token_id = ended.stop_token_id
+        return "".join(parts)
+
+    def _match(self, text: str, parts: list[str]) -> bool:
+        parts.append(self._matcher.push(text, may_stop=len(self.token_ids) >= self._min_tokens))
+        if self._matcher.matched is None:
+            return False
+        self.finish = Finish(reason=FINISH_REASON_STOP, stop_string=self._matcher.matched)
+        return True
+
+    def _fill_token_bytes(self, entry: TokenLogprobs) -> None:
+        token_bytes = self._table.token_bytes
+        entry.chosen.token = token_bytes(entry.chosen.token_id)
+        for candidate in entry.top:
+            candidate.token = token_bytes(candidate.token_id)
+
+
+class TokenStops:
+    """When tokens alone say that an output is complete, as the scheduler decides it."""
+
+    def __init__(self, sampling: SamplingParams, eos_token_ids: Sequence[int]) -> None:
+        self.stop_token_ids = frozenset(sampling.stop_token_ids)
+        self._all = self.stop_token_ids | (frozenset() if sampling.ignore_eos else frozenset(eos_token_ids))
+        self._min_tokens = sampling.min_tokens
+
+    def stopped_by(self, token_ids: Sequence[int]) -> int | None:
+        """The last token, if it ends the output."""
+        if token_ids and len(token_ids) >= self._min_tokens and token_ids[-1] in self._all:
+            return token_ids[-1]
+        return None

@@ -1,0 +1,90 @@
+"""Everything that can end a request, and the status it ends with.
+
+    RequestError
+    ├── InvalidRequest       INVALID_ARGUMENT     a field can't be used as it is; the message says what would work
+    ├── UnknownModel         NOT_FOUND            another model is served here
+    ├── DuplicateRequest     ALREADY_EXISTS       a live request has this id (and attempt)
+    ├── Superseded           ABORTED              a higher attempt of the request is live
+    ├── Cancelled            CANCELLED            Cancel was called
+    ├── DeadlineExceeded     DEADLINE_EXCEEDED    the client's deadline passed
+    ├── Exhausted            RESOURCE_EXHAUSTED
+    │   ├── QueueFull                             every replica's queue is full
+    │   └── SlowReader                            the client reads more slowly than tokens come
+    ├── Unavailable          UNAVAILABLE
+    │   ├── NoReplica                             none is ready, or none came back in time
+    │   └── Draining                              this router shuts down
+    └── Internal             INTERNAL             a broken promise of ours, or a computation that failed
+
+A client may resume (protos/inference.proto, Resume) after every one but InvalidRequest, UnknownModel and Cancelled.
+"""
+
+import grpc
+
+
+class RequestError(Exception):
+    """Base of all. `str(error)` is the status message that the client sees."""
+
+    status = grpc.StatusCode.UNKNOWN
+
+
+class InvalidRequest(RequestError):
+    status = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class UnknownModel(RequestError):
+    status = grpc.StatusCode.NOT_FOUND
+
+
+class DuplicateRequest(RequestError):
+    status = grpc.StatusCode.ALREADY_EXISTS
+
+
+class Superseded(RequestError):
+    status = grpc.StatusCode.ABORTED
+
+
+class Cancelled(RequestError):
+    status = grpc.StatusCode.CANCELLED
+
+
+class DeadlineExceeded(RequestError):
+    status = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Exhausted(RequestError):
+    status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class QueueFull(Exhausted):
+    pass
+
+
+class SlowReader(Exhausted):
+    pass
+
+
+class Unavailable(RequestError):
+    status = grpc.StatusCode.UNAVAILABLE
+
+
+class NoReplica(Unavailable):
+    pass
+
+
+class Draining(Unavailable):
+    pass
+
+
+class Internal(RequestError):
+    status = grpc.StatusCode.INTERNAL
+
+
+# A status message travels in an HTTP/2 header: clients refuse more than 8 KiB of those.
+_MESSAGE_CHARS = 2000
+
+
+def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
+    """The gRPC status and message with which an exception ends a request; an unforeseen one is INTERNAL, without details."""
+    if isinstance(error, RequestError):
+        return error.status, str(error)[:_MESSAGE_CHARS]
+    return grpc.StatusCode.INTERNAL, "the router failed; its log has the cause under this request's id"

@@ -1,0 +1,65 @@
+"""The live streams of this router, by request id."""
+
+import asyncio
+
+from router.errors import Cancelled, DuplicateRequest, RequestError, Superseded
+from router.metrics import RouterMetrics
+from router.streams import Request, Stream
+
+
+class LiveStreams:
+    """Keeps ids unique and attempts in order. A stream is live until its client's call has ended."""
+
+    def __init__(self, metrics: RouterMetrics) -> None:
+        self._streams: dict[str, Stream] = {}
+        # Also those that another attempt has displaced and whose calls have not ended yet.
+        self._open: set[Stream] = set()
+        self._metrics = metrics
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def admit(self, request: Request) -> None:
+        """Makes way for a request, ending a lower attempt. Raises DuplicateRequest or Superseded."""
+        live = self._streams.get(request.request_id)
+        if live is None or live.done:
+            return
+        attempt, shown = live.request.attempt, f"request_id={request.request_id!r}"
+        if request.attempt == attempt or request.resume is None:
+            raise DuplicateRequest(
+                f"{shown} is live (attempt {attempt}): choose another id, or resume it with a higher attempt"
+            )
+        if request.attempt < attempt:
+            raise Superseded(f"{shown}: attempt {request.attempt} is below the live one, {attempt}")
+        live.fail(Superseded(f"{shown}: attempt {request.attempt} has taken over from {attempt}"))
+
+    def add(self, stream: Stream) -> None:
+        self._streams[stream.request.request_id] = stream
+        self._open.add(stream)
+        self._empty.clear()
+        self._metrics.streams.set(len(self._open))
+
+    def remove(self, stream: Stream) -> None:
+        self._open.discard(stream)
+        if self._streams.get(stream.request.request_id) is stream:
+            del self._streams[stream.request.request_id]
+        if not self._open:
+            self._empty.set()
+        self._metrics.streams.set(len(self._open))
+
+    def cancel(self, request_id: str) -> bool:
+        """False if no live request has this id."""
+        stream = self._streams.get(request_id)
+        if stream is None or stream.done:
+            return False
+        stream.fail(Cancelled("Cancel was called for this request"))
+        return True
+
+    def fail_all(self, error: RequestError) -> None:
+        for stream in list(self._open):
+            stream.fail(error)
+
+    async def wait_empty(self) -> None:
+        await self._empty.wait()

@@ -1,0 +1,58 @@
+"""The router's Prometheus metrics, in a registry of their own."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 5.0)
+_REQUEST_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 600.0)
+
+
+class RouterMetrics:
+    """Times are in seconds; tokens are counted as they are handed to clients."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "octavo_requests_total",
+            "Requests that ended: `stop`, `length` and so on by their first choice's finish, else the gRPC status.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.time_to_first_token = Histogram(
+            "octavo_time_to_first_token_seconds",
+            "From the request's arrival to its first output token.",
+            buckets=_TTFT_BUCKETS,
+            registry=self.registry,
+        )
+        self.inter_token_latency = Histogram(
+            "octavo_inter_token_latency_seconds",
+            "Between two arrivals of output tokens of one choice.",
+            buckets=_TOKEN_BUCKETS,
+            registry=self.registry,
+        )
+        self.request_latency = Histogram(
+            "octavo_e2e_request_latency_seconds",
+            "From the request's arrival to its end.",
+            buckets=_REQUEST_BUCKETS,
+            registry=self.registry,
+        )
+        self.prompt_tokens = Counter("octavo_prompt_tokens_total", "Prompt tokens of requests.", registry=self.registry)
+        self.generation_tokens = Counter("octavo_generation_tokens_total", "Output tokens.", registry=self.registry)
+        self.streams = Gauge("octavo_streams", "Requests that are live.", registry=self.registry)
+        self.replica_ready = Gauge(
+            "octavo_replica_ready", "1 if the replica takes and computes requests.", ["replica"], registry=self.registry
+        )
+        self.resubmissions = Counter(
+            "octavo_resubmissions_total", "Streams moved to another replica.", registry=self.registry
+        )
+        self.inexact_resumes = Counter(
+            "octavo_inexact_resumes_total",
+            "Streams that went on, here or by a client's resume, on a replica of another fingerprint.",
+            registry=self.registry,
+        )
+        self.routing_decisions = Counter(
+            "octavo_routing_decisions_total",
+            "Choices of a replica.",
+            ["policy", "reason"],
+            registry=self.registry,
+        )

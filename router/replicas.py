@@ -1,0 +1,255 @@
+"""The replicas behind this router: a Session with each scheduler, kept open, and which of them can take a request."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import grpc
+import grpc.aio
+from grpc.aio import EOF  # type: ignore[attr-defined]
+
+from protos.inference_pb2 import ModelInfo
+from protos.scheduler_pb2 import Open, RouterMessage
+from protos.scheduler_pb2_grpc import SchedulerStub
+from router.errors import NoReplica
+from router.policies import Policy, ReplicaLoad
+from router.session import Session
+from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
+
+log = logging.getLogger("octavo.router.replicas")
+
+_CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", SESSION_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", SESSION_MESSAGE_BYTES),
+    # A scheduler that comes back is found within a second: its streams may wait for it.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A channel of one's own, whose backoff nobody else has driven up.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
+
+
+class Replica:
+    """One scheduler: connects, reads, connects again, until its task is cancelled."""
+
+    def __init__(
+        self, address: str, router_id: str, model_name: str, silence_timeout: float, changed: Callable[[], None]
+    ):
+        """silence_timeout: seconds without a message after which a scheduler counts as dead; it sends one each second."""
+        self.address = address
+        self.session: Session | None = None
+        self._router_id = router_id
+        self._model_name = model_name
+        self._silence_timeout = silence_timeout
+        self._changed = changed
+        self._cause = "not connected yet"
+        self._since = time.monotonic()
+
+    @property
+    def usable(self) -> bool:
+        """Takes requests, though it may queue them while its workers are away."""
+        return self.session is not None and not self.session.load.draining
+
+    @property
+    def ready(self) -> bool:
+        return self.usable and self.session is not None and self.session.load.workers_ready
+
+    def describe(self) -> str:
+        """In a few words, for people: why it is not ready, and for how long."""
+        if self.ready:
+            return f"{self.address} is ready"
+        cause = self._cause
+        if self.session is not None:
+            cause = "draining" if self.session.load.draining else "its workers are away"
+        return f"{self.address}: {cause} (for {time.monotonic() - self._since:.0f} s)"
+
+    async def run(self) -> None:
+        retry = _FIRST_RETRY_S
+        async with grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS) as channel:
+            while True:
+                welcomed, cause = await self._hold_session(SchedulerStub(channel))
+                if cause != self._cause:
+                    log.warning("%s: %s", self.address, cause)
+                self._cause = cause
+                retry = _FIRST_RETRY_S if welcomed else min(2 * retry, _LONGEST_RETRY_S)
+                await asyncio.sleep(retry)
+
+    async def _hold_session(self, stub: SchedulerStub) -> tuple[bool, str]:
+        """Opens a Session and reads it to its end. Returns whether there was a Welcome, and why it ended."""
+        call = stub.Session(wait_for_ready=True)
+        try:
+            await call.write(RouterMessage(open=Open(protocol_version=PROTOCOL_VERSION, router_id=self._router_id)))
+            return await self._read(call)
+        except grpc.aio.AioRpcError as error:
+            return False, f"Session refused, {error.code().name}: {error.details()}"
+        except Exception as error:
+            # A message that no scheduler of ours sends must cost one Session, not the replica.
+            log.exception("%s sent what can't be read", self.address)
+            return False, f"the router failed on a message: {error!r}"
+        finally:
+            call.cancel()
+
+    async def _read(self, call) -> tuple[bool, str]:
+        message = await call.read()
+        if message is EOF:
+            return False, f"Session refused, {(await call.code()).name}: {await call.details()}"
+        if not message.HasField("welcome"):
+            return False, "its first message is no Welcome: is it a scheduler of this version?"
+        name = message.welcome.model.name
+        if name != self._model_name:
+            return (
+                False,
+                f"serves {name!r}, not {self._model_name!r}: give router and schedulers the same model options",
+            )
+        session = Session(message.welcome)
+        self._open(session)
+        writer = asyncio.create_task(_write(call, session))
+        cause = "the Session ended"
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._silence_timeout) as silence:
+                while message is not EOF:
+                    was = self.usable, self.ready
+                    session.receive(message)
+                    if (self.usable, self.ready) != was:
+                        self._note_change()
+                    silence.reschedule(loop.time() + self._silence_timeout)
+                    message = await call.read()
+            cause = f"the Session ended, {(await call.code()).name}: {await call.details()}"
+        except TimeoutError:
+            cause = f"silent for {self._silence_timeout:g} s"
+        except grpc.aio.AioRpcError as error:
+            cause = f"the Session broke, {error.code().name}: {error.details()}"
+        finally:
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await writer
+            self._close(session, cause)
+        return True, cause
+
+    def _open(self, session: Session) -> None:
+        self.session = session
+        model = session.welcome.model
+        log.info("%s serves %s (%s, fingerprint %s)", self.address, model.name, model.dtype, model.fingerprint[:12])
+        self._note_change()
+
+    def _close(self, session: Session, cause: str) -> None:
+        self.session, self._cause = None, cause
+        log.warning("%s: %s; %d requests were on it", self.address, cause, session.num_groups)
+        self._note_change()
+        session.lose(f"{self.address}: {cause}")
+
+    def _note_change(self) -> None:
+        self._since = time.monotonic()
+        self._changed()
+
+
+class ReplicaSet:
+    """All replicas, and the choice among them."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        policy: Policy,
+        *,
+        router_id: str,
+        model_name: str,
+        silence_timeout: float,
+        on_change: Callable[["ReplicaSet"], None],
+        on_choice: Callable[[str, str], None],
+    ) -> None:
+        """on_change: whenever a replica becomes usable or ready, or ceases to. on_choice: policy's name and reason."""
+        self.replicas = [
+            Replica(address, router_id, model_name, silence_timeout, self._changed) for address in addresses
+        ]
+        self._policy = policy
+        self._on_change = on_change
+        self._on_choice = on_choice
+        self.all_ready = asyncio.Event()
+        self._usable = asyncio.Event()
+        self._model: ModelInfo | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """As the latest Welcome told it; None before the first one."""
+        return self._model
+
+    @property
+    def num_ready(self) -> int:
+        return sum(replica.ready for replica in self.replicas)
+
+    def describe(self) -> str:
+        return "; ".join(replica.describe() for replica in self.replicas)
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(replica.run(), name=f"replica {replica.address}") for replica in self.replicas
+        ]
+        for task in self._tasks:
+            task.add_done_callback(_report_crash)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def choose(self, fingerprint: str = "", exclude: Collection[Session] = ()) -> Session:
+        """The Session to submit to; one of `fingerprint` if there is any. Raises NoReplica."""
+        sessions = [r.session for r in self.replicas if r.session is not None and r.usable and r.session not in exclude]
+        if not sessions:
+            raise NoReplica(f"no replica is ready: {self.describe()}; try again in a few seconds")
+        sessions = [s for s in sessions if fingerprint and s.welcome.model.fingerprint == fingerprint] or sessions
+        index, reason = self._policy.choose(
+            [
+                ReplicaLoad(
+                    num_sequences=session.num_sequences,
+                    num_queued_tokens=session.num_queued_tokens,
+                    workers_ready=session.load.workers_ready,
+                )
+                for session in sessions
+            ]
+        )
+        self._on_choice(self._policy.name, reason)
+        return sessions[index]
+
+    async def wait_usable(self, timeout: float) -> None:
+        """Until a replica takes requests. Raises NoReplica after `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._usable.wait()
+        except TimeoutError:
+            raise NoReplica(
+                f"no replica became ready within {timeout:.1f} s: {self.describe()}; resume later"
+            ) from None
+
+    def _changed(self) -> None:
+        for replica in self.replicas:
+            if replica.session is not None:
+                self._model = replica.session.welcome.model
+        _set(self._usable, any(replica.usable for replica in self.replicas))
+        _set(self.all_ready, self.num_ready == len(self.replicas))
+        self._on_change(self)
+
+
+def _set(event: asyncio.Event, value: bool) -> None:
+    if value:
+        event.set()
+    else:
+        event.clear()
+
+
+async def _write(call, session: Session) -> None:
+    """Ends with the call; the reader is told of that, too, and says why."""
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        while True:
+            await call.write(await session.outgoing.get())
+
+
+def _report_crash(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s failed", task.get_name(), exc_info=error)

@@ -1,0 +1,184 @@
+"""The router's gRPC server: Inference, health, reflection; and how it comes up and goes down."""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import secrets
+import socket
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from configs.options import Options
+from protos.inference_pb2 import DESCRIPTOR
+from protos.inference_pb2_grpc import add_InferenceServicer_to_server
+from router.errors import Draining
+from router.metrics import RouterMetrics
+from router.policies import LeastLoaded
+from router.replicas import ReplicaSet
+from router.service import InferenceService
+from router.tokenizer import Tokenizer, TokenizerPool
+
+log = logging.getLogger("octavo.router")
+
+SERVICE = DESCRIPTOR.services_by_name["Inference"].full_name
+_SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+# What ended streams get to say so to their clients.
+_LAST_WORDS_S = 1.0
+
+
+class AddressError(OSError):
+    """The server can't listen; the message names the options and what would work."""
+
+
+class RouterServer:
+    """One router. Liveness ("") is SERVING while it runs, readiness (octavo.v1.Inference) while a replica is ready."""
+
+    def __init__(self, options: Options, tokenizer: Tokenizer, model_name: str) -> None:
+        self.metrics = RouterMetrics()
+        self.port = 0
+        self._options = options
+        self._tokenizer = TokenizerPool(tokenizer)
+        self._replicas = ReplicaSet(
+            [options.scheduler_address(i) for i in range(options.data_parallel_size)],
+            LeastLoaded(),
+            router_id=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
+            model_name=model_name,
+            silence_timeout=options.heartbeat_timeout,
+            on_change=self._on_replicas_change,
+            on_choice=lambda policy, reason: self.metrics.routing_decisions.labels(policy, reason).inc(),
+        )
+        self._service = InferenceService(
+            model_name=model_name,
+            tokenizer=self._tokenizer,
+            replicas=self._replicas,
+            metrics=self.metrics,
+            buffer_bytes=options.stream_buffer_bytes,
+        )
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health_updates: set[asyncio.Task[None]] = set()
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._service.live)
+
+    async def wait_ready(self) -> None:
+        """Until every replica is ready."""
+        await self._replicas.all_ready.wait()
+
+    def readiness(self) -> tuple[bool, str]:
+        """For /health: whether requests are served, and a line on the replicas. Safe to call from any thread."""
+        if self._service.draining:
+            return False, "draining"
+        return self._replicas.num_ready > 0, self._replicas.describe()
+
+    async def start(self) -> None:
+        """Listens, and connects to the schedulers in the background. Raises AddressError."""
+        options = self._options
+        server = grpc.aio.server(
+            options=[
+                # Two routers on one port would share its connections silently.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", options.max_message_bytes),
+                ("grpc.max_send_message_length", -1),
+                # Clients behind load balancers ping idle connections; the default takes that for an attack.
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                # A client whose host has vanished frees its blocks after this.
+                ("grpc.keepalive_time_ms", 30_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+            ]
+        )
+        add_InferenceServicer_to_server(self._service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        _add_reflection(server)
+        await self._health.set(SERVICE, _NOT_SERVING)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        try:
+            self.port = server.add_insecure_port(f"{host}:{options.port}")
+        except RuntimeError:
+            raise AddressError(_why_not_bound(options.host, options.port)) from None
+        self._warn_of_open_addresses()
+        self._server = server
+        await server.start()
+        self._replicas.start()
+
+    async def drain(self) -> None:
+        """Refuses new requests, and waits for the running ones, at most drain_timeout seconds."""
+        self._service.draining = True
+        await self._health.set(SERVICE, _NOT_SERVING)
+        log.info("draining: %d streams get %g s to finish", self.num_streams, self._options.drain_timeout)
+        try:
+            async with asyncio.timeout(self._options.drain_timeout):
+                await self._service.live.wait_empty()
+        except TimeoutError:
+            log.warning(
+                "drain_timeout=%g s has passed: %d streams end now", self._options.drain_timeout, self.num_streams
+            )
+
+    async def stop(self) -> None:
+        """Ends what still runs, resumable, and closes."""
+        self._service.draining = True
+        self._service.live.fail_all(Draining("this router is shutting down: resume at another one, or once it is back"))
+        if self._server is not None:
+            await self._server.stop(_LAST_WORDS_S)
+        await self._replicas.stop()
+        self._tokenizer.close()
+
+    def _on_replicas_change(self, replicas: ReplicaSet) -> None:
+        for replica in replicas.replicas:
+            self.metrics.replica_ready.labels(replica.address).set(replica.ready)
+        serving = replicas.num_ready > 0 and not self._service.draining
+        task = asyncio.ensure_future(self._health.set(SERVICE, _SERVING if serving else _NOT_SERVING))
+        self._health_updates.add(task)
+        task.add_done_callback(self._health_updates.discard)
+
+    def _warn_of_open_addresses(self) -> None:
+        options = self._options
+        if not _is_loopback(options.host):
+            log.warning(
+                "host=%s: anyone who reaches port %d can use this server; it has no TLS", options.host, self.port
+            )
+        for replica in self._replicas.replicas:
+            host = replica.address.rpartition(":")[0]
+            if not replica.address.startswith("unix:") and not _is_loopback(host.strip("[]")):
+                log.warning("scheduler_addresses: %s is reached without TLS; use a private network", replica.address)
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    # grpcio brings v1alpha only; v1 has the same messages under another name, and newer tools ask for it first.
+    servicer = reflection.aio.ReflectionServicer(names)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    service = "grpc.reflection.v1.ServerReflection"
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"ServerReflectionInfo": handler}),))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _why_not_bound(host: str, port: int) -> str:
+    """gRPC does not say; binding again does."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen()
+            cause = "refused"
+        except OSError as error:
+            cause = error.strerror or str(error)
+    return f"can't listen on host={host!r}, port={port}: {cause}; choose another port, or 0 for any free one"

@@ -1,0 +1,186 @@
+"""One open Session with a scheduler: submits groups, cancels them, and hands each message's columns to their owners."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from protos.inference_pb2 import PromptLogprobs, TokenLogprobs
+from protos.scheduler_pb2 import (
+    CancelReason,
+    CancelSequences,
+    Load,
+    PromptPart,
+    Rejected,
+    RouterMessage,
+    SchedulerMessage,
+    SequenceFinish,
+    StepOutputs,
+    Submit,
+    Welcome,
+)
+from router.errors import Exhausted
+from runtime.wire import SESSION_MESSAGE_BYTES, SESSION_PART_TOKENS
+
+
+class GroupOwner(Protocol):
+    """Who submitted a group. Called on the event loop; must not block and must not raise."""
+
+    def on_tokens(
+        self,
+        choice: int,
+        first_token: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        ended: SequenceFinish | None,
+    ) -> None: ...
+
+    def on_prompt_logprobs(self, frame: PromptLogprobs) -> None: ...
+
+    def on_rejected(self, rejected: Rejected) -> None: ...
+
+    def on_lost(self, cause: str) -> None:
+        """The Session has ended; the group is cancelled with it."""
+        ...
+
+
+class _Group:
+    """Kept until the scheduler has ended every choice, even if its owner has left: its logprobs still take room in the columns."""
+
+    __slots__ = ("has_logprobs", "live_choices", "owner")
+
+    def __init__(self, owner: GroupOwner, live_choices: set[int], has_logprobs: bool) -> None:
+        self.owner: GroupOwner | None = owner
+        self.live_choices = live_choices
+        self.has_logprobs = has_logprobs
+
+
+class Session:
+    """Begins with a Welcome. `outgoing` is written to the wire by the replica, in order."""
+
+    def __init__(self, welcome: Welcome) -> None:
+        self.welcome = welcome
+        self.load = Load(workers_ready=True)
+        self.outgoing: asyncio.Queue[RouterMessage] = asyncio.Queue()
+        self.closed = False
+        self._groups: dict[int, _Group] = {}
+        self._last_group = 0
+        # Submitted and not in a Load yet: group, sequences, prompt tokens.
+        self._unreported: deque[tuple[int, int, int]] = deque()
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._groups)
+
+    @property
+    def num_sequences(self) -> int:
+        """Running and waiting in the scheduler, from all routers, with our latest."""
+        return self.load.num_running + self.load.num_waiting + sum(count for _, count, _ in self._unreported)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        return self.load.num_queued_tokens + sum(tokens for _, _, tokens in self._unreported)
+
+    def submit(self, submit: Submit, prompt_token_ids: Sequence[int], owner: GroupOwner) -> int:
+        """Sends a group. submit: without group and prompt, which are filled in here. Returns the group's number.
+
+        Raises Exhausted if the output tokens of a resume alone are more than one message holds.
+        """
+        assert not self.closed
+        submit.group = self._last_group + 1
+        submit.num_prompt_tokens = len(prompt_token_ids)
+        num_output_tokens = sum(len(start.output_token_ids) for start in submit.choices)
+        first_part = max(SESSION_PART_TOKENS - num_output_tokens, 0)
+        submit.prompt_token_ids.extend(prompt_token_ids[:first_part])
+        if submit.ByteSize() > SESSION_MESSAGE_BYTES - 1024:
+            raise Exhausted(
+                f"{num_output_tokens} output tokens are too many to move to another replica: resume with fewer choices"
+            )
+        self._last_group = submit.group
+        live = {start.choice for start in submit.choices}
+        self._groups[submit.group] = _Group(owner, live, submit.sampling.HasField("logprobs"))
+        self._unreported.append((submit.group, len(live), len(prompt_token_ids)))
+        self.outgoing.put_nowait(RouterMessage(submit=submit))
+        for start in range(first_part, len(prompt_token_ids), SESSION_PART_TOKENS):
+            part = PromptPart(
+                group=submit.group, prompt_token_ids=prompt_token_ids[start : start + SESSION_PART_TOKENS]
+            )
+            self.outgoing.put_nowait(RouterMessage(prompt_part=part))
+        return submit.group
+
+    def cancel(self, group: int, choices: Sequence[int], reason: CancelReason) -> None:
+        """choices: none means all. What the scheduler still sends of them goes on to the owner."""
+        if not self.closed and group in self._groups:
+            cancel = CancelSequences(group=group, choices=choices, reason=reason)
+            self.outgoing.put_nowait(RouterMessage(cancel=cancel))
+
+    def leave(self, group: int) -> None:
+        """The owner wants to hear no more of a group."""
+        if group in self._groups:
+            self._groups[group].owner = None
+
+    def receive(self, message: SchedulerMessage) -> None:
+        if message.HasField("welcome"):
+            self.welcome = message.welcome
+        if message.HasField("load"):
+            self.load = message.load
+            while self._unreported and self._unreported[0][0] <= message.load.last_group:
+                self._unreported.popleft()
+        for rejected in message.rejected:
+            group = self._groups.pop(rejected.group, None)
+            if group is not None and group.owner is not None:
+                group.owner.on_rejected(rejected)
+        for sent in message.prompt_logprobs:
+            group = self._groups.get(sent.group)
+            if group is not None and group.owner is not None:
+                group.owner.on_prompt_logprobs(sent.frame)
+        if message.HasField("outputs"):
+            self._receive_outputs(message.outputs)
+
+    def lose(self, cause: str) -> None:
+        """The Session has ended."""
+        self.closed = True
+        groups, self._groups = self._groups, {}
+        for group in groups.values():
+            if group.owner is not None:
+                group.owner.on_lost(cause)
+
+    def _receive_outputs(self, outputs: StepOutputs) -> None:
+        finishes = {(finish.group, finish.choice): finish for finish in outputs.finishes}
+        token_ids, logprobs = outputs.token_ids, outputs.logprobs
+        token, logprob = 0, 0
+        for number, choice, first_token, count in zip(
+            outputs.groups, outputs.choices, outputs.first_tokens, outputs.num_tokens, strict=True
+        ):
+            new_ids = token_ids[token : token + count]
+            token += count
+            group = self._groups.get(number)
+            if group is None:
+                continue
+            new_logprobs: Sequence[TokenLogprobs] = ()
+            if group.has_logprobs:
+                new_logprobs = logprobs[logprob : logprob + count]
+                logprob += count
+            self._deliver(group, choice, first_token, new_ids, new_logprobs, finishes.pop((number, choice), None))
+        for (number, choice), finish in finishes.items():
+            group = self._groups.get(number)
+            if group is not None:
+                self._deliver(group, choice, 0, (), (), finish)
+        for finish in outputs.finishes:
+            group = self._groups.get(finish.group)
+            if group is not None and not group.live_choices:
+                del self._groups[finish.group]
+
+    def _deliver(
+        self,
+        group: _Group,
+        choice: int,
+        first_token: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        finish: SequenceFinish | None,
+    ) -> None:
+        if finish is not None:
+            group.live_choices.discard(choice)
+        if group.owner is not None:
+            group.owner.on_tokens(choice, first_token, token_ids, logprobs, finish)

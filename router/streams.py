@@ -1,0 +1,388 @@
+"""A live request: its choices, the replica that computes it, and what its client has yet to read."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from protos import inference_pb2 as pb
+from protos import scheduler_pb2 as wire
+from router.choices import Choice, TokenStops
+from router.detokenizer import TokenTable
+from router.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DuplicateRequest,
+    Internal,
+    InvalidRequest,
+    RequestError,
+    SlowReader,
+    Superseded,
+)
+from router.metrics import RouterMetrics
+from router.outbox import Outbox, OutboxFullError
+from router.sampling import for_scheduler
+from router.session import Session
+
+log = logging.getLogger("octavo.router.streams")
+
+# A scheduler knows a request's attempt as the client's attempt, then 16 bits that count the router's own resubmissions:
+# so a client's next attempt is above whatever its router has made of the last one.
+_RESUBMISSION_BITS = 16
+# The first choice's cached_tokens come with its end; a choice cut at a stop string waits so long for the scheduler's word.
+_USAGE_WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A validated request, with everything resolved. arrival, deadline: on time.monotonic(); None: no deadline."""
+
+    request_id: str
+    model: str
+    prompt_token_ids: Sequence[int]
+    sampling: pb.SamplingParams
+    arrival: float
+    eos_token_ids: Sequence[int] = ()
+    priority: int = 0
+    cache_salt: str = ""
+    deadline: float | None = None
+    resume: pb.Resume | None = None
+
+    @property
+    def attempt(self) -> int:
+        return 0 if self.resume is None else self.resume.attempt
+
+
+class Mover(Protocol):
+    """Finds another replica for a stream; router.dispatcher."""
+
+    def move(self, stream: "Stream", cause: str) -> None: ...
+
+    def retry(self, stream: "Stream", rejected: wire.Rejected) -> None: ...
+
+
+class Stream:
+    """Owns a group of a Session (session.GroupOwner) and fills the outbox that the client's call empties."""
+
+    def __init__(
+        self, request: Request, table: TokenTable, mover: Mover, metrics: RouterMetrics, buffer_bytes: int
+    ) -> None:
+        """buffer_bytes: bound on what its client has not read. Raises InvalidRequest if a resume contradicts itself."""
+        self.request = request
+        self.outbox = Outbox(buffer_bytes)
+        self.session: Session | None = None
+        self.fingerprint = ""
+        self.exact = True
+        self.num_resubmissions = 0
+        # Sessions that refused it.
+        self.refused_by: list[Session] = []
+        self._group = 0
+        self._mover = mover
+        self._metrics = metrics
+        self._choices = [Choice(i, request.sampling, table) for i in range(request.sampling.n)]
+        self._cached_tokens: int | None = None
+        self._failure: RequestError | None = None
+        self._arrival = request.arrival
+        self._last_token_at: dict[int, float] = {}
+        # Position after the last prompt logprob passed on.
+        self._prompt_logprobs_end = 1
+        self._backlog: list[pb.Chunk] = []
+        if request.resume is not None:
+            self._backlog = self._refold(request.resume)
+
+    @property
+    def done(self) -> bool:
+        """Nothing more is computed for it, by success or failure."""
+        return self.outbox.closed
+
+    @property
+    def complete(self) -> bool:
+        """Every choice has ended."""
+        return all(choice.finish is not None for choice in self._choices)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(choice.token_ids) for choice in self._choices)
+
+    @property
+    def _log_fields(self) -> dict[str, str]:
+        return {"request_id": self.request.request_id}
+
+    # --- towards the replica
+
+    def begin(self, session: Session | None, *, exact: bool) -> None:
+        """Says Started and submits. session: None if a resume brings a complete output, of which nothing is left to compute."""
+        if session is not None:
+            self.fingerprint = session.welcome.model.fingerprint
+        elif self.request.resume is not None:
+            self.fingerprint = self.request.resume.fingerprint
+        self._set_exact(exact)
+        request = self.request
+        self._metrics.prompt_tokens.inc(len(request.prompt_token_ids))
+        started = pb.Started(
+            request_id=request.request_id,
+            seed=request.sampling.seed,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=request.sampling,
+            fingerprint=self.fingerprint,
+            model=request.model,
+            attempt=request.attempt,
+        )
+        # A prompt alone may be larger than the buffer.
+        self.outbox.put(pb.GenerateResponse(started=started), counted=False)
+        for chunk in self._backlog:
+            self._send_chunk(chunk)
+        self._backlog = []
+        if session is not None:
+            self.submit_to(session)
+        elif not self.done:
+            self._finish_if_complete()
+
+    def submit_to(self, session: Session) -> None:
+        """Hands the unfinished choices to a replica, with their tokens so far."""
+        request = self.request
+        if self.fingerprint != session.welcome.model.fingerprint:
+            self._set_exact(False)
+        sampling = for_scheduler(request.sampling)
+        if self._prompt_logprobs_delivered:
+            sampling.ClearField("prompt_logprobs")
+        submit = wire.Submit(
+            request_id=request.request_id,
+            attempt=(request.attempt << _RESUBMISSION_BITS) + self.num_resubmissions,
+            sampling=sampling,
+            choices=[
+                wire.SequenceStart(choice=choice.index, output_token_ids=choice.token_ids)
+                for choice in self._choices
+                if choice.finish is None
+            ],
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+        )
+        if request.deadline is not None:
+            # 0 would mean none.
+            submit.timeout = max(request.deadline - time.monotonic(), 0.001)
+        try:
+            self._group = session.submit(submit, request.prompt_token_ids, self)
+        except RequestError as error:
+            self.fail(error)
+            return
+        self.session = session
+
+    def fail(self, error: RequestError, reason: wire.CancelReason = wire.CANCEL_REASON_CLIENT) -> None:
+        """Ends the stream; what has been computed is still delivered, except to a slow reader."""
+        if not self.done:
+            self.outbox.close(error, discard=isinstance(error, SlowReader))
+        self._leave(reason)
+
+    def close(self) -> None:
+        """The client's call has ended, however it did."""
+        request = self.request
+        overdue = request.deadline is not None and time.monotonic() >= request.deadline
+        self.fail(
+            DeadlineExceeded("the deadline passed") if overdue else Cancelled("the client went away"),
+            wire.CANCEL_REASON_DEADLINE if overdue else wire.CANCEL_REASON_CLIENT,
+        )
+        self._metrics.request_latency.observe(time.monotonic() - self._arrival)
+
+    # --- from the replica (session.GroupOwner)
+
+    def on_tokens(
+        self,
+        choice: int,
+        first_token: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[pb.TokenLogprobs],
+        ended: wire.SequenceFinish | None,
+    ) -> None:
+        if choice >= len(self._choices):
+            self.fail(Internal(f"the replica sent tokens of choice {choice}, of {len(self._choices)}"))
+            return
+        folded = self._choices[choice]
+        if ended is not None and folded.finish is None and ended.reason == pb.FINISH_REASON_CANCELLED:
+            self._on_cancelled(ended)
+            return
+        if ended is not None:
+            self._note_end(choice, ended)
+        if folded.finish is not None:
+            # Cut at a stop string; what comes later is dropped, but may be what the usage waited for.
+            self._finish_if_complete()
+            return
+        if self.done:
+            return
+        try:
+            chunk = folded.advance(first_token, token_ids, logprobs, ended)
+        except RequestError as error:
+            log.error("%s", error, extra=self._log_fields)
+            self.fail(error)
+            return
+        if chunk is None:
+            return
+        self._observe(choice, len(chunk.token_ids))
+        self._send_chunk(chunk)
+        if folded.finish is None or self.done:
+            return
+        if ended is None and self.session is not None:
+            self.session.cancel(self._group, [choice], wire.CANCEL_REASON_STOP)
+        self._finish_if_complete()
+
+    def on_prompt_logprobs(self, frame: pb.PromptLogprobs) -> None:
+        # Choices of a group send the same ones, and so does the next replica after a loss.
+        known = self._prompt_logprobs_end - frame.first_position
+        if self.done or known < 0 or known >= len(frame.logprobs):
+            return
+        passed_on = pb.PromptLogprobs(first_position=self._prompt_logprobs_end, logprobs=frame.logprobs[known:])
+        self._choices[0].fill_prompt_token_bytes(passed_on.logprobs)
+        self._prompt_logprobs_end += len(passed_on.logprobs)
+        try:
+            self.outbox.put(pb.GenerateResponse(prompt_logprobs=passed_on))
+        except OutboxFullError:
+            self._end_slow_reader()
+
+    def on_rejected(self, rejected: wire.Rejected) -> None:
+        session, self.session = self.session, None
+        if self.done:
+            return
+        if rejected.reason in (wire.REJECT_REASON_QUEUE_FULL, wire.REJECT_REASON_DRAINING):
+            if session is not None:
+                self.refused_by.append(session)
+            self._mover.retry(self, rejected)
+        elif rejected.reason == wire.REJECT_REASON_DUPLICATE:
+            self.fail(DuplicateRequest(rejected.message))
+        elif rejected.reason == wire.REJECT_REASON_SUPERSEDED:
+            self.fail(Superseded(rejected.message))
+        else:
+            self.fail(InvalidRequest(rejected.message))
+
+    def on_lost(self, cause: str) -> None:
+        self.session = None
+        if not self.done:
+            if self.complete:
+                self._send_finished()
+            else:
+                self._mover.move(self, cause)
+
+    # --- inside
+
+    @property
+    def _prompt_logprobs_delivered(self) -> bool:
+        request = self.request
+        brought = request.resume is not None and request.resume.prompt_logprobs_delivered
+        return brought or self._prompt_logprobs_end >= len(request.prompt_token_ids)
+
+    def _refold(self, resume: pb.Resume) -> list[pb.Chunk]:
+        """Folds the tokens that a client holds; returns what it lacks of their text and ends."""
+        stops = TokenStops(self.request.sampling, self.request.eos_token_ids)
+        chunks: list[pb.Chunk] = []
+        for brought in resume.choices:
+            choice = self._choices[brought.index]
+            text = choice.refold(brought.output_token_ids, stops, self.request.sampling.max_tokens).encode()
+            if brought.finished:
+                choice.finish = choice.finish or pb.Finish(reason=pb.FINISH_REASON_STOP)
+                continue
+            delivered = brought.text_bytes_delivered
+            field = f"resume.choices of index {brought.index}: text_bytes_delivered={delivered}"
+            if delivered > len(text):
+                raise InvalidRequest(
+                    f"{field}, but its {len(brought.output_token_ids)} tokens give {len(text)} bytes of text"
+                )
+            try:
+                rest = text[delivered:].decode()
+            except UnicodeDecodeError:
+                raise InvalidRequest(f"{field} is inside of a character: count whole ones, in UTF-8") from None
+            if rest or choice.finish is not None:
+                chunks.append(
+                    pb.Chunk(index=brought.index, first_token=len(choice.token_ids), text=rest, finish=choice.finish)
+                )
+        return chunks
+
+    def _set_exact(self, exact: bool) -> None:
+        if self.exact and not exact:
+            self.exact = False
+            self._metrics.inexact_resumes.inc()
+            log.warning("goes on, not exactly, on a replica of another fingerprint", extra=self._log_fields)
+
+    def _send_chunk(self, chunk: pb.Chunk) -> None:
+        chunk.exact = self.exact
+        try:
+            self.outbox.put_chunk(chunk)
+        except OutboxFullError:
+            self._end_slow_reader()
+
+    def _end_slow_reader(self) -> None:
+        self.fail(
+            SlowReader(
+                "the client reads more slowly than tokens come and stream_buffer_bytes of them wait: "
+                "resume with the tokens received, and read faster or raise stream_buffer_bytes"
+            ),
+            wire.CANCEL_REASON_SLOW_READER,
+        )
+
+    def _on_cancelled(self, ended: wire.SequenceFinish) -> None:
+        if self.done:
+            return
+        if ended.superseded:
+            self.fail(Superseded("a higher attempt of this request has taken over"))
+        elif ended.cancel_reason == wire.CANCEL_REASON_DEADLINE:
+            self.fail(DeadlineExceeded("the deadline passed"), wire.CANCEL_REASON_DEADLINE)
+        else:
+            # The replica gave it up, as a drain does at its end: another one goes on.
+            self._leave(wire.CANCEL_REASON_CLIENT)
+            self._mover.move(self, ended.message or "the replica gave the request up")
+
+    def _note_end(self, choice: int, ended: wire.SequenceFinish) -> None:
+        if self._cached_tokens is None or choice == 0:
+            self._cached_tokens = ended.num_cached_tokens
+        if ended.reason == pb.FINISH_REASON_ERROR:
+            self._failure = Internal(f"choice {choice} could not be computed: {ended.message}")
+
+    def _finish_if_complete(self) -> None:
+        if self.done or not self.complete:
+            return
+        if self._cached_tokens is None and self.session is not None:
+            asyncio.get_running_loop().call_later(_USAGE_WAIT_S, self._send_finished)
+        else:
+            self._send_finished()
+
+    def _send_finished(self) -> None:
+        if self.done:
+            return
+        if self._failure is not None:
+            self.fail(self._failure)
+            return
+        usage = pb.Usage(
+            prompt_tokens=len(self.request.prompt_token_ids),
+            cached_tokens=self._cached_tokens or 0,
+            completion_tokens=self.num_output_tokens,
+        )
+        self.outbox.put(pb.GenerateResponse(finished=pb.Finished(usage=usage)), counted=False)
+        self.outbox.close()
+        self._leave(wire.CANCEL_REASON_STOP)
+
+    def _leave(self, reason: wire.CancelReason) -> None:
+        """Gives the group up, and has the replica drop what it still computes of it."""
+        session, self.session = self.session, None
+        if session is not None:
+            if not self.complete:
+                session.cancel(self._group, [], reason)
+            session.leave(self._group)
+
+    def _observe(self, choice: int, num_tokens: int) -> None:
+        if not num_tokens:
+            return
+        now = time.monotonic()
+        last = self._last_token_at.get(choice)
+        if last is not None:
+            self._metrics.inter_token_latency.observe(now - last)
+        elif not self._last_token_at:
+            self._metrics.time_to_first_token.observe(now - self._arrival)
+        self._last_token_at[choice] = now
+        self._metrics.generation_tokens.inc(num_tokens)
+
+    @property
+    def outcome(self) -> str:
+        """For metrics, once it has ended well: the first choice's finish."""
+        finish = self._choices[0].finish
+        reason = pb.FINISH_REASON_UNSPECIFIED if finish is None else finish.reason
+        return pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()

@@ -1,0 +1,159 @@
+"""The served model's tokenizer and chat template, on the plain `tokenizers` library."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import tokenizers
+from google.protobuf.json_format import MessageToDict
+
+from protos.inference_pb2 import ChatPrompt
+from router.chat_template import ChatTemplate, TemplateError
+from router.detokenizer import detokenize
+from router.token_bytes import UnknownDecoderError, token_bytes_function
+from router.tokenizer_files import TokenizerError
+
+# The names under which templates know special tokens, as in transformers.
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
+
+
+class Tokenizer:
+    """Encodes, renders chats, and knows every token's bytes. Safe to use from several threads."""
+
+    def __init__(self, directory: Path) -> None:
+        """directory: as router.tokenizer_files gives it. Raises TokenizerError."""
+        path = directory / "tokenizer.json"
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001 - tokenizers raises nothing more specific
+            raise TokenizerError(f"{path} is no tokenizer that the tokenizers library reads: {error}") from None
+        # A length or a padding kept in the file is for training.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        decoder = self._tokenizer.decoder
+        try:
+            # Its state is its section of the file; reading that again would cost 30 times its size in memory.
+            self._to_bytes = token_bytes_function(json.loads(decoder.__getstate__()) if decoder else None)
+        except UnknownDecoderError as error:
+            raise TokenizerError(f"{path} can't be used: {error}") from None
+        self.special_ids = frozenset(
+            token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        self._bytes: dict[int, bytes] = {}
+        self._template = _read_template(directory)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token's spelling: a text of k times as many characters has k tokens or more."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
+    def encode(self, text: str) -> list[int]:
+        """With the special tokens (BOS) that the tokenizer's own post-processor adds."""
+        return self._tokenizer.encode(text, add_special_tokens=True).ids
+
+    def encode_chat(self, chat: ChatPrompt) -> list[int]:
+        """Renders and encodes; special tokens are the template's. Raises TemplateError, with the template's own message."""
+        return self._tokenizer.encode(self.render(chat), add_special_tokens=False).ids
+
+    def render(self, chat: ChatPrompt) -> str:
+        """The text of a chat. Raises TemplateError."""
+        if self._template is None:
+            raise TemplateError("the model has no chat template: send `prompt` or `token_ids` instead of `chat`")
+        return self._template.render(
+            [{"role": message.role, "content": message.content} for message in chat.messages],
+            add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
+            arguments=_whole_numbers(MessageToDict(chat.template_arguments)),
+        )
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return detokenize(self, token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; none if the id names no token (vocabularies are padded)."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            token = self._tokenizer.id_to_token(token_id)
+            known = self._bytes[token_id] = b"" if token is None else self._to_bytes(token)
+        return known
+
+
+class TokenizerPool:
+    """Runs a tokenizer's slow calls on threads of its own, so that one long prompt does not hold up everybody's tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="tokenizer")
+
+    async def encode(self, text: str) -> list[int]:
+        return await self._run(self.tokenizer.encode, text)
+
+    async def encode_chat(self, chat: ChatPrompt) -> list[int]:
+        return await self._run(self.tokenizer.encode_chat, chat)
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return await self._run(
+            lambda ids: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens), list(token_ids)
+        )
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, argument)
+
+
+def _read_template(directory: Path) -> ChatTemplate | None:
+    config = _read_json(directory / "tokenizer_config.json")
+    special = _read_json(directory / "special_tokens_map.json") | config
+    tokens: dict[str, str] = {}
+    for name in _SPECIAL_TOKENS:
+        token = special.get(name)
+        content = token.get("content") if isinstance(token, Mapping) else token
+        if isinstance(content, str):
+            tokens[name] = content
+    source: object = config.get("chat_template")
+    if isinstance(source, list):
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default") or next(iter(named.values()), None)
+    if (directory / "chat_template.json").is_file():
+        source = _read_json(directory / "chat_template.json").get("chat_template", source)
+    if (directory / "chat_template.jinja").is_file():
+        source = (directory / "chat_template.jinja").read_text(encoding="utf-8")
+    if not isinstance(source, str):
+        return None
+    try:
+        return ChatTemplate(source, tokens)
+    except TemplateError as error:
+        raise TokenizerError(f"{directory}: {error}") from None
+
+
+def _read_json(path: Path) -> dict:
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{path} is not valid JSON: {error}") from None
+
+
+def _whole_numbers(value):  # of JSON, and gives JSON
+    """A protobuf Struct knows only doubles: 3.0 was a 3, and templates print it."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole_numbers(item) for item in value]
+    return value

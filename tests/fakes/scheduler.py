@@ -1,0 +1,312 @@
+"""A scheduler without workers, for tests: speaks the real Session over real gRPC, and computes nothing.
+
+Its next token is a pure function of (token ids so far, number of prompt tokens, seed, choice), so that a sequence goes
+on on another fake exactly as it would have here.
+"""
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from protos import inference_pb2 as pb
+from protos import scheduler_pb2 as wire
+from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from runtime.wire import PROTOCOL_VERSION
+
+# (token ids so far, of them the prompt's, seed, choice) -> the next token id
+NextToken = Callable[[Sequence[int], int, int, int], int]
+
+VOCAB_SIZE = 49_152
+EOS = 2
+
+
+def hashed_token(token_ids: Sequence[int], num_prompt_tokens: int, seed: int, choice: int) -> int:
+    """Any ordinary token of SmolLM2's vocabulary. Looks at 16 tokens back only: long outputs stay cheap."""
+    state = zlib.crc32(repr((list(token_ids[-16:]), len(token_ids), seed, choice)).encode())
+    return 20 + state % (VOCAB_SIZE - 20)
+
+
+def scripted(output: Sequence[int]) -> NextToken:
+    """Says `output`, then EOS."""
+
+    def next_token(token_ids: Sequence[int], num_prompt_tokens: int, seed: int, choice: int) -> int:
+        position = len(token_ids) - num_prompt_tokens
+        return output[position] if position < len(output) else EOS
+
+    return next_token
+
+
+def model_info(**changes: object) -> pb.ModelInfo:
+    fields: dict = {
+        "name": "test-model",
+        "fingerprint": "one",
+        "max_model_len": 2048,
+        "vocab_size": VOCAB_SIZE,
+        "eos_token_ids": [EOS],
+        "dtype": "float32",
+        "block_size": 16,
+        "num_blocks": 1000,
+        **changes,
+    }
+    return pb.ModelInfo(**fields)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    group: int
+    choice: int
+    token_ids: list[int]
+    submit: wire.Submit
+    num_prompt_tokens: int
+    deadline: float | None
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+@dataclass
+class FakeScheduler:
+    """One replica. Its counts and logs are for tests to look at.
+
+    address: a gRPC address to bind to. step_seconds: between two steps; 0 yields to the loop only. capacity: groups
+    that may be live; more are rejected QUEUE_FULL. pause_at: sequences of so many output tokens stay as they are.
+    tokens_per_step: of one sequence, as with accepted drafts.
+    """
+
+    address: str
+    model: pb.ModelInfo = field(default_factory=model_info)
+    next_token: NextToken = hashed_token
+    step_seconds: float = 0.0
+    capacity: int | None = None
+    pause_at: int | None = None
+    tokens_per_step: int = 1
+    workers_ready: bool = True
+    draining: bool = False
+    first_token_shift: int = 0
+    cancelled: list[wire.CancelSequences] = field(default_factory=list)
+    submitted: list[wire.Submit] = field(default_factory=list)
+    # Prompts as they were put together from their parts, by group.
+    prompts: dict[int, list[int]] = field(default_factory=dict)
+
+    async def start(self) -> None:
+        self._sessions: set[_FakeSession] = set()
+        self.changed = asyncio.Condition()
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        add_SchedulerServicer_to_server(_Servicer(self), self._server)
+        self._server.add_insecure_port(self.address)
+        await self._server.start()
+
+    async def kill(self) -> None:
+        """As kill -9 looks from outside: the Session breaks."""
+        await self._server.stop(None)
+
+    @property
+    def num_live(self) -> int:
+        return sum(len(session.sequences) for session in self._sessions)
+
+    async def wait_until(self, condition: Callable[["FakeScheduler"], bool]) -> None:
+        """Until `condition(self)` holds; looked at after each step and message."""
+        async with asyncio.timeout(20), self.changed:
+            await self.changed.wait_for(lambda: condition(self))
+
+    def send_load(self) -> None:
+        """Tells all routers of changed flags now."""
+        for session in self._sessions:
+            session.outgoing.put_nowait(wire.SchedulerMessage(load=session.load()))
+
+    async def resume_steps(self) -> None:
+        self.pause_at = None
+        async with self.changed:
+            self.changed.notify_all()
+
+
+class _Servicer(SchedulerServicer):
+    def __init__(self, scheduler: FakeScheduler) -> None:
+        self._scheduler = scheduler
+
+    async def Session(
+        self, request_iterator: AsyncIterator[wire.RouterMessage], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[wire.SchedulerMessage]:
+        session = _FakeSession(self._scheduler)
+        opened = await anext(aiter(request_iterator))
+        if opened.open.protocol_version != PROTOCOL_VERSION:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"speak protocol_version {PROTOCOL_VERSION}")
+        tasks = [asyncio.create_task(session.read(request_iterator)), asyncio.create_task(session.step_forever())]
+        self._scheduler._sessions.add(session)
+        try:
+            welcome = wire.Welcome(protocol_version=PROTOCOL_VERSION, replica_id="fake", epoch=1, model=self._scheduler.model)
+            yield wire.SchedulerMessage(welcome=welcome, load=session.load())
+            while True:
+                yield await session.outgoing.get()
+        finally:
+            self._scheduler._sessions.discard(session)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _FakeSession:
+    def __init__(self, scheduler: FakeScheduler) -> None:
+        self.scheduler = scheduler
+        self.sequences: dict[tuple[int, int], _Sequence] = {}
+        self.outgoing: asyncio.Queue[wire.SchedulerMessage] = asyncio.Queue()
+        self._incomplete: dict[int, tuple[wire.Submit, list[int]]] = {}
+        self._last_group = 0
+
+    def load(self) -> wire.Load:
+        scheduler = self.scheduler
+        return wire.Load(
+            num_running=scheduler.num_live,
+            num_free_blocks=900,
+            num_blocks=1000,
+            workers_ready=scheduler.workers_ready,
+            draining=scheduler.draining,
+            last_group=self._last_group,
+        )
+
+    async def read(self, messages: AsyncIterator[wire.RouterMessage]) -> None:
+        async for message in messages:
+            kind = message.WhichOneof("message")
+            if kind == "submit":
+                self._on_submit(message.submit)
+            elif kind == "prompt_part":
+                submit, prompt = self._incomplete[message.prompt_part.group]
+                prompt.extend(message.prompt_part.prompt_token_ids)
+                self._admit_if_whole(submit, prompt)
+            elif kind == "cancel":
+                self._on_cancel(message.cancel)
+            async with self.scheduler.changed:
+                self.scheduler.changed.notify_all()
+
+    def _on_submit(self, submit: wire.Submit) -> None:
+        scheduler = self.scheduler
+        scheduler.submitted.append(submit)
+        assert submit.group == self._last_group + 1, "groups grow by one"
+        self._last_group = submit.group
+        reason = None
+        live_groups = {group for session in scheduler._sessions for group, _ in session.sequences}
+        if scheduler.draining:
+            reason = wire.REJECT_REASON_DRAINING
+        elif scheduler.capacity is not None and len(live_groups) >= scheduler.capacity:
+            reason = wire.REJECT_REASON_QUEUE_FULL
+        if reason is not None:
+            rejected = wire.Rejected(group=submit.group, reason=reason, message=wire.RejectReason.Name(reason))
+            self.outgoing.put_nowait(wire.SchedulerMessage(rejected=[rejected], load=self.load()))
+            return
+        prompt = list(submit.prompt_token_ids)
+        self._incomplete[submit.group] = submit, prompt
+        self._admit_if_whole(submit, prompt)
+
+    def _admit_if_whole(self, submit: wire.Submit, prompt: list[int]) -> None:
+        if len(prompt) < submit.num_prompt_tokens:
+            return
+        del self._incomplete[submit.group]
+        self.scheduler.prompts[submit.group] = prompt
+        deadline = asyncio.get_running_loop().time() + submit.timeout if submit.timeout else None
+        for start in submit.choices:
+            token_ids = [*prompt, *start.output_token_ids]
+            sequence = _Sequence(submit.group, start.choice, token_ids, submit, len(prompt), deadline)
+            self.sequences[submit.group, start.choice] = sequence
+        if submit.sampling.HasField("prompt_logprobs"):
+            logprobs = [_logprobs(token_id) for token_id in prompt[1:]]
+            for i in range(0, len(logprobs), 3):
+                frame = pb.PromptLogprobs(first_position=1 + i, logprobs=logprobs[i : i + 3])
+                sent = wire.SequencePromptLogprobs(group=submit.group, choice=submit.choices[0].choice, frame=frame)
+                self.outgoing.put_nowait(wire.SchedulerMessage(prompt_logprobs=[sent]))
+
+    def _on_cancel(self, cancel: wire.CancelSequences) -> None:
+        self.scheduler.cancelled.append(cancel)
+        choices = cancel.choices or [choice for group, choice in self.sequences if group == cancel.group]
+        outputs = wire.StepOutputs()
+        for choice in choices:
+            if self.sequences.pop((cancel.group, choice), None) is not None:
+                outputs.finishes.add(
+                    group=cancel.group,
+                    choice=choice,
+                    reason=pb.FINISH_REASON_CANCELLED,
+                    cancel_reason=cancel.reason,
+                    num_cached_tokens=4,
+                )
+        self.outgoing.put_nowait(wire.SchedulerMessage(outputs=outputs, load=self.load()))
+
+    async def step_forever(self) -> None:
+        while True:
+            outputs = self._step()
+            if outputs.groups or outputs.finishes:
+                self.outgoing.put_nowait(wire.SchedulerMessage(outputs=outputs, load=self.load()))
+                async with self.scheduler.changed:
+                    self.scheduler.changed.notify_all()
+                await asyncio.sleep(self.scheduler.step_seconds)
+            else:
+                # Nothing can run until a message or a test changes something; deadlines need a look now and then.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.02), self.scheduler.changed:
+                        await self.scheduler.changed.wait()
+
+    def _step(self) -> wire.StepOutputs:
+        scheduler, outputs = self.scheduler, wire.StepOutputs()
+        now = asyncio.get_running_loop().time()
+        for key, sequence in list(self.sequences.items()):
+            if sequence.deadline is not None and now >= sequence.deadline:
+                del self.sequences[key]
+                outputs.finishes.add(
+                    group=sequence.group,
+                    choice=sequence.choice,
+                    reason=pb.FINISH_REASON_CANCELLED,
+                    cancel_reason=wire.CANCEL_REASON_DEADLINE,
+                )
+                continue
+            if not scheduler.workers_ready:
+                continue
+            if scheduler.pause_at is not None and sequence.num_output_tokens >= scheduler.pause_at:
+                continue
+            self._advance(sequence, outputs)
+        return outputs
+
+    def _advance(self, sequence: _Sequence, outputs: wire.StepOutputs) -> None:
+        sampling = sequence.submit.sampling
+        outputs.groups.append(sequence.group)
+        outputs.choices.append(sequence.choice)
+        outputs.first_tokens.append(sequence.num_output_tokens + self.scheduler.first_token_shift)
+        count = 0
+        for _ in range(self.scheduler.tokens_per_step):
+            token_id = self.scheduler.next_token(
+                sequence.token_ids, sequence.num_prompt_tokens, sampling.seed, sequence.choice
+            )
+            sequence.token_ids.append(token_id)
+            outputs.token_ids.append(token_id)
+            count += 1
+            if sampling.HasField("logprobs"):
+                outputs.logprobs.append(_logprobs(token_id))
+            if self._end(sequence, token_id, outputs):
+                break
+        outputs.num_tokens.append(count)
+
+    def _end(self, sequence: _Sequence, token_id: int, outputs: wire.StepOutputs) -> bool:
+        sampling = sequence.submit.sampling
+        own_stop = token_id in sampling.stop_token_ids
+        is_eos = token_id in self.scheduler.model.eos_token_ids and not sampling.ignore_eos
+        may_stop = sequence.num_output_tokens >= sampling.min_tokens
+        if may_stop and (own_stop or is_eos):
+            reason = pb.FINISH_REASON_STOP
+        elif sequence.num_output_tokens >= sampling.max_tokens:
+            reason, own_stop = pb.FINISH_REASON_LENGTH, False
+        else:
+            return False
+        finish = outputs.finishes.add(
+            group=sequence.group, choice=sequence.choice, reason=reason, num_cached_tokens=4
+        )
+        if own_stop:
+            finish.stop_token_id = token_id
+        del self.sequences[sequence.group, sequence.choice]
+        return True
+
+
+def _logprobs(token_id: int) -> pb.TokenLogprobs:
+    chosen = pb.TokenLogprob(token_id=token_id, logprob=-0.5, rank=1)
+    return pb.TokenLogprobs(chosen=chosen, top=[chosen])
