@@ -1,0 +1,159 @@
+"""`python -m worker [-c FILE] [--replica I] [--rank R] [any option]`: one rank of one replica."""
+
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from configs.flags import own_number, parse_flags, usage
+from configs.load import ConfigError, load_options
+from configs.options import Options
+from protos import step_pb2
+from runtime.curve import CurveError
+from runtime.http import ObservabilityServer
+from runtime.logs import configure_logging
+from runtime.model_files import ModelNotFoundError, resolve_model
+from runtime.version import octavo_version
+from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint
+from worker.heartbeat import HeartbeatThread, WorkerStatus
+from worker.link import Link
+from worker.loop import EXIT_PERMANENT, StepRunner, WorkerLoop
+from worker.metrics import WorkerMetrics
+from worker.wakeup import Wakeup
+
+_log = logging.getLogger("octavo.worker")
+
+_OWN_FLAGS = {"replica": "Which replica's worker this is, from 0. Default 0.", "rank": "Its rank, from 0. Default 0."}
+_READY_STATES = (step_pb2.WORKER_STATE_IDLE, step_pb2.WORKER_STATE_STEPPING)
+
+
+def main(argv: list[str]) -> int:
+    """Runs a worker until it is told to end. Returns the exit code: 0, or non-zero with the cause on stderr."""
+    if {"-h", "--help"} & set(argv):
+        print(usage("python -m worker", _OWN_FLAGS))
+        return 0
+    try:
+        config, flags, own = parse_flags(argv, tuple(_OWN_FLAGS))
+        options = load_options(config, flags)
+        replica = own_number(own, "replica", 0, options.data_parallel_size)
+        rank = own_number(own, "rank", 0, options.world_size)
+    except ConfigError as error:
+        print(f"worker: {error}", file=sys.stderr)
+        return EXIT_PERMANENT
+    configure_logging(f"worker-{replica}.{rank}", options.log_level, options.log_format)
+    status = WorkerStatus()
+    metrics = WorkerMetrics(status.snapshot)
+    try:
+        server = _observe(options, replica, rank, metrics, status)
+    except OSError as error:
+        port = options.process_metrics_port("worker", replica, rank)
+        _log.error(
+            "metrics_port=%d: cannot listen on %s:%d for this worker (%s); give another, or 0 for none",
+            options.metrics_port, options.metrics_host, port, error.strerror,
+        )  # fmt: skip
+        return EXIT_PERMANENT
+    try:
+        return _serve(options, replica, rank, status, metrics)
+    except CurveError as error:
+        _log.error("%s", error)
+        return EXIT_PERMANENT
+    finally:
+        if server is not None:
+            server.stop()
+
+
+def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metrics: WorkerMetrics) -> int:
+    endpoint = options.step_address(replica)
+    curve_dir = Path(options.curve_dir) if options.curve_dir else None
+    instance = secrets.randbits(63)
+    wakeup = Wakeup()
+    wakeup.stop_on_signals()
+    status.set(step_pb2.WORKER_STATE_LOADING)
+    with zmq.Context() as context:
+        link = Link(context, endpoint, curve_dir)
+        heartbeat = HeartbeatThread(
+            context,
+            heartbeat_endpoint(endpoint),
+            curve_dir,
+            status,
+            rank=rank,
+            instance=instance,
+            timeout=options.heartbeat_timeout,
+            on_loss=wakeup.notify,
+        )
+        heartbeat.start()
+        code = EXIT_PERMANENT
+        try:
+            hello = _hello(options, rank, instance)
+            loop = WorkerLoop(
+                hello=hello,
+                link=link,
+                heartbeat=heartbeat,
+                status=status,
+                wakeup=wakeup,
+                metrics=metrics,
+                build=_builder(options),
+            )
+            code = loop.run()
+        except ModelNotFoundError as error:
+            _log.error("%s", error)
+            failure = step_pb2.Failure(rank=rank, message=str(error), permanent=True)
+            link.send(step_pb2.WorkerToScheduler(failure=failure))
+        finally:
+            heartbeat.stop()
+            link.close(deliver=code != 0)
+    return code
+
+
+def _hello(options: Options, rank: int, instance: int) -> step_pb2.Hello:
+    return step_pb2.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        octavo_version=octavo_version(),
+        rank=rank,
+        world_size=options.world_size,
+        model=options.served_model_name or resolve_model(options.model).name,
+        block_size=options.block_size,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        pid=os.getpid(),
+        instance=instance,
+    )
+
+
+def _builder(options: Options) -> Callable[[Callable[[float], None]], StepRunner]:
+    """Imports torch while the scheduler may still be starting; its threads are set before anything computes."""
+    import torch  # takes seconds: heartbeats flow already
+
+    from worker.build import build_runner
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(
+        options.worker_threads or max(1, cores // (options.data_parallel_size * options.world_size))
+    )
+    torch.set_num_interop_threads(1)
+    return lambda progress: build_runner(options, progress)
+
+
+def _observe(
+    options: Options, replica: int, rank: int, metrics: WorkerMetrics, status: WorkerStatus
+) -> ObservabilityServer | None:
+    port = options.process_metrics_port("worker", replica, rank)
+    if not port:
+        return None
+
+    def health() -> tuple[bool, str]:
+        now = status.snapshot()
+        name = step_pb2.WorkerState.Name(now.state).removeprefix("WORKER_STATE_").lower()
+        return now.state in _READY_STATES, f"{name}, epoch {now.epoch}, step {now.step}"
+
+    server = ObservabilityServer(options.metrics_host, port, metrics.registry, health)
+    server.start()
+    return server
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

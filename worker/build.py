@@ -1,0 +1,74 @@
+"""From options to a runner that is ready for its first step."""
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+
+from configs.options import Options
+from protos import inference_pb2
+from runtime.model_files import resolve_model
+from runtime.version import octavo_version
+from worker.capacity import resolve_max_model_len, resolve_num_blocks
+from worker.fingerprint import fingerprint
+from worker.kv_cache import KVCache
+from worker.rows import Rows
+from worker.runner import Runner
+from worker.weights import LoadedModel, load_model
+
+_log = logging.getLogger("octavo.worker")
+
+
+def build_runner(options: Options, progress: Callable[[float], None] = lambda fraction: None) -> Runner:
+    """Loads the model that the options name, makes its KV cache, and warms up.
+
+    progress gets fractions of loading, from 0 to 1, on this thread. Raises ValueError (a model that is not there, weights
+    that are damaged, a KV cache with no room) or PermanentError (options that do not fit the model); either would happen
+    again.
+    """
+    start = time.monotonic()
+    files = resolve_model(options.model)
+    dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
+    loaded = load_model(files, dtype=dtype, load_format=options.load_format, progress=progress)
+    num_blocks = resolve_num_blocks(options, loaded.config, dtype)
+    info = _model_info(options, loaded, options.served_model_name or files.name, dtype, num_blocks)
+    rows = Rows(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=info.max_model_len,
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        vocab_size=loaded.config.vocab_size,
+        eos_token_ids=loaded.config.eos_token_ids,
+    )
+    # Block 0, the null block, comes on top of those that can be given out.
+    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, dtype=dtype)
+    runner = Runner(loaded.model, kv_cache, rows, info)
+    runner.warm_up()
+    _log.info(
+        "%s (%s, %s) ready in %.1f s: %d KV blocks of %d tokens, max_model_len %d, fingerprint %s",
+        info.name, info.architecture, info.dtype, time.monotonic() - start, num_blocks, info.block_size,
+        info.max_model_len, info.fingerprint,
+    )  # fmt: skip
+    return runner
+
+
+def _model_info(
+    options: Options, loaded: LoadedModel, name: str, dtype: torch.dtype, num_blocks: int
+) -> inference_pb2.ModelInfo:
+    config, dtype_name = loaded.config, str(dtype).removeprefix("torch.")
+    defaults = {field: getattr(config.default_sampling, field) for field in config.default_sampling.__slots__}
+    return inference_pb2.ModelInfo(
+        name=name,
+        architecture=config.architecture,
+        fingerprint=fingerprint(weights_digest=loaded.digest, dtype=dtype_name, quantization=""),
+        max_model_len=resolve_max_model_len(options, config, num_blocks),
+        vocab_size=config.vocab_size,
+        eos_token_ids=sorted(config.eos_token_ids),
+        dtype=dtype_name,
+        default_sampling=inference_pb2.SamplingParams(**{k: v for k, v in defaults.items() if v is not None}),
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        octavo_version=octavo_version(),
+    )

@@ -1,0 +1,53 @@
+"""How many KV blocks a worker has, and how long a sequence may therefore be."""
+
+import logging
+
+import torch
+
+from configs.options import Options
+from worker.errors import PermanentError
+from worker.kv_cache import KVCache
+from worker.model_config import ModelConfig
+
+_log = logging.getLogger("octavo.worker")
+
+
+def resolve_num_blocks(options: Options, config: ModelConfig, dtype: torch.dtype) -> int:
+    """Blocks that can be given out, from num_blocks_override or kv_cache_memory.
+
+    Raises ValueError, naming the option, if there is room for none.
+    """
+    if options.num_blocks_override:
+        return options.num_blocks_override
+    num_bytes = int(options.kv_cache_memory * 2**30)
+    return KVCache.num_blocks_for(config, num_bytes=num_bytes, block_size=options.block_size, dtype=dtype) - 1
+
+
+def resolve_max_model_len(options: Options, config: ModelConfig, num_blocks: int) -> int:
+    """max_model_len as asked for, or the model's context as far as the KV cache holds it (a cut is logged).
+
+    Raises PermanentError, naming the option, for one that the model or the cache cannot hold.
+    """
+    context, held = config.max_position_embeddings, num_blocks * options.block_size
+    wanted = options.max_model_len
+    if wanted > context:
+        raise PermanentError(f"max_model_len={wanted} is beyond the model's context length: use {context} or less")
+    if wanted > held:
+        raise PermanentError(
+            f"max_model_len={wanted} does not fit into {num_blocks} KV blocks of {options.block_size} tokens: use {held} "
+            f"or less, or raise {_cache_option(options)}"
+        )
+    if wanted:
+        return wanted
+    if held < context:
+        _log.warning(
+            "max_model_len is %d, not the model's %d: the KV cache has %d blocks of %d tokens; raise %s for more",
+            held, context, num_blocks, options.block_size, _cache_option(options),
+        )  # fmt: skip
+    return min(context, held)
+
+
+def _cache_option(options: Options) -> str:
+    if options.num_blocks_override:
+        return f"num_blocks_override={options.num_blocks_override}"
+    return f"kv_cache_memory={options.kv_cache_memory:g}"

@@ -1,0 +1,159 @@
+"""Heartbeats, on a thread and a socket of their own: neither loading weights nor a long step keeps them back."""
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from google.protobuf.message import DecodeError
+
+from protos import step_pb2
+from worker.link import connect_dealer
+
+_log = logging.getLogger("octavo.worker")
+
+_INTERVAL = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusSnapshot:
+    state: step_pb2.WorkerState = step_pb2.WORKER_STATE_UNSPECIFIED
+    epoch: int = 0
+    step: int = 0
+    progress: float = 0.0
+
+
+class WorkerStatus:
+    """What the worker is doing, written by its loop and read by heartbeats and /health."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._snapshot = StatusSnapshot()
+
+    def snapshot(self) -> StatusSnapshot:
+        with self._lock:
+            return self._snapshot
+
+    def set(
+        self,
+        state: step_pb2.WorkerState,
+        *,
+        epoch: int | None = None,
+        step: int | None = None,
+        progress: float | None = None,
+    ) -> None:
+        """None keeps what was."""
+        with self._lock:
+            old = self._snapshot
+            self._snapshot = StatusSnapshot(
+                state=state,
+                epoch=old.epoch if epoch is None else epoch,
+                step=old.step if step is None else step,
+                progress=old.progress if progress is None else progress,
+            )
+
+    @contextmanager
+    def stepping(self, step: int) -> Iterator[None]:
+        self.set(step_pb2.WORKER_STATE_STEPPING, step=step)
+        try:
+            yield
+        finally:
+            self.set(step_pb2.WORKER_STATE_IDLE)
+
+
+class HeartbeatThread(threading.Thread):
+    """Sends a heartbeat each second and watches the answers.
+
+    `num_losses` counts how often the scheduler turned out to be another one, or was back after a silence longer than
+    `timeout`: after either, it knows this rank no more. `on_loss` is called on this thread.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context,
+        endpoint: str,
+        curve_dir: Path | None,
+        status: WorkerStatus,
+        *,
+        rank: int,
+        instance: int,
+        timeout: float,
+        on_loss: Callable[[], None],
+    ) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self._context, self._endpoint, self._curve_dir = context, endpoint, curve_dir
+        self._status, self._rank, self._instance, self._timeout = status, rank, instance, timeout
+        self._on_loss = on_loss
+        self._stop_reader, self._stop_writer = socket.socketpair()
+        self.num_losses = 0
+        self._scheduler: int | None = None
+        self._last_answer = 0.0
+
+    def stop(self) -> None:
+        """Ends and joins the thread."""
+        self._stop_writer.send(b"x")
+        self.join()
+        self._stop_writer.close()
+        self._stop_reader.close()
+
+    def run(self) -> None:
+        identity = f"heartbeat-{self._rank}-{secrets.token_hex(4)}".encode()
+        dealer = connect_dealer(self._context, self._endpoint, self._curve_dir, identity)
+        try:
+            self._beat(dealer)
+        finally:
+            dealer.close(linger=0)
+
+    def _beat(self, dealer: zmq.Socket) -> None:
+        poller = zmq.Poller()
+        poller.register(dealer, zmq.POLLIN)
+        poller.register(self._stop_reader, zmq.POLLIN)
+        next_beat = time.monotonic()
+        while True:
+            wait = next_beat - time.monotonic()
+            if wait <= 0:
+                self._send(dealer)
+                next_beat = time.monotonic() + _INTERVAL
+                continue
+            ready = dict(poller.poll(wait * 1000))
+            if self._stop_reader in ready or self._stop_reader.fileno() in ready:
+                return
+            if dealer in ready:
+                self._receive(dealer)
+
+    def _send(self, dealer: zmq.Socket) -> None:
+        now = self._status.snapshot()
+        beat = step_pb2.Heartbeat(
+            rank=self._rank, epoch=now.epoch, state=now.state, step=now.step, instance=self._instance,
+            progress=now.progress,
+        )  # fmt: skip
+        try:
+            dealer.send(beat.SerializeToString(), zmq.NOBLOCK)
+        except zmq.Again:
+            _log.debug("nobody takes heartbeats at %s", self._endpoint)
+
+    def _receive(self, dealer: zmq.Socket) -> None:
+        try:
+            answer = step_pb2.Heartbeat.FromString(dealer.recv(zmq.NOBLOCK))
+        except DecodeError:
+            _log.warning("an answer to a heartbeat could not be read; it is ignored")
+            return
+        now = time.monotonic()
+        if self._scheduler is not None:
+            silence = now - self._last_answer
+            if answer.instance != self._scheduler:
+                self._lose("another scheduler answers: it was restarted")
+            elif silence > self._timeout:
+                self._lose(f"the scheduler is back after {silence:.1f} s of silence")
+        self._scheduler, self._last_answer = answer.instance, now
+
+    def _lose(self, how: str) -> None:
+        _log.warning("%s", how)
+        self.num_losses += 1
+        self._on_loss()

@@ -1,0 +1,218 @@
+"""The life of a worker: Hello, Reset, Ready, then plan after plan (the protocol is told in protos/step.proto)."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import zmq
+from google.protobuf.message import DecodeError
+
+from protos import inference_pb2, step_pb2
+from worker.errors import PermanentError, PlanError
+from worker.heartbeat import HeartbeatThread, WorkerStatus
+from worker.link import Link
+from worker.metrics import WorkerMetrics
+from worker.plan_chain import PlanChain
+from worker.wakeup import Wakeup
+
+_log = logging.getLogger("octavo.worker")
+
+EXIT_FAILED = 1
+# Starting again would fail in the same way; `octavo up` gives up on it.
+EXIT_PERMANENT = 2
+
+_FIRST_HELLO_AGAIN, _LAST_HELLO_AGAIN = 1.0, 32.0
+
+
+class StepRunner(Protocol):
+    """What the loop needs of `worker.runner.Runner`."""
+
+    model_info: inference_pb2.ModelInfo
+
+    @property
+    def num_live_rows(self) -> int: ...
+    def reset(self) -> None: ...
+    def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult: ...
+
+
+class _StopRequested(Exception):
+    """Leaves loading early."""
+
+
+class WorkerLoop:
+    """Runs on one thread, which owns the link's socket."""
+
+    def __init__(
+        self,
+        *,
+        hello: step_pb2.Hello,
+        link: Link,
+        heartbeat: HeartbeatThread,
+        status: WorkerStatus,
+        wakeup: Wakeup,
+        metrics: WorkerMetrics,
+        build: Callable[[Callable[[float], None]], StepRunner],
+    ) -> None:
+        """build: makes the runner, given what to report progress to; see worker.build.build_runner for its errors."""
+        self._hello, self._rank = hello, hello.rank
+        self._link, self._heartbeat, self._status = link, heartbeat, status
+        self._wakeup, self._metrics, self._build = wakeup, metrics, build
+        self._runner: StepRunner | None = None
+        self._chain = PlanChain()
+        self._epoch = 0
+        # Plans are computed. False before the first Reset, and from a failure to the next Reset.
+        self._is_ready = False
+        self._exit_code: int | None = None
+        # While joining, when to say Hello again, and after what pause; None: not joining.
+        self._hello_due: float | None = None
+        self._hello_pause = _FIRST_HELLO_AGAIN
+        self._num_losses_seen = 0
+
+    def run(self) -> int:
+        """Serves until told to stop. Returns the exit code of the process."""
+        try:
+            self._join()
+            while self._exit_code is None and not self._wakeup.stop_requested:
+                self._wait()
+                self._rejoin_if_due()
+                self._receive()
+        except _StopRequested:
+            pass
+        except PermanentError as error:
+            return self._give_up(str(error), permanent=True)
+        except Exception as error:
+            _log.exception("the worker failed")
+            return self._give_up(f"{type(error).__name__}: {error}", permanent=False)
+        return self._exit_code or 0
+
+    # --- Joining
+
+    def _join(self) -> None:
+        self._num_losses_seen = self._heartbeat.num_losses
+        self._is_ready = False
+        self._link.join()
+        self._link.send(step_pb2.WorkerToScheduler(hello=self._hello))
+        self._hello_due = time.monotonic() + self._hello_pause
+
+    def _rejoin_if_due(self) -> None:
+        if self._heartbeat.num_losses != self._num_losses_seen:
+            self._hello_pause = _FIRST_HELLO_AGAIN
+            self._join()
+        elif self._hello_due is not None and time.monotonic() >= self._hello_due:
+            # A scheduler that ended between this Hello and its Reset has taken the Hello with it.
+            self._hello_pause = min(2 * self._hello_pause, _LAST_HELLO_AGAIN)
+            self._join()
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._link.socket, zmq.POLLIN)
+        poller.register(self._wakeup.reader, zmq.POLLIN)
+        timeout = None if self._hello_due is None else max(0.0, self._hello_due - time.monotonic()) * 1000
+        poller.poll(timeout)
+        self._wakeup.drain()
+
+    # --- Messages
+
+    def _receive(self) -> None:
+        """Handles what has arrived."""
+        while self._exit_code is None and not self._wakeup.stop_requested:
+            frames = self._link.receive()
+            if frames is None:
+                return
+            try:
+                self._handle(frames)
+            except PlanError as error:
+                self._fail_epoch(str(error))
+
+    def _handle(self, frames: list[bytes]) -> None:
+        arrival = time.perf_counter()
+        if len(frames) != 1:
+            raise PlanError(f"a message of {len(frames)} frames; one frame holds one SchedulerToWorker")
+        try:
+            message = step_pb2.SchedulerToWorker.FromString(frames[0])
+        except DecodeError:
+            raise PlanError(f"a message of {len(frames[0])} bytes is no SchedulerToWorker") from None
+        match message.WhichOneof("message"):
+            case "plan":
+                self._step(message.plan, frames[0], arrival)
+            case "reset":
+                self._reset(message.reset)
+            case "shutdown":
+                self._shut_down(message.shutdown)
+            case "probe":
+                pass
+            case _:
+                raise PlanError("a SchedulerToWorker holds no message of a kind known here")
+
+    def _step(self, plan: step_pb2.StepPlan, payload: bytes, arrival: float) -> None:
+        if plan.epoch != self._epoch or not self._is_ready:
+            _log.debug("step %d of epoch %d is dropped; epoch %d is in force", plan.step, plan.epoch, self._epoch)
+            return
+        assert self._runner is not None
+        self._chain.follow(plan, payload)
+        with self._status.stepping(plan.step):
+            result = self._runner.execute(plan)
+            result.timing.total = time.perf_counter() - arrival
+            if not self._link.send(step_pb2.WorkerToScheduler(result=result)):
+                raise PlanError(f"step: the result of {plan.step} can't be sent, for nobody takes results")
+        self._metrics.count_step(plan, result, self._runner.num_live_rows)
+
+    def _reset(self, reset: step_pb2.Reset) -> None:
+        self._hello_due, self._hello_pause = None, _FIRST_HELLO_AGAIN
+        self._is_ready = False
+        self._epoch = reset.epoch
+        self._link.enter(reset.epoch, self._rank)
+        if reset.rendezvous:
+            raise PermanentError(f"rendezvous: {reset.rendezvous!r}, but this worker computes alone (world_size 1)")
+        if self._runner is None:
+            self._status.set(step_pb2.WORKER_STATE_LOADING, epoch=reset.epoch, step=0, progress=0.0)
+            try:
+                self._runner = self._build(self._show_progress)
+            except ValueError as error:
+                raise PermanentError(str(error)) from error
+        else:
+            self._runner.reset()
+        self._chain = PlanChain()
+        self._is_ready = True
+        self._status.set(step_pb2.WORKER_STATE_IDLE, epoch=reset.epoch, step=0, progress=1.0)
+        ready = step_pb2.Ready(epoch=reset.epoch, rank=self._rank, model=self._runner.model_info)
+        self._link.send(step_pb2.WorkerToScheduler(ready=ready))
+        _log.info("ready for epoch %d", reset.epoch)
+
+    def _show_progress(self, fraction: float) -> None:
+        """Called while loading; also the place where loading can be left."""
+        if self._wakeup.stop_requested:
+            raise _StopRequested
+        loading = fraction < 1.0
+        state = step_pb2.WORKER_STATE_LOADING if loading else step_pb2.WORKER_STATE_COMPILING
+        self._status.set(state, progress=fraction)
+
+    def _shut_down(self, shutdown: step_pb2.Shutdown) -> None:
+        if not shutdown.reason:
+            _log.info("the scheduler ends this worker")
+            self._exit_code = 0
+            return
+        _log.error("the scheduler refuses this worker: %s", shutdown.reason)
+        self._exit_code = EXIT_PERMANENT if shutdown.permanent else EXIT_FAILED
+
+    # --- Failures
+
+    def _fail_epoch(self, message: str) -> None:
+        """What follows can't be computed: says so and waits for a Reset."""
+        _log.error("epoch %d is over: %s", self._epoch, message)
+        self._is_ready = False
+        self._metrics.count_epoch_failure()
+        self._send_failure(message, permanent=False)
+
+    def _give_up(self, message: str, *, permanent: bool) -> int:
+        if permanent:
+            _log.error("%s", message)
+        self._is_ready = False
+        self._send_failure(message, permanent=permanent)
+        return EXIT_PERMANENT if permanent else EXIT_FAILED
+
+    def _send_failure(self, message: str, *, permanent: bool) -> None:
+        failure = step_pb2.Failure(epoch=self._epoch, rank=self._rank, message=message, permanent=permanent)
+        if not self._link.send(step_pb2.WorkerToScheduler(failure=failure)):
+            _log.warning("nobody takes this worker's failure")

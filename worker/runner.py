@@ -1,0 +1,146 @@
+"""Computes steps: a plan in, a result out. Knows no sockets, so that a benchmark or a library can call it in-process.
+
+Shape suffixes: S scheduled rows, N sampling rows, T tokens of the step, E hidden size, V vocabulary.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from protos import inference_pb2, step_pb2
+from worker.batching import build_batch
+from worker.input_batch import InputBatch
+from worker.kv_cache import KVCache
+from worker.logprobs import frames, token_logprobs
+from worker.rows import Rows
+from worker.sampler import sample
+from worker.sampling_state import NO_LOGPROBS
+
+# Prompt positions whose logits exist at once: 64 x 49,152 in float32 are 12 MiB.
+_LOGITS_SLICE = 64
+_WARM_UP_TOKENS = 256
+
+
+class StepModel(Protocol):
+    """What the runner needs of a model."""
+
+    def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
+        """Hidden states [T, E] of the batch's tokens, whose KV it writes."""
+        ...
+
+    def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [N, V], a tensor that the caller may change."""
+        ...
+
+
+class Runner:
+    """One rank's model, KV cache and rows. `worker.build.build_runner` makes one from options."""
+
+    def __init__(
+        self, model: StepModel, kv_cache: KVCache, rows: Rows, model_info: inference_pb2.ModelInfo
+    ) -> None:
+        self._model, self._kv_cache, self._rows = model, kv_cache, rows
+        # As Ready tells it to the scheduler.
+        self.model_info = model_info
+
+    @property
+    def num_live_rows(self) -> int:
+        return len(self._rows.live_rows)
+
+    def reset(self) -> None:
+        """A new epoch: forgets every row; what blocks hold means nothing any more."""
+        self._rows.clear()
+        self._scrub(self._rows.take_spoiled_blocks())
+
+    @torch.inference_mode()
+    def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
+        """Computes one step. Epoch, step number and digest are the caller's to check.
+
+        Raises PlanError for a plan that contradicts what the rows hold; then only `reset` may follow.
+        """
+        arrival = time.perf_counter()
+        rows = self._rows
+        rows_S, num_tokens_S = rows.apply(plan)
+        self._scrub(rows.take_spoiled_blocks())
+        scores_prompt_S = self._scores_prompt(rows_S)
+        batch, sampling_S = build_batch(rows, rows_S, num_tokens_S)
+        before_forward = time.perf_counter()
+        hidden_TE = self._model.forward(batch, self._kv_cache)
+        logits_NV = self._model.logits(hidden_TE[batch.logit_indices]) if len(sampling_S) else None
+        after_forward = time.perf_counter()
+        result = step_pb2.StepResult(epoch=plan.epoch, step=plan.step)
+        for i in scores_prompt_S.tolist():
+            result.prompt_logprobs.extend(self._prompt_logprobs(int(rows_S[i]), batch, i, hidden_TE))
+        if logits_NV is not None:
+            self._sample(rows_S[sampling_S], logits_NV, result)
+        end = time.perf_counter()
+        result.timing.total = end - arrival
+        result.timing.forward = after_forward - before_forward
+        result.timing.sample = end - after_forward
+        return result
+
+    def warm_up(self) -> None:
+        """Runs a prefill and a decode through the real step, so that the first request finds everything allocated."""
+        rows = self._rows
+        length = min(_WARM_UP_TOKENS, rows.max_num_batched_tokens, rows.max_model_len - 1)
+        new = step_pb2.NewRow(
+            sequence=1,
+            token_ids=[0] * length,
+            num_prompt_tokens=length,
+            block_ids=range(1, 2 + length // rows.block_size),
+            sampling=inference_pb2.SamplingParams(temperature=1.0, top_p=0.9, seed=0),
+        )
+        self.execute(step_pb2.StepPlan(step=1, new_rows=[new], rows=[0], num_tokens=[length]))
+        self.execute(step_pb2.StepPlan(step=2, rows=[0], num_tokens=[1]))
+        self.reset()
+
+    def _sample(self, rows_N: np.ndarray, logits_NV: torch.Tensor, result: step_pb2.StepResult) -> None:
+        rows = self._rows
+        positions_N = rows.output_positions(rows_N)
+        sampled = sample(logits_NV, rows.sampling, rows_N, positions_N)
+        # A failed row takes token 0 and goes on: a step planned before the scheduler knows may name it once more.
+        rows.append(rows_N, sampled.token_ids_N)
+        rows.failed_R[rows_N] |= sampled.failed_N
+        good_N = ~rows.failed_R[rows_N]
+        sequences_N = rows.sequence_R[rows_N]
+        result.sequences.extend(sequences_N[good_N].tolist())
+        result.positions.extend(positions_N[good_N].tolist())
+        result.token_ids.extend(sampled.token_ids_N[good_N].tolist())
+        result.logprobs.extend(entry for i, entry in sampled.logprobs.items() if good_N[i])
+        result.failed_sequences.extend(sequences_N[~good_N].tolist())
+
+    def _scores_prompt(self, rows_S: np.ndarray) -> np.ndarray:
+        """Which of the scheduled rows have prompt tokens left whose logprobs are wanted. A row that came with output has
+        delivered them before."""
+        rows = self._rows
+        return np.flatnonzero(
+            (rows.sampling.prompt_logprobs_R[rows_S] != NO_LOGPROBS)
+            & (rows.num_tokens_R[rows_S] == rows.num_prompt_tokens_R[rows_S])
+        )
+
+    def _prompt_logprobs(
+        self, row: int, batch: InputBatch, index: int, hidden_TE: torch.Tensor
+    ) -> Iterator[step_pb2.RowPromptLogprobs]:
+        """Of the prompt tokens that follow the step's tokens of one row."""
+        rows = self._rows
+        start, end = int(batch.query_starts[index]), int(batch.query_starts[index + 1])
+        first_position = int(batch.context_lens_S[index]) - (end - start) + 1
+        # The last prompt token is followed by the first sampled one.
+        targets = rows.token_ids_RL[row, first_position : rows.num_prompt_tokens_R[row]][: end - start].astype(np.int64)
+        num_top = rows.sampling.prompt_logprobs_R[row]
+        logprobs: list[inference_pb2.TokenLogprobs] = []
+        for offset in range(0, len(targets), _LOGITS_SLICE):
+            part = targets[offset : offset + _LOGITS_SLICE]
+            logits = self._model.logits(hidden_TE[start + offset : start + offset + len(part)])
+            logprobs += token_logprobs(logits, part, np.full(len(part), num_top))
+        for frame in frames(first_position, logprobs):
+            yield step_pb2.RowPromptLogprobs(sequence=int(rows.sequence_R[row]), frame=frame)
+
+    def _scrub(self, blocks: np.ndarray) -> None:
+        """Zeros blocks that may hold NaN: attention gives masked entries the weight 0, and 0 * NaN is NaN."""
+        if len(blocks):
+            for layer in self._kv_cache.layers:
+                layer[torch.from_numpy(blocks)] = 0
