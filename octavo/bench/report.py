@@ -83,11 +83,11 @@ class Report:
         return values | self.extra
 
 
-def _summary(key: str, seconds: Sequence[float], scale: float) -> dict[str, object]:
+def _summary(key: str, seconds: Sequence[float], scale: float) -> dict[str, float | None]:
     """Mean and percentiles; None where there is nothing to measure."""
     names = [key, *(f"{key}_p{percent}" for percent in PERCENTILES)]
     if not len(seconds):
-        return {name: None for name in names}
+        return dict.fromkeys(names)
     values = [float(np.mean(seconds)), *map(float, np.percentile(seconds, PERCENTILES))]
     return {name: round(value * scale, 5) for name, value in zip(names, values, strict=True)}
 

@@ -17,6 +17,7 @@ app = typer.Typer(
     name="octavo",
     help="Serve large language models over gRPC, and talk to them.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
