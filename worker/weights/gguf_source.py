@@ -1,9 +1,8 @@
 """Tensors and metadata of a GGUF file, dequantized and under Hugging Face names."""
 
+import mmap
 import re
-import struct
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -13,6 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from worker.model_config import ModelConfig
 from worker.take_tensor import Shape
 from worker.weights.errors import WeightsError, some
+from worker.weights.gguf_header import StoredTensor, read_header
 
 QUANTIZATIONS = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K)
 ROPE_FACTORS = "rope_freqs.weight"
@@ -50,54 +50,49 @@ class GGUFSource:
         self.path = path
         self.files = [path]
         try:
-            reader = gguf.GGUFReader(path)
-            metadata = {key: _contents(field) for key, field in reader.fields.items()}
-        # The reader trusts the file: what a damaged one makes it raise depends on where the damage is.
-        except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, OSError, struct.error) as error:
-            raise WeightsError(f"{path}: not a GGUF file, or damaged or cut short: {error or type(error).__name__}") from None
-        unsupported = sorted({tensor.tensor_type.name for tensor in reader.tensors} - {kind.name for kind in QUANTIZATIONS})
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+            raise WeightsError(f"{path}: cannot be read: {error}") from None
+        header = read_header(path, self._data)
+        unsupported = {tensor.kind for tensor in header.tensors.values()} - {*QUANTIZATIONS}
         if unsupported:
-            known = ", ".join(kind.name for kind in QUANTIZATIONS)
-            raise WeightsError(f"{path}: quantization {some(unsupported)} is not supported; {known} are")
-        stored = {tensor.name: tensor for tensor in reader.tensors}
+            raise WeightsError(
+                f"{path}: quantization {some(sorted(kind.name for kind in unsupported))} is not supported; "
+                f"{', '.join(kind.name for kind in QUANTIZATIONS)} are"
+            )
+        stored = dict(header.tensors)
         factors = stored.pop(ROPE_FACTORS, None)
         self._tensors = {hugging_face_name(name): tensor for name, tensor in stored.items()}
-        # A GGUF shape begins with the contiguous dim.
-        self.shapes: dict[str, Shape] = {
-            name: tuple(int(size) for size in reversed(tensor.shape)) for name, tensor in self._tensors.items()
-        }
+        self.shapes: dict[str, Shape] = {name: tensor.shape for name, tensor in self._tensors.items()}
+        freq_factors = None if factors is None else tuple(self._dequantized(factors).tolist())
         try:
-            self.config = ModelConfig.from_gguf(
-                metadata, stored, None if factors is None else tuple(_dequantize(factors).tolist())
-            )
+            self.config = ModelConfig.from_gguf(header.metadata, stored, freq_factors)
         except (ValueError, TypeError) as error:
             raise WeightsError(f"{path}: {error}") from None
-        # llama.cpp turns neighbouring pairs (2i, 2i + 1) for this architecture, and its files hold q and k rows in that order.
-        self._rope_pairs_neighbours = metadata["general.architecture"] == "llama"
+        # llama.cpp turns neighbouring pairs (2i, 2i + 1) for this architecture, and its files hold q and k rows in that
+        # order; Hugging Face's pairs are (i, i + head size / 2).
+        self._rope_pairs_neighbours = header.metadata["general.architecture"] == "llama"
 
     def tensor(self, name: str) -> torch.Tensor:
-        try:
-            values = torch.from_numpy(_dequantize(self._tensors[name]))
-        except ValueError as error:
-            raise WeightsError(f"{self.path}: {name} is damaged: {error}") from None
+        values = torch.from_numpy(self._dequantized(self._tensors[name]))
         if self._rope_pairs_neighbours and ".q_proj." in name:
             return _halves_from_neighbours(values, self.config.num_heads)
         if self._rope_pairs_neighbours and ".k_proj." in name:
             return _halves_from_neighbours(values, self.config.num_kv_heads)
         return values
 
-
-def _contents(field: gguf.ReaderField) -> Any:
-    """A field's value; of a long list (the tokenizer's) only its length matters here, and parsing it takes a second."""
-    return range(len(field.data)) if len(field.data) > 256 else field.contents()
-
-
-def _dequantize(tensor: gguf.ReaderTensor) -> np.ndarray:
-    values = gguf.dequantize(tensor.data, tensor.tensor_type)
-    # F32 comes back as a view of the read-only mapping.
-    return np.array(values, dtype=np.float32) if not values.flags.writeable else values.astype(np.float32, copy=False)
+    def _dequantized(self, tensor: StoredTensor) -> np.ndarray:
+        """float32, owning its memory."""
+        stored = np.frombuffer(self._data, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
+        if tensor.kind is Kind.F32:
+            return stored.view("<f4").reshape(tensor.shape).copy()
+        if tensor.kind is Kind.F16:
+            return stored.view("<f2").reshape(tensor.shape).astype(np.float32)
+        rows = stored.reshape(*tensor.shape[:-1], -1)
+        return gguf.dequantize(rows, tensor.kind)
 
 
 def _halves_from_neighbours(values: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Rows of each head from the order of pairs (2i, 2i + 1) to that of pairs (i, i + head size / 2)."""
-    return values.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+    return values.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)

