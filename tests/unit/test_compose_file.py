@@ -96,9 +96,17 @@ def test_ports_are_published_on_loopback_only():
             assert port.startswith("127.0.0.1:"), (service, port)
 
 
-def test_a_router_gets_the_time_to_drain():
-    grace = services()["router"]["stop_grace_period"]
-    assert int(grace.removesuffix("s")) > options_of("router").drain_timeout
+@pytest.mark.parametrize("service", [name for name in PROCESSES if not name.startswith("worker")])
+def test_what_drains_gets_the_time_for_it(service: str):
+    grace = services()[service]["stop_grace_period"]
+    assert int(grace.removesuffix("s")) > options_of(service).drain_timeout
+
+
+def test_the_router_is_stopped_before_schedulers_and_these_before_workers():
+    # Compose stops in the reverse order of depends_on.
+    for replica in range(options_of("router").data_parallel_size):
+        assert f"scheduler-{replica}" in services()["router"]["depends_on"]
+        assert f"worker-{replica}" in services()[f"scheduler-{replica}"]["depends_on"]
 
 
 def test_the_image_has_every_package_and_nothing_else_of_the_repository():
