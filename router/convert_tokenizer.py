@@ -1,4 +1,4 @@
-"""`python -m router.convert_tokenizer SOURCE TARGET`: writes the tokenizer of a GGUF file or a model's directory as plain files.
+"""`python -m router.convert_tokenizer SOURCE TARGET`: writes a GGUF file's or a directory's tokenizer as plain files.
 
 A process of its own, for router.tokenizer_files: what transformers and torch take of memory is gone when it ends.
 """

@@ -40,7 +40,7 @@ class Dispatcher:
         if stream.num_resubmissions >= _MAX_RESUBMISSIONS:
             stream.fail(
                 Unavailable(
-                    f"{stream.num_resubmissions + 1} replicas in turn lost this request, the last: {cause}; resume later"
+                    f"{stream.num_resubmissions + 1} replicas lost this request, the last: {cause}. Resume later"
                 )
             )
             return

@@ -84,7 +84,7 @@ _MESSAGE_CHARS = 2000
 
 
 def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
-    """The gRPC status and message with which an exception ends a request; an unforeseen one is INTERNAL, without details."""
+    """The status and message with which an exception ends a request; an unforeseen one is INTERNAL, without details."""
     if isinstance(error, RequestError):
         return error.status, str(error)[:_MESSAGE_CHARS]
     return grpc.StatusCode.INTERNAL, "the router failed; its log has the cause under this request's id"

@@ -5,7 +5,7 @@ import asyncio
 from protos.inference_pb2 import Chunk, GenerateResponse
 from router.errors import RequestError
 
-# Chunks of one choice that wait are merged up to this size: a slow reader gets few messages, none too large for its bound.
+# Chunks of one choice that wait are merged up to this size: a reader that lags gets few messages, and none too large.
 _MERGE_BYTES = 4 * 1024
 
 
@@ -55,7 +55,10 @@ class Outbox:
         self._wake.set()
 
     def close(self, error: RequestError | None = None, *, discard: bool = False) -> None:
-        """Nothing more comes. error: raised once all has been read. discard: what waits is dropped. Later calls change nothing."""
+        """Nothing more comes. error: raised once all has been read. discard: what waits is dropped.
+
+        Later calls change nothing.
+        """
         if self._closed:
             return
         self._closed, self._error = True, error

@@ -39,7 +39,7 @@ class Replica:
     def __init__(
         self, address: str, router_id: str, model_name: str, silence_timeout: float, changed: Callable[[], None]
     ):
-        """silence_timeout: seconds without a message after which a scheduler counts as dead; it sends one each second."""
+        """silence_timeout: seconds without a message after which a scheduler counts as dead; one is due each second."""
         self.address = address
         self.session: Session | None = None
         self._router_id = router_id
@@ -217,14 +217,14 @@ class ReplicaSet:
         self._on_choice(self._policy.name, reason)
         return sessions[index]
 
-    async def wait_usable(self, timeout: float) -> None:
-        """Until a replica takes requests. Raises NoReplica after `timeout` seconds."""
+    async def wait_usable(self, seconds: float) -> None:
+        """Until a replica takes requests. Raises NoReplica after so many seconds."""
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds):
                 await self._usable.wait()
         except TimeoutError:
             raise NoReplica(
-                f"no replica became ready within {timeout:.1f} s: {self.describe()}; resume later"
+                f"no replica became ready within {seconds:.1f} s: {self.describe()}; resume later"
             ) from None
 
     def _changed(self) -> None:

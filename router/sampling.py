@@ -1,4 +1,4 @@
-"""Resolves sampling parameters: what the request says, else the model's generation_config.json, else the stated default."""
+"""Resolves sampling parameters: what the request says, else the model's generation_config.json, else a default."""
 
 import os
 

@@ -45,7 +45,7 @@ class GroupOwner(Protocol):
 
 
 class _Group:
-    """Kept until the scheduler has ended every choice, even if its owner has left: its logprobs still take room in the columns."""
+    """Kept until the scheduler has ended every choice, owner or not: its logprobs still take room in the columns."""
 
     __slots__ = ("has_logprobs", "live_choices", "owner")
 

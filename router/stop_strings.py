@@ -36,7 +36,7 @@ class StopMatcher:
     def push(self, text: str, *, may_stop: bool) -> str:
         """Takes more text; returns what can be shown now. After a match (`matched`) nothing more may be pushed.
 
-        may_stop: whether a match that this text completes counts (min_tokens is reached); one that began earlier does too.
+        may_stop: whether a match that this text completes counts (min_tokens is reached), wherever it began.
         """
         assert self.matched is None
         if not self._patterns:

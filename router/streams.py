@@ -31,7 +31,7 @@ log = logging.getLogger("octavo.router.streams")
 # A scheduler knows a request's attempt as the client's attempt, then 16 bits that count the router's own resubmissions:
 # so a client's next attempt is above whatever its router has made of the last one.
 _RESUBMISSION_BITS = 16
-# The first choice's cached_tokens come with its end; a choice cut at a stop string waits so long for the scheduler's word.
+# cached_tokens come with the scheduler's word on the end of a choice; one cut at a stop string waits so long for it.
 _USAGE_WAIT_S = 1.0
 
 
@@ -113,7 +113,7 @@ class Stream:
     # --- towards the replica
 
     def begin(self, session: Session | None, *, exact: bool) -> None:
-        """Says Started and submits. session: None if a resume brings a complete output, of which nothing is left to compute."""
+        """Says Started and submits. session: None if a resume brings a complete output."""
         if session is not None:
             self.fingerprint = session.welcome.model.fingerprint
         elif self.request.resume is not None:

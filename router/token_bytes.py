@@ -55,9 +55,8 @@ def token_bytes_function(decoder: Mapping | None) -> Callable[[str], bytes]:
         return sentencepiece_with_bytes
     if kinds & {"Metaspace", "Replace"}:
         return sentencepiece
-    raise UnknownDecoderError(
-        f"its decoder is {' + '.join(sorted(map(str, kinds))) or 'missing'}; ByteLevel, Metaspace and Replace/ByteFallback are supported"
-    )
+    found = " + ".join(sorted(map(str, kinds))) or "missing"
+    raise UnknownDecoderError(f"its decoder is {found}; ByteLevel, Metaspace and Replace/ByteFallback are supported")
 
 
 def _steps(decoder: Mapping | None) -> Iterator[Mapping]:

@@ -64,7 +64,7 @@ class Tokenizer:
         return self._tokenizer.encode(text, add_special_tokens=True).ids
 
     def encode_chat(self, chat: ChatPrompt) -> list[int]:
-        """Renders and encodes; special tokens are the template's. Raises TemplateError, with the template's own message."""
+        """Renders and encodes; special tokens are the template's. Raises TemplateError, with its own words."""
         return self._tokenizer.encode(self.render(chat), add_special_tokens=False).ids
 
     def render(self, chat: ChatPrompt) -> str:
@@ -90,7 +90,7 @@ class Tokenizer:
 
 
 class TokenizerPool:
-    """Runs a tokenizer's slow calls on threads of its own, so that one long prompt does not hold up everybody's tokens."""
+    """Runs a tokenizer's slow calls on threads of its own: one long prompt does not hold up everybody's tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer

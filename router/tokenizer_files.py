@@ -43,7 +43,8 @@ def tokenizer_directory(model: ModelFiles, tokenizer: str = "") -> Path:
             return source
         if not any((source / name).is_file() for name in _CONVERTIBLE):
             raise TokenizerError(
-                f"{source} has no tokenizer.json (nor {', '.join(_CONVERTIBLE)}): give the option `tokenizer` a directory that has"
+                f"{source} has no tokenizer.json (nor {', '.join(_CONVERTIBLE)}): "
+                f"give the option `tokenizer` a directory that has"
             )
     return _converted(source)
 
@@ -64,7 +65,8 @@ def _converted(source: Path) -> Path:
         fresh = Path(tempfile.mkdtemp(prefix="new-", dir=kept.parent))
     except OSError as error:
         raise TokenizerError(
-            f"can't keep a converted tokenizer in {kept.parent}: {error.strerror}; set OCTAVO_CACHE_DIR to a directory of yours"
+            f"can't keep a converted tokenizer in {kept.parent}: {error.strerror}; "
+            f"set OCTAVO_CACHE_DIR to a directory of yours"
         ) from None
     try:
         _convert(source, fresh)

@@ -101,7 +101,8 @@ def check_text_length(text: str, longest_token: int, max_model_len: int) -> None
     """Refuses at once a text that no tokenization can make short enough. longest_token: in characters."""
     if len(text) > max_model_len * longest_token:
         raise InvalidRequest(
-            f"the prompt has {len(text)} characters: that is more than max_model_len={max_model_len} tokens in any case; shorten it"
+            f"the prompt has {len(text)} characters: "
+            f"more than max_model_len={max_model_len} tokens however they are cut; shorten it"
         )
 
 
@@ -119,8 +120,8 @@ def check_against_model(prompt_token_ids: Sequence[int], sampling: SamplingParam
         raise InvalidRequest("the prompt is empty: give at least one token")
     if num_prompt_tokens >= model.max_model_len:
         raise InvalidRequest(
-            f"the prompt has {num_prompt_tokens} tokens: use at most {model.max_model_len - 1}, so that with one output "
-            f"token it fits max_model_len={model.max_model_len}"
+            f"the prompt has {num_prompt_tokens} tokens: use at most {model.max_model_len - 1}, so that with one "
+            f"output token it fits max_model_len={model.max_model_len}"
         )
     room = model.max_model_len - num_prompt_tokens
     if sampling.HasField("max_tokens") and sampling.max_tokens > room:
@@ -182,8 +183,8 @@ def _check_resume(resume: Resume, sampling: SamplingParams) -> None:
         seen.add(choice.index)
         if len(choice.output_token_ids) > sampling.max_tokens:
             raise InvalidRequest(
-                f"{field}.output_token_ids has {len(choice.output_token_ids)} tokens: sampling.max_tokens={sampling.max_tokens} "
-                f"allows no more than that"
+                f"{field}.output_token_ids has {len(choice.output_token_ids)} tokens: "
+                f"sampling.max_tokens={sampling.max_tokens} allows no more than that"
             )
 
 

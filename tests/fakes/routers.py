@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
@@ -34,7 +35,9 @@ async def running_schedulers(*schedulers: FakeScheduler) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def running_router(addresses: Sequence[str], **options: object) -> AsyncIterator[tuple[RouterServer, InferenceStub]]:
+async def running_router(
+    addresses: Sequence[str], **options: object
+) -> AsyncIterator[tuple[RouterServer, InferenceStub]]:
     """A router of the schedulers at `addresses`, connected to all of them that run, and a stub for it."""
     given: dict = {"port": 0, "metrics_port": 0, "scheduler_addresses": addresses, "data_parallel_size": len(addresses)}
     server = RouterServer(Options(**given, **options), smollm2_tokenizer(), "test-model")  # type: ignore[arg-type]
@@ -54,8 +57,9 @@ class Received:
     """What a client has of a stream, folded as docs/wires.md tells clients to."""
 
     def __init__(self) -> None:
-        self.started: pb.Started | None = None
-        self.finished: pb.Finished | None = None
+        # Messages, None until they come.
+        self.started: Any = None
+        self.finished: Any = None
         self.prompt_logprobs: list[pb.TokenLogprobs] = []
         self.token_ids: dict[int, list[int]] = {}
         self.text: dict[int, str] = {}
@@ -90,6 +94,12 @@ class Received:
         self.exact = self.exact and chunk.exact
         if chunk.HasField("finish"):
             self.finish[chunk.index] = chunk.finish
+
+    def begin_again(self) -> pb.Started:
+        """Expects another Started, of a resume. Returns the last one."""
+        started, self.started = self.started, None
+        assert started is not None
+        return started
 
     def resume_request(self) -> pb.GenerateRequest:
         """The same request again, for any router."""

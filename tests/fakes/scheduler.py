@@ -88,6 +88,8 @@ class FakeScheduler:
     workers_ready: bool = True
     draining: bool = False
     first_token_shift: int = 0
+    # Sends no Load by itself, as if hung.
+    silent: bool = False
     cancelled: list[wire.CancelSequences] = field(default_factory=list)
     submitted: list[wire.Submit] = field(default_factory=list)
     # Prompts as they were put together from their parts, by group.
@@ -119,6 +121,11 @@ class FakeScheduler:
         for session in self._sessions:
             session.outgoing.put_nowait(wire.SchedulerMessage(load=session.load()))
 
+    def give_up_all(self) -> None:
+        """Ends what runs without a router's asking."""
+        for session in self._sessions:
+            session.give_up_all()
+
     async def resume_steps(self) -> None:
         self.pause_at = None
         async with self.changed:
@@ -136,10 +143,13 @@ class _Servicer(SchedulerServicer):
         opened = await anext(aiter(request_iterator))
         if opened.open.protocol_version != PROTOCOL_VERSION:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"speak protocol_version {PROTOCOL_VERSION}")
-        tasks = [asyncio.create_task(session.read(request_iterator)), asyncio.create_task(session.step_forever())]
+        work = (session.read(request_iterator), session.step_forever(), session.send_loads())
+        tasks = [asyncio.create_task(each) for each in work]
         self._scheduler._sessions.add(session)
         try:
-            welcome = wire.Welcome(protocol_version=PROTOCOL_VERSION, replica_id="fake", epoch=1, model=self._scheduler.model)
+            welcome = wire.Welcome(
+                protocol_version=PROTOCOL_VERSION, replica_id="fake", epoch=1, model=self._scheduler.model
+            )
             yield wire.SchedulerMessage(welcome=welcome, load=session.load())
             while True:
                 yield await session.outgoing.get()
@@ -234,6 +244,19 @@ class _FakeSession:
                 )
         self.outgoing.put_nowait(wire.SchedulerMessage(outputs=outputs, load=self.load()))
 
+    def give_up_all(self) -> None:
+        outputs = wire.StepOutputs()
+        for group, choice in self.sequences:
+            outputs.finishes.add(group=group, choice=choice, reason=pb.FINISH_REASON_CANCELLED, message="draining")
+        self.sequences.clear()
+        self.outgoing.put_nowait(wire.SchedulerMessage(outputs=outputs, load=self.load()))
+
+    async def send_loads(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            if not self.scheduler.silent:
+                self.outgoing.put_nowait(wire.SchedulerMessage(load=self.load()))
+
     async def step_forever(self) -> None:
         while True:
             outputs = self._step()
@@ -298,9 +321,7 @@ class _FakeSession:
             reason, own_stop = pb.FINISH_REASON_LENGTH, False
         else:
             return False
-        finish = outputs.finishes.add(
-            group=sequence.group, choice=sequence.choice, reason=reason, num_cached_tokens=4
-        )
+        finish = outputs.finishes.add(group=sequence.group, choice=sequence.choice, reason=reason, num_cached_tokens=4)
         if own_stop:
             finish.stop_token_id = token_id
         del self.sequences[sequence.group, sequence.choice]

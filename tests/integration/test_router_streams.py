@@ -65,13 +65,13 @@ async def test_started_leaves_nothing_to_a_default(scheduler: FakeScheduler, tmp
     async with running_schedulers(fake), running_router([fake.address]) as (server, stub):
         await server.wait_ready()
         received = await receive(stub.Generate(pb.GenerateRequest(prompt="a b", sampling=pb.SamplingParams(top_k=-1))))
-        sampling = received.started.sampling  # type: ignore[union-attr]
+        sampling = received.started.sampling
         unset = [f.name for f in sampling.DESCRIPTOR.fields if f.has_presence and not sampling.HasField(f.name)]
         assert unset == ["logprobs", "prompt_logprobs"]
         assert (sampling.temperature, sampling.top_k, sampling.n) == (0.5, 0, 1)
-        assert sampling.max_tokens == 64 - len(received.started.prompt_token_ids)  # type: ignore[union-attr]
+        assert sampling.max_tokens == 64 - len(received.started.prompt_token_ids)
         assert 0 < sampling.seed < 2**63
-        assert received.started.seed == sampling.seed  # type: ignore[union-attr]
+        assert received.started.seed == sampling.seed
         assert fake.submitted[0].sampling == sampling
 
 
@@ -83,18 +83,18 @@ async def test_unary_says_what_the_stream_says(client: InferenceStub) -> None:
     assert {choice.index: choice.text for choice in result.choices} == received.text
     assert all(choice.finish.reason == pb.FINISH_REASON_LENGTH and choice.exact for choice in result.choices)
     assert list(result.prompt_logprobs) == received.prompt_logprobs
-    assert result.usage == received.finished.usage  # type: ignore[union-attr]
-    assert result.started.prompt_token_ids == received.started.prompt_token_ids  # type: ignore[union-attr]
+    assert result.usage == received.finished.usage
+    assert result.started.prompt_token_ids == received.started.prompt_token_ids
 
 
 async def test_three_choices_are_one_group_of_three_different_outputs(
     client: InferenceStub, scheduler: FakeScheduler
 ) -> None:
     received = await receive(client.Generate(_request(sampling={"n": 3})))
-    prompt = list(received.started.prompt_token_ids)  # type: ignore[union-attr]
+    prompt = list(received.started.prompt_token_ids)
     assert received.token_ids == {i: _expected_tokens(prompt, 12, choice=i) for i in range(3)}
     assert len(scheduler.submitted) == 1
-    assert received.finished.usage.completion_tokens == 36  # type: ignore[union-attr]
+    assert received.finished.usage.completion_tokens == 36
 
 
 async def test_chat_and_token_ids_reach_the_scheduler_as_they_should(
@@ -103,7 +103,9 @@ async def test_chat_and_token_ids_reach_the_scheduler_as_they_should(
     chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="Hi")])
     await receive(client.Generate(pb.GenerateRequest(chat=chat, sampling=pb.SamplingParams(max_tokens=1))))
     assert scheduler.prompts[1] == smollm2_tokenizer().encode_chat(chat)
-    await receive(client.Generate(pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6]), sampling=pb.SamplingParams(max_tokens=1))))
+    await receive(
+        client.Generate(pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6]), sampling=pb.SamplingParams(max_tokens=1)))
+    )
     assert scheduler.prompts[2] == [5, 6]
 
 
@@ -131,8 +133,10 @@ async def test_a_stop_string_across_tokens_ends_the_choice_at_its_completing_tok
     assert received.text[0] == (" one two three fo" if include else " one two thr")
     assert received.finish[0] == pb.Finish(reason=pb.FINISH_REASON_STOP, stop_string="ee fo")
     assert received.token_ids[0] == words[:4]
-    assert received.finished.usage == pb.Usage(  # type: ignore[union-attr]
-        prompt_tokens=len(received.started.prompt_token_ids), cached_tokens=4, completion_tokens=4  # type: ignore[union-attr]
+    assert received.finished.usage == pb.Usage(
+        prompt_tokens=len(received.started.prompt_token_ids),
+        cached_tokens=4,
+        completion_tokens=4,
     )
     assert [(c.reason, list(c.choices)) for c in scheduler.cancelled] == [(wire.CANCEL_REASON_STOP, [0])]
 
@@ -144,7 +148,9 @@ async def test_a_stop_string_holds_only_after_min_tokens(client: InferenceStub, 
     assert (received.text[0], received.token_ids[0]) == (" a b a b", words[:5])
 
 
-@pytest.mark.parametrize(("stop_token", "include", "text"), [(True, False, " one"), (True, True, " one two"), (False, False, " one two")])
+@pytest.mark.parametrize(
+    ("stop_token", "include", "text"), [(True, False, " one"), (True, True, " one two"), (False, False, " one two")]
+)
 async def test_eos_and_stop_tokens_are_counted_but_not_shown(
     client: InferenceStub, scheduler: FakeScheduler, stop_token: bool, include: bool, text: str
 ) -> None:
@@ -175,7 +181,7 @@ async def test_logprobs_carry_the_bytes_of_their_tokens(client: InferenceStub) -
     received = await receive(client.Generate(_request(sampling=sampling)))
     tokenizer = smollm2_tokenizer()
     assert len(received.logprobs) == 6
-    assert len(received.prompt_logprobs) == len(received.started.prompt_token_ids) - 1  # type: ignore[union-attr]
+    assert len(received.prompt_logprobs) == len(received.started.prompt_token_ids) - 1
     for entry in [*received.logprobs, *received.prompt_logprobs]:
         assert entry.chosen.token == tokenizer.token_bytes(entry.chosen.token_id) != b""
         assert entry.top[0].token == entry.chosen.token
@@ -186,7 +192,9 @@ async def test_logprobs_of_a_cancelled_request_do_not_shift_those_of_others(
 ) -> None:
     scheduler.step_seconds = 0.005
     first = client.Generate(_request(sampling={"logprobs": 1, "max_tokens": 200}))
-    second = asyncio.create_task(receive(client.Generate(_request(sampling={"logprobs": 1, "max_tokens": 40, "seed": 8}))))
+    second = asyncio.create_task(
+        receive(client.Generate(_request(sampling={"logprobs": 1, "max_tokens": 40, "seed": 8})))
+    )
     await receive(first, until=lambda received: bool(received.token_ids))
     first.cancel()
     received = await second
@@ -214,7 +222,9 @@ async def test_a_client_that_goes_away_frees_its_sequences(client: InferenceStub
     assert scheduler.cancelled[0].reason == wire.CANCEL_REASON_CLIENT
 
 
-async def test_a_deadline_ends_the_call_and_travels_with_the_request(client: InferenceStub, scheduler: FakeScheduler) -> None:
+async def test_a_deadline_ends_the_call_and_travels_with_the_request(
+    client: InferenceStub, scheduler: FakeScheduler
+) -> None:
     scheduler.pause_at = 1
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await receive(client.Generate(_request(), timeout=0.3))
@@ -234,9 +244,14 @@ async def test_a_gap_in_the_tokens_is_an_error_of_ours(client: InferenceStub, sc
 async def test_a_slow_reader_is_ended_resumable_and_others_go_on(scheduler: FakeScheduler) -> None:
     scheduler.model.max_model_len = 200_000
     scheduler.tokens_per_step = 64
-    async with running_router([scheduler.address], stream_buffer_bytes=4096) as (server, stub):
+    # The transport itself would buffer some MB.
+    small_windows = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+    async with (
+        running_router([scheduler.address], stream_buffer_bytes=4096) as (server, stub),
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=small_windows) as channel,
+    ):
         await server.wait_ready()
-        call = stub.Generate(_request(sampling={"max_tokens": 150_000, "logprobs": 0}))
+        call = InferenceStub(channel).Generate(_request(sampling={"max_tokens": 150_000, "logprobs": 0}))
         received = await receive(call, until=lambda received: received.started is not None)
         await scheduler.wait_until(lambda fake: bool(fake.cancelled))
         assert scheduler.cancelled[0].reason == wire.CANCEL_REASON_SLOW_READER
@@ -245,13 +260,8 @@ async def test_a_slow_reader_is_ended_resumable_and_others_go_on(scheduler: Fake
         with pytest.raises(grpc.aio.AioRpcError, match="resume") as caught:
             await receive(call, into=received)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        sampling = received.resume_request().sampling
-        held = len(received.token_ids[0])
-        sampling.max_tokens = held + 5
         resume = received.resume_request()
-        resume.sampling.CopyFrom(sampling)
-        rest = received
-        rest.started = None
-        rest = await receive(stub.Generate(resume), into=rest)
-        prompt = list(rest.started.prompt_token_ids)  # type: ignore[union-attr]
-        assert rest.token_ids[0][-5:] == _expected_tokens([*prompt, *rest.token_ids[0][:-5]], 5)
+        resume.sampling.max_tokens = len(received.token_ids[0]) + 5
+        prompt = list(received.begin_again().prompt_token_ids)
+        rest = await receive(stub.Generate(resume), into=received)
+        assert rest.token_ids[0] == _expected_tokens(prompt, resume.sampling.max_tokens)

