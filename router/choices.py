@@ -21,16 +21,17 @@ class Choice:
 
     __slots__ = (
         "_detokenizer",
-        "_include_stop",
         "_matcher",
         "_min_tokens",
+        "_stops",
         "_table",
+        "_unshown",
         "finish",
         "index",
         "token_ids",
     )
 
-    def __init__(self, index: int, sampling: SamplingParams, table: TokenTable) -> None:
+    def __init__(self, index: int, sampling: SamplingParams, eos_token_ids: Sequence[int], table: TokenTable) -> None:
         """sampling: resolved."""
         self.index = index
         # Delivered or about to be.
@@ -40,8 +41,12 @@ class Choice:
         self._table = table
         self._detokenizer = IncrementalDetokenizer(table, skip_special_tokens=sampling.skip_special_tokens)
         self._matcher = StopMatcher(sampling.stop, include_in_output=sampling.include_stop_str_in_output)
-        self._include_stop = sampling.include_stop_str_in_output
         self._min_tokens = sampling.min_tokens
+        self._stops = frozenset(sampling.stop_token_ids) | (
+            frozenset() if sampling.ignore_eos else frozenset(eos_token_ids)
+        )
+        # What ends the output is no part of its text, unless asked for.
+        self._unshown = frozenset[int]() if sampling.include_stop_str_in_output else self._stops
 
     def advance(
         self,
@@ -77,18 +82,19 @@ class Choice:
             chunk.finish.CopyFrom(self.finish)
         return chunk
 
-    def refold(self, token_ids: Sequence[int], stops: "TokenStops", max_tokens: int) -> str:
+    def refold(self, token_ids: Sequence[int], sampling: SamplingParams) -> str:
         """Takes the tokens that a client brings on a resume; returns their text.
 
-        `finish` is set if they are a complete output already: then nothing is left to compute.
+        sampling: as at the construction. `finish` is set if they are a complete output already, by the rules that the
+        scheduler applies: then nothing is left to compute.
         """
-        stop_token = stops.stopped_by(token_ids)
-        reached_end = stop_token is not None or len(token_ids) >= max_tokens
         ended = None
-        if reached_end:
-            ended = SequenceFinish(reason=FINISH_REASON_LENGTH if stop_token is None else FINISH_REASON_STOP)
-            if stop_token is not None and stop_token in stops.stop_token_ids:
-                ended.stop_token_id = stop_token
+        if token_ids and len(token_ids) >= self._min_tokens and token_ids[-1] in self._stops:
+            ended = SequenceFinish(reason=FINISH_REASON_STOP)
+            if token_ids[-1] in sampling.stop_token_ids:
+                ended.stop_token_id = token_ids[-1]
+        elif len(token_ids) >= sampling.max_tokens:
+            ended = SequenceFinish(reason=FINISH_REASON_LENGTH)
         return self._fold(token_ids, ended)
 
     def fill_prompt_token_bytes(self, logprobs: Sequence[TokenLogprobs]) -> None:
@@ -97,12 +103,11 @@ class Choice:
 
     def _fold(self, token_ids: Sequence[int], ended: SequenceFinish | None) -> str:
         parts: list[str] = []
-        last = len(token_ids) - 1
-        # What ended the output is no part of its text, unless asked for.
-        drop_last = ended is not None and ended.reason == FINISH_REASON_STOP and not self._include_stop
-        for i, token_id in enumerate(token_ids):
+        for token_id in token_ids:
             self.token_ids.append(token_id)
-            text = "" if drop_last and i == last else self._detokenizer.push(token_id)
+            if token_id in self._unshown and len(self.token_ids) >= self._min_tokens:
+                continue
+            text = self._detokenizer.push(token_id)
             if text and self._match(text, parts):
                 return "".join(parts)
         if ended is not None:
@@ -126,18 +131,3 @@ class Choice:
         entry.chosen.token = token_bytes(entry.chosen.token_id)
         for candidate in entry.top:
             candidate.token = token_bytes(candidate.token_id)
-
-
-class TokenStops:
-    """When tokens alone say that an output is complete, as the scheduler decides it."""
-
-    def __init__(self, sampling: SamplingParams, eos_token_ids: Sequence[int]) -> None:
-        self.stop_token_ids = frozenset(sampling.stop_token_ids)
-        self._all = self.stop_token_ids | (frozenset() if sampling.ignore_eos else frozenset(eos_token_ids))
-        self._min_tokens = sampling.min_tokens
-
-    def stopped_by(self, token_ids: Sequence[int]) -> int | None:
-        """The last token, if it ends the output."""
-        if token_ids and len(token_ids) >= self._min_tokens and token_ids[-1] in self._all:
-            return token_ids[-1]
-        return None

@@ -49,12 +49,14 @@ class InferenceService(InferenceServicer):
         self._buffer_bytes = buffer_bytes
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        request.request_id = request.request_id or uuid.uuid4().hex
         async with self._answering(context, request.request_id), self._open(request, context) as stream:
             while events := await stream.outbox.take():
                 for event in events:
                     await context.write(event)
 
     async def GenerateUnary(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResult:
+        request.request_id = request.request_id or uuid.uuid4().hex
         result = pb.GenerateResult()
         async with self._answering(context, request.request_id), self._open(request, context) as stream:
             result.choices.extend(pb.Choice(index=i, exact=True) for i in range(stream.request.sampling.n))
@@ -152,7 +154,7 @@ class InferenceService(InferenceServicer):
             max_model_len=model.max_model_len,
         )
         return Request(
-            request_id=message.request_id or uuid.uuid4().hex,
+            request_id=message.request_id,
             model=model.name,
             prompt_token_ids=prompt_token_ids,
             sampling=sampling,

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
-from router.choices import Choice, TokenStops
+from router.choices import Choice
 from router.detokenizer import TokenTable
 from router.errors import (
     Cancelled,
@@ -81,7 +81,7 @@ class Stream:
         self._group = 0
         self._mover = mover
         self._metrics = metrics
-        self._choices = [Choice(i, request.sampling, table) for i in range(request.sampling.n)]
+        self._choices = [Choice(i, request.sampling, request.eos_token_ids, table) for i in range(request.sampling.n)]
         self._cached_tokens: int | None = None
         self._failure: RequestError | None = None
         self._arrival = request.arrival
@@ -273,11 +273,10 @@ class Stream:
 
     def _refold(self, resume: pb.Resume) -> list[pb.Chunk]:
         """Folds the tokens that a client holds; returns what it lacks of their text and ends."""
-        stops = TokenStops(self.request.sampling, self.request.eos_token_ids)
         chunks: list[pb.Chunk] = []
         for brought in resume.choices:
             choice = self._choices[brought.index]
-            text = choice.refold(brought.output_token_ids, stops, self.request.sampling.max_tokens).encode()
+            text = choice.refold(brought.output_token_ids, self.request.sampling).encode()
             if brought.finished:
                 choice.finish = choice.finish or pb.Finish(reason=pb.FINISH_REASON_STOP)
                 continue
