@@ -92,7 +92,7 @@ def throughput(
     from octavo.bench.report import print_reports
     from octavo.bench.throughput import Bench
 
-    bench = Bench(options, prompt_len=prompt_len, output_len=output_len, seed=seed, max_concurrency=max(counts))
+    bench = Bench(options, prompt_len=prompt_len, output_len=output_len, seed=seed)
     reports = []
     for count in counts:
         with progress_bar(f"concurrency {count}", count * output_len, hidden=as_json) as advance:

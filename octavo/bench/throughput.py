@@ -1,0 +1,104 @@
+"""Measures the engine alone: scheduler core and worker in one process."""
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import astuple
+
+from configs.options import Options
+from octavo.bench.profile import StepProfile
+from octavo.bench.report import Report, RequestTrace
+from octavo.bench.workload import random_prompts
+from octavo.engine import Engine, StepTimes, build_engine
+from octavo.errors import InvalidRequest
+from protos import inference_pb2 as pb
+
+# Enough for every shape of a step to have been seen once.
+_WARM_UP_TOKENS = 4
+# A profiled step makes some thousands of events: so many steps are plenty.
+_PROFILED_TOKENS = 32
+
+
+class Bench:
+    """One loaded engine, measured at several concurrencies."""
+
+    def __init__(self, options: Options, *, prompt_len: int, output_len: int, seed: int) -> None:
+        """Loads the model. Raises as octavo.engine.build_engine, and InvalidRequest for lengths it cannot take."""
+        self._engine: Engine = build_engine(options)
+        self._prompt_len, self._output_len = prompt_len, output_len
+        self._groups = itertools.count(1)
+        self._seeds = itertools.count(seed)
+        model = self._engine.model
+        if prompt_len + output_len > model.max_model_len:
+            raise InvalidRequest(
+                f"prompt_len={prompt_len} and output_len={output_len} exceed max_model_len={model.max_model_len}"
+            )
+
+    def measure(self, concurrency: int, *, profile: bool, on_tokens: Callable[[int], None]) -> Report:
+        """So many requests that begin together, to their end. on_tokens: called with the output tokens of each step."""
+        self._run(concurrency, min(_WARM_UP_TOKENS, self._output_len), lambda count: None)
+        before = _copy(self._engine.times)
+        start = time.perf_counter()
+        traces = self._run(concurrency, self._output_len, on_tokens)
+        duration = time.perf_counter() - start
+        extra = _time_split(before, self._engine.times)
+        if profile:
+            with StepProfile(self._engine) as profiled:
+                self._run(concurrency, min(_PROFILED_TOKENS, self._output_len), lambda count: None)
+            extra |= profiled.split()
+        return Report(
+            model=self._engine.model.name,
+            dtype=self._engine.model.dtype,
+            concurrency=concurrency,
+            prompt_len=self._prompt_len,
+            output_len=self._output_len,
+            duration=duration,
+            traces=traces,
+            extra=extra,
+        )
+
+    def _run(self, concurrency: int, output_len: int, on_tokens: Callable[[int], None]) -> list[RequestTrace]:
+        """Prompts are new ones each time, so that no run finds the blocks of another."""
+        engine = self._engine
+        prompts = random_prompts(concurrency, self._prompt_len, engine.model.vocab_size, next(self._seeds))
+        sampling = pb.SamplingParams(
+            temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, seed=0, n=1, ignore_eos=True,
+            max_tokens=output_len, min_tokens=output_len,
+        )  # fmt: skip
+        traces: dict[int, RequestTrace] = {}
+        for prompt in prompts:
+            group = next(self._groups)
+            traces[group] = RequestTrace(began=time.perf_counter(), token_times=[], token_counts=[])
+            engine.submit(group, prompt, sampling)
+        while engine.has_work:
+            outputs = engine.step().sequences
+            now = time.perf_counter()
+            for output in outputs:
+                trace = traces[output.key[0]]
+                trace.token_times.append(now)
+                trace.token_counts.append(len(output.token_ids))
+                if output.finish_reason is not None:
+                    trace.ended, trace.error = now, output.message
+            on_tokens(sum(len(output.token_ids) for output in outputs))
+        return list(traces.values())
+
+
+def _copy(times: StepTimes) -> StepTimes:
+    return StepTimes(*astuple(times))
+
+
+def _time_split(before: StepTimes, after: StepTimes) -> dict[str, object]:
+    """Mean milliseconds of a step, and of its parts; `other` is the runner's work around the model."""
+    steps = after.num_steps - before.num_steps
+
+    def mean_ms(part: str) -> float:
+        return round((getattr(after, part) - getattr(before, part)) / steps * 1e3, 4)
+
+    parts = {part: mean_ms(part) for part in ("scheduling", "forward", "sampling")}
+    total = mean_ms("total")
+    return {
+        "num_steps": steps,
+        "step_ms": total,
+        **{f"step_{part}_ms": value for part, value in parts.items()},
+        "step_other_ms": round(total - sum(parts.values()), 4),
+    }

@@ -1,0 +1,142 @@
+"""A scheduling core and a runner in one process, driven in one loop: no router, no sockets, token ids only."""
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from configs.options import Options
+from octavo.errors import InvalidRequest
+from protos import inference_pb2 as pb
+from protos import step_pb2
+from scheduler.core import Core
+from scheduler.messages import ChoiceStart, CoreSettings, GroupRequest, SequenceKey, SequenceOutput, StopRules
+from scheduler.step_wire import GroupSampling, StepCodec
+
+
+class StepRunner(Protocol):
+    """What the engine needs of `worker.runner.Runner`."""
+
+    model_info: pb.ModelInfo
+
+    def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult: ...
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Where the time of all steps so far went, in seconds; the other parts lie within `total`."""
+
+    num_steps: int = 0
+    total: float = 0.0
+    # The core's decisions and bookkeeping, and the plan's and the result's way over the wire format.
+    scheduling: float = 0.0
+    # The model, and choosing tokens.
+    forward: float = 0.0
+    sampling: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOutput:
+    """What one step gave. Prompt logprobs come before output index 0 of their sequence."""
+
+    prompt_logprobs: Sequence[tuple[SequenceKey, pb.PromptLogprobs]]
+    sequences: Sequence[SequenceOutput]
+
+
+class Engine:
+    """Submit requests, then call `step` while it `has_work`. Not for several threads."""
+
+    def __init__(self, runner: StepRunner, options: Options) -> None:
+        self.model = runner.model_info
+        self.times = StepTimes()
+        self._runner = runner
+        self._core = Core(_core_settings(options, self.model))
+        self._codec = StepCodec(epoch=0)
+
+    @property
+    def has_work(self) -> bool:
+        return self._core.has_work
+
+    @property
+    def num_preemptions(self) -> int:
+        """Sequences that lost their KV blocks to others so far, and were or will be computed again."""
+        return self._core.stats.num_preemptions
+
+    def submit(self, group: int, prompt_token_ids: Sequence[int], sampling: pb.SamplingParams) -> None:
+        """Queues a request under a number of the caller's, never used before.
+
+        sampling: resolved, with every field set that applies (router.sampling.resolve_sampling). Raises InvalidRequest.
+        """
+        request = GroupRequest(
+            group=group,
+            request_id=str(group),
+            prompt_token_ids=tuple(prompt_token_ids),
+            choices=tuple(ChoiceStart(choice=i) for i in range(sampling.n)),
+            stop=StopRules(
+                max_tokens=sampling.max_tokens,
+                min_tokens=sampling.min_tokens,
+                stop_token_ids=frozenset(sampling.stop_token_ids),
+                ignore_eos=sampling.ignore_eos,
+            ),
+            sampling=GroupSampling(sampling, first_choice=0),
+            bypass_prefix_cache=sampling.HasField("prompt_logprobs"),
+        )
+        if rejection := self._core.submit(request, time.monotonic()):
+            raise InvalidRequest(rejection.message)
+
+    def cancel(self, group: int, choices: Collection[int] | None = None) -> None:
+        """Ends choices of a group (None: all); nothing more comes of them."""
+        self._core.cancel(group, choices, time.monotonic())
+
+    def step(self) -> EngineOutput:
+        """Computes one step. Raises RuntimeError if requests wait that can never run."""
+        start = time.perf_counter()
+        plan = self._core.schedule(time.monotonic())
+        if plan is None:
+            raise RuntimeError("no request can run, though some wait: the KV cache is too small for them")
+        # Through the bytes that ranks get: what is measured here is what a scheduler does, too.
+        message = step_pb2.SchedulerToWorker.FromString(self._codec.encode(plan))
+        planned = time.perf_counter()
+        result = self._runner.execute(message.plan)
+        computed = time.perf_counter()
+        outcome = self._codec.decode(result)
+        frames = [(key, frame) for number, frame in outcome.prompt_logprobs if (key := self._core.key_of(number))]
+        outputs = self._core.apply(plan, outcome.result, time.monotonic())
+        end = time.perf_counter()
+        times = self.times
+        times.num_steps += 1
+        times.total += end - start
+        times.scheduling += (planned - start) + (end - computed)
+        times.forward += result.timing.forward
+        times.sampling += result.timing.sample
+        return EngineOutput(prompt_logprobs=frames, sequences=outputs)
+
+
+def build_engine(options: Options) -> Engine:
+    """Loads the model that the options name into this process, with all cores for it unless worker_threads says less.
+
+    Raises ValueError (a model that is not there, weights that are damaged) or worker.errors.PermanentError.
+    """
+    # Imports torch, which takes seconds.
+    import torch
+
+    from worker.build import build_runner
+
+    torch.set_num_threads(options.worker_threads or len(os.sched_getaffinity(0)))
+    return Engine(build_runner(options), options)
+
+
+def _core_settings(options: Options, model: pb.ModelInfo) -> CoreSettings:
+    return CoreSettings(
+        block_size=model.block_size,
+        num_blocks=model.num_blocks,
+        max_model_len=model.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        eos_token_ids=frozenset(model.eos_token_ids),
+        enable_prefix_caching=options.enable_prefix_caching,
+        scheduling_policy=options.scheduling_policy,
+        max_queued_requests=options.max_queued_requests,
+        max_queued_tokens=options.max_queued_tokens,
+    )
