@@ -51,7 +51,6 @@ class Core:
         self._waiting = WaitingQueue()
         self._deadlines = Deadlines()
         self._groups: dict[int, Group] = {}
-        self._num_live = 0
         self._num_arrivals = 0
         self._in_flight: Plan | None = None
         self._awaited: dict[int, Sequence] = {}  # whom the plan in flight samples for, by number
@@ -87,15 +86,11 @@ class Core:
         if not group.sequences:
             return None
         self._groups[request.group] = group
-        self._num_live += len(group.sequences)
         self._admission.enqueue(request)
         if request.deadline is not None:
             self._deadlines.add(request.group, request.deadline)
-        leader, *others = group.sequences.values()
-        self._waiting.push(leader)
-        group.held.extend(others)
-        if not group.num_prompt_blocks:
-            self._release_held(group)
+        for sequence in group.sequences.values():
+            self._waiting.push(sequence)
         return None
 
     def cancel(self, group: int, choices: Collection[int] | None, now: float) -> list[SequenceKey]:
@@ -171,7 +166,7 @@ class Core:
             draft.filled.append(sequence)
             draft.schedule(sequence, count)
         for sequence in draft.filled:
-            self._publish(sequence)
+            self._prefix_cache.publish(sequence)
 
     def _grow(self, sequence: Sequence, num_tokens: int, draft: PlanDraft) -> bool:
         """Gives a running sequence blocks for so many tokens, at the cost of the last in order.
@@ -193,7 +188,11 @@ class Core:
         return True
 
     def _admit_waiting(self, draft: PlanDraft) -> None:
-        """Lets in what waits, strictly in order: nobody overtakes one that needs more room."""
+        """Lets in what waits, strictly in order: nobody overtakes one that needs more room.
+
+        Choices of one group need nothing else to compute their prompt once. While the first of them is at it, it takes
+        all the budget there is; when the next is looked at, the first has published the prompt's blocks, or has gone.
+        """
         block_size = self._settings.block_size
         while draft.budget and self._rows.num_free and (sequence := self._waiting.peek()) is not None:
             shared = self._prefix_cache.match(sequence)
@@ -214,7 +213,7 @@ class Core:
             sequence.num_published_blocks = len(shared)
             draft.add_row(sequence)
             draft.schedule(sequence, count)
-            self._publish(sequence)
+            self._prefix_cache.publish(sequence)
 
     def apply(self, plan: Plan, result: Result, now: float) -> list[SequenceOutput]:
         """What a plan's result means: tokens and ends, one output a sequence at most.
@@ -309,7 +308,7 @@ class Core:
     def load(self) -> CoreLoad:
         return CoreLoad(
             num_running=len(self._running),
-            num_waiting=self._num_live - len(self._running),
+            num_waiting=len(self._waiting),
             num_free_blocks=self._pool.num_available,
             num_blocks=self._pool.num_blocks,
             num_queued_tokens=self._admission.num_queued_tokens,
@@ -323,16 +322,13 @@ class Core:
         """Asserts that everything counted in two places is counted alike. Slow: for tests, and when idle."""
         self._running.check_integrity()
         live = [sequence for group in self._groups.values() for sequence in group.sequences.values()]
-        num_held = sum(len(group.held) for group in self._groups.values())
-        assert len(live) == self._num_live == len(self._running) + len(self._waiting) + num_held
+        assert len(live) == len(self._running) + len(self._waiting)
         for sequence in live:
             is_running = sequence.status is SequenceStatus.RUNNING
             assert is_running == (self._running.by_number.get(sequence.number) is sequence) == bool(sequence.block_ids)
             assert sequence.num_computed_tokens <= len(sequence.block_ids) * self._settings.block_size
             assert sequence.num_computed_tokens <= sequence.num_tokens
-        for group in self._groups.values():
-            assert group.sequences, "a group has no sequence left"
-            assert not group.held or len(group.held) == len(group.sequences) - 1, "held sequences have no leader"
+        assert all(group.sequences for group in self._groups.values()), "a group has no sequence left"
         assert self._awaited.keys() <= self._running.by_number.keys()
 
     # --- Transitions
@@ -353,19 +349,13 @@ class Core:
     def _retire(self, sequence: Sequence) -> None:
         """Finishes a sequence, wherever it is."""
         group = sequence.group
-        was_held = sequence in group.held
-        if was_held:
-            group.held.remove(sequence)
-        elif sequence.status is SequenceStatus.RUNNING:
+        if sequence.status is SequenceStatus.RUNNING:
             self._awaited.pop(sequence.number, None)
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
         sequence.finish()
         del group.sequences[sequence.choice]
-        self._num_live -= 1
-        if group.held and not was_held:
-            self._waiting.push(group.held.popleft())  # leads from now on
         if not group.sequences:
             del self._groups[group.number]
             self._deadlines.remove(group.number)
@@ -377,16 +367,6 @@ class Core:
             self._pool.unpublish(block)
         self._retire(sequence)
         return sequence.end_output(FinishReason.ERROR, message=message)
-
-    def _publish(self, sequence: Sequence) -> None:
-        self._prefix_cache.publish(sequence)
-        group = sequence.group
-        if group.held and sequence.num_computed_tokens >= group.num_prompt_blocks * self._settings.block_size:
-            self._release_held(group)
-
-    def _release_held(self, group: Group) -> None:
-        while group.held:
-            self._waiting.push(group.held.popleft())
 
     def _count_first_run(self, sequence: Sequence, num_found: int) -> None:
         group, stats = sequence.group, self._stats

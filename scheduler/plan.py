@@ -7,7 +7,8 @@ from scheduler.request import Sequence
 class PlanDraft:
     """The plan, the token budget left, and whom the step samples for.
 
-    No block is published before every running sequence has its place: until then one can still be withdrawn.
+    No block is published before every running sequence has its place: until then one can still be withdrawn, and
+    nothing of it counts as computed any more.
     """
 
     __slots__ = ("awaited", "budget", "filled", "has_preempted", "plan")
@@ -48,13 +49,11 @@ class PlanDraft:
         """Takes out a running sequence that is being preempted, if it is in the plan already.
 
         Only one whose next token was to be sampled can be: longer chunks are added later, in the order of the running.
+        Its place in the budget stays empty.
         """
         self.has_preempted = True
         if self.awaited.pop(sequence.number, None) is None:
             return
         plan, row = self.plan, sequence.row
-        self.budget += sum(count for scheduled, count in plan.scheduled if scheduled == row)
         plan.scheduled = [entry for entry in plan.scheduled if entry[0] != row]
         plan.grown_rows = [entry for entry in plan.grown_rows if entry[0] != row]
-        if sequence in self.filled:
-            self.filled.remove(sequence)

@@ -1,6 +1,5 @@
 """What the core knows of a request: a group, and its sequences with their status."""
 
-from collections import deque
 from enum import Enum
 
 from scheduler.messages import ChoiceStart, FinishReason, GroupRequest, SequenceKey, SequenceOutput
@@ -20,14 +19,10 @@ class SequenceStatus(Enum):
 
 
 class Group:
-    """One request: a prompt, its unfinished choices, and what they share.
-
-    While the prompt's blocks are not published, one choice leads (it waits or runs) and the others are `held`, so that
-    the prompt is computed once. A hold ends when the leader has published them, or has gone.
-    """
+    """One request: a prompt, its unfinished choices, and what they share."""
 
     __slots__ = (
-        "cache_scope", "end_token_ids", "held", "num_choices", "num_prompt_blocks", "num_prompt_tokens",
+        "cache_scope", "end_token_ids", "num_choices", "num_prompt_blocks", "num_prompt_tokens",
         "prompt_hashes", "request", "sequences",
     )  # fmt: skip
 
@@ -42,7 +37,6 @@ class Group:
         stop = request.stop
         self.end_token_ids = stop.stop_token_ids if stop.ignore_eos else stop.stop_token_ids | eos_token_ids
         self.sequences: dict[int, Sequence] = {}  # the live ones, by choice
-        self.held: deque[Sequence] = deque()
         self.cache_scope = cache_scope
         self.prompt_hashes: list[bytes] = []
 

@@ -1,5 +1,7 @@
-"""A model and a worker without weights: the next token is a function of the tokens before it, and the KV cache remembers
-which prefix each slot was written for. So whatever scheduling does wrong to blocks, rows or positions is seen at once.
+"""A model and a worker without weights, for tests of scheduling.
+
+The next token is a function of the tokens before it, and the KV cache remembers which prefix each slot was written for.
+So whatever scheduling does wrong to blocks, rows or positions is seen at once.
 """
 
 from dataclasses import dataclass, field
@@ -10,13 +12,13 @@ VOCAB_SIZE = 13
 
 
 def extend_digest(digest: int, token_id: int) -> int:
-    """The digest of a prefix, from that of the prefix before its last token. Digests of 0 tokens are the caller's own."""
+    """The digest of a prefix, from that of the prefix one token shorter. The digest of no tokens is the scope."""
     return hash((digest, token_id))
 
 
 def next_token(digest: int, choice: int) -> int:
     """What the model says after a prefix: choices differ, as sampled ones do."""
-    return hash((digest, choice, "next")[:2]) % VOCAB_SIZE
+    return hash((choice, digest)) % VOCAB_SIZE
 
 
 def generate(
@@ -106,6 +108,7 @@ class FakeWorker:
     def _write(self, plan: Plan, starts: dict[int, int]) -> None:
         """Every row's KV, before any row reads, as each layer of a model does it."""
         written: set[int] = set()
+        new_rows = {planned.row for planned in plan.new_rows}
         for number, count in plan.scheduled:
             row = self.rows[number]
             end = row.num_computed_tokens + count
@@ -113,20 +116,15 @@ class FakeWorker:
             assert end <= len(row.token_ids), "more tokens than there are"
             assert end <= len(row.block_ids) * self.block_size, "too few blocks"
             for position in range(row.num_computed_tokens, end):
-                slot, block_index = self._slot(row, position), position // self.block_size
+                slot, block = self._slot(row, position), row.block_ids[position // self.block_size]
                 assert slot not in written, "two rows write one slot"
                 written.add(slot)
                 for other_number, other in self.rows.items():
-                    if other is not row and row.block_ids[block_index] in other.block_ids:
-                        assert other.block_ids.index(row.block_ids[block_index]) == block_index
-                        assert position < starts[other_number], "a row writes a block that another one writes too"
-                        assert number in self._new(plan) or other_number in self._new(plan) or slot not in self.kv
+                    if other is not row and block in other.block_ids:
+                        assert other_number in new_rows, "a row writes a block that another one has read"
+                        assert position < starts[other_number], "two rows write one block"
                 self.kv[slot] = row.digests[position + 1]
             row.num_computed_tokens = end
-
-    @staticmethod
-    def _new(plan: Plan) -> set[int]:
-        return {planned.row for planned in plan.new_rows}
 
     def _check_contexts(self, plan: Plan) -> None:
         for number, _ in plan.scheduled:

@@ -1,0 +1,86 @@
+"""What is refused, and whether the reason helps."""
+
+import pytest
+
+from scheduler.messages import ChoiceStart, GroupRequest, RejectReason, StopRules
+from tests.support.core import CoreDriver, make_request
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (make_request(1, []), ["prompt is empty", "at least one token"]),
+        (make_request(1, range(200)), ["200 tokens", "max_model_len=200", "at most 199"]),
+        (make_request(1, range(190), max_tokens=11), ["max_tokens=11", "max_model_len=200", "at most 10"]),
+        (make_request(1, [1], max_tokens=2**31), ["max_tokens=2147483648", "at most 199"]),
+        (make_request(1, [1], max_tokens=0), ["max_tokens=0", "at least 1"]),
+        (make_request(1, [1], stop=StopRules(max_tokens=3, min_tokens=4)), ["min_tokens=4", "0 to max_tokens"]),
+        (make_request(1, [1], choices=[]), ["choices=[]", "at least one"]),
+        (make_request(1, [1], choices=[ChoiceStart(choice=2)] * 2), ["choices=[2, 2]", "each once"]),
+    ],
+)
+def test_a_request_that_can_never_run_is_refused_with_what_would_work(request_: GroupRequest, said: list[str]):
+    driver = CoreDriver()
+    rejection = driver.submit(request_)
+    assert rejection is not None
+    assert rejection.reason is RejectReason.INVALID
+    for words in said:
+        assert words in rejection.message
+    assert not driver.core.has_work
+
+
+def test_what_never_fits_into_the_blocks_is_refused_and_what_just_fits_runs():
+    """The last token is sampled but not computed, so one more than the blocks hold can be had."""
+    driver = CoreDriver(num_blocks=3)
+    rejection = driver.submit(make_request(1, range(6), max_tokens=8))
+    assert rejection is not None
+    assert rejection.reason is RejectReason.INVALID
+    for words in ("max_tokens=8", "3 blocks of 4 tokens", "at most 13", "kv_cache_memory"):
+        assert words in rejection.message
+    assert driver.submit(make_request(2, range(6), max_tokens=7)) is None
+    driver.finish()
+    assert len(driver.tokens[2, 0]) == 7
+
+
+def test_waiting_requests_are_bounded_and_running_ones_do_not_count():
+    driver = CoreDriver(max_queued_requests=2, max_num_seqs=1)
+    assert driver.submit(make_request(1, [1])) is None
+    driver.step()
+    assert driver.submit(make_request(2, [1])) is None
+    assert driver.submit(make_request(3, [1], choices=3)) is None
+    rejection = driver.submit(make_request(4, [1]))
+    assert rejection is not None
+    assert rejection.reason is RejectReason.QUEUE_FULL
+    assert "max_queued_requests=2" in rejection.message
+    driver.core.cancel(2, None, 0.0)
+    assert driver.submit(make_request(5, [1])) is None
+    driver.finish()
+
+
+def test_waiting_prompt_tokens_are_bounded():
+    driver = CoreDriver(max_queued_tokens=20)
+    assert driver.submit(make_request(1, range(12), choices=2)) is None
+    assert driver.core.load.num_queued_tokens == 12
+    rejection = driver.submit(make_request(2, range(9)))
+    assert rejection is not None
+    assert rejection.reason is RejectReason.QUEUE_FULL
+    assert "12 prompt tokens wait" in rejection.message
+    driver.step()
+    assert driver.core.load.num_queued_tokens == 0
+    assert driver.submit(make_request(3, range(9))) is None
+    alone = driver.submit(make_request(4, range(21)))
+    assert alone is not None
+    assert "21 tokens, more than max_queued_tokens=20" in alone.message
+    driver.finish()
+
+
+def test_a_preempted_request_does_not_count_as_queued():
+    """It has been admitted: refusing newcomers on its account would be counting it twice."""
+    driver = CoreDriver(max_queued_requests=1)
+    driver.submit(make_request(1, range(8)))
+    driver.step()
+    driver.lose_workers()
+    assert driver.core.load.num_waiting == 1
+    assert driver.core.load.num_queued_tokens == 0
+    assert driver.submit(make_request(2, [1])) is None
+    driver.finish()
