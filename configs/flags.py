@@ -1,4 +1,4 @@
-"""The flags of `python -m router`, `python -m scheduler` and `python -m worker`: every option, made from its one definition."""
+"""The flags of `python -m router`, `python -m scheduler` and `python -m worker`, made from the options' definition."""
 
 import difflib
 import textwrap

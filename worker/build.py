@@ -23,9 +23,9 @@ _log = logging.getLogger("octavo.worker")
 def build_runner(options: Options, progress: Callable[[float], None] = lambda fraction: None) -> Runner:
     """Loads the model that the options name, makes its KV cache, and warms up.
 
-    progress gets fractions of loading, from 0 to 1, on this thread. Raises ValueError (a model that is not there, weights
-    that are damaged, a KV cache with no room) or PermanentError (options that do not fit the model); either would happen
-    again.
+    progress gets fractions of loading, from 0 to 1, on this thread. Raises ValueError (a model that is not there,
+    weights that are damaged, a KV cache with no room) or PermanentError (options that do not fit the model); either
+    would happen again.
     """
     start = time.monotonic()
     files = resolve_model(options.model)

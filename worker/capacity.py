@@ -34,8 +34,8 @@ def resolve_max_model_len(options: Options, config: ModelConfig, num_blocks: int
         raise PermanentError(f"max_model_len={wanted} is beyond the model's context length: use {context} or less")
     if wanted > held:
         raise PermanentError(
-            f"max_model_len={wanted} does not fit into {num_blocks} KV blocks of {options.block_size} tokens: use {held} "
-            f"or less, or raise {_cache_option(options)}"
+            f"max_model_len={wanted} does not fit into {num_blocks} KV blocks of {options.block_size} tokens: use "
+            f"{held} or less, or raise {_cache_option(options)}"
         )
     if wanted:
         return wanted

@@ -1,4 +1,4 @@
-"""Names everything that decides a replica's numbers: replicas of one fingerprint continue each other's outputs exactly."""
+"""Names everything that decides a replica's numbers: replicas of one name continue each other's outputs exactly."""
 
 import hashlib
 
@@ -13,7 +13,9 @@ def kernel_path() -> str:
     return f"cpu-{torch.backends.cpu.get_cpu_capability()}-{torch.get_num_threads()}"
 
 
-def fingerprint(*, weights_digest: str, dtype: str, quantization: str, tensor_size: int = 1, pipeline_size: int = 1) -> str:
+def fingerprint(
+    *, weights_digest: str, dtype: str, quantization: str, tensor_size: int = 1, pipeline_size: int = 1
+) -> str:
     """16 hexadecimal digits over weights, dtype, quantization, kernel path, parallel sizes and versions."""
     parts = (
         ("weights", weights_digest),

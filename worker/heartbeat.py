@@ -1,6 +1,7 @@
 """Heartbeats, on a thread and a socket of their own: neither loading weights nor a long step keeps them back."""
 
 import logging
+import math
 import secrets
 import socket
 import threading
@@ -121,7 +122,7 @@ class HeartbeatThread(threading.Thread):
                 self._send(dealer)
                 next_beat = time.monotonic() + _INTERVAL
                 continue
-            ready = dict(poller.poll(wait * 1000))
+            ready = dict(poller.poll(math.ceil(wait * 1000)))
             if self._stop_reader in ready or self._stop_reader.fileno() in ready:
                 return
             if dealer in ready:

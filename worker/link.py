@@ -1,4 +1,4 @@
-"""The worker's end of the step wire: one DEALER socket at a time, under the identity its part in the protocol asks for."""
+"""The worker's end of the step wire: one DEALER socket at a time, under the identity that the protocol asks for."""
 
 import secrets
 from pathlib import Path
@@ -63,8 +63,8 @@ def connect_dealer(context: zmq.Context, endpoint: str, curve_dir: Path | None, 
         socket.setsockopt(zmq.IDENTITY, identity)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, STEP_MESSAGE_BYTES)
-        # Soon at first: a scheduler that starts along with its workers is there within moments. Streams wait for one that
-        # was restarted, and an attempt costs microseconds, so the pauses do not grow long.
+        # Soon at first: a scheduler that starts along with its workers is there within moments. Streams wait for one
+        # that was restarted, and an attempt costs microseconds, so the pauses do not grow long.
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
         if endpoint.startswith("tcp://") and curve_dir is not None:

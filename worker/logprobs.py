@@ -1,54 +1,40 @@
 """Logprobs as the wire has them: of the model's own logits, before temperature, penalties and filters.
 
-Shape suffixes: N positions, V vocabulary, K most likely tokens.
+Shape suffixes: V vocabulary.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 
+from kernels.sampling import most_likely
 from protos import inference_pb2
 from runtime.wire import PROMPT_LOGPROBS_FRAME_BYTES
 
-# Always as many, so that which of several equally likely tokens make the list does not depend on other rows.
-_MAX_TOP = 20
 # Bytes of one TokenLogprob at most: 19 as it leaves here, the rest for the token's bytes, which the router adds.
 _ENTRY_BYTES = 48
 
 
-def token_logprobs(
-    logits_NV: torch.Tensor, token_ids_N: np.ndarray, num_top_N: np.ndarray
-) -> list[inference_pb2.TokenLogprobs]:
-    """Of each position's token and of its num_top_N most likely ones.
+def token_logprobs(logits_V: np.ndarray, token_id: int, num_top: int) -> inference_pb2.TokenLogprobs:
+    """Of a token, and of the num_top most likely ones (equals by id).
 
-    logits_NV: float32. token_ids_N: int64. num_top_N: integers, 0 to 20. Equally likely tokens are listed by id.
+    logits_V: float32, finite or -inf; the position's own logits.
     """
-    logprobs_NV = torch.log_softmax(logits_NV, -1)
-    chosen_N1 = logprobs_NV.gather(-1, torch.from_numpy(token_ids_N).unsqueeze(-1))
-    ranks_N = ((logprobs_NV > chosen_N1).sum(-1) + 1).tolist()
-    if num_top_N.any():
-        top_NK, top_ids_NK = (t.numpy() for t in logprobs_NV.topk(min(_MAX_TOP, logits_NV.shape[-1]), -1))
-        order_NK = np.lexsort((top_ids_NK, -top_NK))
-        top_NK = np.take_along_axis(top_NK, order_NK, -1)
-        top_ids_NK = np.take_along_axis(top_ids_NK, order_NK, -1)
-    else:
-        top_NK = top_ids_NK = np.empty((len(token_ids_N), 0))
+    largest = logits_V.max()
+    log_total = float(largest) + math.log(np.exp(logits_V - largest).sum(dtype=np.float64))
+    chosen = logits_V[token_id]
+    top_ids = most_likely(logits_V, num_top) if num_top else np.empty(0, np.int64)
     entry = inference_pb2.TokenLogprob
-    return [
-        inference_pb2.TokenLogprobs(
-            chosen=entry(token_id=token, logprob=logprob, rank=rank),
-            top=[
-                entry(token_id=top_token, logprob=top_logprob, rank=place)
-                for place, (top_token, top_logprob) in enumerate(
-                    zip(top_ids_K[:num_top].tolist(), top_K[:num_top].tolist(), strict=True), 1
-                )
-            ],
-        )
-        for token, logprob, rank, num_top, top_ids_K, top_K in zip(
-            token_ids_N.tolist(), chosen_N1[:, 0].tolist(), ranks_N, num_top_N.tolist(), top_ids_NK, top_NK, strict=True
-        )
-    ]
+    return inference_pb2.TokenLogprobs(
+        chosen=entry(
+            token_id=token_id, logprob=float(chosen) - log_total, rank=int(np.count_nonzero(logits_V > chosen)) + 1
+        ),
+        top=[
+            entry(token_id=top_id, logprob=float(logits_V[top_id]) - log_total, rank=rank)
+            for rank, top_id in enumerate(top_ids.tolist(), 1)
+        ],
+    )
 
 
 def frames(first_position: int, logprobs: list[inference_pb2.TokenLogprobs]) -> Iterator[inference_pb2.PromptLogprobs]:

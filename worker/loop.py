@@ -1,6 +1,7 @@
 """The life of a worker: Hello, Reset, Ready, then plan after plan (the protocol is told in protos/step.proto)."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -81,7 +82,7 @@ class WorkerLoop:
             pass
         except PermanentError as error:
             return self._give_up(str(error), permanent=True)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler must hear of it
             _log.exception("the worker failed")
             return self._give_up(f"{type(error).__name__}: {error}", permanent=False)
         return self._exit_code or 0
@@ -108,8 +109,8 @@ class WorkerLoop:
         poller = zmq.Poller()
         poller.register(self._link.socket, zmq.POLLIN)
         poller.register(self._wakeup.reader, zmq.POLLIN)
-        timeout = None if self._hello_due is None else max(0.0, self._hello_due - time.monotonic()) * 1000
-        poller.poll(timeout)
+        due = self._hello_due
+        poller.poll(None if due is None else max(0, math.ceil((due - time.monotonic()) * 1000)))
         self._wakeup.drain()
 
     # --- Messages

@@ -31,7 +31,9 @@ class WorkerMetrics:
             "octavo_worker_failed_sequences", "Sequences whose logits were not finite.", registry=self.registry
         )
         self._failures = Counter(
-            "octavo_worker_epoch_failures", "Epochs ended by a message that could not be followed.", registry=self.registry
+            "octavo_worker_epoch_failures",
+            "Epochs ended by a message that could not be followed.",
+            registry=self.registry,
         )
         self._rows = Gauge("octavo_worker_rows", "Rows that hold a sequence.", registry=self.registry)
         for name, help in (

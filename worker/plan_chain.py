@@ -19,7 +19,7 @@ class PlanChain:
             raise PlanError(f"step: {plan.step} follows {self._step}; a plan is missing, or came twice")
         if plan.previous_digest != self._digest:
             raise PlanError(
-                f"previous_digest: {plan.previous_digest.hex() or 'empty'} in step {plan.step}, but the plan before it has "
-                f"{self._digest.hex() or 'none'}"
+                f"previous_digest: {plan.previous_digest.hex() or 'empty'} in step {plan.step}, but the plan before it "
+                f"has {self._digest.hex() or 'none'}"
             )
         self._step, self._digest = plan.step, plan_digest(payload)

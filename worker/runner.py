@@ -31,8 +31,8 @@ class StepModel(Protocol):
         """Hidden states [T, E] of the batch's tokens, whose KV it writes."""
         ...
 
-    def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
-        """Float32 logits [N, V], a tensor that the caller may change."""
+    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [S, V] of some tokens, a tensor that the caller may change."""
         ...
 
 
@@ -100,7 +100,7 @@ class Runner:
     def _sample(self, rows_N: np.ndarray, logits_NV: torch.Tensor, result: step_pb2.StepResult) -> None:
         rows = self._rows
         positions_N = rows.output_positions(rows_N)
-        sampled = sample(logits_NV, rows.sampling, rows_N, positions_N)
+        sampled = sample(logits_NV.numpy(), rows.sampling, rows_N, positions_N)
         # A failed row takes token 0 and goes on: a step planned before the scheduler knows may name it once more.
         rows.append(rows_N, sampled.token_ids_N)
         rows.failed_R[rows_N] |= sampled.failed_N
@@ -113,8 +113,10 @@ class Runner:
         result.failed_sequences.extend(sequences_N[~good_N].tolist())
 
     def _scores_prompt(self, rows_S: np.ndarray) -> np.ndarray:
-        """Which of the scheduled rows have prompt tokens left whose logprobs are wanted. A row that came with output has
-        delivered them before."""
+        """Which of the scheduled rows have prompt tokens left whose logprobs are wanted.
+
+        A row that came with output has delivered them before.
+        """
         rows = self._rows
         return np.flatnonzero(
             (rows.sampling.prompt_logprobs_R[rows_S] != NO_LOGPROBS)
@@ -130,12 +132,14 @@ class Runner:
         first_position = int(batch.context_lens_S[index]) - (end - start) + 1
         # The last prompt token is followed by the first sampled one.
         targets = rows.token_ids_RL[row, first_position : rows.num_prompt_tokens_R[row]][: end - start].astype(np.int64)
-        num_top = rows.sampling.prompt_logprobs_R[row]
+        num_top = int(rows.sampling.prompt_logprobs_R[row])
         logprobs: list[inference_pb2.TokenLogprobs] = []
         for offset in range(0, len(targets), _LOGITS_SLICE):
             part = targets[offset : offset + _LOGITS_SLICE]
-            logits = self._model.logits(hidden_TE[start + offset : start + offset + len(part)])
-            logprobs += token_logprobs(logits, part, np.full(len(part), num_top))
+            logits = self._model.logits(hidden_TE[start + offset : start + offset + len(part)]).numpy()
+            logprobs += [
+                token_logprobs(logits_V, token, num_top) for logits_V, token in zip(logits, part.tolist(), strict=True)
+            ]
         for frame in frames(first_position, logprobs):
             yield step_pb2.RowPromptLogprobs(sequence=int(rows.sequence_R[row]), frame=frame)
 

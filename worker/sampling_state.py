@@ -31,7 +31,9 @@ class SamplingState:
         self.prompt_logprobs_R = np.full(num_rows, NO_LOGPROBS, np.int64)
         self.adjustments: list[LogitAdjustments | None] = [None] * num_rows
 
-    def set(self, row: int, sampling: inference_pb2.SamplingParams, choice: int, prompt: np.ndarray, output: np.ndarray):
+    def set(
+        self, row: int, sampling: inference_pb2.SamplingParams, choice: int, prompt: np.ndarray, output: np.ndarray
+    ) -> None:
         """Takes a new row's parameters; prompt and output are the tokens it comes with.
 
         Raises PlanError, naming the field, for a value that is missing or out of range.

@@ -1,6 +1,6 @@
 """Choosing tokens from logits. `reference.py` says the same in the plainest way."""
 
-from kernels.sampling.draw import draw, greedy
+from kernels.sampling.draw import draw, greedy, most_likely
 from kernels.sampling.penalties import apply_logit_bias, apply_penalties
 
-__all__ = ["apply_logit_bias", "apply_penalties", "draw", "greedy"]
+__all__ = ["apply_logit_bias", "apply_penalties", "draw", "greedy", "most_likely"]

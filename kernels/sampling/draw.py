@@ -1,117 +1,145 @@
-"""Greedy choice, and the draw of one token a row by inverting the CDF of its filtered distribution.
+"""Greedy choice, and the draw of one token by inverting the CDF of a row's filtered distribution.
 
-Every row is worked on alone and in one order, so that its token never depends on what else is in the batch.
+A row is worked on alone, on one thread and in one order, so that its token never depends on what else is in the batch.
+It also stays in the L2 cache: for a vocabulary of 49,152 a draw takes 60 us with top_k and 110 without (measured with
+AVX2), where passes over the whole batch cost twice that for page faults alone.
 
-Shape suffixes: S sampling rows, V vocabulary, B blocks of _BLOCK tokens of the vocabulary, C candidates of one row.
+Shape suffixes: S sampling rows, V vocabulary, B blocks of the vocabulary, C candidates, in order of token id.
 """
 
 import numpy as np
-import torch
 
-# Probabilities are summed and searched in two levels: 192 blocks of 256 for a vocabulary of 49,152.
+# Weights are searched, summed and bounded in two levels: 192 blocks of 256 for a vocabulary of 49,152.
 _BLOCK = 256
-# Blocks whose maxima bound the first guess at a nucleus. A wrong guess costs another pass over the row (50 us).
-_FIRST_CANDIDATE_BLOCKS = 64
+# Blocks whose maxima bound the first guess at a nucleus. A wrong guess costs another pass over the row.
+_FIRST_GUESS = 64
 
 
-def greedy(logits_SV: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+def greedy(logits_SV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The likeliest token of each row, the lowest id among equals.
 
-    logits_SV: float32, on the CPU. Returns (token ids int64 [S], their logits float32 [S]). The logit of a row with a
-    NaN is NaN, so that finiteness of what is returned tells whether the row can be sampled.
+    logits_SV: float32. Returns (token ids int64 [S], their logits float32 [S]). The logit of a row with a NaN is NaN,
+    so that finiteness of what is returned tells whether the row can be sampled.
     """
-    # NumPy's argmax is vectorised: 0.3 ms for 64 x 49,152, where torch's takes 3.5 ms (measured).
-    logits = logits_SV.numpy()
-    tokens_S = logits.argmax(axis=-1)
-    return tokens_S, logits[np.arange(len(logits)), tokens_S]
+    # 0.3 ms for 64 x 49,152, where torch's argmax takes 3.5 ms (measured).
+    tokens_S = logits_SV.argmax(axis=-1)
+    return tokens_S, logits_SV[np.arange(len(logits_SV)), tokens_S]
+
+
+def most_likely(logits_V: np.ndarray, count: int) -> np.ndarray:
+    """The ids (int64) of the `count` likeliest tokens, or of all if there are fewer; equals by id.
+
+    logits_V: finite or -inf.
+    """
+    ids_C = _at_least(logits_V, _block_maxima(logits_V), count)
+    order = np.lexsort((ids_C, -logits_V[ids_C]))
+    return ids_C[order[:count]]
 
 
 def draw(
-    probs_SV: torch.Tensor, uniforms_S: np.ndarray, top_k_S: np.ndarray, top_p_S: np.ndarray, min_p_S: np.ndarray
-) -> np.ndarray:
-    """One token a row: the first in order of token id at which the filtered CDF exceeds uniform * its total.
+    logits_V: np.ndarray, *, temperature: float, uniform: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> int:
+    """The first token, in order of id, at which the filtered distribution's CDF exceeds uniform * its total.
 
-    probs_SV: float32, contiguous, on the CPU, rows of a softmax after temperature. uniforms_S: float64 in [0, 1).
-    top_k_S: integers, 0 is off. top_p_S: in (0, 1]. min_p_S: in [0, 1]. Returns int64 [S].
+    logits_V: float32, finite or -inf. temperature: above 0. uniform: in [0, 1). top_k: 0 is off. top_p: in (0, 1].
+    min_p: in [0, 1].
 
-    Each filter is a least probability, applied to the whole row: that of the k-th likeliest token (top_k); that of the
-    token with which the k likeliest, added up from the top, reach top_p of their sum (top_p); min_p times the largest.
+    Each filter is a least weight, exp((logit - largest) / temperature): that of the k-th likeliest token (top_k); that
+    of the token with which the k likeliest, added up from the top, reach top_p of their sum (top_p); min_p (min_p).
     Tokens as likely as the last one kept are kept too: which of several equals stays is no accident of sorting.
     """
-    num_rows, vocab_size = probs_SV.shape
-    if vocab_size % _BLOCK:
-        probs_SV = torch.nn.functional.pad(probs_SV, (0, -vocab_size % _BLOCK))
-    blocks_SBx = probs_SV.view(num_rows, -1, _BLOCK)
-    # A sum over the inner 256 never splits between threads; one over the whole vocabulary does if S is 1.
-    sums_SB = blocks_SBx.sum(-1).numpy().astype(np.float64)
-    filtered_S = (top_k_S > 0) | (top_p_S < 1.0) | (min_p_S > 0.0)
-    maxima_SB = blocks_SBx.amax(-1).numpy() if filtered_S.any() else None
-    probs = probs_SV.numpy()
-    tokens_S = np.empty(num_rows, np.int64)
-    for i in range(num_rows):
-        if maxima_SB is None or not filtered_S[i]:
-            tokens_S[i] = _invert_blocks(probs[i], sums_SB[i], uniforms_S[i])
-            continue
-        least = _threshold(probs[i], maxima_SB[i], float(sums_SB[i].sum()), int(top_k_S[i]), top_p_S[i], min_p_S[i])
-        kept_C = np.flatnonzero(probs[i] >= least)
-        tokens_S[i] = kept_C[_invert(probs[i][kept_C], uniforms_S[i])]
-    return tokens_S
-
-
-def _threshold(
-    probs_V: np.ndarray, maxima_B: np.ndarray, total: float, top_k: int, top_p: float, min_p: float
-) -> np.float32:
-    """The least probability that all filters keep; always above 0."""
-    least = max(np.float32(min_p) * maxima_B.max(), np.nextafter(np.float32(0), np.float32(1)))
-    if not top_k and top_p >= 1.0:
-        return least
-    for num_blocks in (max(top_k, _FIRST_CANDIDATE_BLOCKS), len(maxima_B)):
-        if num_blocks > len(maxima_B):
-            continue
-        # At least num_blocks tokens are as likely as the num_blocks-th largest maximum, and none above it is missed.
-        bound = np.partition(maxima_B, -num_blocks)[-num_blocks]
-        candidates_C = np.sort(probs_V[probs_V >= bound])[::-1]
-        if top_k <= len(candidates_C):
-            cut = _cut(candidates_C, total, top_k, top_p)
-            if cut is not None:
-                return max(least, cut)
-    cut = _cut(np.sort(probs_V)[::-1], total, top_k, top_p)
-    return least if cut is None else max(least, cut)
-
-
-def _cut(sorted_C: np.ndarray, total: float, top_k: int, top_p: float) -> np.float32 | None:
-    """Where top_k and top_p cut, given the row's likeliest tokens in descending order, top_k of them at least.
-
-    None if together they do not reach top_p of the whole row's total (then, by rounding, nor may the whole row).
-    """
+    largest, divisor = logits_V.max(), np.float32(temperature)
     if top_k:
-        sorted_C = sorted_C[:top_k]
-    if top_p >= 1.0:
-        return sorted_C[-1]
-    cumulative_C = sorted_C.cumsum(dtype=np.float64)
-    last = int(cumulative_C.searchsorted(top_p * (cumulative_C[-1] if top_k else total)))
-    return sorted_C[last] if last < len(sorted_C) else None
+        ids_C = _at_least(logits_V, _block_maxima(logits_V), top_k)
+        weights_C = _weights(logits_V[ids_C], largest, divisor)
+        sorted_C = np.sort(weights_C)[::-1][:top_k]
+        least = max(sorted_C[-1], np.float32(min_p))
+        if top_p < 1.0:
+            cut = _cut(sorted_C, top_p * sorted_C.sum(dtype=np.float64))
+            least = least if cut is None else max(least, cut)
+        kept = weights_C >= least
+        ids_C, weights_C = ids_C[kept], weights_C[kept]
+        return int(ids_C[_first_above(weights_C, _running_sums(weights_C), uniform)])
+    weights_V = _weights(logits_V, largest, divisor)
+    sums_B = _running_sums(weights_V)
+    least = np.float32(min_p)
+    if top_p < 1.0:
+        least = max(least, _nucleus(weights_V, top_p * sums_B[-1]))
+    if least > 0:
+        weights_V = np.where(weights_V >= least, weights_V, np.float32(0))
+        sums_B = _running_sums(weights_V)
+    return _first_above(weights_V, sums_B, uniform)
 
 
-def _invert(weights_C: np.ndarray, uniform: float) -> int:
-    """Index of the first weight at which the running sum exceeds uniform * total. All weights are above 0."""
-    cumulative_C = weights_C.cumsum(dtype=np.float64)
-    index = int(cumulative_C.searchsorted(uniform * cumulative_C[-1], side="right"))
-    # uniform < 1, but its product with the total can round up to the total.
-    return min(index, len(weights_C) - 1)
+def _weights(logits_V: np.ndarray, largest: np.float32, temperature: np.float32) -> np.ndarray:
+    # The least of logits may overflow to -inf, whose weight is 0 as it should be.
+    with np.errstate(over="ignore"):
+        return np.exp((logits_V - largest) / temperature)
 
 
-def _invert_blocks(probs_V: np.ndarray, sums_B: np.ndarray, uniform: float) -> int:
-    """`_invert` over a whole row: finds the block, then the token in it."""
-    cumulative_B = sums_B.cumsum()
-    target = uniform * cumulative_B[-1]
-    block = int(cumulative_B.searchsorted(target, side="right"))
+def _block_starts(row_V: np.ndarray) -> np.ndarray:
+    return np.arange(0, len(row_V), _BLOCK)
+
+
+def _block_maxima(row_V: np.ndarray) -> np.ndarray:
+    return np.maximum.reduceat(row_V, _block_starts(row_V))
+
+
+def _at_least(row_V: np.ndarray, maxima_B: np.ndarray, count: int) -> np.ndarray:
+    """Ids of tokens among which are the `count` largest and all their equals, and few more if blocks are more."""
+    if count <= len(maxima_B):
+        # At least `count` tokens are as large as the count-th largest maximum, and none above it is missed.
+        bound = np.partition(maxima_B, -count)[-count]
+    elif count < len(row_V):
+        bound = np.partition(row_V, -count)[-count]
+    else:
+        return np.arange(len(row_V))
+    return np.flatnonzero(row_V >= bound)
+
+
+def _nucleus(weights_V: np.ndarray, mass: float) -> np.float32:
+    """The weight of the token with which the row, added up from the top, reaches `mass`."""
+    maxima_B = _block_maxima(weights_V)
+    # A nucleus is small as a rule; sorting a whole row takes 230 us.
+    for count in (_FIRST_GUESS, len(maxima_B)):
+        if count <= len(maxima_B):
+            ids_C = _at_least(weights_V, maxima_B, count)
+            cut = _cut(np.sort(weights_V[ids_C])[::-1], mass)
+            if cut is not None:
+                return cut
+    cut = _cut(np.sort(weights_V)[::-1], mass)
+    # By rounding, all together may not reach the mass: nothing is cut.
+    return np.float32(0) if cut is None else cut
+
+
+def _cut(sorted_C: np.ndarray, mass: float) -> np.float32 | None:
+    """The weight at which descending weights, added up, reach `mass`; None if they do not."""
+    sums_B = _running_sums(sorted_C)
+    block = int(sums_B.searchsorted(mass))
     if block == len(sums_B):
-        block = int(np.flatnonzero(sums_B)[-1])
-    target -= cumulative_B[block - 1] if block else 0.0
-    block_probs = probs_V[block * _BLOCK : (block + 1) * _BLOCK]
-    index = int(block_probs.cumsum(dtype=np.float64).searchsorted(target, side="right"))
-    if index == _BLOCK:
-        # The block's sum was rounded up in float32: the last token that has any weight.
-        index = int(np.flatnonzero(block_probs)[-1])
+        return None
+    mass -= sums_B[block - 1] if block else 0.0
+    block_weights = sorted_C[block * _BLOCK : (block + 1) * _BLOCK]
+    last = int(block_weights.cumsum(dtype=np.float64).searchsorted(mass))
+    return block_weights[min(last, len(block_weights) - 1)]
+
+
+def _running_sums(weights_V: np.ndarray) -> np.ndarray:
+    """Up to and with each block, float64 [B]."""
+    return np.add.reduceat(weights_V, _block_starts(weights_V)).cumsum(dtype=np.float64)
+
+
+def _first_above(weights_V: np.ndarray, sums_B: np.ndarray, uniform: float) -> int:
+    """Index of the first weight at which the running sum exceeds uniform * total. Any weight but not all may be 0."""
+    target = uniform * sums_B[-1]
+    block = int(sums_B.searchsorted(target, side="right"))
+    if block == len(sums_B):
+        # uniform < 1, but its product with the total can round up to the total: the last block that has any weight.
+        block = int(sums_B.searchsorted(sums_B[-1]))
+    target -= sums_B[block - 1] if block else 0.0
+    block_weights = weights_V[block * _BLOCK : (block + 1) * _BLOCK]
+    index = int(block_weights.cumsum(dtype=np.float64).searchsorted(target, side="right"))
+    if index == len(block_weights):
+        # The block's float32 sum was rounded up: the last token that has any weight.
+        index = int(np.flatnonzero(block_weights)[-1])
     return block * _BLOCK + index

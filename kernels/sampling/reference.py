@@ -3,23 +3,26 @@
 import torch
 
 
-def draw_reference(probs_V: torch.Tensor, uniform: float, top_k: int, top_p: float, min_p: float) -> int:
-    """`draw` for one row. probs_V: float32."""
-    return int(torch.searchsorted(filtered_cdf_reference(probs_V, top_k, top_p, min_p), uniform, right=True))
+def draw_reference(logits_V: torch.Tensor, *, temperature: float, uniform: float, **filters: float) -> int:
+    """`draw`. logits_V: float32. filters: as of filtered_cdf_reference."""
+    cdf_V = filtered_cdf_reference(logits_V, temperature=temperature, **filters)
+    return int(torch.searchsorted(cdf_V, uniform, right=True))
 
 
-def filtered_cdf_reference(probs_V: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+def filtered_cdf_reference(
+    logits_V: torch.Tensor, *, temperature: float, top_k: float = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> torch.Tensor:
     """The filtered distribution's CDF in order of token id, float64 [V], ending in 1."""
-    sorted_V = probs_V.sort(descending=True).values
+    weights_V = torch.exp((logits_V - logits_V.max()) / torch.tensor(temperature, dtype=torch.float32))
+    sorted_V = weights_V.sort(descending=True).values
     if top_k:
-        sorted_V = sorted_V[:top_k]
+        sorted_V = sorted_V[: int(top_k)]
     least = sorted_V[-1]
     if top_p < 1.0:
         cumulative = sorted_V.double().cumsum(0)
-        reached = cumulative >= top_p * cumulative[-1]
-        least = sorted_V[reached][0]
-    least = torch.maximum(least, torch.tensor(min_p, dtype=torch.float32) * sorted_V[0])
-    kept_V = torch.where(probs_V >= least, probs_V, 0).double()
+        least = sorted_V[cumulative >= top_p * cumulative[-1]][0]
+    least = torch.maximum(least, torch.tensor(min_p, dtype=torch.float32))
+    kept_V = torch.where(weights_V >= least, weights_V, 0).double()
     return kept_V.cumsum(0) / kept_V.sum()
 
 

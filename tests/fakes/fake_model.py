@@ -45,8 +45,8 @@ class FakeModel:
                 hidden.append(context_hash(context[:length, 0].long().tolist()))
         return torch.tensor(hidden, dtype=torch.float64)
 
-    def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
-        return torch.stack([context_logits(int(seed), bool(poisoned)) for seed, poisoned in hidden_NE.tolist()])
+    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+        return torch.stack([context_logits(int(seed), bool(poisoned)) for seed, poisoned in hidden_SE.tolist()])
 
 
 def context_hash(tokens: list[int]) -> tuple[int, bool]:

@@ -167,7 +167,8 @@ def test_a_broken_chain_ends_the_epoch_and_not_the_worker(start: Start, changes:
         [b"\xff\xff\xff no protobuf"],
         [b""],
         [step_pb2.SchedulerToWorker(plan=step_pb2.StepPlan(epoch=1, step=1)).SerializeToString(), b"second frame"],
-        [step_pb2.SchedulerToWorker(plan=step_pb2.StepPlan(epoch=1, step=1, rows=[9], num_tokens=[1])).SerializeToString()],
+        # Row 9 does not exist.
+        [b"\x12\x0a\x08\x01\x10\x01\x4a\x01\x09\x52\x01\x01"],
     ],
 )
 def test_malformed_messages_end_the_epoch_and_not_the_worker(start: Start, frames: list[bytes]):

@@ -132,7 +132,9 @@ BROKEN = {
     "new_rows: sequence 1 has a row already": plan(new_row(1, 1), rows=[1], num_tokens=[1]),
     "new_rows: row 1 has 41 token_ids; max_model_len is 40": plan(new_row(1, 9, 41), rows=[1], num_tokens=[1]),
     "new_rows: row 1 has 0 token_ids": plan(new_row(1, 9, token_ids=[]), rows=[1], num_tokens=[1]),
-    "new_rows: row 1 has num_prompt_tokens=11 of 10": plan(new_row(1, 9, num_prompt_tokens=11), rows=[1], num_tokens=[1]),
+    "new_rows: row 1 has num_prompt_tokens=11 of 10": plan(
+        new_row(1, 9, num_prompt_tokens=11), rows=[1], num_tokens=[1]
+    ),
     "new_rows: row 1 has num_prompt_tokens=0 of 10": plan(new_row(1, 9, num_prompt_tokens=0), rows=[1], num_tokens=[1]),
     "new_rows: row 1 has num_computed_tokens=10": plan(new_row(1, 9, num_computed_tokens=10), rows=[1], num_tokens=[1]),
     "new_rows: row 1 has token id 50; vocab_size is 50": plan(
@@ -141,7 +143,9 @@ BROKEN = {
     "new_rows: row 1 has token id 4294967295": plan(
         new_row(1, 9, token_ids=[2**32 - 1], num_prompt_tokens=1), rows=[1], num_tokens=[1]
     ),
-    "new_rows: row 1 gets block 0; there are blocks 1 to 12": plan(new_row(1, 9, block_ids=[3, 0]), rows=[1], num_tokens=[1]),
+    "new_rows: row 1 gets block 0; there are blocks 1 to 12": plan(
+        new_row(1, 9, block_ids=[3, 0]), rows=[1], num_tokens=[1]
+    ),
     "new_rows: row 1 gets block 13": plan(new_row(1, 9, block_ids=[13]), rows=[1], num_tokens=[1]),
     "new_rows: row 1 would hold 6 blocks": plan(new_row(1, 9, block_ids=[3] * 6), rows=[1], num_tokens=[1]),
     "new_blocks: row 0 gets block 99": plan(

@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
 
 
-def new_row(row: int, sequence: int, tokens: list[int], blocks: list[int], sampling=GREEDY, **fields) -> step_pb2.NewRow:
+def new_row(row: int, sequence: int, tokens: list[int], blocks: list[int], sampling=GREEDY, **fields):
     fields = {"num_prompt_tokens": len(tokens), **fields}
     return step_pb2.NewRow(row=row, sequence=sequence, token_ids=tokens, block_ids=blocks, sampling=sampling, **fields)
 
@@ -86,7 +86,7 @@ def test_the_draw_uses_seed_choice_and_position():
         runner, [new_row(0, 1, PROMPT, [1, 2], SamplingParams(temperature=1.0, seed=99), choice=2)], num_tokens=[11]
     )
     uniform = uniforms(np.array([99], np.uint64), np.array([2]), np.array([0]))[0]
-    expected = draw_reference(torch.softmax(logits_after(PROMPT), -1), uniform, 0, 1.0, 0.0)
+    expected = draw_reference(logits_after(PROMPT), temperature=1.0, uniform=uniform)
     assert list(result.token_ids) == [expected]
 
 
@@ -144,7 +144,7 @@ def test_prompt_logprobs_are_not_computed_again_on_a_return_with_output():
 
 def test_long_prompt_logprobs_come_in_frames_within_the_bound():
     logits = torch.randn(1500, 200, generator=torch.Generator().manual_seed(0))
-    entries = token_logprobs(logits, np.arange(1500) % 200, np.full(1500, 20))
+    entries = [token_logprobs(logits_V, i % 200, 20) for i, logits_V in enumerate(logits.numpy())]
     parts = list(frames(7, entries))
     assert len(parts) > 1
     position = 7

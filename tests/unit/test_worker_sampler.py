@@ -1,5 +1,7 @@
 """The sampler: parameters of rows put together, in vLLM's order, with no row touching another."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -28,7 +30,7 @@ def logits_of(*seeds: int) -> torch.Tensor:
 
 
 def draw_rows(state: SamplingState, logits: torch.Tensor, rows: list[int], positions: list[int]) -> Sampled:
-    return sample(logits.clone(), state, np.array(rows), np.array(positions))
+    return sample(logits.clone().numpy(), state, np.array(rows), np.array(positions))
 
 
 def one(state: SamplingState, logits_V: torch.Tensor, position: int = 0, row: int = 0) -> int:
@@ -61,7 +63,7 @@ def test_the_draw_is_the_reference_with_the_rows_own_uniform():
         state, logits_V = make_state(), logits_of(seed % 97)[0]
         give(state, 3, choice=4, temperature=0.8, seed=seed, top_k=50, top_p=0.95, min_p=0.01)
         uniform = uniforms(np.array([seed], np.uint64), np.array([4]), np.array([position]))[0]
-        expected = draw_reference(torch.softmax(logits_V / np.float32(0.8), -1), uniform, 50, np.float32(0.95), 0.01)
+        expected = draw_reference(logits_V, temperature=0.8, uniform=uniform, top_k=50, top_p=0.95, min_p=0.01)
         assert one(state, logits_V, position, 3) == expected
 
 
@@ -77,7 +79,7 @@ def test_each_position_choice_and_seed_draws_its_own_number():
 
 
 def test_penalties_count_what_was_appended():
-    params = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    params: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25}
     prompt, output, logits_V = [1, 2, 3], [3, 4], logits_of(1)[0]
     state = make_state()
     give(state, 0, prompt, output, **params)
@@ -95,7 +97,8 @@ def test_penalties_count_what_was_appended():
     again = make_state()
     give(again, 0, prompt, grown, **params)
     from_tokens = logits_V.clone()
-    assert (other := again.adjustments[0]) is not None
+    other = again.adjustments[0]
+    assert other is not None
     other.apply(from_tokens.numpy())
     assert torch.equal(from_tokens, adjusted)
 
