@@ -7,7 +7,6 @@ import grpc.aio
 import pytest
 
 from protos import inference_pb2 as pb
-from protos import scheduler_pb2 as wire
 from router import dispatcher
 from router.dispatcher import MOVE_TIMEOUT_S
 from tests.fakes.routers import Received, receive, running_router, running_schedulers, smollm2_tokenizer, socket_address
@@ -341,7 +340,7 @@ async def test_a_silent_scheduler_counts_as_dead(tmp_path: Path) -> None:
     fakes = _fakes(tmp_path, "a", "b", pause_at=3)
     async with (
         running_schedulers(*fakes),
-        running_router([f.address for f in fakes], heartbeat_timeout=0.5) as (server, stub),
+        running_router([f.address for f in fakes], heartbeat_timeout=1.0) as (server, stub),
     ):
         await server.wait_ready()
         call, received, holder = await _stalled(stub, _request(n=1), fakes, 3)
@@ -350,4 +349,4 @@ async def test_a_silent_scheduler_counts_as_dead(tmp_path: Path) -> None:
         other.pause_at = None
         received = await receive(call, into=received)
         assert received.finished is not None
-        assert wire.CANCEL_REASON_STOP not in [cancel.reason for cancel in holder.cancelled]
+        assert [len(start.output_token_ids) for start in other.submitted[-1].choices] == [3]
