@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from octavo import Client, SamplingParams
+from router.tokenizer_files import cache_directory
 from tests.support.compose import Cluster
 
 START_TIMEOUT = 120.0
@@ -14,7 +15,9 @@ PROCESSES = ("scheduler-0", "scheduler-1", "worker-0", "worker-1", "router")
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, OCTAVO_WORKER_THREADS="1", HF_HUB_OFFLINE="1") as cluster:
+    # A cache volume that has been used before: converting the tokenizer takes seconds and is tested elsewhere.
+    cache = str(cache_directory())
+    with Cluster(tmp_path, OCTAVO_CACHE_DIR=cache, OCTAVO_WORKER_THREADS="1", HF_HUB_OFFLINE="1") as cluster:
         yield cluster
 
 
