@@ -229,6 +229,7 @@ class Core:
         for number in sorted(result.failed):
             if sequence := self._running.by_number.get(number):
                 outputs.append(self._fail(sequence, "the model's logits were not finite"))
+        num_failed = len(outputs)
         for sampled in result.sampled:
             sequence = awaited.get(sampled.sequence)
             if sequence is None:
@@ -239,7 +240,6 @@ class Core:
             del awaited[sampled.sequence]
             token = sampled.token_id
             sequence.output_token_ids.append(token)
-            self._stats.num_output_tokens += 1
             output = SequenceOutput(
                 key=sequence.key,
                 first_token=position,
@@ -253,6 +253,7 @@ class Core:
             if may_end and (ending := sequence.ending()):
                 output.finish_reason, output.stop_token_id = ending
                 self._retire(sequence)
+        self._stats.num_output_tokens += len(outputs) - num_failed
         for sequence in list(awaited.values()):
             outputs.append(self._fail(sequence, "the workers returned no token for it"))
         return outputs
