@@ -38,11 +38,12 @@ class Outbox:
         self._waiting.append(event)
         self._wake.set()
 
-    def put_chunk(self, chunk: Chunk) -> None:
-        """Raises OutboxFullError."""
+    def put_chunk(self, chunk: Chunk, *, counted: bool = True) -> None:
+        """As `put`. Raises OutboxFullError."""
         assert not self._closed
         size = chunk.ByteSize()
-        self._count(size)
+        if counted:
+            self._count(size)
         last = self._open.get(chunk.index)
         if last is not None and last.exact == chunk.exact and last.ByteSize() + size <= _MERGE_BYTES:
             text, first_token = last.text + chunk.text, last.first_token
@@ -82,5 +83,6 @@ class Outbox:
 
     def _count(self, size: int) -> None:
         self._num_bytes += size
-        if self._num_bytes > self._max_bytes:
+        # One event is no pile, however large.
+        if self._num_bytes > self._max_bytes and self._waiting:
             raise OutboxFullError

@@ -133,11 +133,12 @@ class Stream:
         # A prompt alone may be larger than the buffer.
         self.outbox.put(pb.GenerateResponse(started=started), counted=False)
         for chunk in self._backlog:
-            self._send_chunk(chunk)
+            chunk.exact = self.exact
+            self.outbox.put_chunk(chunk, counted=False)
         self._backlog = []
         if session is not None:
             self.submit_to(session)
-        elif not self.done:
+        else:
             self._finish_if_complete()
 
     def submit_to(self, session: Session) -> None:

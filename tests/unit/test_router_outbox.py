@@ -44,6 +44,8 @@ async def test_the_bound_holds_and_reading_makes_room() -> None:
     with pytest.raises(OutboxFullError):
         outbox.put_chunk(_chunk(0, 1, "x" * 900))
     outbox = Outbox(1000)
+    outbox.put_chunk(_chunk(0, 0, "x" * 5000))
+    await outbox.take()
     for i in range(100):
         outbox.put_chunk(_chunk(0, i, "x" * 20))
         await outbox.take()
