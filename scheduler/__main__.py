@@ -1,0 +1,114 @@
+"""`python -m scheduler [-c FILE] [--replica I] [any option]`: the scheduler of one replica."""
+
+import asyncio
+import logging
+import signal
+import sys
+
+from configs.flags import own_number, parse_flags, usage
+from configs.load import ConfigError, load_options
+from configs.options import Options
+from runtime.curve import CurveError
+from runtime.http import ObservabilityServer
+from runtime.logs import configure_logging
+from scheduler.addresses import AddressError
+from scheduler.server import SchedulerServer
+
+log = logging.getLogger("octavo.scheduler")
+
+EXIT_FAILED = 1
+# Starting again would fail in the same way.
+EXIT_PERMANENT = 2
+_OWN_FLAGS = {"replica": "Which replica's scheduler this is, from 0. Default 0."}
+# The step loop has to wait for the interpreter lock at most so long when a result arrives; Python's default is 5 ms.
+_SWITCH_INTERVAL_S = 0.0005
+
+
+def main(argv: list[str]) -> int:
+    """Runs a scheduler until SIGTERM or SIGINT, which drain it; a second one ends it at once.
+
+    Returns the exit code: 0; 1 if it failed while running; 2 if it could not start. The cause is on stderr.
+    """
+    if {"-h", "--help"} & set(argv):
+        print(usage("python -m scheduler", _OWN_FLAGS))
+        return 0
+    try:
+        config, flags, own = parse_flags(argv, tuple(_OWN_FLAGS))
+        options = load_options(config, flags)
+        replica = own_number(own, "replica", 0, options.data_parallel_size)
+    except ConfigError as error:
+        print(f"scheduler: {error}", file=sys.stderr)
+        return EXIT_PERMANENT
+    configure_logging(f"scheduler-{replica}", options.log_level, options.log_format)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        cause = asyncio.run(_serve(options, replica))
+    except (AddressError, CurveError) as error:
+        log.error("%s", error)
+        return EXIT_PERMANENT
+    if cause is not None:
+        log.error("%s", cause)
+        return EXIT_FAILED
+    return 0
+
+
+async def _serve(options: Options, replica: int) -> str | None:
+    """Why it failed; None if it was told to end."""
+    server = SchedulerServer(options, replica)
+    signals = _watch_signals()
+    await server.start()
+    http = None
+    ended = asyncio.ensure_future(server.wait())
+    try:
+        http = _observe(options, replica, server)
+        log.info("listening for routers on %s, for workers on %s", server.address, options.step_address(replica))
+        if await _ended_before(ended, signals):
+            return ended.result()
+        server.drain()
+        if await _ended_before(ended, signals):
+            return ended.result()
+        log.warning("told to end a second time: what still runs ends now")
+    finally:
+        await server.stop()
+        if http is not None:
+            http.stop()
+    return await ended
+
+
+def _watch_signals() -> asyncio.Queue[int]:
+    received: asyncio.Queue[int] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, received.put_nowait, number)
+    return received
+
+
+async def _ended_before(ended: asyncio.Future[str | None], signals: asyncio.Queue[int]) -> bool:
+    """Whether the scheduler ends before the next signal comes."""
+    signalled = asyncio.ensure_future(signals.get())
+    await asyncio.wait((ended, signalled), return_when=asyncio.FIRST_COMPLETED)
+    signalled.cancel()
+    return ended.done()
+
+
+def _observe(options: Options, replica: int, server: SchedulerServer) -> ObservabilityServer | None:
+    """/metrics and /health. Raises AddressError."""
+    port = options.process_metrics_port("scheduler", replica)
+    if not port:
+        return None
+    step_loop = server.step_loop
+    try:
+        http = ObservabilityServer(
+            options.metrics_host, port, step_loop.metrics.registry, lambda: step_loop.status.health
+        )
+    except OSError as error:
+        raise AddressError(
+            f"metrics_port={options.metrics_port}: cannot listen on {options.metrics_host}:{port} ({error.strerror}); "
+            f"give another, or 0 for none"
+        ) from None
+    http.start()
+    return http
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

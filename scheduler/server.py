@@ -1,0 +1,255 @@
+"""The scheduler's gRPC side: Sessions with routers, health, reflection; and how a scheduler comes up and goes down."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from configs.options import Options
+from protos import inference_pb2, scheduler_pb2
+from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
+from scheduler import commands
+from scheduler.addresses import AddressError, Claims, is_private, path_of, why_not_bound
+from scheduler.step_loop import StepLoop
+from scheduler.submissions import Intake, ProtocolError
+
+log = logging.getLogger("octavo.scheduler")
+
+SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
+_SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+# A router always reads. One that does not, while so much waits for it, is cut off.
+SESSION_BUFFER_BYTES = 16 * 2**20
+# What the last messages get to leave.
+_LAST_WORDS_S = 1.0
+
+
+class _Outgoing:
+    """Messages for one router, until the call takes them. For the event loop's thread."""
+
+    def __init__(self, bound: int) -> None:
+        self._messages: deque[bytes] = deque()
+        self._size, self._bound = 0, bound
+        self._changed = asyncio.Event()
+        self.is_overfull = False
+        self.is_closed = False
+
+    def put(self, messages: list[bytes]) -> None:
+        if self.is_overfull:
+            return
+        self._messages += messages
+        self._size += sum(map(len, messages))
+        if self._size > self._bound:
+            self.is_overfull = True
+            self._messages.clear()
+        self._changed.set()
+
+    def close(self) -> None:
+        """What is there still goes out."""
+        self.is_closed = True
+        self._changed.set()
+
+    async def get(self) -> bytes | None:
+        """The next message; None if there will be none."""
+        while not self._messages:
+            if self.is_closed or self.is_overfull:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        message = self._messages.popleft()
+        self._size -= len(message)
+        return message
+
+
+class SchedulerServer:
+    """One scheduler. Liveness ("") is SERVING while it runs, readiness (octavo.v1.Scheduler) while its workers are."""
+
+    def __init__(self, options: Options, replica: int, *, session_buffer_bytes: int = SESSION_BUFFER_BYTES) -> None:
+        self.address = options.scheduler_address(replica)
+        self._options, self._replica = options, replica
+        self._session_buffer_bytes = session_buffer_bytes
+        self._mailbox = commands.Mailbox()
+        self.step_loop = StepLoop(options, replica, self._mailbox, self)
+        self._model: inference_pb2.ModelInfo | None = None
+        self._outgoing: dict[int, _Outgoing] = {}
+        self._session_numbers, self._group_numbers = itertools.count(1), itertools.count(1)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health_updates: set[asyncio.Task[None]] = set()
+        self._is_draining = False
+
+    async def start(self) -> None:
+        """Listens for workers and routers. Raises AddressError or CurveError."""
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[str | None] = self._loop.create_future()
+        self._claims = Claims(self._options, self._replica)
+        try:
+            self._server = self._make_server()
+            await self._health.set(SERVICE, _NOT_SERVING)
+            await asyncio.to_thread(self.step_loop.start_bound)
+        except BaseException:
+            self._claims.release()
+            raise
+        await self._server.start()
+        if not is_private(self.address):
+            log.warning(
+                "scheduler_addresses: %s is open to other hosts and has no TLS; use a private network", self.address
+            )
+
+    async def wait(self) -> str | None:
+        """Until the step loop has ended: None if it was asked to, else why."""
+        return await asyncio.shield(self._over)
+
+    def drain(self) -> None:
+        """Takes no more requests, and ends when the running ones have, or after drain_timeout."""
+        self._is_draining = True
+        self._set_readiness(False)
+        self._mailbox.put(commands.Drain())
+
+    async def stop(self) -> None:
+        """Ends at once, and closes."""
+        self._set_readiness(False)
+        self._mailbox.put(commands.Stop())
+        await asyncio.to_thread(self.step_loop.join)
+        for outgoing in self._outgoing.values():
+            outgoing.close()
+        await self._server.stop(_LAST_WORDS_S)
+        self._mailbox.close()
+        self._claims.release()
+
+    # --- Front: called on the step loop's thread
+
+    def deliver(self, batch: list[tuple[int, list[bytes]]]) -> None:
+        self._loop.call_soon_threadsafe(self._deliver, batch)
+
+    def workers_changed(self, model: inference_pb2.ModelInfo | None) -> None:
+        self._loop.call_soon_threadsafe(self._note_workers, model)
+
+    def ended(self, cause: str | None) -> None:
+        self._loop.call_soon_threadsafe(self._over.set_result, cause)
+
+    # --- On the event loop
+
+    def _deliver(self, batch: list[tuple[int, list[bytes]]]) -> None:
+        for session, messages in batch:
+            outgoing = self._outgoing.get(session)
+            if outgoing is not None:
+                outgoing.put(messages)
+
+    def _note_workers(self, model: inference_pb2.ModelInfo | None) -> None:
+        if model is not None:
+            self._model = model
+        self._set_readiness(model is not None and not self._is_draining)
+
+    def _set_readiness(self, is_ready: bool) -> None:
+        task = asyncio.ensure_future(self._health.set(SERVICE, _SERVING if is_ready else _NOT_SERVING))
+        self._health_updates.add(task)
+        task.add_done_callback(self._health_updates.discard)
+
+    def _make_server(self) -> grpc.aio.Server:
+        server = grpc.aio.server(
+            options=[
+                # Two schedulers on one port would share its routers silently.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", SESSION_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", SESSION_MESSAGE_BYTES),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                # A router whose host has vanished frees its blocks after this.
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+            ]
+        )
+        # Messages come serialized from the step loop: no serializer.
+        session = grpc.stream_stream_rpc_method_handler(
+            self._session, request_deserializer=scheduler_pb2.RouterMessage.FromString
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Session": session}),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        _add_reflection(server)
+        try:
+            server.add_insecure_port(self.address)
+        except RuntimeError:
+            raise AddressError(why_not_bound(self.address)) from None
+        if (path := path_of(self.address)) is not None:
+            path.chmod(0o600)
+        return server
+
+    async def _session(
+        self, requests: AsyncIterator[scheduler_pb2.RouterMessage], context: grpc.aio.ServicerContext
+    ) -> None:
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("message") != "open":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "message: a Session begins with open")
+            return
+        if first.open.protocol_version != PROTOCOL_VERSION:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"protocol_version is {first.open.protocol_version} at the router but {PROTOCOL_VERSION} at the "
+                f"scheduler: install the same Octavo",
+            )
+        session, router = next(self._session_numbers), first.open.router_id[:128]
+        outgoing = self._outgoing[session] = _Outgoing(self._session_buffer_bytes)
+        self._mailbox.put(commands.OpenSession(session=session))
+        log.info("router %s has opened Session %d", router, session)
+        reader = asyncio.ensure_future(self._read(session, requests))
+        writer = asyncio.ensure_future(_write(outgoing, context))
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del self._outgoing[session]
+            self._mailbox.put(commands.CloseSession(session=session))
+            log.info("Session %d with router %s has ended", session, router)
+            for task in (reader, writer):
+                task.cancel()
+            errors = await asyncio.gather(reader, writer, return_exceptions=True)
+        await _end(context, outgoing, errors[0])
+
+    async def _read(self, session: int, requests: AsyncIterator[scheduler_pb2.RouterMessage]) -> None:
+        """Until the router has no more to say. Raises ProtocolError."""
+        intake: Intake | None = None
+        async for message in requests:
+            if intake is None:
+                if self._model is None:
+                    raise ProtocolError(f"{message.WhichOneof('message')}: it came before the Welcome")
+                intake = Intake(
+                    session,
+                    self._model,
+                    next_group=self._group_numbers.__next__,
+                    max_unsent_tokens=self._options.max_queued_tokens,
+                )
+            for command in intake.receive(message, time.monotonic()):
+                self._mailbox.put(command)
+
+
+async def _write(outgoing: _Outgoing, context: grpc.aio.ServicerContext) -> None:
+    while (message := await outgoing.get()) is not None:
+        await context.write(message)
+
+
+async def _end(context: grpc.aio.ServicerContext, outgoing: _Outgoing, error: object) -> None:
+    if isinstance(error, ProtocolError):
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    if outgoing.is_overfull:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the router does not read its Session: it was cut off")
+    if outgoing.is_closed:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "this scheduler ends: go on with another replica")
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    # grpcio brings v1alpha only; v1 has the same messages under another name, and newer tools ask for it first.
+    servicer = reflection.aio.ReflectionServicer(names)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    service = "grpc.reflection.v1.ServerReflection"
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"ServerReflectionInfo": handler}),))

@@ -1,0 +1,308 @@
+"""The thread that owns the core and ZeroMQ: takes results and commands in, sends plans and outputs out.
+
+What matters is the time from a step's result to the next step's plan, for the workers idle meanwhile. So a result is
+applied, the next plan made and sent, and only then the outputs are put into messages for the routers.
+"""
+
+import logging
+import math
+import secrets
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import zmq
+
+from configs.options import Options
+from protos import inference_pb2, scheduler_pb2, step_pb2
+from runtime.curve import start_authenticator
+from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint
+from scheduler import commands
+from scheduler.core import Core
+from scheduler.heartbeats import Heartbeats
+from scheduler.invalid import InvalidMessages
+from scheduler.membership import Terms
+from scheduler.messages import CoreSettings, CoreStats, Plan, SequenceOutput
+from scheduler.metrics import SchedulerMetrics
+from scheduler.requests import Requests
+from scheduler.stats_log import StatsLog, warn_of_preemptions
+from scheduler.status import SchedulerStatus
+from scheduler.step_wire import ResultError, StepCodec
+from scheduler.workers import EpochBegun, EpochEnded, Event, Fatal, StepReturned, Workers
+
+log = logging.getLogger("octavo.scheduler")
+
+_TICK_S = 1.0
+
+
+class Front(Protocol):
+    """The gRPC side. Called on the step loop's thread; must not block."""
+
+    def deliver(self, batch: list[tuple[int, list[bytes]]]) -> None:
+        """Serialized SchedulerMessages, by Session."""
+        ...
+
+    def workers_changed(self, model: inference_pb2.ModelInfo | None) -> None:
+        """model: what is served; None while the workers are away."""
+        ...
+
+    def ended(self, cause: str | None) -> None:
+        """The loop is over: None if it was asked to end."""
+        ...
+
+
+class StepLoop(threading.Thread):
+    """Runs from `start_bound` until Drain or Stop, or until nothing can help."""
+
+    def __init__(self, options: Options, replica: int, mailbox: commands.Mailbox, front: Front) -> None:
+        super().__init__(name="step-loop", daemon=True)
+        self._options, self._replica = options, replica
+        self._mailbox, self._front = mailbox, front
+        self._bound: Future[None] = Future()
+        # Replaced whole, so that any thread may read it.
+        self.status = SchedulerStatus(stats=CoreStats())
+        self.metrics = SchedulerMetrics(lambda: self.status)
+        self._stats_log = StatsLog(enabled=not options.disable_log_stats, now=time.monotonic())
+        self._requests = Requests()
+        self._codec = StepCodec(0)
+        # The plan in flight, and when it was sent.
+        self._plan: Plan | None = None
+        self._sent_at = 0.0
+        # Of the result that came in this round; told after the next plan has been sent.
+        self._outputs: list[SequenceOutput] = []
+        self._next_tick = 0.0
+        self._drain_deadline: float | None = None
+        self._is_over = False
+        self._cause: str | None = None
+
+    def start_bound(self) -> None:
+        """Starts the thread; returns once the sockets are bound. Raises AddressError or CurveError."""
+        self.start()
+        self._bound.result()
+
+    @property
+    def core(self) -> Core | None:
+        """For whoever has joined the thread; None if no epoch ever began."""
+        return self._requests.core
+
+    def run(self) -> None:
+        try:
+            with ExitStack() as stack:
+                try:
+                    self._open(stack)
+                except (OSError, ValueError, zmq.ZMQError) as error:
+                    self._bound.set_exception(error)
+                    return
+                self._bound.set_result(None)
+                self._loop()
+        except Exception as error:
+            log.exception("the step loop failed")
+            self._cause = f"{type(error).__name__} in the step loop: {error}"
+        self._front.ended(self._cause)
+
+    def _open(self, stack: ExitStack) -> None:
+        options, endpoint = self._options, self._options.step_address(self._replica)
+        curve_dir = Path(options.curve_dir) if options.curve_dir and endpoint.startswith("tcp://") else None
+        invalid = InvalidMessages(self.metrics.invalid_messages.inc)
+        context = stack.enter_context(zmq.Context())
+        if curve_dir is not None:
+            stack.callback(start_authenticator(context, curve_dir).stop)
+        self._heartbeats = Heartbeats(
+            context, heartbeat_endpoint(endpoint), curve_dir, instance=secrets.randbits(63), invalid=invalid
+        )
+        self._heartbeats.start_bound()
+        stack.callback(self._heartbeats.stop)
+        self._workers = Workers(
+            context,
+            endpoint,
+            curve_dir,
+            Terms.of(options),
+            self._heartbeats,
+            invalid,
+            heartbeat_timeout=options.heartbeat_timeout,
+            step_timeout=options.step_timeout,
+        )
+        # Read when the stack unwinds: orderly unless there is a cause.
+        stack.callback(lambda: self._workers.close(self._cause or ""))
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._workers.socket, self._workers.monitor, self._mailbox.fileno()):
+            poller.register(source, zmq.POLLIN)
+        now = time.monotonic()
+        while not self._is_over:
+            until = min(self._next_tick, self._workers.next_check(now))
+            ready = dict(poller.poll(max(0, math.ceil((until - now) * 1000))))
+            now = time.monotonic()
+            self._handle(self._workers.receive(now), now)
+            if self._mailbox.fileno() in ready:
+                for command in self._mailbox.take():
+                    self._obey(command, now)
+            is_tick = now >= self._next_tick
+            if is_tick or now >= until:
+                self._check(now)
+            self._requests.expire(now)
+            self._schedule()
+            self._tell(is_tick)
+            self._end_drain_if_done(now)
+            now = time.monotonic()
+
+    # --- Commands and events
+
+    def _obey(self, command: commands.Command, now: float) -> None:
+        match command:
+            case commands.Stop():
+                self._is_over = True
+            case commands.Drain():
+                if self._drain_deadline is None:
+                    self._drain_deadline = now + self._options.drain_timeout
+                    self._requests.is_draining = True
+                    log.info("draining: running requests get %g s to finish", self._options.drain_timeout)
+            case _:
+                self._requests.handle(command, now)
+
+    def _handle(self, events: list[Event], now: float) -> None:
+        for event in events:
+            match event:
+                case StepReturned():
+                    self._apply(event.result, now)
+                case EpochBegun():
+                    self._begin_epoch(event)
+                case EpochEnded():
+                    self._lose_workers(now)
+                case Fatal():
+                    self._is_over, self._cause = True, event.cause
+
+    def _begin_epoch(self, event: EpochBegun) -> None:
+        model = event.model
+        core = self._requests.core
+        if core is None:
+            self._requests.core = self._make_core(model)
+        else:
+            core.resize(model.num_blocks)
+            self._outputs += core.take_outputs()
+        self._codec = StepCodec(event.epoch)
+        self._heartbeats.epoch, self._heartbeats.step = event.epoch, 0
+        welcome = scheduler_pb2.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            replica_id=str(self._replica),
+            epoch=event.epoch,
+            model=model,
+            max_num_seqs=self._options.max_num_seqs,
+        )
+        self._requests.welcome_all(welcome)
+        self._front.workers_changed(model)
+        self._publish_status()
+        log.info(
+            "epoch %d is ready: %s, %d KV blocks of %d tokens, max_model_len %d",
+            event.epoch, model.name, model.num_blocks, model.block_size, model.max_model_len,
+        )  # fmt: skip
+
+    def _make_core(self, model: inference_pb2.ModelInfo) -> Core:
+        options = self._options
+        return Core(
+            CoreSettings(
+                block_size=options.block_size,
+                num_blocks=model.num_blocks,
+                max_model_len=model.max_model_len,
+                max_num_seqs=options.max_num_seqs,
+                max_num_batched_tokens=options.max_num_batched_tokens,
+                eos_token_ids=frozenset(model.eos_token_ids),
+                enable_prefix_caching=options.enable_prefix_caching,
+                scheduling_policy=options.scheduling_policy,
+                max_queued_requests=options.max_queued_requests,
+                max_queued_tokens=options.max_queued_tokens,
+            )
+        )
+
+    def _lose_workers(self, now: float) -> None:
+        self._plan = None
+        if self._requests.core is not None:
+            self._requests.core.lose_workers(now)
+        self._front.workers_changed(None)
+        self._publish_status()
+
+    # --- Steps
+
+    def _apply(self, message: step_pb2.StepResult, now: float) -> None:
+        plan, core = self._plan, self._requests.core
+        if plan is None or core is None or message.step != self._codec.step:
+            log.debug("the result of step %d is ignored: step %d is awaited", message.step, self._codec.step)
+            return
+        self.metrics.step_duration.observe(now - self._sent_at)
+        try:
+            outcome = self._codec.decode(message)
+        except ResultError as error:
+            self._handle(self._workers.fail_epoch(f"the result of step {message.step} can't be used: {error}"), now)
+            return
+        # Before the core forgets the numbers of those that end.
+        for sequence, frame in outcome.prompt_logprobs:
+            key = core.key_of(sequence)
+            if key is not None:
+                self._requests.collect_prompt_logprobs(key, frame)
+        self._plan = None
+        self._outputs += core.apply(plan, outcome.result, now)
+
+    def _schedule(self) -> None:
+        """Plans and sends the next step, if the workers wait for one."""
+        core = self._requests.core
+        if self._plan is not None or core is None or not self._workers.is_ready or not core.has_work:
+            return
+        began = time.monotonic()
+        plan = core.schedule(began)
+        warn_of_preemptions(core.take_events())
+        if plan is None:
+            return
+        self._plan, self._sent_at = plan, began
+        events = self._workers.send_plan(self._codec.encode(plan))
+        self._heartbeats.step = self._codec.step
+        self.metrics.schedule_duration.observe(time.monotonic() - began)
+        self._handle(events, began)
+
+    def _tell(self, repeat_load: bool) -> None:
+        """Hands the routers what there is for them, and publishes the status."""
+        outputs, self._outputs = self._outputs, []
+        self._requests.collect(outputs)
+        batch = self._requests.take_messages(workers_ready=self._workers.is_ready, repeat_load=repeat_load)
+        if batch or repeat_load:
+            self._publish_status()
+        if batch:
+            self._front.deliver(batch)
+
+    def _publish_status(self) -> None:
+        core, ready = self._requests.core, self._workers.is_ready
+        draining, epoch, text = self._requests.is_draining, self._workers.epoch, self._workers.describe()
+        if core is None:
+            self.status = SchedulerStatus(
+                stats=CoreStats(), epoch=epoch, workers_ready=ready, draining=draining, workers=text
+            )
+        else:
+            self.status = SchedulerStatus(
+                load=core.load, stats=core.stats, epoch=epoch, workers_ready=ready, draining=draining, workers=text
+            )
+
+    # --- Time
+
+    def _check(self, now: float) -> None:
+        self._handle(self._workers.tick(now), now)
+        if self._plan is not None and now - self._sent_at > self._options.step_timeout:
+            cause = (
+                f"step {self._codec.step} has not returned for {now - self._sent_at:.1f} s "
+                f"(step_timeout={self._options.step_timeout:g})"
+            )
+            self._handle(self._workers.fail_epoch(cause), now)
+        if now >= self._next_tick:
+            self._next_tick = now + _TICK_S
+            self._stats_log.tick(self.status, now)
+
+    def _end_drain_if_done(self, now: float) -> None:
+        if self._drain_deadline is None:
+            return
+        if not self._requests.has_work:
+            self._is_over = True
+        elif now >= self._drain_deadline:
+            log.warning("drain_timeout=%g s has passed: what still runs ends now", self._options.drain_timeout)
+            self._is_over = True

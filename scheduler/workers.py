@@ -1,0 +1,388 @@
+"""The ranks of one replica over ZeroMQ: who has joined, which epoch they are in, and whether they live.
+
+The protocol is told in protos/step.proto. Everything here happens on the step loop's thread; what it means for the
+requests is the step loop's business, told in events.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from google.protobuf.message import DecodeError
+from zmq.utils.monitor import parse_monitor_message
+
+from protos import inference_pb2, step_pb2
+from runtime.wire import STEP_MESSAGE_BYTES
+from scheduler.addresses import bind_zmq
+from scheduler.heartbeats import Beat, Heartbeats
+from scheduler.invalid import InvalidMessages
+from scheduler.membership import MembershipError, Terms
+from scheduler.ranks import Rank
+
+log = logging.getLogger("octavo.scheduler")
+
+# Plans that may wait for a rank that does not read: more than are ever in flight, so that a full queue means trouble.
+_SEND_QUEUE = 64
+# One round of the loop reads so many messages at most, so that a flood holds up no step.
+_MAX_MESSAGES = 256
+# A rank between two identities is nowhere for a moment.
+_REENTRY_GRACE_S = 5.0
+# A rank heard from so recently lives: another process that says Hello for it is one too many.
+_ALIVE_S = 3.0
+# ZeroMQ reports a disconnect a little before it forgets the peer, so the peers are probed more than once.
+_PROBE_DELAYS_S = (0.0, 0.02, 0.2, 1.0)
+# Between an epoch in which no step succeeded and the next one.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_SHUTDOWN_LINGER_MS = 1000
+
+_MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochBegun:
+    """Every rank is ready for plans."""
+
+    epoch: int
+    # As all ranks have it; num_blocks is the least of theirs.
+    model: inference_pb2.ModelInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochEnded:
+    """What the ranks held is lost."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReturned:
+    result: step_pb2.StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fatal:
+    """Starting anything again would not help."""
+
+    cause: str
+
+
+Event = EpochBegun | EpochEnded | StepReturned | Fatal
+
+
+class Workers:
+    """Collects Hellos until every rank is there, begins epochs, passes plans and results, notices deaths."""
+
+    def __init__(
+        self,
+        context: zmq.Context,
+        endpoint: str,
+        curve_dir: Path | None,
+        terms: Terms,
+        heartbeats: Heartbeats,
+        invalid: InvalidMessages,
+        *,
+        heartbeat_timeout: float,
+        step_timeout: float,
+    ) -> None:
+        """Raises AddressError or CurveError."""
+        self.socket = bind_zmq(context, endpoint, curve_dir, max_message_bytes=STEP_MESSAGE_BYTES, queue=_SEND_QUEUE)
+        self.monitor = self.socket.get_monitor_socket(_MONITORED)
+        self._terms, self._heartbeats, self._invalid = terms, heartbeats, invalid
+        self._heartbeat_timeout, self._step_timeout = heartbeat_timeout, step_timeout
+        self._ranks: dict[int, Rank] = {}
+        # Grows over restarts of the scheduler, too.
+        self._epoch = int(time.time() * 1000)
+        # An epoch's Resets are out, and it has not ended.
+        self._is_epoch_open = False
+        self.is_ready = False
+        self._model: inference_pb2.ModelInfo | None = None
+        self._model_name = terms.model
+        self._events: list[Event] = []
+        self._probe_times: list[float] = []
+        self._pause = 0.0
+        self._next_epoch_at = 0.0
+
+    # --- For the step loop
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def describe(self) -> str:
+        """In a few words, for /health."""
+        if self.is_ready:
+            return f"epoch {self._epoch}"
+        missing = [str(rank) for rank in range(self._terms.world_size) if not self._is_present(rank)]
+        if missing:
+            return f"waiting for rank {', '.join(missing)} of {self._terms.world_size}"
+        return "; ".join(_describe(rank, self._beat(rank)) for rank in self._ranks.values())
+
+    def next_check(self, now: float) -> float:
+        """When `tick` should be called next, at the latest."""
+        times = [now + 1.0, *self._probe_times[:1]]
+        if not self._is_epoch_open and self._next_epoch_at > now:
+            times.append(self._next_epoch_at)
+        return min(times)
+
+    def receive(self, now: float) -> list[Event]:
+        """Handles what has arrived."""
+        for _ in range(_MAX_MESSAGES):
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._handle(frames, now)
+        self._watch_connections(now)
+        self._begin_epoch_if_complete(now)
+        return self._take_events()
+
+    def tick(self, now: float) -> list[Event]:
+        """Checks who lives, about once a second and when `next_check` says so."""
+        is_probing = bool(self._probe_times) and self._probe_times[0] <= now
+        self._probe_times = [at for at in self._probe_times if at > now]
+        for rank in self._ranks.values():
+            if rank.is_present:
+                if is_probing or not rank.has_entered:
+                    self._check_connection(rank, now)
+                self._check_signs_of_life(rank, now)
+            elif now - self._heard(rank) <= _ALIVE_S and self._is_reachable(rank.identity):
+                log.info("%s is back", rank.name)
+                rank.is_present = True
+        self._begin_epoch_if_complete(now)
+        return self._take_events()
+
+    def send_plan(self, frame: bytes) -> list[Event]:
+        """Sends every rank the same bytes; a rank that can't take them is lost."""
+        assert self.is_ready
+        for rank in self._ranks.values():
+            try:
+                self.socket.send_multipart([rank.identity, frame], zmq.NOBLOCK, copy=False)
+            except zmq.ZMQError as error:
+                self._lose(rank, f"does not take plans: {error.strerror}")
+                break
+        return self._take_events()
+
+    def fail_epoch(self, cause: str) -> list[Event]:
+        """The step loop has lost trust in the ranks' state: they begin anew."""
+        self._end_epoch(cause)
+        return self._take_events()
+
+    def close(self, reason: str) -> None:
+        """Sends the ranks home. reason: empty for an orderly end, else why they have to fail as well."""
+        shutdown = step_pb2.Shutdown(reason=reason, permanent=bool(reason))
+        for rank in self._ranks.values():
+            if rank.is_present:
+                for identity in {rank.identity, rank.previous_identity} - {None}:
+                    self._send(identity or b"", step_pb2.SchedulerToWorker(shutdown=shutdown))
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=_SHUTDOWN_LINGER_MS)
+
+    # --- Messages
+
+    def _handle(self, frames: list[bytes], now: float) -> None:
+        peer = frames[0]
+        if len(frames) != 2:
+            self._invalid.note(peer, f"{len(frames) - 1} frames; one frame holds one WorkerToScheduler")
+            return
+        try:
+            message = step_pb2.WorkerToScheduler.FromString(frames[1])
+        except DecodeError:
+            self._invalid.note(peer, f"{len(frames[1])} bytes that are no WorkerToScheduler")
+            return
+        kind = message.WhichOneof("message")
+        rank = next((each for each in self._ranks.values() if each.identity == peer), None)
+        if rank is not None:
+            rank.heard = now
+        if kind == "hello" and peer.startswith(b"join-"):
+            self._hear_hello(message.hello, peer, now)
+        elif kind == "failure" and (rank is not None or peer.startswith(b"join-")):
+            self._hear_failure(message.failure, rank)
+        elif kind == "ready" and rank is not None:
+            self._hear_ready(message.ready, rank, now)
+        elif kind == "result" and rank is not None:
+            if self.is_ready and message.result.epoch == self._epoch:
+                self._pause = 0.0
+                self._events.append(StepReturned(result=message.result))
+        else:
+            self._invalid.note(peer, f"an unknown peer sent {kind or 'nothing known'}")
+
+    def _hear_hello(self, hello: step_pb2.Hello, peer: bytes, now: float) -> None:
+        if objection := self._terms.objection(hello, self._model_name):
+            log.error("rank %d (pid %d) is refused: %s", hello.rank, hello.pid, objection)
+            self._refuse(peer, objection, permanent=True)
+            return
+        known = self._ranks.get(hello.rank)
+        if known is not None and known.instance == hello.instance:
+            self._hear_hello_again(known, peer, now)
+            return
+        if known is not None and known.is_present:
+            if self._is_rightful(known, now):
+                text = f"{known.name} is there and alive: end it first"
+                log.error("another process (pid %d) wants to be rank %d; %s", hello.pid, hello.rank, text)
+                self._refuse(peer, text, permanent=False)
+                return
+            self._lose(known, f"was replaced by pid {hello.pid}")
+        self._model_name = hello.model
+        self._ranks[hello.rank] = Rank.of(hello, peer, now)
+        log.info("%s has joined", self._ranks[hello.rank].name)
+
+    def _hear_hello_again(self, rank: Rank, peer: bytes, now: float) -> None:
+        if peer == rank.identity or peer == rank.previous_identity:
+            return  # said before its Reset came
+        was_waiting_for_reset = self._is_epoch_open and rank.model is None and rank.is_present
+        rank.return_from(peer, now)
+        if was_waiting_for_reset:
+            self._reset(rank, now)  # the one before went to a connection that it had left
+        elif self._is_epoch_open:
+            self._end_epoch(f"{rank.name} has left it and says Hello again")
+
+    def _hear_failure(self, failure: step_pb2.Failure, rank: Rank | None) -> None:
+        who = rank.name if rank is not None else f"rank {failure.rank}"
+        if failure.permanent and (rank is not None or not self._is_present(failure.rank)):
+            self._events.append(Fatal(cause=f"{who} failed for good: {failure.message}"))
+        elif rank is not None and failure.epoch == self._epoch:
+            self._end_epoch(f"{who} failed: {failure.message}")
+        else:
+            log.error("%s failed: %s", who, failure.message)
+
+    def _hear_ready(self, ready: step_pb2.Ready, rank: Rank, now: float) -> None:
+        if not self._is_epoch_open or ready.epoch != self._epoch or ready.rank != rank.rank:
+            return  # of an epoch that has ended meanwhile
+        rank.enter(now)
+        rank.model = ready.model
+        models = [self._ranks[number].model for number in sorted(self._ranks)]
+        known = [model for model in models if model is not None]
+        if self.is_ready or len(known) < self._terms.world_size:
+            return
+        try:
+            self._model = self._terms.agree(known, self._model)
+        except MembershipError as error:
+            self._events.append(Fatal(cause=str(error)))
+            return
+        self.is_ready = True
+        self._events.append(EpochBegun(epoch=self._epoch, model=self._model))
+
+    # --- Epochs
+
+    def _begin_epoch_if_complete(self, now: float) -> None:
+        world_size = self._terms.world_size
+        if self._is_epoch_open or now < self._next_epoch_at or not all(map(self._is_present, range(world_size))):
+            return
+        self._epoch += 1
+        self._is_epoch_open = True
+        self._pause = min(max(2 * self._pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+        log.info("epoch %d begins", self._epoch)
+        for rank in self._ranks.values():
+            self._reset(rank, now)
+
+    def _reset(self, rank: Rank, now: float) -> None:
+        is_sent = self._send(rank.identity, step_pb2.SchedulerToWorker(reset=step_pb2.Reset(epoch=self._epoch)))
+        rank.begin_reset(self._epoch, now)
+        if not is_sent:
+            self._lose(rank, "is gone")
+
+    def _end_epoch(self, cause: str) -> None:
+        if not self._is_epoch_open:
+            return
+        self._is_epoch_open = False
+        # The first time at once; then the pauses grow until a step succeeds.
+        self._next_epoch_at = time.monotonic() + (self._pause if self._pause > _FIRST_PAUSE_S else 0.0)
+        log.warning("epoch %d has ended: %s", self._epoch, cause)
+        if self.is_ready:
+            self.is_ready = False
+            self._events.append(EpochEnded(cause=cause))
+
+    def _lose(self, rank: Rank, cause: str) -> None:
+        if rank.is_present:
+            rank.is_present = False
+            log.warning("%s is lost: it %s", rank.name, cause)
+            self._end_epoch(f"{rank.name} {cause}")
+
+    # --- Liveness
+
+    def _check_connection(self, rank: Rank, now: float) -> None:
+        """ROUTER_MANDATORY tells who is there."""
+        if self._is_reachable(rank.identity):
+            if not rank.has_entered:
+                rank.enter(now)
+        elif rank.has_entered:
+            self._lose(rank, "has disconnected")
+        elif rank.previous_identity is None or not self._is_reachable(rank.previous_identity):
+            rank.unreachable_since = rank.unreachable_since or now
+            if now - rank.unreachable_since > _REENTRY_GRACE_S:
+                self._lose(rank, "has disconnected and has not come back")
+
+    def _check_signs_of_life(self, rank: Rank, now: float) -> None:
+        silence = now - self._heard(rank)
+        if silence > self._heartbeat_timeout:
+            self._lose(rank, f"has been silent for {silence:.1f} s (heartbeat_timeout={self._heartbeat_timeout:g})")
+        elif self._is_epoch_open and rank.model is None:
+            self._complain_if_hung(rank, now)
+
+    def _complain_if_hung(self, rank: Rank, now: float) -> None:
+        """A rank may load for long; one that is still in a step of an epoch that has ended is another matter."""
+        beat, wait = self._beat(rank), now - rank.reset_at
+        is_stepping = beat is not None and beat.state == step_pb2.WORKER_STATE_STEPPING
+        if is_stepping and wait > (rank.num_complaints + 1) * self._step_timeout:
+            rank.num_complaints += 1
+            log.error("%s has not left its step for %.0f s: end that process if it hangs", rank.name, wait)
+
+    def _watch_connections(self, now: float) -> None:
+        while True:
+            try:
+                event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._invalid.note(b"CURVE", "a peer whose key is not in allowed_workers/ was turned away")
+            else:
+                self._probe_times = [now + delay for delay in _PROBE_DELAYS_S]
+
+    def _is_present(self, rank: int) -> bool:
+        return rank in self._ranks and self._ranks[rank].is_present
+
+    def _is_rightful(self, rank: Rank, now: float) -> bool:
+        """Alive, and not stuck since its Reset."""
+        is_stuck = rank.model is None and self._is_epoch_open and rank.num_complaints > 0
+        is_there = self._is_reachable(rank.identity) or (
+            rank.previous_identity is not None and self._is_reachable(rank.previous_identity)
+        )
+        return is_there and not is_stuck and now - self._heard(rank) <= _ALIVE_S
+
+    def _heard(self, rank: Rank) -> float:
+        beat = self._beat(rank)
+        return max(rank.heard, beat.heard) if beat else rank.heard
+
+    def _beat(self, rank: Rank) -> Beat | None:
+        return self._heartbeats.latest(rank.rank, rank.instance)
+
+    # --- Sending
+
+    def _is_reachable(self, identity: bytes) -> bool:
+        return self._send(identity, step_pb2.SchedulerToWorker(probe=step_pb2.Probe()))
+
+    def _refuse(self, peer: bytes, reason: str, *, permanent: bool) -> None:
+        shutdown = step_pb2.Shutdown(reason=reason, permanent=permanent)
+        self._send(peer, step_pb2.SchedulerToWorker(shutdown=shutdown))
+
+    def _send(self, identity: bytes, message: step_pb2.SchedulerToWorker) -> bool:
+        """False if the peer is not there, or does not read."""
+        try:
+            self.socket.send_multipart([identity, message.SerializeToString()], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return False
+            raise
+        return True
+
+    def _take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+
+def _describe(rank: Rank, beat: Beat | None) -> str:
+    state = "starting" if beat is None else step_pb2.WorkerState.Name(beat.state).removeprefix("WORKER_STATE_").lower()
+    return f"{rank.name} is {state}" + (f", {beat.progress:.0%}" if beat and beat.progress else "")

@@ -1,0 +1,345 @@
+"""A worker without weights that speaks the real step wire: the worker's own loop around a model of hashes. No torch.
+
+Its next token is a pure function of (token ids so far, seed, choice). It is read from the KV cache, in which every slot
+remembers the prefix it was written for: whatever a scheduler does wrong to blocks, rows or positions either breaks an
+assertion here or changes the tokens.
+
+As a process: python -m tests.fakes.worker -c FILE --replica I [--rank R] [any option] [--step-seconds S] [...].
+"""
+
+import hashlib
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+from configs.flags import own_number, parse_flags
+from configs.load import load_options
+from configs.options import Options
+from protos import inference_pb2, step_pb2
+from runtime.logs import configure_logging
+from runtime.version import octavo_version
+from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint
+from worker.errors import PermanentError, PlanError
+from worker.heartbeat import HeartbeatThread, WorkerStatus
+from worker.link import Link
+from worker.loop import WorkerLoop
+from worker.metrics import WorkerMetrics
+from worker.wakeup import Wakeup
+
+# Ids below it are never said but as EOS.
+FIRST_TOKEN = 20
+# A prompt that holds this token has logits that are not finite.
+BAD_TOKEN = 7
+
+
+def _extend(digest: bytes, token_id: int) -> bytes:
+    return hashlib.blake2b(digest + token_id.to_bytes(4, "little"), digest_size=8).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HashModel:
+    """eos_every: one of so many tokens is EOS; 0 for none."""
+
+    vocab_size: int = 1000
+    max_model_len: int = 512
+    num_blocks: int = 128
+    eos_token_id: int = 2
+    eos_every: int = 0
+    fingerprint: str = "hashes"
+
+    def next_token(self, digest: bytes, seed: int, choice: int) -> int:
+        drawn = int.from_bytes(hashlib.blake2b(b"%b/%d/%d" % (digest, seed, choice), digest_size=8).digest(), "little")
+        if self.eos_every and drawn % self.eos_every == 0:
+            return self.eos_token_id
+        return FIRST_TOKEN + drawn % (self.vocab_size - FIRST_TOKEN)
+
+    def generate(
+        self, prompt: Sequence[int], count: int, *, seed: int = 0, choice: int = 0, ignore_eos: bool = False
+    ) -> list[int]:
+        """What a sequence says, computed without any scheduling: up to `count` tokens, EOS included."""
+        digest = b""
+        for token_id in prompt:
+            digest = _extend(digest, token_id)
+        tokens: list[int] = []
+        while len(tokens) < count and not (tokens and tokens[-1] == self.eos_token_id and not ignore_eos):
+            tokens.append(self.next_token(digest, seed, choice))
+            digest = _extend(digest, tokens[-1])
+        return tokens
+
+    def info(self, options: Options) -> inference_pb2.ModelInfo:
+        return inference_pb2.ModelInfo(
+            name=options.served_model_name,
+            architecture="hashes",
+            fingerprint=self.fingerprint,
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            eos_token_ids=[self.eos_token_id],
+            dtype="float32",
+            block_size=options.block_size,
+            num_blocks=options.num_blocks_override or self.num_blocks,
+            octavo_version=octavo_version(),
+        )
+
+
+@dataclass(slots=True)
+class _Row:
+    sequence: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+    sampling: inference_pb2.SamplingParams
+    choice: int
+
+
+@dataclass
+class HashRunner:
+    """Computes plans and checks every promise of step.proto. before_step: called with each plan, may block."""
+
+    model: HashModel
+    options: Options
+    before_step: Callable[[step_pb2.StepPlan], None] = lambda plan: None
+    num_steps: int = 0
+    # What was wrong with plans, over all epochs.
+    violations: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.model_info = self.model.info(self.options)
+        self.reset()
+
+    @property
+    def num_live_rows(self) -> int:
+        return len(self._rows)
+
+    def reset(self) -> None:
+        self._rows: dict[int, _Row] = {}
+        self._kv: dict[int, bytes] = {}
+        self._sequences: set[int] = set()
+
+    def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
+        self.before_step(plan)
+        try:
+            result = self._execute(plan)
+        except AssertionError as error:
+            self.violations.append(f"step {plan.step}: {error}")
+            raise PlanError(str(error)) from error
+        self.num_steps += 1
+        return result
+
+    def _execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
+        for row in plan.freed_rows:
+            assert self._rows.pop(row, None), f"freed_rows: {row} holds nothing"
+        for new in plan.new_rows:
+            self._take_row(new)
+        self._grow(plan)
+        assert plan.rows, "an empty step"
+        assert len(set(plan.rows)) == len(plan.rows), "rows: one is there twice"
+        assert sum(plan.num_tokens) <= self.options.max_num_batched_tokens, "num_tokens: beyond the budget"
+        result = step_pb2.StepResult(epoch=plan.epoch, step=plan.step)
+        starts = {row: self._rows[row].num_computed_tokens for row in plan.rows}
+        for row, count in zip(plan.rows, plan.num_tokens, strict=True):
+            self._write(self._rows[row], count)
+        for row in plan.rows:
+            self._add_prompt_logprobs(self._rows[row], starts[row], result)
+            self._sample(self._rows[row], result)
+        return result
+
+    def _take_row(self, new: step_pb2.NewRow) -> None:
+        assert new.row not in self._rows, f"new_rows: {new.row} is taken"
+        assert new.row < self.options.max_num_seqs, f"new_rows: {new.row} is beyond max_num_seqs"
+        assert new.sequence not in self._sequences, f"sequence: {new.sequence} came before"
+        assert 0 <= new.num_computed_tokens < len(new.token_ids), "num_computed_tokens: nothing is left to compute"
+        assert 1 <= new.num_prompt_tokens <= len(new.token_ids), "num_prompt_tokens: out of range"
+        self._check_blocks(new.block_ids)
+        self._sequences.add(new.sequence)
+        row = self._rows[new.row] = _Row(
+            new.sequence, list(new.token_ids), new.num_prompt_tokens, new.num_computed_tokens, list(new.block_ids),
+            new.sampling, new.choice,
+        )  # fmt: skip
+        assert len(row.block_ids) * self.options.block_size >= row.num_computed_tokens, "block_ids: too few"
+
+    def _grow(self, plan: step_pb2.StepPlan) -> None:
+        assert sum(plan.num_new_blocks) == len(plan.new_blocks), "new_blocks: another number than num_new_blocks says"
+        self._check_blocks(plan.new_blocks)
+        blocks = iter(plan.new_blocks)
+        for row, count in zip(plan.grown_rows, plan.num_new_blocks, strict=True):
+            self._rows[row].block_ids += [next(blocks) for _ in range(count)]
+
+    def _check_blocks(self, block_ids: Iterable[int]) -> None:
+        assert all(1 <= block <= self.model_info.num_blocks for block in block_ids), "block ids: out of range"
+
+    def _slot(self, row: _Row, position: int) -> int:
+        size = self.options.block_size
+        assert position // size < len(row.block_ids), "block_ids: too few for the tokens of this step"
+        return row.block_ids[position // size] * size + position % size
+
+    def _digest(self, row: _Row, num_tokens: int) -> bytes:
+        return self._kv[self._slot(row, num_tokens - 1)] if num_tokens else b""
+
+    def _write(self, row: _Row, count: int) -> None:
+        end = row.num_computed_tokens + count
+        assert 1 <= count <= len(row.token_ids) - row.num_computed_tokens, "num_tokens: more than there are"
+        expected = b""
+        for position in range(row.num_computed_tokens):
+            expected = _extend(expected, row.token_ids[position])
+            assert self._kv.get(self._slot(row, position)) == expected, f"position {position} holds another prefix's KV"
+        for position in range(row.num_computed_tokens, end):
+            expected = _extend(expected, row.token_ids[position])
+            self._kv[self._slot(row, position)] = expected
+        row.num_computed_tokens = end
+
+    def _sample(self, row: _Row, result: step_pb2.StepResult) -> None:
+        if row.num_computed_tokens < len(row.token_ids):
+            return
+        if BAD_TOKEN in row.token_ids[: row.num_prompt_tokens]:
+            result.failed_sequences.append(row.sequence)
+            return
+        token_id = self.model.next_token(self._digest(row, row.num_computed_tokens), row.sampling.seed, row.choice)
+        result.sequences.append(row.sequence)
+        result.positions.append(len(row.token_ids) - row.num_prompt_tokens)
+        result.token_ids.append(token_id)
+        if row.sampling.HasField("logprobs"):
+            result.logprobs.append(_logprobs(token_id, row.sampling.logprobs))
+        row.token_ids.append(token_id)
+
+    def _add_prompt_logprobs(self, row: _Row, start: int, result: step_pb2.StepResult) -> None:
+        first, end = max(start, 1), min(row.num_computed_tokens, row.num_prompt_tokens)
+        if row.sampling.HasField("prompt_logprobs") and first < end:
+            frame = inference_pb2.PromptLogprobs(first_position=first)
+            frame.logprobs.extend(_logprobs(token, row.sampling.prompt_logprobs) for token in row.token_ids[first:end])
+            result.prompt_logprobs.add(sequence=row.sequence, frame=frame)
+
+
+def _logprobs(token_id: int, num_top: int) -> inference_pb2.TokenLogprobs:
+    """Made up, but of the token."""
+    chosen = inference_pb2.TokenLogprob(token_id=token_id, logprob=-token_id / 1000, rank=1)
+    top = [inference_pb2.TokenLogprob(token_id=token_id + i, logprob=-i, rank=i + 1) for i in range(num_top)]
+    return inference_pb2.TokenLogprobs(chosen=chosen, top=top)
+
+
+class FakeWorker:
+    """A rank in a thread of this process. `stop` ends it in order, `vanish` without a word."""
+
+    def __init__(
+        self,
+        options: Options,
+        replica: int = 0,
+        *,
+        rank: int = 0,
+        model: HashModel | None = None,
+        before_step: Callable[[step_pb2.StepPlan], None] = lambda plan: None,
+        hello: dict[str, object] | None = None,
+        load: Callable[[], None] = lambda: None,
+    ) -> None:
+        """hello: fields of its Hello to change. load: what loading weights does; a ValueError is permanent."""
+        self.runner = HashRunner(model or HashModel(), options, before_step)
+        self.exit_code: int | None = None
+        self._load = load
+        self._wakeup = Wakeup()
+        endpoint = options.step_address(replica)
+        curve_dir = Path(options.curve_dir) if options.curve_dir else None
+        status, instance = WorkerStatus(), secrets.randbits(63)
+        self._context = zmq.Context()
+        self._link = Link(self._context, endpoint, curve_dir)
+        self._heartbeat = HeartbeatThread(
+            self._context, heartbeat_endpoint(endpoint), curve_dir, status, rank=rank, instance=instance,
+            timeout=options.heartbeat_timeout, on_loss=self._wakeup.notify,
+        )  # fmt: skip
+        self._loop = WorkerLoop(
+            hello=_hello(options, rank, instance, hello or {}),
+            link=self._link,
+            heartbeat=self._heartbeat,
+            status=status,
+            wakeup=self._wakeup,
+            metrics=WorkerMetrics(status.snapshot),
+            build=self._build,
+        )
+        self._thread = threading.Thread(target=self._run, name=f"fake-worker-{replica}.{rank}", daemon=True)
+
+    def start(self) -> "FakeWorker":
+        self._heartbeat.start()
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends it, if it has not ended; closes what it opened."""
+        self._wakeup.request_stop()
+        self.join()
+
+    def join(self) -> int:
+        """Waits until it ends by itself. The exit code that the process would have."""
+        self._thread.join(60)
+        assert self.exit_code is not None, "the fake worker does not end"
+        return self.exit_code
+
+    def run(self) -> int:
+        """Runs on the thread that calls, until told to end."""
+        self._heartbeat.start()
+        self._wakeup.stop_on_signals()
+        self._run()
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def _build(self, progress: Callable[[float], None]) -> HashRunner:
+        self._load()
+        progress(1.0)
+        return self.runner
+
+    def _run(self) -> None:
+        code = self._loop.run()
+        self._heartbeat.stop()
+        self._link.close(deliver=code != 0)
+        self._context.term()
+        self._wakeup.close()
+        self.exit_code = code
+
+
+def _hello(options: Options, rank: int, instance: int, changes: dict[str, object]) -> step_pb2.Hello:
+    fields: dict = {
+        "protocol_version": PROTOCOL_VERSION,
+        "octavo_version": octavo_version(),
+        "rank": rank,
+        "world_size": options.world_size,
+        "model": options.served_model_name,
+        "block_size": options.block_size,
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "pid": os.getpid(),
+        "instance": instance,
+        **changes,
+    }
+    return step_pb2.Hello(**fields)
+
+
+def main(argv: list[str]) -> int:
+    own = ("replica", "rank", "step_seconds", "vocab_size", "eos_every", "max_len", "load_error")
+    config, flags, extras = parse_flags(argv, own)
+    options = load_options(config, flags)
+    replica, rank = own_number(extras, "replica", 0, 1024), own_number(extras, "rank", 0, 1024)
+    configure_logging(f"fake-worker-{replica}.{rank}", options.log_level, options.log_format)
+    seconds = float(extras.get("step_seconds", "0"))
+
+    def load() -> None:
+        if "load_error" in extras:
+            raise PermanentError(extras["load_error"])
+
+    model = HashModel(
+        vocab_size=own_number(extras, "vocab_size", 1000, 2**31),
+        eos_every=own_number(extras, "eos_every", 0, 2**31),
+        max_model_len=own_number(extras, "max_len", 512, 2**31),
+    )
+    worker = FakeWorker(
+        options, replica, rank=rank, model=model, load=load, before_step=lambda plan: time.sleep(seconds)
+    )
+    return worker.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
