@@ -37,7 +37,9 @@ class LocalRequest:
             num_prompt_tokens=len(self.prompt_token_ids),
             max_model_len=model.max_model_len,
         )
-        self._choices = [Choice(index, self.sampling, model.eos_token_ids, tokenizer) for index in range(self.sampling.n)]
+        self._choices = [
+            Choice(index, self.sampling, model.eos_token_ids, tokenizer) for index in range(self.sampling.n)
+        ]
         self._num_cached_tokens = 0
         self._assembly = Assembly(message)
         started = pb.Started(
