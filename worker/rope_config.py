@@ -33,7 +33,8 @@ class RopeConfig:
 
 
 def rope_from_config_json(raw: Mapping[str, Any]) -> RopeConfig:
-    """The RopeConfig of a config.json: `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` before it.
+    """The RopeConfig of a config.json: `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` before
+    it.
 
     Raises ValueError for a scaling that is not one of SCALINGS, or one that lacks a number.
     """

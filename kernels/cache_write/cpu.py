@@ -7,7 +7,8 @@ import torch
 
 
 def cache_write(cache_NB2KD: torch.Tensor, kv_TE: torch.Tensor, slots_T: torch.Tensor) -> None:
-    """Writes token t's keys and values, kv_TE[t], to slot slots_T[t] = block * B + offset, rounded to the cache's dtype.
+    """Writes token t's keys and values, kv_TE[t], to slot slots_T[t] = block * B + offset, rounded to the cache's
+    dtype.
 
     slots_T: int64, all different. The cache is contiguous.
     """

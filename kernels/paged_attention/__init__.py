@@ -1,6 +1,7 @@
 """Causal grouped-query attention over a KV cache in blocks (arXiv 2309.06180).
 
-`AttentionPlan` holds what a step's shapes determine, and is made once a step; `paged_attention` is called by each layer.
+`AttentionPlan` holds what a step's shapes determine, and is made once a step; `paged_attention` is called by each
+layer.
 """
 
 from kernels.paged_attention.cpu import paged_attention

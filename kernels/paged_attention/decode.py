@@ -1,11 +1,11 @@
 """Attention of rows with one query each, batched without copying a float32 cache.
 
 A head's key at one token is a row of the table that the cache is when seen as [rows, D]. The scores of a group are then
-a sampled matrix product, queries x table^T at the columns that the block tables name; and the output is a weighted sum of
-table rows, an embedding bag. Both read the cache in place. Each score is one dot product and each output one sum in token
-order, so that a row's result does not depend on the rest of the batch.
-64 rows of 192 tokens, 9 heads, 3 KV heads, float32, AVX2, one thread: 2.1 ms against 3.9 to 5.6 ms for blocks gathered into
-scaled_dot_product_attention.
+a sampled matrix product, queries x table^T at the columns that the block tables name; and the output is a weighted sum
+of table rows, an embedding bag. Both read the cache in place. Each score is one dot product and each output one sum in
+token order, so that a row's result does not depend on the rest of the batch.
+64 rows of 192 tokens, 9 heads, 3 KV heads, float32, AVX2, one thread: 2.1 ms against 3.9 to 5.6 ms for blocks gathered
+into scaled_dot_product_attention.
 
 Legend: R rows of a group, L tokens of its longest row (whole blocks), H heads, K KV heads, D head size, N blocks,
 B tokens of a block, C table columns of a group = R * H * L.
@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 with warnings.catch_warnings():
-    # torch says once a process that its CSR tensors are beta, on the first that is made: here, where it can be silenced.
+    # torch says once a process that its CSR tensors are beta, on the first that is made: here, where it can be
+    # silenced.
     warnings.simplefilter("ignore", UserWarning)
     torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.empty(0, dtype=torch.int64), torch.empty(0), (1, 1))
 

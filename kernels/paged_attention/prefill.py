@@ -1,6 +1,7 @@
 """Attention of one row with several queries: a prompt, or a chunk of one, over what the cache holds of the row.
 
-Legend: Q queries of a tile, L keys, H heads, K KV heads, G heads of a KV head, D head size, N blocks, B tokens of a block.
+Legend: Q queries of a tile, L keys, H heads, K KV heads, G heads of a KV head, D head size, N blocks, B tokens of a
+block.
 """
 
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ class PrefillRow:
     ) -> "PrefillRow":
         """The queries are the last num_queries of the row's num_keys tokens in block_ids.
 
-        Whether key j is visible to query i depends on j - i alone. With the queries in reverse order, the mask of every tile is
-        therefore a view of one vector, with stride 1 along both dims: no [Q, L] mask is ever stored.
+        Whether key j is visible to query i depends on j - i alone. With the queries in reverse order, the mask of
+        every tile is therefore a view of one vector, with stride 1 along both dims: no [Q, L] mask is ever stored.
         """
         offset = num_keys - num_queries
         # distance[d] is for a key that lies num_keys - d tokens before the query.
@@ -57,7 +58,7 @@ class PrefillRow:
 
     def attend(self, q_THD: torch.Tensor, cache_NB2KD: torch.Tensor, scale: float, out_THD: torch.Tensor) -> None:
         """Writes the row's outputs, in q's dtype, to its tokens of out_THD."""
-        num_kv_heads, head_size = cache_NB2KD.shape[3:]
+        num_kv_heads = cache_NB2KD.shape[3]
         kv_L2KD = cache_NB2KD.index_select(0, self.block_ids).to(q_THD.dtype).flatten(0, 1)
         # KV heads take the batch dim and each is expanded over its query heads, so that none is copied.
         k_K1LD, v_K1LD = kv_L2KD.permute(1, 2, 0, 3).unsqueeze(2)

@@ -9,7 +9,8 @@ from worker.rope_config import RopeConfig
 
 
 class Rotary:
-    """Turns of a step's positions, computed as they come: a table for the longest context would be larger than it is quick."""
+    """Turns of a step's positions, computed as they come: a table for the longest context would be larger than it
+    is quick."""
 
     def __init__(self, config: RopeConfig, head_size: int) -> None:
         self._frequencies_P = rope_frequencies(config, head_size)
@@ -31,7 +32,8 @@ def rope_frequencies(config: RopeConfig, head_size: int) -> torch.Tensor:
         frequencies = _yarn(frequencies, config, head_size)
     if config.freq_factors is not None:
         if len(config.freq_factors) != head_size // 2:
-            raise ValueError(f"{len(config.freq_factors)} rope factors for a head size of {head_size}: half as many are expected")
+            expected = head_size // 2
+            raise ValueError(f"{len(config.freq_factors)} rope factors; half the head size, {expected}, are expected")
         frequencies = frequencies / torch.tensor(config.freq_factors)
     return frequencies
 

@@ -53,7 +53,8 @@ class LlamaModel:
         )
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
-        """Computes the batch's tokens, writes their KV, gives the residual stream after the last layer, float32 [T, E]."""
+        """Computes the batch's tokens, writes their KV, gives the residual stream after the last layer, float32 [T,
+        E]."""
         x_TE = F.embedding(batch.token_ids_T, self._embeddings_VE).float()
         with forward_context(self._context(batch, kv_cache)):
             for layer in self._layers:
@@ -100,7 +101,10 @@ class LlamaModel:
         if config.qk_norm:
             norms |= {"self_attn.q_norm": config.head_size, "self_attn.k_norm": config.head_size}
 
-        shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+        shapes: dict[str, Shape] = {
+            "model.embed_tokens.weight": (config.vocab_size, hidden),
+            "model.norm.weight": (hidden,),
+        }
         if not config.tie_word_embeddings:
             shapes["lm_head.weight"] = (config.vocab_size, hidden)
         for prefix in (f"model.layers.{layer}" for layer in range(config.num_layers)):

@@ -4,7 +4,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-# Files from here on count by their size and their first and last MiB: reading all of a large one would double its loading time.
+# Files from here on count by their size and their first and last MiB: reading all of a large one would double its
+# loading time.
 WHOLE_BELOW = 2**30
 EDGE = 2**20
 

@@ -44,7 +44,8 @@ def hugging_face_name(name: str) -> str:
 
 
 class GGUFSource:
-    """A TensorSource over one GGUF file, mapped into memory. Raises WeightsError for a damaged one, or another model."""
+    """A TensorSource over one GGUF file, mapped into memory. Raises WeightsError for a damaged one, or another
+    model."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,7 +69,7 @@ class GGUFSource:
         freq_factors = None if factors is None else tuple(self._dequantized(factors).tolist())
         try:
             self.config = ModelConfig.from_gguf(header.metadata, stored, freq_factors)
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise WeightsError(f"{path}: {error}") from None
         # llama.cpp turns neighbouring pairs (2i, 2i + 1) for this architecture, and its files hold q and k rows in that
         # order; Hugging Face's pairs are (i, i + head size / 2).

@@ -30,7 +30,9 @@ def weight_files(directory: Path) -> list[Path]:
         raise WeightsError(f"{index}: {some([repr(name) for name in bad])} is no file name")
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
-        raise WeightsError(f"{directory}: {len(missing)} of the {len(names)} shards in {INDEX} are missing: {some(missing)}")
+        raise WeightsError(
+            f"{directory}: {len(missing)} of the {len(names)} shards in {INDEX} are missing: {some(missing)}"
+        )
     return [directory / name for name in names]
 
 

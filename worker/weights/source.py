@@ -11,7 +11,8 @@ from worker.weights.errors import WeightsError, some
 
 
 class TensorSource(Protocol):
-    """Tensors of one checkpoint under Hugging Face names, read one by one, so that no second copy of all ever exists."""
+    """Tensors of one checkpoint under Hugging Face names, read one by one, so that no second copy of all ever
+    exists."""
 
     # For messages.
     path: Path
@@ -36,7 +37,9 @@ def check_tensors(source: TensorSource, expected: Mapping[str, Shape], *, tied: 
         raise WeightsError(f"{source.path}: lacks {len(missing)} of {len(expected)} tensors: {some(missing)}")
     for name, shape in expected.items():
         if tuple(found[name]) != shape:
-            raise WeightsError(f"{source.path}: {name} has shape {list(found[name])}; the config asks for {list(shape)}")
+            raise WeightsError(
+                f"{source.path}: {name} has shape {list(found[name])}; the config asks for {list(shape)}"
+            )
     unexpected = [
         name
         for name in found

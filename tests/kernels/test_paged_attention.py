@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+import torch
+
+from kernels.paged_attention import AttentionPlan, HeadShape, paged_attention, prefill, reference
+from kernels.paged_attention import plan as plan_module
+
+BLOCK_SIZE = 8
+HEADS = HeadShape(num_heads=6, num_kv_heads=2, head_size=16)
+
+
+class Case:
+    """Rows of (queries, context) over a cache whose blocks lie in random order and hold garbage beyond the contexts."""
+
+    def __init__(self, *rows: tuple[int, int], dtype: torch.dtype = torch.float32, window: int = 0) -> None:
+        generator = torch.Generator().manual_seed(0)
+        lens = [context for _, context in rows]
+        num_blocks = [-(-length // BLOCK_SIZE) for length in lens]
+        ids = np.random.default_rng(0).permutation(np.arange(1, sum(num_blocks) + 1))
+        self.tables = np.zeros((len(rows), max(num_blocks)), dtype=np.int32)
+        for row, count in enumerate(num_blocks):
+            self.tables[row, :count], ids = ids[:count], ids[count:]
+        self.starts = np.cumsum([0, *(queries for queries, _ in rows)]).astype(np.int32)
+        self.lens = np.array(lens, dtype=np.int32)
+        shape = (sum(num_blocks) + 1, BLOCK_SIZE, 2, HEADS.num_kv_heads, HEADS.head_size)
+        self.cache = torch.randn(shape, generator=generator).to(dtype)
+        self.q = torch.randn(int(self.starts[-1]), HEADS.num_heads, HEADS.head_size, generator=generator)
+        self.window = window
+
+    def run(self) -> torch.Tensor:
+        plan = AttentionPlan.build(
+            query_starts=self.starts, context_lens=self.lens, block_tables=self.tables, block_size=BLOCK_SIZE,
+            cache_dtype=self.cache.dtype, heads=HEADS, window=self.window,
+        )
+        with torch.inference_mode():
+            first = paged_attention(self.q, self.cache, plan, 0.25)
+            # A plan serves every layer: what one leaves behind in its buffers must not matter to the next.
+            second = paged_attention(self.q, self.cache, plan, 0.25)
+        assert torch.equal(first, second)
+        return second
+
+    def expected(self) -> torch.Tensor:
+        return reference.paged_attention(
+            self.q, self.cache, query_starts=self.starts, context_lens=self.lens, block_tables=self.tables,
+            scale=0.25, window=self.window,
+        )
+
+
+CASES = {
+    "one decode": [(1, 19)],
+    "first token": [(1, 1)],
+    "decodes of all lengths": [(1, length) for length in (1, 7, 8, 9, 33, 64, 100)],
+    "whole prompt": [(21, 21)],
+    "chunk after a prefix": [(9, 40)],
+    "decodes, a chunk, a decode, a prompt": [(1, 12), (5, 30), (1, 50), (17, 17)],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [0, 5, 16, 1000])
+@pytest.mark.parametrize("rows", CASES.values(), ids=CASES)
+def test_agrees_with_float64(rows: list[tuple[int, int]], window: int, dtype: torch.dtype) -> None:
+    """Against a cache of the very same (rounded) numbers, so that float32 arithmetic alone counts: 1e-5."""
+    case = Case(*rows, dtype=dtype, window=window)
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [0, 13])
+def test_prompts_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    """Each tile's mask is a view of one vector; a tile boundary in the wrong place shows here."""
+    monkeypatch.setattr(prefill, "QUERIES_PER_TILE", 16)
+    case = Case((50, 50), (41, 77), (1, 20), window=window)
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_split_into_groups_of_similar_length(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Groups are out of batch order; outputs must come back to their tokens."""
+    monkeypatch.setattr(plan_module, "PADDED_TOKENS_PER_GROUP", 8)
+    monkeypatch.setattr(plan_module, "CONVERTED_TOKENS_PER_GROUP", 64)
+    case = Case((1, 5), (1, 90), (6, 6), (1, 33), (1, 88), (1, 4), (1, 35), dtype=dtype)
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_decode_row_does_not_depend_on_the_batch() -> None:
+    """Bit for bit: recompute and preemption put a row into other batches, and greedy output must not change."""
+    together = Case((1, 40), (1, 9), (1, 64))
+    alone = Case((1, 40))
+    alone.cache, alone.tables, alone.q = together.cache, together.tables[:1], together.q[:1]
+    assert torch.equal(together.run()[:1], alone.run())
+
+
+def test_bfloat16_queries_give_bfloat16() -> None:
+    """The path of a CPU with bf16 instructions. Its products are bf16: 2^-7 of values about 1."""
+    case = Case((1, 40), (12, 30), dtype=torch.bfloat16)
+    case.q = case.q.bfloat16()
+    out = case.run()
+    assert out.dtype is torch.bfloat16
+    torch.testing.assert_close(out.double(), case.expected(), rtol=2e-2, atol=2e-2)

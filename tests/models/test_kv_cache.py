@@ -1,0 +1,36 @@
+import pytest
+import torch
+
+from worker.kv_cache import KVCache
+from worker.model_config import ModelConfig
+from worker.rope_config import RopeConfig
+
+
+def _config() -> ModelConfig:
+    return ModelConfig(
+        architecture="LlamaForCausalLM", vocab_size=10, hidden_size=8, intermediate_size=8, num_layers=3,
+        num_heads=2, num_kv_heads=1, head_size=4, layer_windows=(0, 0, 0),
+        rope=RopeConfig(theta=1e4), rms_norm_eps=1e-5, max_position_embeddings=64,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_take_the_bytes_they_are_counted_with(dtype: torch.dtype) -> None:
+    """An estimate below the truth would let a worker outgrow its kv_cache_memory."""
+    num_blocks = KVCache.num_blocks_for(_config(), num_bytes=10_000, block_size=8, dtype=dtype)
+    cache = KVCache(_config(), num_blocks=num_blocks, block_size=8, dtype=dtype)
+    assert cache.num_blocks == num_blocks
+    held = sum(layer.nbytes for layer in cache.layers)
+    assert held == num_blocks * KVCache.block_bytes(_config(), 8, dtype)
+    assert held <= 10_000 < held + KVCache.block_bytes(_config(), 8, dtype)
+
+
+def test_too_little_memory_names_the_option() -> None:
+    with pytest.raises(ValueError, match=r"kv_cache_memory=.* holds 1 blocks"):
+        KVCache.num_blocks_for(_config(), num_bytes=1000, block_size=8, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(8, 12), (1, 16)])
+def test_block_sizes_and_counts_that_cannot_work(num_blocks: int, block_size: int) -> None:
+    with pytest.raises(ValueError, match=r"block_size=12 must be one of 8, 16, 32|num_blocks=1: at least 2"):
+        KVCache(_config(), num_blocks=num_blocks, block_size=block_size, dtype=torch.float32)

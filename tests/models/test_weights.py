@@ -1,0 +1,233 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from runtime.model_files import ModelFiles, resolve_model
+from tests.support.model_runs import ModelRun, relative_error
+from worker.weights import LoadedModel, WeightsError, load_model
+from worker.weights.digest import files_digest
+from worker.weights.gguf_header import StoredTensor
+from worker.weights.gguf_source import GGUFSource
+
+HIDDEN, HEADS, KV_HEADS, HEAD, FFN, VOCAB = 256, 4, 2, 64, 512, 80
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=FFN, num_hidden_layers=2, num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS, head_dim=HEAD, max_position_embeddings=128, tie_word_embeddings=False,
+    )
+    model = Qwen3ForCausalLM(config)
+    for parameter in model.parameters():
+        parameter.data.normal_(0.5, 0.5)
+    model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def _load(path: Path, *, dtype: torch.dtype = torch.float32, **options: Any) -> LoadedModel:
+    return load_model(resolve_model(str(path)), dtype=dtype, **options)
+
+
+def _logits(loaded: LoadedModel) -> torch.Tensor:
+    run = ModelRun(loaded)
+    return run.step([(run.row([3, 1, 4, 1, 5], 5), 5)])
+
+
+def _change(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(path / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+
+# --- safetensors
+
+
+def test_shards_give_what_one_file_gives(directory: Path) -> None:
+    whole = _load(directory)
+    tensors = load_file(directory / "model.safetensors")
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in shards.items():
+        save_file({name: tensors[name] for name in part}, directory / file)
+    index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "model.safetensors").unlink()
+    sharded = _load(directory)
+    assert torch.equal(_logits(sharded), _logits(whole))
+    assert sharded.digest != whole.digest
+
+    (directory / "b.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"1 of the 2 shards in model\.safetensors\.index\.json are missing: b\."):
+        _load(directory)
+
+
+def test_an_index_cannot_name_files_elsewhere(directory: Path) -> None:
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "../x.safetensors"}}))
+    with pytest.raises(WeightsError, match="is no file name"):
+        _load(directory)
+
+
+def test_progress_ends_at_one(directory: Path) -> None:
+    seen: list[float] = []
+    _load(directory, progress=seen.append)
+    assert seen == sorted(seen)
+    assert (seen[0], seen[-1]) == (0.0, 1.0)
+
+
+def test_digest_follows_content(directory: Path) -> None:
+    digest = _load(directory).digest
+    assert _load(directory).digest == digest
+    _change(directory, lambda tensors: tensors["model.norm.weight"].add_(1e-3))
+    assert _load(directory).digest != digest
+
+
+def test_the_digest_of_a_large_file_sees_its_edges_and_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.weights.digest.WHOLE_BELOW", 64)
+    monkeypatch.setattr("worker.weights.digest.EDGE", 16)
+    file = tmp_path / "w.safetensors"
+    digests = set()
+    for content in (b"a" * 100, b"a" * 101, b"b" + b"a" * 99, b"a" * 99 + b"b"):
+        file.write_bytes(content)
+        digests.add(files_digest([file]))
+    assert len(digests) == 4
+
+
+def test_missing_unexpected_and_misshapen_tensors_are_named(directory: Path) -> None:
+    _change(directory, lambda tensors: tensors.update({"model.extra.weight": torch.zeros(2)}))
+    with pytest.raises(WeightsError, match=r"1 tensors are not of this architecture: model\.extra\.weight"):
+        _load(directory)
+    _change(directory, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(7)}))
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight has shape \[7\]; the config asks for \[256\]"):
+        _load(directory)
+    names = [f"model.layers.1.mlp.{name}_proj.weight" for name in ("up", "down")]
+    _change(directory, lambda tensors: [tensors.pop(name) for name in names])
+    with pytest.raises(WeightsError, match=r"lacks 2 of 25 tensors: model\.layers\.1\.mlp\.up_proj\.weight"):
+        _load(directory)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 5000, -1])
+def test_a_safetensors_file_cut_short(directory: Path, keep: int) -> None:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(WeightsError, match=r"model\.safetensors: damaged or cut short"):
+        _load(directory)
+
+
+def test_no_weights_and_wrong_formats(directory: Path) -> None:
+    with pytest.raises(WeightsError, match="load_format='gguf' does not fit"):
+        _load(directory, load_format="gguf")
+    with pytest.raises(WeightsError, match=r"dtype=torch\.float16 is not supported"):
+        _load(directory, dtype=torch.float16)
+    _change(directory, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(HIDDEN, dtype=torch.int32)}))
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight is stored as torch\.int32"):
+        _load(directory)
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"no \*\.safetensors file"):
+        _load(directory)
+
+
+def test_dummy_weights_need_a_config_only(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    first, second = (_load(directory, load_format="dummy") for _ in range(2))
+    assert torch.equal(_logits(first), _logits(second))
+    assert first.digest == second.digest
+    assert _logits(first).isfinite().all()
+
+
+# --- GGUF
+
+
+def _write_gguf(path: Path, directory: Path, kind: gguf.GGMLQuantizationType, arch: str = "qwen3") -> Path:
+    """The tensors of `directory` under llama.cpp's names, matrices quantized."""
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(2)
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(FFN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(HEAD)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_token_list([f"t{token}" for token in range(VOCAB)] * 4)  # long enough to be skipped
+    writer.add_vocab_size(VOCAB)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 2)
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        values = tensor.float().numpy()
+        stored_as = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        quantized = gguf.quantize(values, stored_as)
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None
+        writer.add_tensor(gguf_name, quantized, raw_dtype=stored_as)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "tolerance"), [("F32", 1e-6), ("F16", 2e-2), ("BF16", 1e-1), ("Q8_0", 1e-1), ("Q4_0", 1.0), ("Q4_1", 1.0)]
+)
+def test_gguf_gives_what_safetensors_gives(directory: Path, tmp_path: Path, kind: str, tolerance: float) -> None:
+    """F32 exactly; the rest to what the format keeps of a number (Q4 here only proves that shapes and names fit)."""
+    path = _write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType[kind])
+    assert relative_error(_logits(_load(path)), _logits(_load(directory))) <= tolerance
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+def test_quantized_tensors_are_dequantized_as_gguf_does(tmp_path: Path, directory: Path, kind: str) -> None:
+    """Random bytes with finite scales, for gguf cannot quantize to the K formats."""
+    quantization = gguf.GGMLQuantizationType[kind]
+    path = _write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.Q8_0)
+    block_values, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
+    rows = np.random.default_rng(0).integers(0, 40, (3, 512 // block_values * block_bytes), dtype=np.uint8)
+    file = tmp_path / "rows"
+    file.write_bytes(b"\0" * 32 + rows.tobytes())
+    source = GGUFSource(path)
+    source._data = file.read_bytes()  # pyright: ignore[reportAttributeAccessIssue]
+    values = source._dequantized(StoredTensor(quantization, (3, 512), 32, rows.nbytes))
+    assert np.array_equal(values, gguf.dequantize(rows, quantization))
+
+
+def test_a_gguf_file_cut_anywhere_or_with_any_byte_changed_is_refused_in_words(directory: Path, tmp_path: Path) -> None:
+    """No position may bring a traceback of numpy or struct, an endless loop, or gigabytes of memory."""
+    path = _write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.Q8_0)
+    data = path.read_bytes()
+    damaged = tmp_path / "damaged.gguf"
+    files = ModelFiles(path=damaged, name="damaged")
+    for keep in (0, 3, 8, 20, 100, 400, 3000, len(data) // 2, len(data) - 1):
+        damaged.write_bytes(data[:keep])
+        with pytest.raises(WeightsError, match=r"damaged\.gguf: "):
+            load_model(files, dtype=torch.float32)
+    for position in range(0, 700, 3):
+        changed = bytearray(data)
+        changed[position] ^= 0xFF
+        damaged.write_bytes(changed)
+        try:
+            load_model(files, dtype=torch.float32)
+        except WeightsError as error:
+            assert "damaged.gguf: " in str(error)  # noqa: PT017 - most changes are refused, those of a text or number are not
+
+
+def test_gguf_quantizations_and_models_that_are_not_supported_are_named(directory: Path, tmp_path: Path) -> None:
+    path = _write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.Q5_0)
+    with pytest.raises(WeightsError, match="quantization Q5_0 is not supported; F32, F16, BF16, Q8_0"):
+        _load(path)
+    path = _write_gguf(tmp_path / "g.gguf", directory, gguf.GGMLQuantizationType.F32, arch="gemma3")
+    with pytest.raises(WeightsError, match=r"g\.gguf: general\.architecture='gemma3' is not supported"):
+        _load(path)
+    (tmp_path / "not.gguf").write_bytes(b"PK\3\4" + b"\0" * 100)
+    with pytest.raises(WeightsError, match="not a GGUF file"):
+        _load(tmp_path / "not.gguf")
+    with pytest.raises(WeightsError, match="load_format='safetensors' does not fit"):
+        _load(path, load_format="safetensors")

@@ -1,0 +1,90 @@
+"""Runs a model of worker/ the way a runner does, a few sequences at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from worker.input_batch import InputBatch
+from worker.kv_cache import KVCache
+from worker.weights import LoadedModel
+
+
+@dataclass
+class Row:
+    """A sequence in the cache. `blocks` has room for all its tokens."""
+
+    token_ids: list[int]
+    blocks: list[int]
+    num_computed: int = 0
+
+
+@dataclass
+class ModelRun:
+    """Sequences over one KV cache whose blocks are given out in random order."""
+
+    loaded: LoadedModel
+    dtype: torch.dtype = torch.float32
+    block_size: int = 16
+    num_blocks: int = 256
+    _free: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kv_cache = KVCache(
+            self.loaded.config, num_blocks=self.num_blocks, block_size=self.block_size, dtype=self.dtype
+        )
+        # Whatever a masked or a stale slot holds must not matter.
+        for layer in self.kv_cache.layers:
+            layer.fill_(1e4)
+        self._free = np.random.default_rng(0).permutation(np.arange(1, self.num_blocks)).tolist()
+
+    def row(self, token_ids: Sequence[int], room: int) -> Row:
+        """A new sequence with blocks for `room` tokens."""
+        return Row(list(token_ids), [self._free.pop() for _ in range(-(-room // self.block_size))])
+
+    def step(self, scheduled: Sequence[tuple[Row, int]], *, last_only: bool = False) -> torch.Tensor:
+        """Computes the next tokens of some rows in one batch; float32 logits [T, V], or of each row's last token
+        [S, V]."""
+        tokens, positions, slots, starts = [], [], [], [0]
+        for row, count in scheduled:
+            for position in range(row.num_computed, row.num_computed + count):
+                tokens.append(row.token_ids[position])
+                positions.append(position)
+                block = row.blocks[position // self.block_size]
+                slots.append(block * self.block_size + position % self.block_size)
+            row.num_computed += count
+            starts.append(len(tokens))
+        tables = np.zeros((len(scheduled), max(len(row.blocks) for row, _ in scheduled)), dtype=np.int32)
+        for index, (row, _) in enumerate(scheduled):
+            tables[index, : len(row.blocks)] = row.blocks
+        batch = InputBatch(
+            token_ids_T=torch.tensor(tokens),
+            positions_T=torch.tensor(positions),
+            slots_T=torch.tensor(slots),
+            query_starts=np.array(starts, dtype=np.int32),
+            context_lens_S=np.array([row.num_computed for row, _ in scheduled], dtype=np.int32),
+            block_tables_SB=tables,
+            logit_indices=torch.tensor(starts[1:]) - 1 if last_only else torch.arange(len(tokens)),
+        )
+        with torch.inference_mode():
+            hidden_TE = self.loaded.model.forward(batch, self.kv_cache)
+            return self.loaded.model.logits(hidden_TE[batch.logit_indices])
+
+    def greedy(self, prompts: Sequence[Sequence[int]], max_tokens: int, chunk: int = 10_000) -> list[list[int]]:
+        """Greedy continuations, all prompts in one batch, `chunk` tokens of a row at most in a step. Nothing stops
+        them."""
+        rows = [self.row(prompt, len(prompt) + max_tokens) for prompt in prompts]
+        while unfinished := [
+            row for row, prompt in zip(rows, prompts, strict=True) if len(row.token_ids) < len(prompt) + max_tokens
+        ]:
+            scheduled = [(row, min(chunk, len(row.token_ids) - row.num_computed)) for row in unfinished]
+            for (row, _), logits_V in zip(scheduled, self.step(scheduled, last_only=True), strict=True):
+                if row.num_computed == len(row.token_ids):
+                    row.token_ids.append(int(logits_V.argmax()))
+        return [row.token_ids[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """max|a - b| / max|b|."""
+    return float((actual - expected).abs().max() / expected.abs().max())
