@@ -1,15 +1,13 @@
 """SmolLM2-135M-Instruct, real weights from a GGUF file, against transformers."""
 
-import gguf
-import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from runtime.model_files import ModelFiles, resolve_model
 from tests.support.model_runs import ModelRun, relative_error
+from tests.support.smollm2 import transformers_model
 from worker.weights import LoadedModel, load_model
-from worker.weights.gguf_source import hugging_face_name
 
 # "What is the capital of France? Answer briefly." in the model's chat template.
 QUESTION = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2,
@@ -30,28 +28,7 @@ def loaded(files: ModelFiles) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def reference(files: ModelFiles) -> LlamaForCausalLM:
-    """transformers' model, filled through gguf's own reader."""
-    with torch.device("meta"):
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-                num_key_value_heads=3, max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=True,
-                rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-            )
-        )
-    state = {}
-    for tensor in gguf.GGUFReader(files.path).tensors:
-        values = np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        if "attn_q" in tensor.name or "attn_k" in tensor.name:
-            heads = len(values) // 64
-            values = values.reshape(heads, 32, 2, 576).swapaxes(1, 2).reshape(heads * 64, 576)
-        state[hugging_face_name(tensor.name)] = torch.from_numpy(values)
-    model.to_empty(device="cpu")
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    assert (missing, unexpected) == (["lm_head.weight"], [])
-    model.tie_weights()
-    return model.eval()
+    return transformers_model(files)
 
 
 @pytest.fixture(scope="module")
