@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 PERCENTILES = (50, 90, 99)
+_IN_TITLE = {"engine", "model", "dtype", "prompt_len", "output_len"}
+_BOLD = {"concurrency", "output_tok_s", "ttft_s", "itl_ms", "e2e_s"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,37 +95,30 @@ def _summary(key: str, seconds: Sequence[float], scale: float) -> dict[str, floa
 
 
 def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
-    """To stdout."""
-    rows = [report.as_json() for report in reports]
+    """To stdout: an object a line, or one table with a column for each report and JSON's keys as its rows."""
+    columns = [report.as_json() for report in reports]
     if as_json:
-        for row in rows:
-            print(json.dumps(row), flush=True)
+        for column in columns:
+            print(json.dumps(column), flush=True)
         return
-    table = Table(
-        title=f"{rows[0]['model']}, {rows[0]['dtype']}, {rows[0]['prompt_len']} in / {rows[0]['output_len']} out"
-    )
-    for heading in ("concurrency", "output tok/s", "request/s", "TTFT s", "ITL ms", "e2e s", "errors"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            str(row["concurrency"]),
-            f"{row['output_tok_s']:,}",
-            str(row["requests_s"]),
-            _cell(row, "ttft_s", 3),
-            _cell(row, "itl_ms", 1),
-            _cell(row, "e2e_s", 2),
-            str(row["num_errors"]),
-        )
+    first = columns[0]
+    table = Table(show_header=False)
+    for key in first:
+        if key not in _IN_TITLE:
+            table.add_row(key, *(_shown(column[key]) for column in columns), style="bold" if key in _BOLD else None)
+    for column in table.columns[1:]:
+        column.justify = "right"
     console = Console()
+    # Above the table, not as its title: that would be broken to the table's width.
+    title = f"{first['model']}, {first['dtype']}, {first['prompt_len']} in / {first['output_len']} out"
+    console.print(title, style="bold", highlight=False)
     console.print(table)
-    console.print("latencies: mean (p50 / p90 / p99)", style="dim")
-    for row, report in zip(rows, reports, strict=True):
-        for key, value in report.extra.items():
-            console.print(f"concurrency {row['concurrency']}: {key} {value}", style="dim", highlight=False)
+    console.print("ttft, itl and e2e: mean, then percentiles over all requests", style="dim")
 
 
-def _cell(row: dict[str, object], key: str, digits: int) -> str:
-    if row[key] is None:
+def _shown(value: object) -> str:
+    if value is None:
         return "-"
-    mean, *percentiles = (f"{row[name]:.{digits}f}" for name in (key, *(f"{key}_p{p}" for p in PERCENTILES)))
-    return f"{mean} ({' / '.join(percentiles)})"
+    if isinstance(value, float):
+        return f"{value:,.1f}" if value >= 1000 else f"{value:.4g}"
+    return str(value)

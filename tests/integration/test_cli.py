@@ -66,8 +66,9 @@ def test_a_running_cluster_is_measured(target: str) -> None:
 def test_a_person_gets_a_table(target: str) -> None:
     result = octavo("bench", "serve", "--target", target, "--num-requests=2", "--output-len=4", "--prompt-len=4")
     assert result.returncode == 0, result.stderr
-    assert "output tok/s" in result.stdout
-    assert "mean (p50 / p90 / p99)" in result.stdout
+    assert "fake, float32, 4 in / 4 out" in result.stdout
+    assert "output_tok_s" in result.stdout
+    assert "itl_ms_p99" in result.stdout
 
 
 @pytest.mark.parametrize(
