@@ -30,11 +30,22 @@ def free_port() -> int:
 
 
 class Up:
-    """One `octavo up` with stand-ins for its processes. Use as a context manager: leaving it leaves no process."""
+    """One `octavo up`, with stand-ins for its processes unless real=True. Leaving the context leaves no process."""
 
-    def __init__(self, directory: Path, *flags: str, runtime_dir: Path | None = None, port: int = 0, **env: str):
-        model = directory / "fake.gguf"
-        model.touch()
+    def __init__(
+        self,
+        directory: Path,
+        *flags: str,
+        runtime_dir: Path | None = None,
+        port: int = 0,
+        real: bool = False,
+        metrics_port: int = 0,
+        **env: str,
+    ):
+        if not real:
+            model = directory / "fake.gguf"
+            model.touch()
+            flags = (f"--model={model}", *flags)
         self.port = port or free_port()
         self.runtime_dir = runtime_dir or directory / "runtime"
         self.lines: list[str] = []
@@ -42,10 +53,10 @@ class Up:
         self._ended = False
         self.process = subprocess.Popen(
             [
-                *COMMAND, "up", f"--model={model}", f"--runtime-dir={self.runtime_dir}", f"--port={self.port}",
-                "--metrics-port=0", *flags,
+                *COMMAND, "up", f"--runtime-dir={self.runtime_dir}", f"--port={self.port}",
+                f"--metrics-port={metrics_port}", *flags,
             ],
-            cwd=FAKES, env=environment(**env), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            cwd=directory if real else FAKES, env=environment(**env), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read)
@@ -100,7 +111,11 @@ class Up:
 
     def child(self, module: str) -> psutil.Process:
         """The first child that runs `python -m MODULE`."""
-        return next(each for each in self.children() if each.cmdline()[1:3] == ["-m", module])
+        return self.children_of(module)[0]
+
+    def children_of(self, module: str) -> list[psutil.Process]:
+        """All that run `python -m MODULE`."""
+        return [each for each in self.children() if each.cmdline()[1:3] == ["-m", module]]
 
     def _find(self, words: str) -> list[str]:
         return [line for line in self.lines if words in line]
