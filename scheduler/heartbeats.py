@@ -25,9 +25,12 @@ _SEND_QUEUE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """A rank's latest heartbeat, and when it came (monotonic seconds)."""
+    """A rank's latest heartbeat, and when it came (monotonic seconds). since: when the first of this epoch did."""
 
+    rank: int
+    instance: int
     heard: float
+    since: float
     state: step_pb2.WorkerState
     epoch: int
     step: int
@@ -60,6 +63,10 @@ class Heartbeats(threading.Thread):
     def latest(self, rank: int, instance: int) -> Beat | None:
         with self._lock:
             return self._beats.get((rank, instance))
+
+    def all_latest(self) -> list[Beat]:
+        with self._lock:
+            return list(self._beats.values())
 
     def stop(self) -> None:
         """Ends and joins the thread."""
@@ -101,14 +108,26 @@ class Heartbeats(threading.Thread):
         except DecodeError:
             self._invalid.note(peer, f"{len(frames[1])} bytes that are no Heartbeat")
             return
-        with self._lock:
-            if len(self._beats) >= _MAX_PEERS:
-                self._beats.clear()  # only a peer that makes up instances gets here; live ranks are back in a second
-            self._beats[beat.rank, beat.instance] = Beat(
-                heard=time.monotonic(), state=beat.state, epoch=beat.epoch, step=beat.step, progress=beat.progress
-            )
+        self._remember(beat, time.monotonic())
         answer = step_pb2.Heartbeat(epoch=self.epoch, step=self.step, instance=self._instance)
         try:
             socket.send_multipart([peer, answer.SerializeToString()], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             log.debug("peer %r does not take the answer to its heartbeat: %s", peer, error)
+
+    def _remember(self, beat: step_pb2.Heartbeat, now: float) -> None:
+        key = beat.rank, beat.instance
+        with self._lock:
+            if key not in self._beats and len(self._beats) >= _MAX_PEERS:
+                self._beats.clear()  # only a peer that makes up instances gets here; live ranks are back in a second
+            before = self._beats.get(key)
+            self._beats[key] = Beat(
+                rank=beat.rank,
+                instance=beat.instance,
+                heard=now,
+                since=before.since if before is not None and before.epoch == beat.epoch else now,
+                state=beat.state,
+                epoch=beat.epoch,
+                step=beat.step,
+                progress=beat.progress,
+            )

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from zmq.utils.monitor import parse_monitor_message
 
 from protos import inference_pb2, step_pb2
-from runtime.wire import STEP_MESSAGE_BYTES
+from runtime.wire import STEP_MESSAGE_BYTES, rank_identity
 from scheduler.addresses import bind_zmq
 from scheduler.heartbeats import Beat, Heartbeats
 from scheduler.invalid import InvalidMessages
@@ -31,6 +31,8 @@ _MAX_MESSAGES = 256
 _REENTRY_GRACE_S = 5.0
 # A rank heard from so recently lives: another process that says Hello for it is one too many.
 _ALIVE_S = 3.0
+# A rank of another scheduler's epoch sees soon that this is another one, and says Hello; after so long it never will.
+_STRANGER_S = 5.0
 # ZeroMQ reports a disconnect a little before it forgets the peer, so the peers are probed more than once.
 _PROBE_DELAYS_S = (0.0, 0.02, 0.2, 1.0)
 # Between an epoch in which no step succeeded and the next one.
@@ -150,6 +152,7 @@ class Workers:
             elif now - self._heard(rank) <= _ALIVE_S and self._is_reachable(rank.identity):
                 log.info("%s is back", rank.name)
                 rank.is_present = True
+        self._send_strangers_home(now)
         self._begin_epoch_if_complete(now)
         return self._take_events()
 
@@ -329,6 +332,15 @@ class Workers:
         if is_stepping and wait > (rank.num_complaints + 1) * self._step_timeout:
             rank.num_complaints += 1
             log.error("%s has not left its step for %.0f s: end that process if it hangs", rank.name, wait)
+
+    def _send_strangers_home(self, now: float) -> None:
+        """A scheduler that ended before it had answered one heartbeat leaves ranks behind that wait for it for ever."""
+        for beat in self._heartbeats.all_latest():
+            known = self._ranks.get(beat.rank)
+            is_known = known is not None and known.instance == beat.instance
+            if not is_known and beat.epoch and now - beat.heard <= _ALIVE_S and now - beat.since > _STRANGER_S:
+                reason = "this scheduler was restarted and does not know this rank: start it again"
+                self._refuse(rank_identity(beat.epoch, beat.rank), reason, permanent=False)
 
     def _watch_connections(self, now: float) -> None:
         while True:

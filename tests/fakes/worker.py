@@ -225,7 +225,7 @@ def _logprobs(token_id: int, num_top: int) -> inference_pb2.TokenLogprobs:
 
 
 class FakeWorker:
-    """A rank in a thread of this process. `stop` ends it in order, `vanish` without a word."""
+    """A rank in a thread of this process, or as this process."""
 
     def __init__(
         self,
@@ -270,13 +270,15 @@ class FakeWorker:
 
     def stop(self) -> None:
         """Ends it, if it has not ended; closes what it opened."""
-        self._wakeup.request_stop()
+        if self._thread.is_alive():
+            self._wakeup.request_stop()
         self.join()
 
     def join(self) -> int:
         """Waits until it ends by itself. The exit code that the process would have."""
         self._thread.join(60)
         assert self.exit_code is not None, "the fake worker does not end"
+        self._wakeup.close()
         return self.exit_code
 
     def run(self) -> int:
@@ -297,7 +299,6 @@ class FakeWorker:
         self._heartbeat.stop()
         self._link.close(deliver=code != 0)
         self._context.term()
-        self._wakeup.close()
         self.exit_code = code
 
 

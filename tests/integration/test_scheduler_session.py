@@ -1,7 +1,6 @@
 """A scheduler process's insides over real sockets: gRPC to a router's end, ZeroMQ to a worker of hashes."""
 
 import asyncio
-import contextlib
 import random
 import threading
 from pathlib import Path
@@ -108,7 +107,6 @@ async def test_a_long_prompt_in_parts(tmp_path: Path):
         running_worker(options, model=model),
         RouterEnd(server.address) as router,
     ):
-        await router.wait_for(lambda: router.welcomes)
         group = await router.submit(prompt, max_tokens=4, part=1000)
         # Others are not held up by it, and a cancel passes between its parts.
         other = await router.submit(PROMPT, max_tokens=4)
@@ -128,7 +126,6 @@ async def test_a_long_prompt_in_parts(tmp_path: Path):
 async def test_logprobs_come_with_their_tokens_and_prompt_logprobs_before_them(tmp_path: Path):
     options, model = make_options(tmp_path, max_num_batched_tokens=16), HashModel()
     async with running_scheduler(options) as server, running_worker(options), RouterEnd(server.address) as router:
-        await router.wait_for(lambda: router.welcomes)
         groups = [
             await router.submit(PROMPT, max_tokens=9, logprobs=2, choices=[0, 1], prompt_logprobs=1),
             await router.submit(PROMPT, max_tokens=9, seed=1),
@@ -255,7 +252,6 @@ async def test_a_deadline_cancels(tmp_path: Path):
 async def test_a_bad_submit_is_refused_and_harms_no_other(tmp_path: Path, change: dict, words: str):
     options = make_options(tmp_path)
     async with running_scheduler(options) as server, running_worker(options), RouterEnd(server.address) as router:
-        await router.wait_for(lambda: router.welcomes)
         good = await router.submit(PROMPT, max_tokens=8)
         submit: dict[str, Any] = {"prompt": PROMPT} | change
         rejected = await router.rejection(await router.submit(**submit))
@@ -268,7 +264,6 @@ async def test_a_bad_submit_is_refused_and_harms_no_other(tmp_path: Path, change
 async def test_prompts_longer_than_declared_or_with_bad_parts_are_refused(tmp_path: Path):
     options = make_options(tmp_path)
     async with running_scheduler(options) as server, running_worker(options), RouterEnd(server.address) as router:
-        await router.wait_for(lambda: router.welcomes)
         long = await router.submit(PROMPT, part=10)
         await router.send_part(long, PROMPT)
         assert "hold 50 tokens already" in (await router.rejection(long)).message
@@ -280,7 +275,6 @@ async def test_prompts_longer_than_declared_or_with_bad_parts_are_refused(tmp_pa
 async def test_half_sent_prompts_take_bounded_memory(tmp_path: Path):
     options = make_options(tmp_path, max_queued_tokens=100)
     async with running_scheduler(options) as server, running_worker(options), RouterEnd(server.address) as router:
-        await router.wait_for(lambda: router.welcomes)
         held = [await router.submit(PROMPT, part=1) for _ in range(2)]
         rejected = await router.rejection(await router.submit(PROMPT, part=1))
         assert rejected.reason == scheduler_pb2.REJECT_REASON_QUEUE_FULL
@@ -318,7 +312,6 @@ async def test_preempted_sequences_say_the_same_and_the_log_warns(tmp_path: Path
         running_worker(options, model=model),
         RouterEnd(server.address) as router,
     ):
-        await router.wait_for(lambda: router.welcomes)
         groups = [await router.submit([30 + i, *PROMPT], max_tokens=60, prompt_logprobs=0) for i in range(6)]
         for i, group in enumerate(groups):
             await router.finish(group)
@@ -335,33 +328,33 @@ async def test_preempted_sequences_say_the_same_and_the_log_warns(tmp_path: Path
 async def test_two_hundred_sequences_with_random_cancels_leak_nothing(tmp_path: Path):
     rng, model = random.Random(2), HashModel(num_blocks=60, eos_every=30)
     options = make_options(tmp_path)
-    async with running_scheduler(options) as server, running_worker(options, model=model):
-        # Closed before the scheduler ends, so that its last state can be looked at.
-        async with contextlib.AsyncExitStack() as stack:
-            router, lost = [await stack.enter_async_context(RouterEnd(server.address)) for _ in range(2)]
-            await router.wait_for(lambda: router.welcomes)
-            await lost.wait_for(lambda: lost.welcomes)
-            prompts: dict[int, list[int]] = {}
-            for i in range(200):
-                prompt = PROMPT[: rng.randrange(1, 40)] + [rng.randrange(20, 900) for _ in range(rng.randrange(30))]
-                if i % 10 == 9:
-                    await lost.submit(prompt, max_tokens=50)
-                    continue
-                deadline = rng.choice([0.0, 0.0, 0.0, 0.05])
-                group = await router.submit(prompt, max_tokens=rng.randrange(1, 40), seed=i, deadline=deadline)
-                prompts[group] = prompt
-                if rng.random() < 0.4:
-                    await router.cancel(rng.choice(list(prompts)))
-            await lost.close()
-            for group, prompt in prompts.items():
-                finish = await router.finish(group)
-                seed = int(group) - 1 + (int(group) - 1) // 9
-                tokens = router.tokens[group, 0]
-                assert tokens == model.generate(prompt, len(tokens), seed=seed)
-                assert finish.reason != inference_pb2.FINISH_REASON_ERROR
-            await router.wait_for(lambda: router.loads[-1].num_running + router.loads[-1].num_waiting == 0)
-            load = router.loads[-1]
-            assert (load.num_free_blocks, load.num_queued_tokens) == (load.num_blocks, 0)
+    async with (
+        running_scheduler(options) as server,
+        running_worker(options, model=model),
+        RouterEnd(server.address) as router,
+        RouterEnd(server.address) as lost,
+    ):
+        prompts: dict[int, list[int]] = {}
+        for i in range(200):
+            prompt = PROMPT[: rng.randrange(1, 40)] + [rng.randrange(20, 900) for _ in range(rng.randrange(30))]
+            if i % 10 == 9:
+                await lost.submit(prompt, max_tokens=50)
+                continue
+            deadline = rng.choice([0.0, 0.0, 0.0, 0.05])
+            group = await router.submit(prompt, max_tokens=rng.randrange(1, 40), seed=i, deadline=deadline)
+            prompts[group] = prompt
+            if rng.random() < 0.4:
+                await router.cancel(rng.choice(list(prompts)))
+        await lost.close()
+        for group, prompt in prompts.items():
+            finish = await router.finish(group)
+            seed = int(group) - 1 + (int(group) - 1) // 9
+            tokens = router.tokens[group, 0]
+            assert tokens == model.generate(prompt, len(tokens), seed=seed)
+            assert finish.reason != inference_pb2.FINISH_REASON_ERROR
+        await router.wait_for(lambda: router.loads[-1].num_running + router.loads[-1].num_waiting == 0)
+        load = router.loads[-1]
+        assert (load.num_free_blocks, load.num_queued_tokens) == (load.num_blocks, 0)
     # The step loop has ended: its core may be looked at.
     core = server.step_loop.core
     assert core is not None

@@ -1,0 +1,382 @@
+"""Ranks that come, go, fall silent, fail or are not what they say, over real ZeroMQ sockets; streams go on exactly."""
+
+import asyncio
+import contextlib
+import dataclasses
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from configs.options import Options
+from protos import inference_pb2, step_pb2
+from runtime.curve import client_curve, make_keys
+from runtime.version import octavo_version
+from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint, rank_identity
+from scheduler.heartbeats import Heartbeats
+from scheduler.invalid import InvalidMessages
+from scheduler.membership import Terms
+from scheduler.messages import Plan, PlannedRow
+from scheduler.step_wire import GroupSampling, StepCodec
+from scheduler.workers import EpochBegun, EpochEnded, Event, StepReturned, Workers
+from tests.fakes.worker import FakeWorker, HashModel
+from tests.support.repository import ROOT
+from tests.support.scheduling import TIMEOUT, RouterEnd, make_options, running_scheduler, running_worker
+from tests.support.up import environment, free_port
+from worker.errors import PermanentError, PlanError
+
+PROMPT = list(range(20, 60))
+
+
+@contextlib.contextmanager
+def worker_process(options: Options, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "tests.fakes.worker", f"--runtime-dir={options.runtime_dir}",
+            f"--max-num-seqs={options.max_num_seqs}", f"--max-num-batched-tokens={options.max_num_batched_tokens}",
+            f"--block-size={options.block_size}", f"--served-model-name={options.served_model_name}", *flags,
+        ],
+        cwd=ROOT, env=environment(),
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Peer:
+    """A rank made by hand: says what it is told to, and no more."""
+
+    def __init__(self, endpoint: str, identity: bytes, curve_dir: Path | None = None) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.IDENTITY, identity)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        if curve_dir is not None:
+            client_curve(self.socket, curve_dir)
+        self.socket.connect(endpoint)
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+        self.context.term()
+
+    def say_hello(self, instance: int = 1) -> None:
+        hello = step_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION, octavo_version=octavo_version(), world_size=1, model="hashes",
+            block_size=8, max_num_seqs=16, max_num_batched_tokens=64, instance=instance,
+        )  # fmt: skip
+        self.send(step_pb2.WorkerToScheduler(hello=hello))
+
+    def say_ready(self, epoch: int, model: inference_pb2.ModelInfo) -> None:
+        self.send(step_pb2.WorkerToScheduler(ready=step_pb2.Ready(epoch=epoch, model=model)))
+
+    def send(self, message: step_pb2.WorkerToScheduler) -> None:
+        self.socket.send(message.SerializeToString())
+
+    async def expect(self, kind: str):
+        """The next message of this kind; others are passed over."""
+        for _ in range(50):
+            assert await asyncio.to_thread(self.socket.poll, int(TIMEOUT * 1000)), f"no {kind} came"
+            message = step_pb2.SchedulerToWorker.FromString(self.socket.recv())
+            if message.WhichOneof("message") == kind:
+                return getattr(message, kind)
+        raise AssertionError(f"no {kind} among 50 messages")
+
+
+async def test_kill_9_of_a_worker_pauses_its_streams_and_they_go_on_exactly(tmp_path: Path):
+    options, model = make_options(tmp_path), HashModel()
+    async with running_scheduler(options) as server, RouterEnd(server.address) as router:
+        with worker_process(options, "--step-seconds=0.005") as first:
+            groups = [await router.submit([30 + i, *PROMPT], max_tokens=150, seed=i) for i in range(4)]
+            await router.wait_for(lambda: all(len(tokens) > 5 for tokens in router.tokens.values()))
+            first.kill()
+            await router.wait_for(lambda: not router.loads[-1].workers_ready)
+            assert router.loads[-1].num_waiting == 4
+            # What comes meanwhile is queued.
+            groups.append(await router.submit([34, *PROMPT], max_tokens=150, seed=4))
+        with worker_process(options):
+            for i, group in enumerate(groups):
+                await router.finish(group)
+                assert router.tokens[group, 0] == model.generate([30 + i, *PROMPT], 150, seed=i)
+        assert len(router.welcomes) == 2
+        assert router.welcomes[1].epoch > router.welcomes[0].epoch
+
+
+@pytest.mark.parametrize(
+    ("hello", "words"),
+    [
+        ({"protocol_version": 99}, "protocol_version is 99 at the worker but 1 at the scheduler"),
+        ({"octavo_version": "0.0.1"}, "octavo_version is '0.0.1' at the worker"),
+        ({"model": "other"}, "served_model_name is 'other' at the worker but 'hashes' at the scheduler"),
+        ({"block_size": 16}, "block_size is 16 at the worker but 8 at the scheduler"),
+        ({"max_num_seqs": 4}, "max_num_seqs is 4"),
+        ({"max_num_batched_tokens": 9}, "max_num_batched_tokens is 9"),
+        ({"world_size": 2}, "world_size is 2"),
+        ({"rank": 1}, "rank is 1, but world_size=1"),
+    ],
+)
+async def test_a_worker_that_differs_is_refused_and_the_right_one_serves_on(
+    tmp_path: Path, hello: dict, words: str, caplog: pytest.LogCaptureFixture
+):
+    options = make_options(tmp_path)
+    async with running_scheduler(options) as server, running_worker(options), RouterEnd(server.address) as router:
+        group = await router.submit(PROMPT, max_tokens=100)
+        wrong = FakeWorker(options, hello=hello).start()
+        # Permanent: `octavo up` need not start it again.
+        assert await asyncio.to_thread(wrong.join) == 2
+        assert any(words in record.getMessage() for record in caplog.records)
+        await router.finish(group)
+        assert len(router.welcomes) == 1
+
+
+async def test_a_second_worker_of_a_rank_is_refused_while_the_first_lives(tmp_path: Path):
+    options = make_options(tmp_path)
+    async with running_scheduler(options) as server, running_worker(options), RouterEnd(server.address) as router:
+        await router.finish(await router.submit(PROMPT, max_tokens=4))
+        second = FakeWorker(options).start()
+        assert await asyncio.to_thread(second.join) == 1
+        await router.finish(await router.submit(PROMPT, max_tokens=4))
+        assert len(router.welcomes) == 1
+
+
+async def test_malformed_bytes_and_unknown_peers_are_counted_and_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    options, model = make_options(tmp_path), HashModel()
+    endpoint = options.step_address(0)
+    async with running_scheduler(options) as server, running_worker(options), RouterEnd(server.address) as router:
+        group = await router.submit(PROMPT, max_tokens=300)
+        await router.wait_for(lambda: router.tokens[group, 0])
+        epoch = router.welcomes[0].epoch
+        result = step_pb2.StepResult(epoch=epoch, step=5, sequences=[1], positions=[4], token_ids=[999])
+        count = server.step_loop.metrics.invalid_messages._value.get
+        with (
+            Peer(endpoint, b"stranger") as stranger,
+            Peer(endpoint, rank_identity(epoch, 0)) as pretender,
+            Peer(heartbeat_endpoint(endpoint), b"noise") as noise,
+        ):
+            for _ in range(20):
+                stranger.socket.send(b"\xff\xff\xff not a message")
+            stranger.socket.send_multipart([b"two", b"frames"])
+            stranger.send(step_pb2.WorkerToScheduler(result=result))
+            stranger.send(step_pb2.WorkerToScheduler(failure=step_pb2.Failure(message="no", permanent=True)))
+            stranger.say_hello()  # not from a join- identity
+            pretender.send(step_pb2.WorkerToScheduler(result=result))
+            noise.socket.send(b"\xff\xff")
+            noise.socket.send_multipart([b"a", b"b"])
+            noise.socket.send(b"x" * 10_000)  # beyond the bound: the connection is dropped
+            await router.finish(group)
+            await router.wait_for(lambda: count() >= 26)
+        assert router.tokens[group, 0] == model.generate(PROMPT, 300)
+        assert len(router.welcomes) == 1
+    lines = [record for record in caplog.records if "b'stranger'" in record.getMessage()]
+    assert len(lines) == 1
+
+
+async def test_a_stalled_step_ends_the_epoch_and_streams_go_on_exactly(tmp_path: Path):
+    options, release = make_options(tmp_path, step_timeout=0.2), threading.Event()
+    stalls = iter([True])
+
+    def stall(plan: step_pb2.StepPlan) -> None:
+        if plan.step == 5 and next(stalls, False):
+            assert release.wait(60)
+
+    async with (
+        running_scheduler(options) as server,
+        running_worker(options, before_step=stall),
+        RouterEnd(server.address) as router,
+    ):
+        group = await router.submit(PROMPT, max_tokens=30)
+        await router.wait_for(lambda: router.loads and not router.loads[-1].workers_ready)
+        assert router.loads[-1].num_waiting == 1
+        # The result of the stalled step is of another epoch now.
+        release.set()
+        await router.finish(group)
+        assert router.tokens[group, 0] == HashModel().generate(PROMPT, 30)
+
+
+async def test_a_failed_step_ends_the_epoch_and_streams_go_on_exactly(tmp_path: Path):
+    options, failures = make_options(tmp_path), iter([True, True])
+
+    def fail(plan: step_pb2.StepPlan) -> None:
+        if plan.step == 3 and next(failures, False):
+            raise PlanError("out of luck")
+
+    async with (
+        running_scheduler(options) as server,
+        running_worker(options, before_step=fail),
+        RouterEnd(server.address) as router,
+    ):
+        group = await router.submit(PROMPT, max_tokens=30)
+        await router.finish(group)
+        assert router.tokens[group, 0] == HashModel().generate(PROMPT, 30)
+        assert len(router.welcomes) == 3
+
+
+async def test_a_permanent_failure_ends_the_scheduler_with_its_cause(tmp_path: Path):
+    options = make_options(tmp_path)
+
+    def load() -> None:
+        raise PermanentError("model.safetensors is corrupt")
+
+    async with running_scheduler(options) as server:
+        worker = FakeWorker(options, load=load).start()
+        cause = await asyncio.wait_for(server.wait(), TIMEOUT)
+        assert cause is not None
+        assert "model.safetensors is corrupt" in cause
+        assert await asyncio.to_thread(worker.join) == 2
+
+
+async def test_a_returning_worker_of_another_fingerprint_ends_the_scheduler(tmp_path: Path):
+    options = make_options(tmp_path)
+    async with running_scheduler(options) as server, RouterEnd(server.address) as router:
+        async with running_worker(options):
+            await router.wait_for(lambda: router.welcomes)
+        other = FakeWorker(options, model=HashModel(fingerprint="others")).start()
+        cause = await asyncio.wait_for(server.wait(), TIMEOUT)
+        assert cause == "fingerprint is 'others' at this epoch of workers but 'hashes' at the one before it"
+        assert await asyncio.to_thread(other.join) == 2
+
+
+async def test_a_new_epoch_may_have_another_number_of_blocks(tmp_path: Path):
+    options = make_options(tmp_path)
+    async with running_scheduler(options) as server, RouterEnd(server.address) as router:
+        async with running_worker(options, model=HashModel(num_blocks=64)):
+            await router.finish(await router.submit(PROMPT, max_tokens=4))
+        await router.wait_for(lambda: not router.loads[-1].workers_ready)
+        large = await router.submit(PROMPT, max_tokens=400)
+        small = await router.submit(PROMPT, max_tokens=4)
+        async with running_worker(options, model=HashModel(num_blocks=10)):
+            finish = await router.finish(large)
+            assert finish.reason == inference_pb2.FINISH_REASON_ERROR
+            assert "lower max_tokens" in finish.message
+            await router.finish(small)
+            assert (await router.wait_idle()).num_blocks == 10
+
+
+async def test_silence_is_a_loss(tmp_path: Path):
+    options = make_options(tmp_path, heartbeat_timeout=0.5)
+    model = HashModel().info(options)
+    async with running_scheduler(options) as server, RouterEnd(server.address) as router:
+        with Peer(options.step_address(0), b"join-1") as joining:
+            joining.say_hello()
+            epoch = (await joining.expect("reset")).epoch
+        with Peer(options.step_address(0), rank_identity(epoch, 0)) as rank:
+            rank.say_ready(epoch, model)
+            await router.wait_for(lambda: router.loads and router.loads[-1].workers_ready)
+            # Connected, but it beats no more than a hung one.
+            await router.wait_for(lambda: not router.loads[-1].workers_ready)
+
+
+async def test_a_rank_whose_connection_broke_is_taken_back_without_a_new_hello(tmp_path: Path):
+    options = make_options(tmp_path)
+    model, endpoint = HashModel().info(options), options.step_address(0)
+    async with running_scheduler(options) as server, RouterEnd(server.address) as router:
+        with Peer(endpoint, b"join-1") as joining:
+            joining.say_hello(instance=7)
+            epoch = (await joining.expect("reset")).epoch
+        with Peer(endpoint, rank_identity(epoch, 0)) as rank:
+            rank.say_ready(epoch, model)
+            await router.wait_for(lambda: router.loads and router.loads[-1].workers_ready)
+        await router.wait_for(lambda: not router.loads[-1].workers_ready)
+        with Peer(endpoint, rank_identity(epoch, 0)) as rank, Peer(heartbeat_endpoint(endpoint), b"beat") as beats:
+            beats.socket.send(step_pb2.Heartbeat(epoch=epoch, instance=7).SerializeToString())
+            assert (await rank.expect("reset")).epoch == epoch + 1
+
+
+async def test_a_rank_that_waits_for_a_scheduler_that_is_gone_is_told_to_start_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("scheduler.workers._STRANGER_S", 0.0)
+    options = make_options(tmp_path)
+    endpoint = options.step_address(0)
+    async with running_scheduler(options):
+        with Peer(endpoint, rank_identity(5, 0)) as rank, Peer(heartbeat_endpoint(endpoint), b"beat") as beats:
+            beats.socket.send(step_pb2.Heartbeat(epoch=5, instance=9).SerializeToString())
+            assert not (await rank.expect("shutdown")).permanent
+
+
+def test_an_epoch_needs_every_rank_and_all_get_the_same_plans(tmp_path: Path):
+    endpoint = f"ipc://{tmp_path}/step"
+    options = make_options(tmp_path, step_addresses=(endpoint,))
+    terms = dataclasses.replace(Terms.of(options), world_size=2)
+    invalid = InvalidMessages(lambda: None)
+    with contextlib.ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        heartbeats = Heartbeats(context, heartbeat_endpoint(endpoint), None, instance=1, invalid=invalid)
+        heartbeats.start_bound()
+        stack.callback(heartbeats.stop)
+        workers = Workers(
+            context, endpoint, None, terms, heartbeats, invalid, heartbeat_timeout=10.0, step_timeout=10.0
+        )
+        stack.callback(workers.close, "")
+
+        def start(rank: int, num_blocks: int) -> FakeWorker:
+            model = HashModel(num_blocks=num_blocks)
+            worker = FakeWorker(options, rank=rank, model=model, hello={"world_size": 2}).start()
+            stack.callback(worker.stop)
+            return worker
+
+        events: list[Event] = []
+
+        def next_event(kind: type) -> Any:
+            deadline = time.monotonic() + TIMEOUT
+            while not events:
+                assert time.monotonic() < deadline, f"no {kind.__name__} came"
+                workers.socket.poll(20)
+                now = time.monotonic()
+                events.extend([*workers.receive(now), *workers.tick(now)])
+            assert isinstance(events[0], kind), events
+            return events.pop(0)
+
+        ranks = [start(0, 50), start(1, 40)]
+        begun = next_event(EpochBegun)
+        assert begun.model.num_blocks == 40
+        sampling = GroupSampling(inference_pb2.SamplingParams(), 0)
+        row = PlannedRow(
+            row=0, sequence=1, token_ids=[20], num_prompt_tokens=1, num_computed_tokens=0, block_ids=[1], choice=0,
+            sampling=sampling,
+        )  # fmt: skip
+        assert not workers.send_plan(StepCodec(begun.epoch).encode(Plan(new_rows=[row], scheduled=[(0, 1)])))
+        next_event(StepReturned)
+        next_event(StepReturned)
+        assert [rank.runner.num_steps for rank in ranks] == [1, 1]
+
+        ranks[1].stop()
+        assert "rank 1" in next_event(EpochEnded).cause
+        assert not workers.is_ready
+        assert workers.describe() == "waiting for rank 1 of 2"
+        start(1, 45)
+        again = next_event(EpochBegun)
+        assert (again.epoch, again.model.num_blocks) == (begun.epoch + 1, 45)
+
+
+async def test_curve_over_tcp_lets_in_whom_it_knows(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    keys, others = tmp_path / "keys", tmp_path / "others"
+    make_keys(keys)
+    make_keys(others)
+    (others / "scheduler.key").write_bytes((keys / "scheduler.key").read_bytes())
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    options = make_options(tmp_path, step_addresses=(endpoint,), curve_dir=str(keys))
+    async with running_scheduler(options) as server, RouterEnd(server.address) as router:
+        with Peer(endpoint, b"join-plain") as plain, Peer(endpoint, b"join-other", others) as other:
+            plain.say_hello()
+            other.say_hello()
+            async with running_worker(options):
+                group = await router.submit(PROMPT, max_tokens=8)
+                await router.finish(group)
+                assert router.tokens[group, 0] == HashModel().generate(PROMPT, 8)
+            # Neither was heard, before or after the one that may: there would be an answer.
+            assert not plain.socket.poll(0)
+            assert not other.socket.poll(0)
+        assert any("allowed_workers" in record.getMessage() for record in caplog.records)
