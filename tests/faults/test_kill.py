@@ -4,14 +4,15 @@ Two replicas of one worker each under `octavo up`, real weights, real sockets, 1
 """
 
 import asyncio
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import pytest
+import tenacity
 
 from octavo import AsyncClient, SamplingParams
 from octavo.results import Delta, Generation
-from tests.support.up import Up
+from tests.support.up import Up, free_port
 
 NUM_STREAMS = 12
 NUM_TOKENS = 48
@@ -30,7 +31,7 @@ BEGUN = 4
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     with Up(
         tmp_path_factory.mktemp("faults"), "--data-parallel-size=2", "--dtype=float32", "--kv-cache-memory=0.1",
-        "--max-num-seqs=16", "--worker-threads=1", real=True,
+        "--max-num-seqs=16", "--worker-threads=1", real=True, metrics_port=free_port(),
     ) as up:  # fmt: skip
         up.wait_for("serving; Ctrl-C to stop")
         yield up
@@ -85,9 +86,16 @@ def undisturbed(up: Up) -> list[Generation]:
     return asyncio.run(all_streams())
 
 
+@tenacity.retry(wait=tenacity.wait_fixed(0.2), stop=tenacity.stop_after_delay(60))
+def wait_until_ready(up: Up) -> None:
+    """Both replicas have come back, as the router sees it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{up.metrics_port}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    assert sum(line.startswith("octavo_replica_ready{") and line.endswith(" 1.0") for line in lines) == 2
+
+
 @pytest.mark.parametrize("module", ["worker", "scheduler", "router"])
 async def test_streams_survive(up: Up, client: AsyncClient, undisturbed: list[Generation], module: str) -> None:
-    before = len(up.children_of(module))
     victim = up.child(module)
     results = await run(client, victim.kill)
     assert not victim.is_running()
@@ -98,5 +106,4 @@ async def test_streams_survive(up: Up, client: AsyncClient, undisturbed: list[Ge
         NUM_TOKENS * len(each.choices) for each in results
     ]
     up.wait_for("was killed by SIGKILL; starting it again")
-    while len(up.children_of(module)) < before:
-        await asyncio.sleep(0.1)
+    wait_until_ready(up)

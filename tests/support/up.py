@@ -47,6 +47,7 @@ class Up:
             model.touch()
             flags = (f"--model={model}", *flags)
         self.port = port or free_port()
+        self.metrics_port = metrics_port
         self.runtime_dir = runtime_dir or directory / "runtime"
         self.lines: list[str] = []
         self._grown = threading.Condition()
@@ -56,8 +57,8 @@ class Up:
                 *COMMAND, "up", f"--runtime-dir={self.runtime_dir}", f"--port={self.port}",
                 f"--metrics-port={metrics_port}", *flags,
             ],
-            cwd=directory if real else FAKES, env=environment(**env), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
+            cwd=directory if real else FAKES, env=environment(**env), text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
