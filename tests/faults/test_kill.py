@@ -65,8 +65,10 @@ async def run(client: AsyncClient, when_begun: Callable[[], None]) -> list[Gener
         await begun.wait()
         when_begun()
 
-    *results, _ = await asyncio.gather(*(one(index) for index in range(NUM_STREAMS)), act())
-    return results
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(act())
+        streams = [tasks.create_task(one(index)) for index in range(NUM_STREAMS)]
+    return [stream.result() for stream in streams]
 
 
 def tokens(results: list[Generation]) -> list[list[tuple[int, ...]]]:
