@@ -113,7 +113,8 @@ class Plan:
         return sum(count for _, count in self.scheduled)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: one is made a token between a result and the next plan, and a frozen one takes 1.3 us to make, not 0.7.
+@dataclass(slots=True, kw_only=True)
 class Sampled:
     """One token of a step's result. `position` is its output index. `logprobs` is opaque."""
 
