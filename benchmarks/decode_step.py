@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument("--batch", default="1,8,32,64", help="rows, comma-separated")
     parser.add_argument("--context", type=int, default=192)
     parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=3.0, help="for each batch")
     parser.add_argument("--json", action="store_true")
@@ -105,18 +106,21 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     dtype = getattr(torch, arguments.dtype)
     loaded = load_model(resolve_model(arguments.model), dtype=dtype, load_format=arguments.load_format)
+    kv_dtype = getattr(torch, arguments.kv_cache_dtype, loaded.model.kv_cache_dtype)
     if not arguments.json:
-        print(f"{loaded.model.kernel_path}, context {arguments.context}, {arguments.threads} threads, milliseconds")
+        print(f"{loaded.model.kernel_path}, KV cache {kv_dtype}, {arguments.threads} threads; milliseconds after")
+        print(f"{arguments.context} tokens of context:")
         print(f"{'batch':>5} {'step':>8} {'gemm':>8} {'attention':>9} {'plan':>8} {'other':>8} {'tokens/s':>9}")
     for num_rows in map(int, arguments.batch.split(",")):
         batch = decode_batch(num_rows, arguments.context, arguments.block_size, loaded.config.vocab_size)
         num_blocks = int(batch.block_tables_SB.max()) + 1
-        kv_cache = KVCache(loaded.config, num_blocks=num_blocks, block_size=arguments.block_size, dtype=dtype)
+        kv_cache = KVCache(loaded.config, num_blocks=num_blocks, block_size=arguments.block_size, dtype=kv_dtype)
         with torch.inference_mode():
             ms = measure(loaded, batch, kv_cache, arguments.seconds)
         rate = num_rows / ms["step"] * 1e3
         if arguments.json:
             print(json.dumps({"batch": num_rows, "context": arguments.context, "dtype": arguments.dtype,
+                "kv_cache_dtype": str(kv_dtype).removeprefix("torch."),
                 "kernel_path": loaded.model.kernel_path, "threads": arguments.threads, "tokens_s": round(rate, 1),
                 **{f"{part}_ms": round(value, 3) for part, value in ms.items()}}))
         else:

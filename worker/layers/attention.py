@@ -45,7 +45,7 @@ class Attention:
         cache = context.kv_cache.layers[self._layer]
         qkv_TF = self._qkv(x_TE)
         num_rotated = self._num_heads + self._num_kv_heads
-        rotated_THD = qkv_TF[:, : num_rotated * self._head_size].unflatten(1, (num_rotated, self._head_size))
+        rotated_THD = qkv_TF.view(len(qkv_TF), -1, self._head_size)[:, :num_rotated]
         if self._head_norm_HD is not None:
             rotated_THD.copy_(rms_norm(rotated_THD, self._head_norm_HD, self._eps))
         apply_rope_(rotated_THD, context.rope_turns)

@@ -41,6 +41,7 @@ class LlamaModel:
         path = gemm_path(dtype)
         self.config = config
         self.kernel_path = path.value
+        self.kv_cache_dtype = path.compute_dtype
         self._embeddings_VE = take("model.embed_tokens.weight")
         self._rotary = Rotary(config.rope, config.head_size)
         self._layers = [LlamaLayer(config, layer, take, path) for layer in range(config.num_layers)]

@@ -18,6 +18,9 @@ class Model(Protocol):
     config: ModelConfig
     # Names the arithmetic for a replica's numerics fingerprint.
     kernel_path: str
+    # Of a KV cache that attention reads as it is. The model's own dtype works too and may take half the memory, but is
+    # converted in every layer of every step.
+    kv_cache_dtype: torch.dtype
 
     def __init__(self, config: ModelConfig, take: TakeTensor, dtype: torch.dtype) -> None: ...
 
