@@ -8,11 +8,12 @@ import torch
 from kernels.paged_attention.decode import DecodeGroup
 from kernels.paged_attention.prefill import PrefillRow
 
-# Rows of one decode group are computed as if all were as long as its longest. A group more costs about ten op calls
-# over all its layers; a padded token costs its dot products. Measured to break even near this many padded tokens.
-PADDED_TOKENS_PER_GROUP = 512
+# Rows of one decode group are computed as if all were as long as its longest. That is cheap, for padding reads block 0
+# again and again: 64 rows of 128 to 512 tokens take 125, 106, 101, 93, 93 and 92 ms in 16, 8, 6, 4, 2 groups and one
+# (30 layers, float32, AVX2, 2 threads). The bound is there for one long row among many short ones.
+PADDED_TOKENS_PER_GROUP = 4096
 # A cache that must be converted to float32 is converted a group at a time, so that a group's copy stays in L3: 64 rows
-# of 193 tokens take 84, 78, 90 and 86 ms a step at 2048, 4096, 8192 and all tokens; read in place, 50 (AVX2, 2 threads).
+# of 193 tokens take 84, 78, 90 and 86 ms at 2048, 4096, 8192 and all tokens; read in place, 50.
 CONVERTED_TOKENS_PER_GROUP = 4096
 
 
