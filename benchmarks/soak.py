@@ -69,14 +69,14 @@ async def soak(target: str, concurrency: int, duration: float, seed: int) -> Cou
 
 def leftovers(ports: list[int]) -> dict[str, float]:
     """Running, waiting and used blocks, added up over the schedulers."""
-    sums: Counter[str] = Counter()
+    sums: dict[str, float] = {}
     for port in ports:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             for name, value in _GAUGE.findall(answer.read().decode()):
-                sums[name] += float(value)
+                sums[name] = sums.get(name, 0.0) + float(value)
     if not sums:
         raise SystemExit(f"the schedulers' metrics on ports {ports} name no gauges")
-    return dict(sums)
+    return sums
 
 
 def main() -> None:
