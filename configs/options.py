@@ -76,7 +76,9 @@ class Options(BaseModel):
 
     # --- KV cache
     block_size: Annotated[Literal[8, 16, 32], BeforeValidator(_number)] = option(CACHE, 16, "Tokens in one KV block.")
-    kv_cache_memory: float = option(CACHE, 0.5, "GiB of host memory that each worker's KV cache takes.", gt=0, le=4096)
+    kv_cache_memory: float = option(
+        CACHE, 1.0, "GiB of host memory that each worker's KV cache may take.", gt=0, le=4096
+    )
     num_blocks_override: int = option(
         CACHE,
         0,
@@ -178,7 +180,7 @@ class Options(BaseModel):
         9090,
         "Port of the router's /metrics and /health; schedulers take the next ones, then workers. 0: off.",
         ge=0,
-        le=60_000,
+        le=65_535,
     )
 
     @model_validator(mode="after")
@@ -195,6 +197,12 @@ class Options(BaseModel):
                 raise ValueError(f"step_addresses: {address!r} must begin with ipc:// or tcp://")
             if address.startswith("tcp://") and not self.curve_dir:
                 raise ValueError(f"step_addresses: {address!r} needs curve_dir; make keys with `octavo keys DIR`")
+        num_processes = 1 + self.data_parallel_size * (1 + self.world_size)
+        if self.metrics_port and self.metrics_port + num_processes > 65_536:
+            raise ValueError(
+                f"metrics_port={self.metrics_port}: {num_processes} processes take as many ports from there; "
+                f"use {65_536 - num_processes} or less"
+            )
         if self.max_model_len and self.max_model_len < 2:
             raise ValueError("max_model_len=1 leaves no room for a prompt and one output token: use 2 or more")
         return self

@@ -31,7 +31,9 @@ def build_runner(options: Options, progress: Callable[[float], None] = lambda fr
     files = resolve_model(options.model)
     dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
     loaded = load_model(files, dtype=dtype, load_format=options.load_format, progress=progress)
-    num_blocks = resolve_num_blocks(options, loaded.config, dtype)
+    # Where a dtype is computed in another, KV is kept in that one: converting it in each step costs more than reading.
+    kv_dtype = loaded.model.kv_cache_dtype
+    num_blocks = resolve_num_blocks(options, loaded.config, kv_dtype)
     info = _model_info(options, loaded, options.served_model_name or files.name, dtype, num_blocks)
     rows = Rows(
         max_num_seqs=options.max_num_seqs,
@@ -43,7 +45,7 @@ def build_runner(options: Options, progress: Callable[[float], None] = lambda fr
         eos_token_ids=loaded.config.eos_token_ids,
     )
     # Block 0, the null block, comes on top of those that can be given out.
-    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, dtype=dtype)
+    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, dtype=kv_dtype)
     runner = Runner(loaded.model, kv_cache, rows, info)
     runner.warm_up()
     _log.info(
@@ -62,7 +64,9 @@ def _model_info(
     return inference_pb2.ModelInfo(
         name=name,
         architecture=config.architecture,
-        fingerprint=fingerprint(weights_digest=loaded.digest, dtype=dtype_name, quantization=""),
+        fingerprint=fingerprint(
+            weights_digest=loaded.digest, dtype=dtype_name, quantization="", kernels=loaded.model.kernel_path
+        ),
         max_model_len=resolve_max_model_len(options, config, num_blocks),
         vocab_size=config.vocab_size,
         eos_token_ids=sorted(config.eos_token_ids),

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client.utils import floatToGoString
 
 from configs.options import Options
 from protos import inference_pb2, scheduler_pb2
@@ -233,7 +234,7 @@ async def test_health_metrics_and_reflection(tmp_path: Path):
                 "octavo_step_duration_seconds_count 4.0",
                 "octavo_schedule_duration_seconds_count 4.0",
                 "octavo_invalid_messages_total 0.0",
-                f"octavo_worker_epoch {float(router.welcomes[0].epoch):.12e}",
+                f"octavo_worker_epoch {floatToGoString(router.welcomes[0].epoch)}",
             ):
                 assert name in text, name
             services = await _reflected(channel)

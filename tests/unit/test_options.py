@@ -131,3 +131,9 @@ def test_metrics_ports_of_a_cluster_are_distinct_and_zero_turns_them_off():
     ]
     assert ports == [9000, 9001, 9002, 9003, 9004]
     assert load_options(flags={"metrics_port": 0}, environ={}).process_metrics_port("worker", 1) == 0
+
+
+def test_the_ports_of_all_processes_must_exist() -> None:
+    assert load_options(flags={"metrics_port": 65_533}, environ={}).process_metrics_port("worker") == 65_535
+    with pytest.raises(ConfigError, match="metrics_port=65534: 3 processes take as many ports from there; use 65533"):
+        load_options(flags={"metrics_port": 65_534}, environ={})
