@@ -11,7 +11,8 @@ from octavo.errors import InvalidRequest
 from protos import inference_pb2 as pb
 from protos import step_pb2
 from scheduler.core import Core
-from scheduler.messages import ChoiceStart, CoreSettings, GroupRequest, SequenceKey, SequenceOutput, StopRules
+from scheduler.messages import ChoiceStart, GroupRequest, SequenceKey, SequenceOutput, StopRules
+from scheduler.settings import core_settings
 from scheduler.step_wire import GroupSampling, StepCodec
 
 
@@ -51,7 +52,7 @@ class Engine:
         self.model = runner.model_info
         self.times = StepTimes()
         self._runner = runner
-        self._core = Core(_core_settings(options, self.model))
+        self._core = Core(core_settings(options, self.model))
         self._codec = StepCodec(epoch=0)
 
     @property
@@ -125,18 +126,3 @@ def build_engine(options: Options) -> Engine:
 
     torch.set_num_threads(options.worker_threads or len(os.sched_getaffinity(0)))
     return Engine(build_runner(options), options)
-
-
-def _core_settings(options: Options, model: pb.ModelInfo) -> CoreSettings:
-    return CoreSettings(
-        block_size=model.block_size,
-        num_blocks=model.num_blocks,
-        max_model_len=model.max_model_len,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        eos_token_ids=frozenset(model.eos_token_ids),
-        enable_prefix_caching=options.enable_prefix_caching,
-        scheduling_policy=options.scheduling_policy,
-        max_queued_requests=options.max_queued_requests,
-        max_queued_tokens=options.max_queued_tokens,
-    )

@@ -1,7 +1,6 @@
 """The router's gRPC server: Inference, health, reflection; and how it comes up and goes down."""
 
 import asyncio
-import ipaddress
 import logging
 import os
 import secrets
@@ -10,7 +9,6 @@ import socket
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from configs.options import Options
 from protos.inference_pb2 import DESCRIPTOR
@@ -21,6 +19,7 @@ from router.policies import LeastLoaded
 from router.replicas import ReplicaSet
 from router.service import InferenceService
 from router.tokenizer import Tokenizer, TokenizerPool
+from runtime.grpc_server import add_reflection, is_loopback, why_not_bound
 
 log = logging.getLogger("octavo.router")
 
@@ -95,13 +94,17 @@ class RouterServer:
         )
         add_InferenceServicer_to_server(self._service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        _add_reflection(server)
+        add_reflection(server, SERVICE)
         await self._health.set(SERVICE, _NOT_SERVING)
         host = f"[{options.host}]" if ":" in options.host else options.host
         try:
             self.port = server.add_insecure_port(f"{host}:{options.port}")
         except RuntimeError:
-            raise AddressError(_why_not_bound(options.host, options.port)) from None
+            cause = why_not_bound(options.host, options.port)
+            raise AddressError(
+                f"can't listen on host={options.host!r}, port={options.port}: {cause}; choose another port, or 0 "
+                "for any free one"
+            ) from None
         self._warn_of_open_addresses()
         self._server = server
         await server.start()
@@ -139,46 +142,11 @@ class RouterServer:
 
     def _warn_of_open_addresses(self) -> None:
         options = self._options
-        if not _is_loopback(options.host):
+        if not is_loopback(options.host):
             log.warning(
                 "host=%s: anyone who reaches port %d can use this server; it has no TLS", options.host, self.port
             )
         for replica in self._replicas.replicas:
             host = replica.address.rpartition(":")[0]
-            if not replica.address.startswith("unix:") and not _is_loopback(host.strip("[]")):
+            if not replica.address.startswith("unix:") and not is_loopback(host):
                 log.warning("scheduler_addresses: %s is reached without TLS; use a private network", replica.address)
-
-
-def _add_reflection(server: grpc.aio.Server) -> None:
-    names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
-    # grpcio brings v1alpha only; v1 has the same messages under another name, and newer tools ask for it first.
-    servicer = reflection.aio.ReflectionServicer(names)
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
-    service = "grpc.reflection.v1.ServerReflection"
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"ServerReflectionInfo": handler}),))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _why_not_bound(host: str, port: int) -> str:
-    """gRPC does not say; binding again does."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen()
-            cause = "refused"
-        except OSError as error:
-            cause = error.strerror or str(error)
-    return f"can't listen on host={host!r}, port={port}: {cause}; choose another port, or 0 for any free one"

@@ -2,9 +2,7 @@
 
 import errno
 import fcntl
-import ipaddress
 import os
-import socket
 import stat
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import zmq
 
 from configs.options import Options
 from runtime.curve import server_curve
+from runtime.grpc_server import is_loopback, why_not_bound
 from runtime.process import private_directory
 from runtime.wire import heartbeat_endpoint
 
@@ -77,11 +76,7 @@ def is_private(address: str) -> bool:
     """Whether only this machine can reach a gRPC address."""
     if path_of(address) is not None:
         return True
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return is_loopback(address.rpartition(":")[0])
 
 
 def bind_zmq(
@@ -123,18 +118,10 @@ def _why(error: zmq.ZMQError) -> str:
     return f"{error.strerror}; step_addresses takes ipc://PATH or tcp://HOST:PORT of this machine"
 
 
-def why_not_bound(address: str) -> str:
+def why_not_listening(address: str) -> str:
     """What is wrong with a gRPC address, which gRPC itself does not say."""
     host, _, port = address.rpartition(":")
     if path_of(address) is not None or not port.isdecimal():
         return f"scheduler_addresses: cannot listen on {address!r}; give HOST:PORT or unix:PATH, of at most 107 bytes"
-    try:
-        with socket.create_server((host.strip("[]"), int(port)), family=_family(host)):
-            cause = "refused"
-    except OSError as error:
-        cause = error.strerror or str(error)
+    cause = why_not_bound(host, int(port))
     return f"scheduler_addresses: cannot listen on {address!r}: {cause}; name another port"
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from configs.options import Options
 from protos import inference_pb2, scheduler_pb2
+from runtime.grpc_server import add_reflection
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
 from scheduler import commands
-from scheduler.addresses import AddressError, Claims, is_private, path_of, why_not_bound
+from scheduler.addresses import AddressError, Claims, is_private, path_of, why_not_listening
 from scheduler.step_loop import StepLoop
 from scheduler.submissions import Intake, ProtocolError
 
@@ -171,11 +171,11 @@ class SchedulerServer:
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Session": session}),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        _add_reflection(server)
+        add_reflection(server, SERVICE)
         try:
             server.add_insecure_port(self.address)
         except RuntimeError:
-            raise AddressError(why_not_bound(self.address)) from None
+            raise AddressError(why_not_listening(self.address)) from None
         if (path := path_of(self.address)) is not None:
             path.chmod(0o600)
         return server
@@ -239,17 +239,3 @@ async def _end(context: grpc.aio.ServicerContext, outgoing: _Outgoing, error: ob
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the router does not read its Session: it was cut off")
     if outgoing.is_closed:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "this scheduler ends: go on with another replica")
-
-
-def _add_reflection(server: grpc.aio.Server) -> None:
-    names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
-    # grpcio brings v1alpha only; v1 has the same messages under another name, and newer tools ask for it first.
-    servicer = reflection.aio.ReflectionServicer(names)
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
-    service = "grpc.reflection.v1.ServerReflection"
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"ServerReflectionInfo": handler}),))

@@ -25,9 +25,10 @@ from scheduler.core import Core
 from scheduler.heartbeats import Heartbeats
 from scheduler.invalid import InvalidMessages
 from scheduler.membership import Terms
-from scheduler.messages import CoreSettings, CoreStats, Plan, SequenceOutput
+from scheduler.messages import CoreStats, Plan, SequenceOutput
 from scheduler.metrics import SchedulerMetrics
 from scheduler.requests import Requests
+from scheduler.settings import core_settings
 from scheduler.stats_log import StatsLog, warn_of_preemptions
 from scheduler.status import SchedulerStatus
 from scheduler.step_wire import ResultError, StepCodec
@@ -180,7 +181,7 @@ class StepLoop(threading.Thread):
         model = event.model
         core = self._requests.core
         if core is None:
-            self._requests.core = self._make_core(model)
+            self._requests.core = Core(core_settings(self._options, model))
         else:
             core.resize(model.num_blocks)
             self._outputs += core.take_outputs()
@@ -200,23 +201,6 @@ class StepLoop(threading.Thread):
             "epoch %d is ready: %s, %d KV blocks of %d tokens, max_model_len %d",
             event.epoch, model.name, model.num_blocks, model.block_size, model.max_model_len,
         )  # fmt: skip
-
-    def _make_core(self, model: inference_pb2.ModelInfo) -> Core:
-        options = self._options
-        return Core(
-            CoreSettings(
-                block_size=options.block_size,
-                num_blocks=model.num_blocks,
-                max_model_len=model.max_model_len,
-                max_num_seqs=options.max_num_seqs,
-                max_num_batched_tokens=options.max_num_batched_tokens,
-                eos_token_ids=frozenset(model.eos_token_ids),
-                enable_prefix_caching=options.enable_prefix_caching,
-                scheduling_policy=options.scheduling_policy,
-                max_queued_requests=options.max_queued_requests,
-                max_queued_tokens=options.max_queued_tokens,
-            )
-        )
 
     def _lose_workers(self, now: float) -> None:
         self._plan = None

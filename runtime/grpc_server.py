@@ -1,0 +1,47 @@
+"""What the gRPC servers of routers and schedulers have in common."""
+
+import ipaddress
+import os
+import socket
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+
+def add_reflection(server: grpc.aio.Server, service: str) -> None:
+    """Lets clients ask what the server offers, by reflection v1 and v1alpha.
+
+    service: the full name of its own service.
+    """
+    names = (service, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    # grpcio brings v1alpha only; v1 has the same messages under another name, and newer tools ask for it first.
+    servicer = reflection.aio.ReflectionServicer(names)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    name = "grpc.reflection.v1.ServerReflection"
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler}),))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on a host name or address; IPv6 with or without brackets."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def why_not_bound(host: str, port: int) -> str:
+    """The cause of a failed bind, which gRPC does not say; binding again does."""
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, port), family=family):
+            return "refused"
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
