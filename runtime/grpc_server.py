@@ -44,4 +44,5 @@ def why_not_bound(host: str, port: int) -> str:
         with socket.create_server((host, port), family=family):
             return "refused"
     except OSError as error:
-        return os.strerror(error.errno) if error.errno else str(error)
+        # The message of create_server repeats the address; a failed look-up of the host has a number of another kind.
+        return error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
