@@ -1,7 +1,6 @@
 """What the gRPC servers of routers and schedulers have in common."""
 
 import ipaddress
-import os
 import socket
 
 import grpc
@@ -44,5 +43,5 @@ def why_not_bound(host: str, port: int) -> str:
         with socket.create_server((host, port), family=family):
             return "refused"
     except OSError as error:
-        # The message of create_server repeats the address; a failed look-up of the host has a number of another kind.
-        return error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        # create_server adds the address, which the caller names, too.
+        return (error.strerror or str(error)).partition(" (while")[0]
