@@ -60,7 +60,11 @@ def _model_info(
     options: Options, loaded: LoadedModel, name: str, dtype: torch.dtype, num_blocks: int
 ) -> inference_pb2.ModelInfo:
     config, dtype_name = loaded.config, str(dtype).removeprefix("torch.")
-    defaults = {field: getattr(config.default_sampling, field) for field in config.default_sampling.__slots__}
+    said = {field: getattr(config.default_sampling, field) for field in config.default_sampling.__slots__}
+    defaults = {field: value for field, value in said.items() if value is not None}
+    if defaults:
+        overrides = ", ".join(f"{field}={value:g}" for field, value in defaults.items())
+        _log.info("the model's generation_config.json overrides the defaults of sampling: %s", overrides)
     return inference_pb2.ModelInfo(
         name=name,
         architecture=config.architecture,
@@ -71,7 +75,7 @@ def _model_info(
         vocab_size=config.vocab_size,
         eos_token_ids=sorted(config.eos_token_ids),
         dtype=dtype_name,
-        default_sampling=inference_pb2.SamplingParams(**{k: v for k, v in defaults.items() if v is not None}),
+        default_sampling=inference_pb2.SamplingParams(**defaults),
         block_size=options.block_size,
         num_blocks=num_blocks,
         octavo_version=octavo_version(),

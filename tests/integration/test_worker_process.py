@@ -119,7 +119,9 @@ def without_timing(result: step_pb2.StepResult, **changes: int) -> step_pb2.Step
     return result
 
 
-def test_a_worker_process_computes_what_the_runner_computes(tmp_path: Path, model: Path, spawn: Spawn):
+def test_a_worker_process_computes_what_the_runner_computes(
+    tmp_path: Path, model: Path, spawn: Spawn, caplog: pytest.LogCaptureFixture
+):
     flags = flags_of(tmp_path, model)
     worker = spawn(flags)
     with StepScheduler(f"ipc://{tmp_path}/step.sock") as scheduler:
@@ -133,7 +135,9 @@ def test_a_worker_process_computes_what_the_runner_computes(tmp_path: Path, mode
         assert (info.vocab_size, list(info.eos_token_ids)) == (128, [2, 3, 4])
         assert info.default_sampling == inference_pb2.SamplingParams(temperature=0.5, top_k=7)
         assert len(info.fingerprint) == 16
-        direct = build_runner(load_options(flags=flags, environ={}))
+        with caplog.at_level("INFO", "octavo.worker"):
+            direct = build_runner(load_options(flags=flags, environ={}))
+        assert "overrides the defaults of sampling: temperature=0.5, top_k=7" in caplog.text
         for step, plan in enumerate(plans(), 1):
             expected = without_timing(direct.execute(plan), epoch=1, step=step)
             assert without_timing(scheduler.step(plan)) == expected
