@@ -27,7 +27,8 @@ _SWITCH_INTERVAL_S = 0.0005
 def main(argv: list[str]) -> int:
     """Runs a scheduler until SIGTERM or SIGINT, which drain it; a second one ends it at once.
 
-    Returns the exit code: 0; 1 if it failed while running; 2 if it could not start. The cause is on stderr.
+    Returns the exit code: 0; 1 if it failed while running; 2 if it could not start, or would fail in the same way if it
+    were started again. The cause is on stderr.
     """
     if {"-h", "--help"} & set(argv):
         print(usage("python -m scheduler", _OWN_FLAGS))
@@ -42,18 +43,14 @@ def main(argv: list[str]) -> int:
     configure_logging(f"scheduler-{replica}", options.log_level, options.log_format)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
-        cause = asyncio.run(_serve(options, replica))
+        return asyncio.run(_serve(options, replica))
     except (AddressError, CurveError) as error:
         log.error("%s", error)
         return EXIT_PERMANENT
-    if cause is not None:
-        log.error("%s", cause)
-        return EXIT_FAILED
-    return 0
 
 
-async def _serve(options: Options, replica: int) -> str | None:
-    """Why it failed; None if it was told to end."""
+async def _serve(options: Options, replica: int) -> int:
+    """The exit code, once it has ended."""
     server = SchedulerServer(options, replica)
     signals = _watch_signals()
     await server.start()
@@ -63,16 +60,24 @@ async def _serve(options: Options, replica: int) -> str | None:
         http = _observe(options, replica, server)
         log.info("listening for routers on %s, for workers on %s", server.address, options.step_address(replica))
         if await _ended_before(ended, signals):
-            return ended.result()
+            return _exit_code(server, ended.result())
         server.drain()
         if await _ended_before(ended, signals):
-            return ended.result()
+            return _exit_code(server, ended.result())
         log.warning("told to end a second time: what still runs ends now")
     finally:
         await server.stop()
         if http is not None:
             http.stop()
-    return await ended
+    return _exit_code(server, await ended)
+
+
+def _exit_code(server: SchedulerServer, cause: str | None) -> int:
+    """cause: why it failed; None if it was told to end."""
+    if cause is None:
+        return 0
+    log.error("%s", cause)
+    return EXIT_PERMANENT if server.step_loop.failed_for_good else EXIT_FAILED
 
 
 def _watch_signals() -> asyncio.Queue[int]:

@@ -22,6 +22,7 @@ from runtime.curve import start_authenticator
 from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint
 from scheduler import commands
 from scheduler.core import Core
+from scheduler.events import EpochBegun, EpochEnded, Event, Fatal, StepReturned
 from scheduler.heartbeats import Heartbeats
 from scheduler.invalid import InvalidMessages
 from scheduler.membership import Terms
@@ -32,7 +33,7 @@ from scheduler.settings import core_settings
 from scheduler.stats_log import StatsLog, warn_of_preemptions
 from scheduler.status import SchedulerStatus
 from scheduler.step_wire import ResultError, StepCodec
-from scheduler.workers import EpochBegun, EpochEnded, Event, Fatal, StepReturned, Workers
+from scheduler.workers import Workers
 
 log = logging.getLogger("octavo.scheduler")
 
@@ -78,6 +79,8 @@ class StepLoop(threading.Thread):
         self._drain_deadline: float | None = None
         self._is_over = False
         self._cause: str | None = None
+        # Once it is over: it would fail in the same way again.
+        self.failed_for_good = False
 
     def start_bound(self) -> None:
         """Starts the thread; returns once the sockets are bound. Raises AddressError or CurveError."""
@@ -175,7 +178,7 @@ class StepLoop(threading.Thread):
                 case EpochEnded():
                     self._lose_workers(now)
                 case Fatal():
-                    self._is_over, self._cause = True, event.cause
+                    self._is_over, self._cause, self.failed_for_good = True, event.cause, event.permanent
 
     def _begin_epoch(self, event: EpochBegun) -> None:
         model = event.model

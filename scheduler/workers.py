@@ -6,7 +6,6 @@ requests is the step loop's business, told in events.
 
 import logging
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
@@ -16,6 +15,7 @@ from zmq.utils.monitor import parse_monitor_message
 from protos import inference_pb2, step_pb2
 from runtime.wire import STEP_MESSAGE_BYTES, rank_identity
 from scheduler.addresses import bind_zmq
+from scheduler.events import EpochBegun, EpochEnded, Event, Fatal, StepReturned
 from scheduler.heartbeats import Beat, Heartbeats
 from scheduler.invalid import InvalidMessages
 from scheduler.membership import MembershipError, Terms
@@ -40,37 +40,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _SHUTDOWN_LINGER_MS = 1000
 
 _MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochBegun:
-    """Every rank is ready for plans."""
-
-    epoch: int
-    # As all ranks have it; num_blocks is the least of theirs.
-    model: inference_pb2.ModelInfo
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochEnded:
-    """What the ranks held is lost."""
-
-    cause: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReturned:
-    result: step_pb2.StepResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fatal:
-    """Starting anything again would not help."""
-
-    cause: str
-
-
-Event = EpochBegun | EpochEnded | StepReturned | Fatal
 
 
 class Workers:
@@ -245,7 +214,7 @@ class Workers:
     def _hear_failure(self, failure: step_pb2.Failure, rank: Rank | None) -> None:
         who = rank.name if rank is not None else f"rank {failure.rank}"
         if failure.permanent and (rank is not None or not self._is_present(failure.rank)):
-            self._events.append(Fatal(cause=f"{who} failed for good: {failure.message}"))
+            self._events.append(Fatal(cause=f"{who} failed for good: {failure.message}", permanent=True))
         elif rank is not None and failure.epoch == self._epoch:
             self._end_epoch(f"{who} failed: {failure.message}")
         else:
@@ -263,7 +232,7 @@ class Workers:
         try:
             self._model = self._terms.agree(known, self._model)
         except MembershipError as error:
-            self._events.append(Fatal(cause=str(error)))
+            self._events.append(Fatal(cause=str(error), permanent=False))
             return
         self.is_ready = True
         self._events.append(EpochBegun(epoch=self._epoch, model=self._model))

@@ -198,7 +198,7 @@ async def test_a_permanent_failure_exits_non_zero_with_its_cause(tmp_path: Path)
         async with running_worker(options, load=load) as worker:
             code, said = await asyncio.to_thread(scheduler.end)
             assert await asyncio.to_thread(worker.join) == 2
-    assert code == 1
+    assert code == 2
     assert "failed for good: no weights" in said
 
 
