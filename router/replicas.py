@@ -20,6 +20,8 @@ from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
 
 log = logging.getLogger("octavo.router.replicas")
 
+_ENDED_HERE = "the Session ended"
+
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", SESSION_MESSAGE_BYTES),
     ("grpc.max_send_message_length", SESSION_MESSAGE_BYTES),
@@ -108,7 +110,7 @@ class Replica:
         session = Session(message.welcome)
         self._open(session)
         writer = asyncio.create_task(_write(call, session))
-        cause = "the Session ended"
+        cause = _ENDED_HERE
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._silence_timeout) as silence:
@@ -139,7 +141,9 @@ class Replica:
 
     def _close(self, session: Session, cause: str) -> None:
         self.session, self._cause = None, cause
-        log.warning("%s: %s; %d requests were on it", self.address, cause, session.num_groups)
+        # What the router ends itself, when it stops, is nothing to be warned of.
+        level = logging.INFO if cause == _ENDED_HERE and not session.num_groups else logging.WARNING
+        log.log(level, "%s: %s; %d requests were on it", self.address, cause, session.num_groups)
         self._note_change()
         session.lose(f"{self.address}: {cause}")
 
