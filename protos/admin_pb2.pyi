@@ -1,0 +1,61 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("timelines",)
+    TIMELINES_FIELD_NUMBER: _ClassVar[int]
+    timelines: _containers.RepeatedCompositeFieldContainer[RequestTimeline]
+    def __init__(self, timelines: _Optional[_Iterable[_Union[RequestTimeline, _Mapping]]] = ...) -> None: ...
+
+class RequestTimeline(_message.Message):
+    __slots__ = ("request_id", "replica_id", "entries", "num_dropped", "finished", "now")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    replica_id: str
+    entries: _containers.RepeatedCompositeFieldContainer[TimelineEntry]
+    num_dropped: int
+    finished: bool
+    now: float
+    def __init__(self, request_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[TimelineEntry, _Mapping]]] = ..., num_dropped: _Optional[int] = ..., finished: _Optional[bool] = ..., now: _Optional[float] = ...) -> None: ...
+
+class TimelineEntry(_message.Message):
+    __slots__ = ("moment", "time", "choice", "step", "num_tokens", "reason")
+    MOMENT_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    moment: str
+    time: float
+    choice: int
+    step: int
+    num_tokens: int
+    reason: str
+    def __init__(self, moment: _Optional[str] = ..., time: _Optional[float] = ..., choice: _Optional[int] = ..., step: _Optional[int] = ..., num_tokens: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ResetPrefixCacheRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResetPrefixCacheResponse(_message.Message):
+    __slots__ = ("num_blocks",)
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ...) -> None: ...
