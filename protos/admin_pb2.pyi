@@ -13,10 +13,12 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("timelines",)
+    __slots__ = ("timelines", "unreachable")
     TIMELINES_FIELD_NUMBER: _ClassVar[int]
+    UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     timelines: _containers.RepeatedCompositeFieldContainer[RequestTimeline]
-    def __init__(self, timelines: _Optional[_Iterable[_Union[RequestTimeline, _Mapping]]] = ...) -> None: ...
+    unreachable: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, timelines: _Optional[_Iterable[_Union[RequestTimeline, _Mapping]]] = ..., unreachable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RequestTimeline(_message.Message):
     __slots__ = ("request_id", "replica_id", "entries", "num_dropped", "finished", "now")
@@ -55,7 +57,9 @@ class ResetPrefixCacheRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ResetPrefixCacheResponse(_message.Message):
-    __slots__ = ("num_blocks",)
+    __slots__ = ("num_blocks", "unreachable")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
-    def __init__(self, num_blocks: _Optional[int] = ...) -> None: ...
+    unreachable: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, num_blocks: _Optional[int] = ..., unreachable: _Optional[_Iterable[str]] = ...) -> None: ...

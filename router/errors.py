@@ -3,6 +3,7 @@
     RequestError
     ├── InvalidRequest       INVALID_ARGUMENT     a field can't be used as it is; the message says what would work
     ├── UnknownModel         NOT_FOUND            another model is served here
+    ├── UnknownRequest       NOT_FOUND            no replica knows the request (any more)
     ├── DuplicateRequest     ALREADY_EXISTS       a live request has this id (and attempt)
     ├── Superseded           ABORTED              a higher attempt of the request is live
     ├── Cancelled            CANCELLED            Cancel was called
@@ -32,6 +33,10 @@ class InvalidRequest(RequestError):
 
 
 class UnknownModel(RequestError):
+    status = grpc.StatusCode.NOT_FOUND
+
+
+class UnknownRequest(RequestError):
     status = grpc.StatusCode.NOT_FOUND
 
 

@@ -44,6 +44,8 @@ class Replica:
         """silence_timeout: seconds without a message after which a scheduler counts as dead; one is due each second."""
         self.address = address
         self.session: Session | None = None
+        # None until `run` has begun.
+        self.channel: grpc.aio.Channel | None = None
         self._router_id = router_id
         self._model_name = model_name
         self._silence_timeout = silence_timeout
@@ -72,6 +74,7 @@ class Replica:
     async def run(self) -> None:
         retry = _FIRST_RETRY_S
         async with grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS) as channel:
+            self.channel = channel
             while True:
                 welcomed, cause = await self._hold_session(SchedulerStub(channel))
                 if cause != self._cause:

@@ -11,8 +11,10 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from configs.options import Options
+from protos.admin_pb2_grpc import add_AdminServicer_to_server
 from protos.inference_pb2 import DESCRIPTOR
 from protos.inference_pb2_grpc import add_InferenceServicer_to_server
+from router import admin
 from router.errors import Draining
 from router.metrics import RouterMetrics
 from router.policies import LeastLoaded
@@ -94,7 +96,8 @@ class RouterServer:
         )
         add_InferenceServicer_to_server(self._service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        add_reflection(server, SERVICE)
+        add_AdminServicer_to_server(admin.AdminService(self._replicas.replicas), server)
+        add_reflection(server, SERVICE, admin.SERVICE)
         await self._health.set(SERVICE, _NOT_SERVING)
         host = f"[{options.host}]" if ":" in options.host else options.host
         try:

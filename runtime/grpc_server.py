@@ -9,12 +9,12 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 
-def add_reflection(server: grpc.aio.Server, service: str) -> None:
+def add_reflection(server: grpc.aio.Server, *services: str) -> None:
     """Lets clients ask what the server offers, by reflection v1 and v1alpha.
 
-    service: the full name of its own service.
+    services: the full names of its own.
     """
-    names = (service, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     # grpcio brings v1alpha only; v1 has the same messages under another name, and newer tools ask for it first.
     servicer = reflection.aio.ReflectionServicer(names)

@@ -1,0 +1,104 @@
+"""The Admin service of a router: it asks all of its replicas, and puts their answers together."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from protos import admin_pb2 as pb
+from protos.admin_pb2_grpc import AdminServicer, AdminStub
+from router.errors import InvalidRequest, NoReplica, RequestError, UnknownRequest, status_of
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
+# A scheduler answers between two steps; one that takes longer counts as unreachable.
+_TIMEOUT_S = 5.0
+
+Context = grpc.aio.ServicerContext
+Answer = TypeVar("Answer")
+
+
+class Asked(Protocol):
+    """A replica."""
+
+    address: str
+    # None until something has been tried.
+    channel: grpc.aio.Channel | None
+
+
+class AdminService(AdminServicer):
+    """Replicas that can't be reached are named in the answer; if none answers, the call fails with UNAVAILABLE."""
+
+    def __init__(self, replicas: Sequence[Asked]) -> None:
+        self._replicas = replicas
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
+        return await _answer(context, self._explain(request.request_id))
+
+    async def ResetPrefixCache(
+        self, request: pb.ResetPrefixCacheRequest, context: Context
+    ) -> pb.ResetPrefixCacheResponse:
+        return await _answer(context, self._reset_prefix_cache())
+
+    async def _explain(self, request_id: str) -> pb.ExplainResponse:
+        if not request_id:
+            raise InvalidRequest("request_id is empty: give that of a request")
+
+        async def ask(stub: Any) -> pb.ExplainResponse:
+            try:
+                return await stub.Explain(pb.ExplainRequest(request_id=request_id), timeout=_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.NOT_FOUND:
+                    return pb.ExplainResponse()
+                raise
+
+        answers, unreachable = await self._ask_all(ask)
+        timelines = [timeline for answer in answers for timeline in answer.timelines]
+        if not timelines:
+            also = f"; not asked: {'; '.join(unreachable)}" if unreachable else ""
+            raise UnknownRequest(
+                f"request_id={request_id!r}: no replica knows it; each keeps what it has now and the latest that have "
+                f"finished since it started{also}"
+            )
+        # All were asked at about the same moment: what began the longest ago is the oldest.
+        timelines.sort(key=lambda timeline: timeline.now, reverse=True)
+        return pb.ExplainResponse(timelines=timelines, unreachable=unreachable)
+
+    async def _reset_prefix_cache(self) -> pb.ResetPrefixCacheResponse:
+        async def ask(stub: Any) -> pb.ResetPrefixCacheResponse:
+            return await stub.ResetPrefixCache(pb.ResetPrefixCacheRequest(), timeout=_TIMEOUT_S)
+
+        answers, unreachable = await self._ask_all(ask)
+        num_blocks = sum(answer.num_blocks for answer in answers)
+        return pb.ResetPrefixCacheResponse(num_blocks=num_blocks, unreachable=unreachable)
+
+    async def _ask_all(self, ask: Callable[[Any], Awaitable[Answer]]) -> tuple[list[Answer], list[str]]:
+        """The answers, and for each replica without one its address and the cause. ask: gets an AdminStub.
+
+        Raises NoReplica if there is no answer at all.
+        """
+
+        async def ask_one(replica: Asked) -> Answer | str:
+            if replica.channel is None:
+                return f"{replica.address}: not connected yet"
+            try:
+                return await ask(AdminStub(replica.channel))
+            except grpc.aio.AioRpcError as error:
+                return f"{replica.address}: {error.code().name}, {error.details()}"
+
+        outcomes = await asyncio.gather(*map(ask_one, self._replicas))
+        unreachable = [outcome for outcome in outcomes if isinstance(outcome, str)]
+        answers = [outcome for outcome in outcomes if not isinstance(outcome, str)]
+        if not answers:
+            raise NoReplica(f"no replica answers: {'; '.join(unreachable)}; try again in a few seconds")
+        return answers, unreachable
+
+
+async def _answer(context: Context, answer: Awaitable[Answer]) -> Answer:
+    """Ends the call with the status of what is raised."""
+    try:
+        return await answer
+    except RequestError as error:
+        await context.abort(*status_of(error))
+        raise AssertionError("unreachable") from error
