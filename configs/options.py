@@ -99,10 +99,54 @@ class Options(BaseModel):
         ge=1,
         le=1_048_576,
     )
-    scheduling_policy: Literal["fcfs", "priority"] = option(
+    enable_chunked_prefill: bool = option(
+        SCHEDULING,
+        True,
+        "Split prefills to fill what decodes leave of a step. Off: prefills go first, whole, in steps without decodes, "
+        "and a prompt longer than max_num_batched_tokens is refused.",
+    )
+    long_prefill_token_threshold: int = option(
+        SCHEDULING,
+        0,
+        "A prefill longer than this is long, and gets at most so many tokens a step. 0: no bound, or 4% of "
+        "max_model_len if max_num_partial_prefills is above 1.",
+        ge=0,
+    )
+    max_num_partial_prefills: int = option(
+        SCHEDULING, 1, "Prefills that one step may leave unfinished; they share its budget.", ge=1, le=65_536
+    )
+    max_long_partial_prefills: int = option(
+        SCHEDULING,
+        1,
+        "Of these, how many may be long. Below max_num_partial_prefills, shorter prompts pass long ones.",
+        ge=1,
+        le=65_536,
+    )
+    scheduling_policy: Literal["fcfs", "priority", "deadline"] = option(
         SCHEDULING,
         "fcfs",
-        "Order of waiting requests: first come, or the request's priority (lower first), then first come.",
+        "Order of requests: first come; the request's priority (lower first); or the earliest deadline (none: last). "
+        "Then first come.",
+    )
+    preemption_mode: Literal["recompute", "swap"] = option(
+        SCHEDULING,
+        "recompute",
+        "What becomes of a preempted sequence's KV: computed again from its tokens, or kept in host memory "
+        "(swap_space).",
+    )
+    swap_space: float = option(
+        SCHEDULING,
+        4.0,
+        "GiB of host memory that each worker keeps for swapped KV, if preemption_mode is swap.",
+        ge=0,
+        le=4096,
+    )
+    max_steps_in_flight: int = option(
+        SCHEDULING,
+        1,
+        "Steps planned ahead of their results: 2 hides the scheduler's time behind the workers'.",
+        ge=1,
+        le=64,
     )
     max_queued_requests: int = option(
         SCHEDULING, 2048, "Requests that may wait in one replica; more are RESOURCE_EXHAUSTED.", ge=1
@@ -173,6 +217,15 @@ class Options(BaseModel):
     log_format: Literal["text", "json"] = option(
         LOGS, "text", "text for people, json (an object a line, with request ids) for collectors."
     )
+    trace: str = option(
+        LOGS,
+        "",
+        "File that each scheduler records its core's inputs and plans in, for `octavo replay`; the replica's number is "
+        "put before the suffix. Empty: off.",
+    )
+    trace_max_mib: int = option(
+        LOGS, 64, "Size at which a trace goes on in a new file; the one before it is kept as FILE.1.", ge=1, le=65_536
+    )
     disable_log_stats: bool = option(LOGS, False, "No line of statistics every 10 s from each scheduler.")
     metrics_host: str = option(LOGS, "127.0.0.1", "Address that /metrics and /health bind to.")
     metrics_port: int = option(
@@ -202,6 +255,16 @@ class Options(BaseModel):
             raise ValueError(
                 f"metrics_port={self.metrics_port}: {num_processes} processes take as many ports from there; "
                 f"use {65_536 - num_processes} or less"
+            )
+        if self.max_long_partial_prefills > self.max_num_partial_prefills:
+            raise ValueError(
+                f"max_long_partial_prefills={self.max_long_partial_prefills} is above "
+                f"max_num_partial_prefills={self.max_num_partial_prefills}: give at most that"
+            )
+        if not self.enable_chunked_prefill and self.max_num_partial_prefills > 1:
+            raise ValueError(
+                f"max_num_partial_prefills={self.max_num_partial_prefills} needs enable_chunked_prefill: "
+                "without it prefills are whole"
             )
         if self.max_model_len and self.max_model_len < 2:
             raise ValueError("max_model_len=1 leaves no room for a prompt and one output token: use 2 or more")

@@ -49,12 +49,14 @@ class RouterMessage(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt_part: _Optional[_Union[PromptPart, _Mapping]] = ..., cancel: _Optional[_Union[CancelSequences, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol_version", "router_id")
+    __slots__ = ("protocol_version", "router_id", "watch_cache")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    WATCH_CACHE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     router_id: str
-    def __init__(self, protocol_version: _Optional[int] = ..., router_id: _Optional[str] = ...) -> None: ...
+    watch_cache: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., router_id: _Optional[str] = ..., watch_cache: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("group", "request_id", "attempt", "num_prompt_tokens", "prompt_token_ids", "sampling", "choices", "priority", "cache_salt", "timeout")
@@ -107,18 +109,34 @@ class CancelSequences(_message.Message):
     def __init__(self, group: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., reason: _Optional[_Union[CancelReason, str]] = ...) -> None: ...
 
 class SchedulerMessage(_message.Message):
-    __slots__ = ("welcome", "load", "rejected", "outputs", "prompt_logprobs")
+    __slots__ = ("welcome", "load", "rejected", "outputs", "prompt_logprobs", "cache_events")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_EVENTS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     load: Load
     rejected: _containers.RepeatedCompositeFieldContainer[Rejected]
     outputs: StepOutputs
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[SequencePromptLogprobs]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SequencePromptLogprobs, _Mapping]]] = ...) -> None: ...
+    cache_events: _containers.RepeatedCompositeFieldContainer[CacheEvent]
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SequencePromptLogprobs, _Mapping]]] = ..., cache_events: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ...) -> None: ...
+
+class CacheEvent(_message.Message):
+    __slots__ = ("stored", "removed", "cleared")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    stored: bytes
+    removed: bytes
+    cleared: CacheCleared
+    def __init__(self, stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[_Union[CacheCleared, _Mapping]] = ...) -> None: ...
+
+class CacheCleared(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "replica_id", "epoch", "model", "max_num_seqs")

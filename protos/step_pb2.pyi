@@ -82,17 +82,19 @@ class Reset(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., rendezvous: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("epoch", "rank", "model")
+    __slots__ = ("epoch", "rank", "model", "num_swap_blocks")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_SWAP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     model: _inference_pb2.ModelInfo
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ...) -> None: ...
+    num_swap_blocks: int
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., num_swap_blocks: _Optional[int] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("epoch", "step", "previous_digest", "freed_rows", "new_rows", "grown_rows", "num_new_blocks", "new_blocks", "rows", "num_tokens")
+    __slots__ = ("epoch", "step", "previous_digest", "freed_rows", "new_rows", "grown_rows", "num_new_blocks", "new_blocks", "decode_rows", "rows", "num_tokens", "num_drafts", "draft_token_ids", "swap_out_blocks", "swap_out_host_blocks", "swap_in_host_blocks", "swap_in_blocks", "trimmed_rows", "num_kept_blocks")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -101,8 +103,17 @@ class StepPlan(_message.Message):
     GROWN_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUT_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_IN_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TRIMMED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     previous_digest: bytes
@@ -111,9 +122,18 @@ class StepPlan(_message.Message):
     grown_rows: _containers.RepeatedScalarFieldContainer[int]
     num_new_blocks: _containers.RepeatedScalarFieldContainer[int]
     new_blocks: _containers.RepeatedScalarFieldContainer[int]
+    decode_rows: bytes
     rows: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., previous_digest: _Optional[bytes] = ..., freed_rows: _Optional[_Iterable[int]] = ..., new_rows: _Optional[_Iterable[_Union[NewRow, _Mapping]]] = ..., grown_rows: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_drafts: _containers.RepeatedScalarFieldContainer[int]
+    draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    swap_out_blocks: _containers.RepeatedScalarFieldContainer[int]
+    swap_out_host_blocks: _containers.RepeatedScalarFieldContainer[int]
+    swap_in_host_blocks: _containers.RepeatedScalarFieldContainer[int]
+    swap_in_blocks: _containers.RepeatedScalarFieldContainer[int]
+    trimmed_rows: _containers.RepeatedScalarFieldContainer[int]
+    num_kept_blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., previous_digest: _Optional[bytes] = ..., freed_rows: _Optional[_Iterable[int]] = ..., new_rows: _Optional[_Iterable[_Union[NewRow, _Mapping]]] = ..., grown_rows: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., decode_rows: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., swap_out_blocks: _Optional[_Iterable[int]] = ..., swap_out_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_blocks: _Optional[_Iterable[int]] = ..., trimmed_rows: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NewRow(_message.Message):
     __slots__ = ("row", "sequence", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "choice")
@@ -136,26 +156,38 @@ class NewRow(_message.Message):
     def __init__(self, row: _Optional[int] = ..., sequence: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "sequences", "positions", "token_ids", "logprobs", "prompt_logprobs", "timing", "failed_sequences")
+    __slots__ = ("epoch", "step", "sequences", "positions", "num_tokens", "token_ids", "logprobs", "prompt_logprobs", "timing", "failed_sequences", "drafts")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     FAILED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
-    sequences: _containers.RepeatedScalarFieldContainer[int]
-    positions: _containers.RepeatedScalarFieldContainer[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sequences: bytes
+    positions: bytes
+    num_tokens: bytes
+    token_ids: bytes
     logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[RowPromptLogprobs]
     timing: StepTiming
     failed_sequences: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., sequences: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowPromptLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[StepTiming, _Mapping]] = ..., failed_sequences: _Optional[_Iterable[int]] = ...) -> None: ...
+    drafts: _containers.RepeatedCompositeFieldContainer[SequenceDrafts]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., sequences: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowPromptLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[StepTiming, _Mapping]] = ..., failed_sequences: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Iterable[_Union[SequenceDrafts, _Mapping]]] = ...) -> None: ...
+
+class SequenceDrafts(_message.Message):
+    __slots__ = ("sequence", "token_ids")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RowPromptLogprobs(_message.Message):
     __slots__ = ("sequence", "frame")

@@ -52,6 +52,12 @@ class Admission:
                 f"max_tokens={stop.max_tokens} with a prompt of {num_prompt_tokens} tokens goes beyond "
                 f"max_model_len={settings.max_model_len}: give at most {settings.max_model_len - num_prompt_tokens}"
             )
+        if not settings.enable_chunked_prefill and num_prompt_tokens > settings.max_num_batched_tokens:
+            return (
+                f"the prompt has {num_prompt_tokens} tokens, more than max_num_batched_tokens="
+                f"{settings.max_num_batched_tokens}, and enable_chunked_prefill is off: give a shorter one, or have "
+                "chunked prefill turned on"
+            )
         # The last output token is sampled but never computed: it needs no KV.
         most = settings.num_blocks * settings.block_size + 1
         if num_prompt_tokens + stop.max_tokens > most:

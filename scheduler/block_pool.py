@@ -3,6 +3,8 @@
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from scheduler.messages import BlockRemoved, BlockStored, CacheCleared, CacheEvent
+
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks that hold so many tokens."""
@@ -20,10 +22,13 @@ class BlockPool:
     def __init__(self, num_blocks: int, *, keep_unused: bool = True) -> None:
         """keep_unused: published blocks that nobody holds stay cached until needed; otherwise they are free."""
         self._keep_unused = keep_unused
+        # None: nobody wants them.
+        self._events: list[CacheEvent] | None = None
         self.reset(num_blocks)
 
     def reset(self, num_blocks: int) -> None:
         """Forgets every block and every content."""
+        self._tell(CacheCleared())
         self.num_blocks = num_blocks
         # Low numbers go first.
         self._free = list(range(num_blocks, 0, -1))
@@ -60,9 +65,10 @@ class BlockPool:
         free = self._free
         while len(free) < count:
             block, _ = self._cached.popitem(last=False)
-            del self._block_of[self._hash_of.pop(block)]
+            self.unpublish(block)
             free.append(block)
-        blocks = [free.pop() for _ in range(count)]
+        blocks = free[: -count - 1 : -1] if count else []
+        del free[len(free) - count :]
         for block in blocks:
             self._num_holders[block] = 1
         return blocks
@@ -98,12 +104,46 @@ class BlockPool:
         if block_hash not in self._block_of:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
+            self._tell(BlockStored(block_hash))
 
     def unpublish(self, block: int) -> None:
         """Nobody finds the block any more. It must not be cached."""
         block_hash = self._hash_of.pop(block, None)
         if block_hash is not None:
             del self._block_of[block_hash]
+            self._tell(BlockRemoved(block_hash))
+
+    def unpublish_all(self) -> int:
+        """Nobody finds any block any more; cached ones are free. Returns how many could be found."""
+        num_found = len(self._block_of)
+        # In the order in which they would have been taken.
+        self._free[:0] = reversed(self._cached)
+        self._cached.clear()
+        self._hash_of.clear()
+        self._block_of.clear()
+        self._tell(CacheCleared())
+        return num_found
+
+    # --- Events
+
+    def watch(self, enabled: bool) -> None:
+        """Keeps events for `take_events` from now on, beginning with what can be found now; or stops."""
+        self._events = self.snapshot() if enabled else None
+
+    def snapshot(self) -> list[CacheEvent]:
+        """What can be found now, as events."""
+        return [CacheCleared(), *map(BlockStored, self._block_of)]
+
+    def take_events(self) -> list[CacheEvent]:
+        """Changes since the last call, in order."""
+        if not self._events:
+            return []
+        events, self._events = self._events, []
+        return events
+
+    def _tell(self, event: CacheEvent) -> None:
+        if self._events is not None:
+            self._events.append(event)
 
     def check_integrity(self, holders: Counter[int]) -> None:
         """Asserts that the pool agrees with itself and with `holders`, the number of holders of each used block."""

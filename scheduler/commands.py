@@ -2,17 +2,19 @@
 
 import os
 from collections import deque
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from protos import scheduler_pb2
-from scheduler.messages import GroupRequest
+from scheduler.messages import GroupRequest, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """A router is there. `session` numbers are never used twice."""
+    """A router is there. `session` numbers are never used twice. watch_cache: it wants cache events."""
 
     session: int
+    watch_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,8 @@ class CloseSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitGroup:
-    """A whole and valid group. router_group is the router's number for it; request.group is ours, unique for ever."""
+    """A whole and valid group. router_group is the router's number for it; request.group is the core's, made of
+    both (scheduler.group_numbers)."""
 
     session: int
     router_group: int
@@ -72,7 +75,33 @@ class Stop:
     """Ends at once."""
 
 
-Command = OpenSession | CloseSession | SubmitGroup | RefuseGroup | CancelGroup | EndUnsentChoices | Drain | Stop
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explain:
+    """answer: what the core knows of a request, and the time at which it was asked, on the clock of the entries."""
+
+    request_id: str
+    answer: Future[tuple[list[Timeline], float]] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetPrefixCache:
+    """answer: blocks that could be found before."""
+
+    answer: Future[int] = field(default_factory=Future)
+
+
+Command = (
+    OpenSession
+    | CloseSession
+    | SubmitGroup
+    | RefuseGroup
+    | CancelGroup
+    | EndUnsentChoices
+    | Drain
+    | Stop
+    | Explain
+    | ResetPrefixCache
+)
 
 
 class Mailbox:

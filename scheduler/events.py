@@ -12,6 +12,8 @@ class EpochBegun:
     epoch: int
     # As all ranks have it; num_blocks is the least of theirs.
     model: inference_pb2.ModelInfo
+    # Host blocks for swapped KV, the least of theirs.
+    num_swap_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,13 @@
 """What goes into the scheduling core and what comes out of it: plain values, no I/O, no clock.
 
 The core (`scheduler.core.Core`) is a deterministic function of these inputs; `now` is always an argument, in seconds.
+Columns are numpy arrays, so that a step costs little more for a thousand sequences than for one.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
+
+import numpy as np
 
 # (group, choice); the group number is unique within one core, whatever Session it came by.
 SequenceKey = tuple[int, int]
@@ -21,9 +24,30 @@ class CoreSettings:
     max_num_batched_tokens: int
     eos_token_ids: frozenset[int] = frozenset()
     enable_prefix_caching: bool = True
+    # fcfs, priority or deadline: scheduler.policies.order.
     scheduling_policy: str = "fcfs"
+    # False: prefills go first, whole, and never share a step with decodes.
+    enable_chunked_prefill: bool = True
+    # Prefills longer than this get chunks of at most so many tokens. 0: no bound.
+    long_prefill_token_threshold: int = 0
+    # Prefills that one step may leave unfinished, and how many of them may be long.
+    max_num_partial_prefills: int = 1
+    max_long_partial_prefills: int = 1
+    # recompute, or swap, for which the workers hold so many host blocks, numbered from 0.
+    preemption_mode: str = "recompute"
+    num_swap_blocks: int = 0
+    # Who loses its blocks and when it may come back: scheduler.policies.preemption.
+    preemption_policy: str = "whole_context"
+    # Plans whose results are outstanding at most.
+    max_steps_in_flight: int = 1
+    # Of the pipeline. With more than one a sequence is in one step in flight at most.
+    num_stages: int = 1
+    # Draft tokens that a sequence may have in one step.
+    num_speculative_tokens: int = 0
     max_queued_requests: int = 2048
     max_queued_tokens: int = 4_194_304
+    # Finished requests whose timelines are kept for `explain`.
+    max_finished_timelines: int = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,59 +123,100 @@ class PlannedRow:
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """One step as a difference. Mirrors step.proto's StepPlan without epoch, step number and digest."""
+    """One step as a difference. Mirrors step.proto's StepPlan without epoch and digest; applied in this order."""
 
+    # Grows by one from 1 since the core was made or last lost its workers.
+    step: int
     freed_rows: list[int] = field(default_factory=list)
+    # (block, host block) copied out, then (host block, block) copied in, before anything is computed.
+    swapped_out: list[tuple[int, int]] = field(default_factory=list)
+    swapped_in: list[tuple[int, int]] = field(default_factory=list)
     new_rows: list[PlannedRow] = field(default_factory=list)
-    # (row, block ids appended to its table)
-    grown_rows: list[tuple[int, list[int]]] = field(default_factory=list)
-    # (row, tokens computed in this step), in batch order
-    scheduled: list[tuple[int, int]] = field(default_factory=list)
+    # (row, leading blocks that its table keeps): look-ahead blocks given back.
+    trimmed_rows: list[tuple[int, int]] = field(default_factory=list)
+    # Row grown_rows[i] gets the next num_new_blocks[i] of new_blocks appended to its table.
+    grown_rows: list[int] = field(default_factory=list)
+    num_new_blocks: list[int] = field(default_factory=list)
+    new_blocks: list[int] = field(default_factory=list)
+    # uint16 [rows]: each computes one token, its last, and samples the next. First in the batch.
+    decode_rows: np.ndarray
+    # (row, tokens computed in this step), in batch order, after the decodes: prefills, and rows with drafts.
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    # (row, draft tokens): the last of that row's tokens in `chunks`.
+    drafts: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
-        return sum(count for _, count in self.scheduled)
+        return len(self.decode_rows) + sum(count for _, count in self.chunks)
 
 
-# Not frozen: one is made a token between a result and the next plan, and a frozen one takes 1.3 us to make, not 0.7.
 @dataclass(slots=True, kw_only=True)
-class Sampled:
-    """One token of a step's result. `position` is its output index. `logprobs` is opaque."""
-
-    sequence: int
-    position: int
-    token_id: int
-    logprobs: object = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    sampled: list[Sampled]
-    # Sequences whose logits were not finite.
+    """What the workers made of one plan. Columns: one entry a sequence that sampled, in the plan's batch order."""
+
+    step: int
+    # int64: PlannedRow.sequence.
+    sequences: np.ndarray
+    # int32: output index of the first token.
+    positions: np.ndarray
+    # int32: tokens of each, 1 + accepted drafts; None: one each.
+    num_tokens: np.ndarray | None = None
+    # int32 [sum of num_tokens].
+    token_ids: np.ndarray
+    # By sequence, one opaque entry a token, for those that asked.
+    logprobs: dict[int, list[object]] = field(default_factory=dict)
+    # By sequence: what to try after these tokens, num_speculative_tokens at most.
+    drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    # Sequences whose logits were not finite; they are not among the columns.
     failed: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, kw_only=True)
-class SequenceOutput:
-    """What became of one sequence: tokens, an end, or both."""
+class SequenceEnd:
+    """The end of one sequence. No output mentions it again."""
 
     key: SequenceKey
-    first_token: int
-    token_ids: list[int]
-    logprobs: list[object]
-    finish_reason: FinishReason | None = None
+    reason: FinishReason
     # Set if one of the request's own stop_token_ids ended it.
     stop_token_id: int | None = None
+    # Prompt tokens found in the prefix cache when it first ran.
     num_cached_tokens: int = 0
+    # For ERROR: the cause.
     message: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepOutputs:
+    """What one result gave. Columns: one entry a sequence that got tokens; an end comes after its last tokens."""
+
+    # int64 and int32: the sequence's key.
+    groups: np.ndarray
+    choices: np.ndarray
+    # int32: output position of the first token, and number of tokens; None: one each.
+    first_tokens: np.ndarray
+    num_tokens: np.ndarray | None = None
+    # int32 [sum of num_tokens].
+    token_ids: np.ndarray
+    # By index into the columns, one opaque entry a token.
+    logprobs: dict[int, list[object]] = field(default_factory=dict)
+    ends: list[SequenceEnd] = field(default_factory=list)
+
+
+class PreemptionReason(Enum):
+    # Others needed its blocks.
+    NO_BLOCKS = "no_blocks"
+    # Its epoch of workers ended.
+    WORKERS_LOST = "workers_lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preempted:
-    """A sequence lost its blocks to others for want of KV cache; it waits and is computed again from its tokens."""
+    """A sequence lost its blocks to others for want of KV cache, and waits to come back."""
 
     key: SequenceKey
     request_id: str
+    # Its blocks went to host memory; otherwise it is computed again from its tokens.
+    swapped: bool = False
     # Preemptions of this core so far, this one included.
     num_preemptions: int
 
@@ -166,6 +231,7 @@ class CoreLoad:
     num_free_blocks: int
     num_blocks: int
     num_queued_tokens: int
+    num_free_swap_blocks: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,10 +240,79 @@ class CoreStats:
 
     # For want of blocks; those that follow a loss of workers are not counted.
     num_preemptions: int = 0
+    # Of those, by swap; and the blocks that went out and came back in.
+    num_swaps: int = 0
+    num_blocks_swapped_out: int = 0
+    num_blocks_swapped_in: int = 0
     # Of groups that have begun to run.
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     # Tokens looked up in the prefix cache, and found there, when a sequence first ran.
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
+    # Draft tokens planned, and accepted.
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """From now on others find a full block by this name (runtime.block_names)."""
+
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """Nobody finds it any more."""
+
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """Nothing stored before can be found any more."""
+
+
+CacheEvent = BlockStored | BlockRemoved | CacheCleared
+
+
+class Moment(Enum):
+    """What can happen to a sequence on its way."""
+
+    QUEUED = "queued"
+    # It got a row for the first time.
+    ADMITTED = "admitted"
+    # A step computes the rest of its prompt, or of what it has to compute again: it then decodes.
+    SCHEDULED = "scheduled"
+    # A step computes a part of it.
+    CHUNKED = "chunked"
+    PREEMPTED = "preempted"
+    # It got a row again.
+    RESUMED = "resumed"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineEntry:
+    moment: Moment
+    # On the clock of `now`.
+    time: float
+    choice: int
+    # The step planned then; 0 outside of steps.
+    step: int = 0
+    # Tokens: of the prompt when queued, found in the prefix cache when admitted or resumed, computed by this step when
+    # scheduled or chunked, lost when preempted, of the output when finished.
+    num_tokens: int = 0
+    # Why: of a preemption or an end.
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    request_id: str
+    entries: tuple[TimelineEntry, ...]
+    # Entries dropped from the middle of a very long one.
+    num_dropped: int = 0
+    is_finished: bool = False

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from scheduler.messages import PreemptionReason
 from scheduler.status import SchedulerStatus
 
 _STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
@@ -21,7 +22,7 @@ class SchedulerMetrics:
         self.registry.register(_StatusCollector(status))
         self.step_duration = Histogram(
             "octavo_step_duration_seconds",
-            "From sending a plan to having its result.",
+            "From sending a plan, or having the result before its own if that is later, to having its result.",
             buckets=_STEP_BUCKETS,
             registry=self.registry,
         )
@@ -49,16 +50,32 @@ class _StatusCollector(Collector):
             "octavo_num_requests_running": ("Sequences that hold a row.", load.num_running),
             "octavo_num_requests_waiting": ("Sequences that wait.", load.num_waiting),
             "octavo_kv_cache_usage_ratio": ("KV blocks in use, 0 to 1.", status.kv_cache_usage),
+            "octavo_swap_space_usage_ratio": ("Host blocks that hold swapped KV, 0 to 1.", status.swap_space_usage),
             "octavo_worker_epoch": ("Grows each time the workers start anew; 0 before the first.", status.epoch),
         }
         counters = {
             "octavo_num_preemptions": ("Preemptions for want of KV blocks.", stats.num_preemptions),
+            "octavo_num_swaps": ("Of these, by swap: KV went to host memory.", stats.num_swaps),
+            "octavo_swapped_out_blocks": ("KV blocks copied to host memory.", stats.num_blocks_swapped_out),
+            "octavo_swapped_in_blocks": ("KV blocks copied back.", stats.num_blocks_swapped_in),
             "octavo_prompt_tokens": ("Prompt tokens of requests that began to run.", stats.num_prompt_tokens),
             "octavo_generation_tokens": ("Output tokens.", stats.num_output_tokens),
             "octavo_prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.num_prefix_queries),
             "octavo_prefix_cache_hits": ("Tokens found there.", stats.num_prefix_hits),
+            "octavo_draft_tokens": ("Draft tokens planned.", stats.num_draft_tokens),
+            "octavo_accepted_draft_tokens": ("Of these, tokens that the model said, too.", stats.num_accepted_tokens),
         }
         for name, (help, value) in gauges.items():
             yield GaugeMetricFamily(name, help, value=value)
         for name, (help, value) in counters.items():
             yield CounterMetricFamily(name, help, value=value)
+        yield _preemptions_by_reason(status)
+
+
+def _preemptions_by_reason(status: SchedulerStatus) -> Metric:
+    family = CounterMetricFamily(
+        "octavo_preemptions_by_reason", "Sequences that lost their KV blocks and wait to come back.", labels=["reason"]
+    )
+    family.add_metric([PreemptionReason.NO_BLOCKS.value], status.stats.num_preemptions)
+    family.add_metric([PreemptionReason.WORKERS_LOST.value], status.num_lost_with_workers)
+    return family

@@ -1,6 +1,9 @@
 """What goes to one router: the columns of a step, split into messages of at most 1 MiB."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from protos import inference_pb2, scheduler_pb2
 from runtime.wire import SESSION_MESSAGE_BYTES
@@ -21,6 +24,51 @@ _REASONS = {
 }
 
 
+@dataclass(slots=True, kw_only=True)
+class Columns:
+    """Tokens of sequences of one router, an entry each: integer arrays, of which token_ids has the sum of num_tokens.
+
+    num_tokens: None is one each. logprobs: by index into the columns, one inference_pb2.TokenLogprobs a token, for
+    those that asked.
+    """
+
+    groups: np.ndarray
+    choices: np.ndarray
+    first_tokens: np.ndarray
+    num_tokens: np.ndarray | None
+    token_ids: np.ndarray
+    logprobs: Mapping[int, Sequence[object]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Tokens of each."""
+        return np.ones(len(self.groups), np.int32) if self.num_tokens is None else self.num_tokens
+
+    def take(self, indexes: np.ndarray) -> "Columns":
+        """Those entries, whose indexes ascend."""
+        if self.num_tokens is None:
+            num_tokens, token_ids = None, self.token_ids[indexes]
+        else:
+            is_taken = np.zeros(len(self), np.bool_)
+            is_taken[indexes] = True
+            num_tokens, token_ids = self.num_tokens[indexes], self.token_ids[is_taken.repeat(self.num_tokens)]
+        logprobs: Mapping[int, Sequence[object]] = {}
+        if self.logprobs:
+            found = {new: self.logprobs.get(old) for new, old in enumerate(indexes.tolist())}
+            logprobs = {index: entries for index, entries in found.items() if entries is not None}
+        return Columns(
+            groups=self.groups[indexes],
+            choices=self.choices[indexes],
+            first_tokens=self.first_tokens[indexes],
+            num_tokens=num_tokens,
+            token_ids=token_ids,
+            logprobs=logprobs,
+        )
+
+
 class Outbox:
     """Collects for one router until `take`. Entries leave in the order in which they came."""
 
@@ -31,28 +79,28 @@ class Outbox:
     def _begin(self) -> None:
         self._size = 0
         self._message = scheduler_pb2.SchedulerMessage()
-        self._groups: list[int] = []
-        self._choices: list[int] = []
-        self._first_tokens: list[int] = []
-        self._num_tokens: list[int] = []
-        self._token_ids: list[int] = []
+        self._columns: list[Columns] = []
 
-    def add_tokens(
-        self, group: int, choice: int, first_token: int, token_ids: Sequence[int], logprobs: Sequence[object]
-    ) -> None:
-        """logprobs: one inference_pb2.TokenLogprobs a token, or none at all."""
-        size = _SEQUENCE_BYTES + _TOKEN_BYTES * len(token_ids)
-        for entry in logprobs:
-            assert isinstance(entry, inference_pb2.TokenLogprobs)
-            size += _ENTRY_BYTES + entry.ByteSize()
-        self._make_room(size)
-        self._groups.append(group)
-        self._choices.append(choice)
-        self._first_tokens.append(first_token)
-        self._num_tokens.append(len(token_ids))
-        self._token_ids += token_ids
-        if logprobs:
-            self._message.outputs.logprobs.extend(logprobs)  # type: ignore[arg-type]  # asserted above
+    def add_columns(self, columns: Columns) -> None:
+        """Tokens of one step."""
+        sizes = _SEQUENCE_BYTES + _TOKEN_BYTES * columns.counts
+        for index, entries in columns.logprobs.items():
+            sizes[index] += sum(_ENTRY_BYTES + _checked(entry).ByteSize() for entry in entries)
+        ends = sizes.cumsum()
+        start, before = 0, 0
+        while start < len(columns):
+            # As many as the message has room for; one at least, if it is empty.
+            end = int(np.searchsorted(ends, before + _LIMIT_BYTES - self._size, "right"))
+            end = max(end, start + (not self._size))
+            if end > start:
+                part = columns if end - start == len(columns) else columns.take(np.arange(start, end))
+                self._columns.append(part)
+                for index in sorted(part.logprobs):
+                    self._message.outputs.logprobs.extend(map(_checked, part.logprobs[index]))
+                self._size += int(ends[end - 1]) - before
+                start, before = end, int(ends[end - 1])
+            if start < len(columns):
+                self._seal()
 
     def add_finish(
         self,
@@ -108,12 +156,18 @@ class Outbox:
         self._size += size
 
     def _seal(self) -> None:
-        if self._groups:
+        for columns in self._columns:
             outputs = self._message.outputs
-            outputs.groups.extend(self._groups)
-            outputs.choices.extend(self._choices)
-            outputs.first_tokens.extend(self._first_tokens)
-            outputs.num_tokens.extend(self._num_tokens)
-            outputs.token_ids.extend(self._token_ids)
+            outputs.groups.extend(columns.groups.tolist())
+            outputs.choices.extend(columns.choices.tolist())
+            outputs.first_tokens.extend(columns.first_tokens.tolist())
+            outputs.num_tokens.extend(columns.counts.tolist())
+            outputs.token_ids.extend(columns.token_ids.tolist())
         self._full.append(self._message)
         self._begin()
+
+
+def _checked(entry: object) -> inference_pb2.TokenLogprobs:
+    """Logprobs are opaque to the core; here is what they are."""
+    assert isinstance(entry, inference_pb2.TokenLogprobs)
+    return entry

@@ -1,30 +1,31 @@
 """A step's plan while it is being made."""
 
+import numpy as np
+
+from scheduler.in_flight import Awaited
 from scheduler.messages import Plan, PlannedRow
 from scheduler.request import Sequence
 
 
 class PlanDraft:
-    """The plan, the token budget left, and whom the step samples for.
+    """Collects what one step computes. Decodes come last, when nobody can lose its place to another any more."""
 
-    No block is published before every running sequence has its place: until then one can still be withdrawn, and
-    nothing of it counts as computed any more.
-    """
+    __slots__ = ("_grown", "chunks", "drafts", "finishing", "has_preempted", "new_rows", "swapped_in")
 
-    __slots__ = ("awaited", "budget", "filled", "has_preempted", "plan")
-
-    def __init__(self, budget: int) -> None:
-        self.plan = Plan()
-        self.budget = budget
-        # Those that get a token from this step, by the number of their stay.
-        self.awaited: dict[int, Sequence] = {}
-        # Running sequences that may fill a block in this step, in batch order.
-        self.filled: list[Sequence] = []
+    def __init__(self) -> None:
+        self.new_rows: list[PlannedRow] = []
+        self.swapped_in: list[tuple[int, int]] = []
+        self.chunks: list[tuple[Sequence, int]] = []
+        # Of `chunks`, those that sample one token, and those that verify drafts.
+        self.finishing: list[Sequence] = []
+        self.drafts: list[Sequence] = []
         self.has_preempted = False
+        # (sequence, its number then, blocks)
+        self._grown: list[tuple[Sequence, int, list[int]]] = []
 
     def add_row(self, sequence: Sequence) -> None:
         """Tells the workers of a sequence that has just begun to run."""
-        self.plan.new_rows.append(
+        self.new_rows.append(
             PlannedRow(
                 row=sequence.row,
                 sequence=sequence.number,
@@ -37,23 +38,62 @@ class PlanDraft:
             )
         )
 
-    def schedule(self, sequence: Sequence, count: int) -> None:
-        """Adds the next `count` tokens of a sequence that has a row and blocks for them."""
-        self.plan.scheduled.append((sequence.row, count))
-        self.budget -= count
+    def grow(self, sequence: Sequence, blocks: list[int]) -> None:
+        sequence.block_ids += blocks
+        self._grown.append((sequence, sequence.number, blocks))
+
+    def compute(self, sequence: Sequence, count: int, step: int) -> None:
+        """Adds the next `count` tokens of a sequence that has a row and blocks for them, and does not decode."""
+        self.chunks.append((sequence, count))
         sequence.num_computed_tokens += count
-        if sequence.num_computed_tokens == sequence.num_tokens:
-            self.awaited[sequence.number] = sequence
+        sequence.last_step = step
+        if sequence.drafts:
+            self.drafts.append(sequence)
+        elif sequence.num_computed_tokens == sequence.num_tokens:
+            self.finishing.append(sequence)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Takes out a running sequence that is being preempted, if it is in the plan already.
+        """Takes out one that is being preempted, if it is in the plan already: only one with drafts can be."""
+        for index, (chunked, count) in enumerate(self.chunks):
+            if chunked is sequence:
+                del self.chunks[index]
+                self.drafts.remove(sequence)
+                sequence.num_computed_tokens -= count
 
-        Only one whose next token was to be sampled can be: longer chunks are added later, in the order of the running.
-        Its place in the budget stays empty.
+    def finish(
+        self,
+        step: int,
+        decodes: tuple[np.ndarray, np.ndarray, np.ndarray],
+        decodes_version: int | None,
+        trimmed: list[tuple[Sequence, int, int]],
+    ) -> tuple[Plan, Awaited]:
+        """The plan, but for freed rows and swaps out, and what its result is to bring.
+
+        decodes: rows, numbers and positions, as `Decodes.advance` gives them.
         """
-        self.has_preempted = True
-        if self.awaited.pop(sequence.number, None) is None:
-            return
-        plan, row = self.plan, sequence.row
-        plan.scheduled = [entry for entry in plan.scheduled if entry[0] != row]
-        plan.grown_rows = [entry for entry in plan.grown_rows if entry[0] != row]
+        rows, numbers, positions = decodes
+        plan = Plan(step=step, decode_rows=rows, new_rows=self.new_rows, swapped_in=self.swapped_in)
+        for sequence, number, blocks in self._grown:
+            # One preempted since has no row to grow.
+            if sequence.number == number:
+                plan.grown_rows.append(sequence.row)
+                plan.num_new_blocks.append(len(blocks))
+                plan.new_blocks += blocks
+        plan.trimmed_rows = [(sequence.row, kept) for sequence, number, kept in trimmed if sequence.number == number]
+        if not self.chunks:
+            awaited = Awaited(
+                step=step, numbers=numbers, rows=rows, positions=positions, decodes_version=decodes_version
+            )
+            return plan, awaited
+        plan.chunks = [(sequence.row, count) for sequence, count in self.chunks]
+        plan.drafts = [(sequence.row, sequence.drafts) for sequence in self.drafts]
+        sampling = {sequence.number for sequence in self.finishing + self.drafts}
+        chunked = [sequence for sequence, _ in self.chunks if sequence.number in sampling]
+        return plan, Awaited(
+            step=step,
+            numbers=np.append(numbers, np.array([sequence.number for sequence in chunked], np.int64)),
+            rows=np.append(rows, np.array([sequence.row for sequence in chunked], np.uint16)),
+            positions=np.append(positions, np.array([sequence.num_tokens for sequence in chunked], np.int64)),
+            decodes_version=None if chunked else decodes_version,
+            drafts={sequence.number: sequence.drafts for sequence in self.drafts},
+        )

@@ -24,6 +24,8 @@ class Rank:
     has_entered: bool = True
     # Of the epoch in force; None until Ready.
     model: inference_pb2.ModelInfo | None = None
+    # Host blocks for swapped KV, as its Ready told.
+    num_swap_blocks: int = 0
     # Last sign of life other than heartbeats.
     heard: float = 0.0
     reset_at: float = 0.0

@@ -2,10 +2,10 @@
 
 from enum import Enum
 
-from scheduler.messages import ChoiceStart, FinishReason, GroupRequest, SequenceKey, SequenceOutput
+from scheduler.messages import ChoiceStart, FinishReason, GroupRequest, SequenceEnd, SequenceKey
 
 # Sorts sequences for running, waiting and preemption: a policy's order of the group, then the choice's place in it.
-Order = tuple[int, int, int]
+Order = tuple[float, int, int]
 
 
 class SequenceStatus(Enum):
@@ -22,8 +22,8 @@ class Group:
     """One request: a prompt, its unfinished choices, and what they share."""
 
     __slots__ = (
-        "cache_scope", "end_token_ids", "num_choices", "num_prompt_blocks", "num_prompt_tokens",
-        "prompt_hashes", "request", "sequences",
+        "cache_scope", "end_token_ids", "num_choices", "num_prompt_blocks", "num_prompt_tokens", "prompt_block_names",
+        "request", "sequences",
     )  # fmt: skip
 
     def __init__(
@@ -38,20 +38,37 @@ class Group:
         self.end_token_ids = stop.stop_token_ids if stop.ignore_eos else stop.stop_token_ids | eos_token_ids
         self.sequences: dict[int, Sequence] = {}  # the live ones, by choice
         self.cache_scope = cache_scope
-        self.prompt_hashes: list[bytes] = []
+        self.prompt_block_names: list[bytes] = []
 
     @property
     def number(self) -> int:
         return self.request.group
 
+    @property
+    def is_computing_prompt(self) -> bool:
+        """One of its choices is at it, and the others could share what it has done."""
+        if self.num_choices == 1 or not self.num_prompt_blocks:
+            return False
+        return any(
+            sequence.status is SequenceStatus.RUNNING
+            and not sequence.is_decoding
+            and sequence.num_computed_tokens < self.num_prompt_tokens
+            for sequence in self.sequences.values()
+        )
+
 
 class Sequence:
-    """One choice of a group. Its KV is valid for num_computed_tokens, which each step lets catch up with num_tokens."""
+    """One choice of a group. Its KV is valid for num_computed_tokens, which each step lets catch up with num_tokens.
+
+    While it is among `scheduler.decodes`, num_computed_tokens and output_token_ids lag behind; `Decodes.settle` brings
+    them up to date.
+    """
 
     __slots__ = (
-        "block_hashes", "block_ids", "choice", "end_token_ids", "group", "key", "max_tokens", "num_cached_tokens",
-        "num_computed_tokens", "num_prompt_tokens", "num_published_blocks", "number", "order", "output_token_ids",
-        "row", "status",
+        "block_ids", "block_names", "choice", "drafts", "end_token_ids", "group", "host_blocks", "is_decoding", "key",
+        "last_step", "max_tokens", "num_cached_tokens", "num_computed_tokens", "num_prompt_tokens",
+        "num_published_blocks", "num_swapped_tokens", "num_tokens_when_preempted", "number", "order",
+        "output_token_ids", "row", "status",
     )  # fmt: skip
 
     def __init__(self, group: Group, start: ChoiceStart, order: Order) -> None:
@@ -65,17 +82,26 @@ class Sequence:
         # Two of the stop rules again, where a step finds them at once.
         self.end_token_ids = group.end_token_ids
         self.max_tokens = group.request.stop.max_tokens
-        # Counts the tokens of the step in flight as computed.
+        # Counts the tokens of steps in flight as computed.
         self.num_computed_tokens = 0
         # Prompt tokens found in the prefix cache when it first ran.
         self.num_cached_tokens = 0
         self.block_ids: list[int] = []
         # Leading blocks that the prefix cache knows, under this sequence's block or an equal one.
         self.num_published_blocks = 0
-        self.block_hashes: list[bytes] = []
-        # Of the present stay; -1 when not running.
+        self.block_names: list[bytes] = []
+        # Where its KV is while it waits, if it was swapped, and of how many tokens.
+        self.host_blocks: list[int] = []
+        self.num_swapped_tokens = 0
+        # When it was last preempted for want of blocks; below 0: never.
+        self.num_tokens_when_preempted = -1
+        # Of the present stay. Row and number are -1 when not running; last_step names it, but not if it is decoding.
         self.row = -1
         self.number = -1
+        self.last_step = 0
+        self.is_decoding = False
+        # To be tried after the known tokens.
+        self.drafts: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -116,16 +142,11 @@ class Sequence:
                 return FinishReason.STOP, None if is_eos else last
         return (FinishReason.LENGTH, None) if num_output_tokens >= stop.max_tokens else None
 
-    def end_output(
-        self, reason: FinishReason, stop_token_id: int | None = None, *, message: str = ""
-    ) -> SequenceOutput:
-        """An end that comes without tokens."""
-        return SequenceOutput(
+    def end(self, reason: FinishReason, stop_token_id: int | None = None, *, message: str = "") -> SequenceEnd:
+        """What is told of its end."""
+        return SequenceEnd(
             key=self.key,
-            first_token=len(self.output_token_ids),
-            token_ids=[],
-            logprobs=[],
-            finish_reason=reason,
+            reason=reason,
             stop_token_id=stop_token_id,
             num_cached_tokens=self.num_cached_tokens,
             message=message,
@@ -152,4 +173,5 @@ class Sequence:
     def _forget_stay(self) -> None:
         self.row = self.number = -1
         self.block_ids = []
-        self.num_computed_tokens = self.num_published_blocks = 0
+        self.drafts = ()
+        self.last_step = self.num_computed_tokens = self.num_published_blocks = 0

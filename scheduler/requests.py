@@ -6,11 +6,14 @@ No I/O and no clock. `Requests` belongs to the step loop's thread.
 from collections import defaultdict
 from collections.abc import Iterable
 
+import numpy as np
+
 from protos import inference_pb2, scheduler_pb2
 from scheduler import commands
 from scheduler.core import Core
-from scheduler.messages import CoreLoad, FinishReason, RejectReason, SequenceKey, SequenceOutput
-from scheduler.outputs import Outbox
+from scheduler.group_numbers import split_numbers
+from scheduler.messages import CoreLoad, FinishReason, RejectReason, SequenceEnd, SequenceKey, StepOutputs
+from scheduler.outputs import Columns, Outbox
 from scheduler.sessions import LiveGroup, Sessions, why_not_admitted
 
 _REJECT_REASONS = {
@@ -93,7 +96,7 @@ class Requests:
         if rejection := self._live_core.submit(submit.request, now):
             self._sessions.drop(group)
             self._reject(session, router_group, _REJECT_REASONS[rejection.reason], rejection.message)
-        self.collect(self._live_core.take_outputs())
+        self.collect_ends(self._live_core.take_ends())
 
     def _reject(self, session: int, router_group: int, reason: scheduler_pb2.RejectReason, message: str) -> None:
         if session in self._sessions:
@@ -116,53 +119,58 @@ class Requests:
         superseded: bool = False,
     ) -> None:
         """choices: empty means all."""
-        keys = self._live_core.cancel(group.number, choices or None, now)
-        self._end_cancelled(keys, reason=reason, superseded=superseded)
+        ends = self._live_core.cancel(group.number, choices or None, now)
+        self.collect_ends(ends, cancel_reason=reason, superseded=superseded)
 
     def expire(self, now: float) -> None:
         """Ends what is past its deadline."""
         if self.core is not None:
-            self._end_cancelled(self.core.expire(now), reason=scheduler_pb2.CANCEL_REASON_DEADLINE)
-
-    def _end_cancelled(
-        self, keys: Iterable[SequenceKey], *, reason: scheduler_pb2.CancelReason, superseded: bool = False
-    ) -> None:
-        for key in keys:
-            group = self._sessions.get(key[0])
-            assert group is not None, "the core knows a group that no Session has"
-            self._outboxes[group.session].add_finish(
-                group.router_group,
-                key[1],
-                FinishReason.CANCELLED,
-                num_cached_tokens=group.num_cached_tokens.get(key[1], 0),
-                cancel_reason=reason,
-                superseded=superseded,
-            )
-            self._sessions.end(key)
+            self.collect_ends(self.core.expire(now), cancel_reason=scheduler_pb2.CANCEL_REASON_DEADLINE)
 
     # --- Out
 
-    def collect(self, outputs: Iterable[SequenceOutput]) -> None:
-        """Puts outputs of the core into the outboxes; those of sequences cancelled meanwhile are dropped."""
-        for output in outputs:
-            number, choice = output.key
-            group = self._sessions.get(number)
-            if group is None or choice not in group.choices:
-                continue
-            outbox = self._outboxes[group.session]
-            if output.token_ids:
-                outbox.add_tokens(group.router_group, choice, output.first_token, output.token_ids, output.logprobs)
-                group.num_cached_tokens[choice] = output.num_cached_tokens
-            if output.finish_reason is not None:
-                outbox.add_finish(
-                    group.router_group,
-                    choice,
-                    output.finish_reason,
-                    stop_token_id=output.stop_token_id,
-                    num_cached_tokens=output.num_cached_tokens,
-                    message=output.message,
-                )
-                self._sessions.end(output.key)
+    def collect(self, outputs: StepOutputs) -> None:
+        """Puts what a step gave into the outboxes."""
+        if len(outputs.groups):
+            sessions, router_groups = split_numbers(outputs.groups)
+            columns = Columns(
+                groups=router_groups,
+                choices=outputs.choices,
+                first_tokens=outputs.first_tokens,
+                num_tokens=outputs.num_tokens,
+                token_ids=outputs.token_ids,
+                logprobs=outputs.logprobs,
+            )
+            first = int(sessions[0])
+            if (sessions == first).all():
+                self._outboxes[first].add_columns(columns)
+            else:
+                for session in np.unique(sessions).tolist():
+                    self._outboxes[session].add_columns(columns.take(np.flatnonzero(sessions == session)))
+        self.collect_ends(outputs.ends)
+
+    def collect_ends(
+        self,
+        ends: Iterable[SequenceEnd],
+        *,
+        cancel_reason: scheduler_pb2.CancelReason = scheduler_pb2.CANCEL_REASON_UNSPECIFIED,
+        superseded: bool = False,
+    ) -> None:
+        """cancel_reason, superseded: why, if the ends are cancels."""
+        for end in ends:
+            group = self._sessions.get(end.key[0])
+            assert group is not None, "the core knows a group that no Session has"
+            self._outboxes[group.session].add_finish(
+                group.router_group,
+                end.key[1],
+                end.reason,
+                stop_token_id=end.stop_token_id,
+                num_cached_tokens=end.num_cached_tokens,
+                message=end.message,
+                cancel_reason=cancel_reason,
+                superseded=superseded,
+            )
+            self._sessions.end(end.key)
 
     def collect_prompt_logprobs(self, key: SequenceKey, frame: inference_pb2.PromptLogprobs) -> None:
         """What a sequence that was preempted in its prompt computes again is not told again."""

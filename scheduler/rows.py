@@ -1,5 +1,7 @@
 """The workers' permanent rows: which are free, and which the workers must still be told to free."""
 
+from collections import deque
+
 
 class Rows:
     def __init__(self, num_rows: int) -> None:
@@ -10,19 +12,30 @@ class Rows:
         """The workers have forgotten every row."""
         # Low numbers go first.
         self._free = list(range(self.num_rows - 1, -1, -1))
+        # (last step that may name it, row), in order: not to be used before that step has returned.
+        self._resting: deque[tuple[int, int]] = deque()
         self._untold: list[int] = []
 
     @property
     def num_free(self) -> int:
+        """Rows that can be taken now."""
         return len(self._free)
 
     def take(self) -> int:
         return self._free.pop()
 
-    def release(self, row: int) -> None:
-        """The next plan frees the row. That plan may use it again: it frees rows before it fills them."""
-        self._free.append(row)
+    def release(self, row: int, *, last_step: int) -> None:
+        """The next plan frees the row. Others get it once the result of `last_step` is there; 0: at once, even by the
+        next plan, which frees rows before it fills them."""
         self._untold.append(row)
+        if last_step:
+            self._resting.append((last_step, row))
+        else:
+            self._free.append(row)
+
+    def step_returned(self, step: int) -> None:
+        while self._resting and self._resting[0][0] <= step:
+            self._free.append(self._resting.popleft()[1])
 
     def take_freed(self) -> list[int]:
         """Rows released since the last plan, for the one being made."""
@@ -30,6 +43,7 @@ class Rows:
         return freed
 
     def check_integrity(self, used: list[int]) -> None:
-        """Asserts that every row is either free or used by one sequence."""
-        assert sorted(self._free + used) == list(range(self.num_rows)), "a row is lost or used twice"
-        assert set(self._untold) <= set(self._free), "a row is to be freed while it is used"
+        """Asserts that every row is either free, or resting, or used by one sequence."""
+        idle = self._free + [row for _, row in self._resting]
+        assert sorted(idle + used) == list(range(self.num_rows)), "a row is lost or used twice"
+        assert set(self._untold) <= set(idle), "a row is to be freed while it is used"

@@ -13,9 +13,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from configs.options import Options
 from protos import inference_pb2, scheduler_pb2
+from protos.admin_pb2_grpc import add_AdminServicer_to_server
 from runtime.grpc_server import add_reflection
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
-from scheduler import commands
+from scheduler import admin, commands
 from scheduler.addresses import AddressError, Claims, is_private, path_of, why_not_listening
 from scheduler.step_loop import StepLoop
 from scheduler.submissions import Intake, ProtocolError
@@ -78,7 +79,7 @@ class SchedulerServer:
         self.step_loop = StepLoop(options, replica, self._mailbox, self)
         self._model: inference_pb2.ModelInfo | None = None
         self._outgoing: dict[int, _Outgoing] = {}
-        self._session_numbers, self._group_numbers = itertools.count(1), itertools.count(1)
+        self._session_numbers = itertools.count(1)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_updates: set[asyncio.Task[None]] = set()
         self._is_draining = False
@@ -171,7 +172,8 @@ class SchedulerServer:
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Session": session}),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        add_reflection(server, SERVICE)
+        add_AdminServicer_to_server(admin.AdminService(self._replica, self._mailbox.put), server)
+        add_reflection(server, SERVICE, admin.SERVICE)
         try:
             server.add_insecure_port(self.address)
         except RuntimeError:
@@ -195,7 +197,7 @@ class SchedulerServer:
             )
         session, router = next(self._session_numbers), first.open.router_id[:128]
         outgoing = self._outgoing[session] = _Outgoing(self._session_buffer_bytes)
-        self._mailbox.put(commands.OpenSession(session=session))
+        self._mailbox.put(commands.OpenSession(session=session, watch_cache=first.open.watch_cache))
         log.info("router %s has opened Session %d", router, session)
         reader = asyncio.ensure_future(self._read(session, requests))
         writer = asyncio.ensure_future(_write(outgoing, context))
@@ -220,7 +222,6 @@ class SchedulerServer:
                 intake = Intake(
                     session,
                     self._model,
-                    next_group=self._group_numbers.__next__,
                     max_unsent_tokens=self._options.max_queued_tokens,
                 )
             for command in intake.receive(message, time.monotonic()):

@@ -19,8 +19,6 @@ class LiveGroup:
     attempt: int
     # Those that have not ended.
     choices: set[int]
-    # Prompt tokens that choices found in the prefix cache, as their outputs told last.
-    num_cached_tokens: dict[int, int] = field(default_factory=dict)
     # Prompt logprobs up to here have been sent; none precede position 0.
     next_prompt_position: int = 1
 

@@ -1,13 +1,26 @@
 """The core's settings, from what the options say and what the workers bring."""
 
+import logging
+
 from configs.options import Options
 from protos import inference_pb2
 from scheduler.messages import CoreSettings
 
+log = logging.getLogger("octavo.scheduler")
 
-def core_settings(options: Options, model: inference_pb2.ModelInfo) -> CoreSettings:
-    """model: as the workers' Ready says it, num_blocks being the least over the ranks."""
-    return CoreSettings(
+# Of max_model_len: what counts as a long prefill where several share a step, unless the options say (vLLM's rule).
+_LONG_PREFILL_FRACTION = 0.04
+
+
+def core_settings(options: Options, model: inference_pb2.ModelInfo, num_swap_blocks: int = 0) -> CoreSettings:
+    """model, num_swap_blocks: as the workers' Ready says, the block counts being the least over the ranks.
+
+    Logs a warning if the options make some prompts impossible.
+    """
+    threshold = options.long_prefill_token_threshold
+    if not threshold and options.max_num_partial_prefills > 1:
+        threshold = max(1, int(model.max_model_len * _LONG_PREFILL_FRACTION))
+    settings = CoreSettings(
         block_size=model.block_size,
         num_blocks=model.num_blocks,
         max_model_len=model.max_model_len,
@@ -16,6 +29,26 @@ def core_settings(options: Options, model: inference_pb2.ModelInfo) -> CoreSetti
         eos_token_ids=frozenset(model.eos_token_ids),
         enable_prefix_caching=options.enable_prefix_caching,
         scheduling_policy=options.scheduling_policy,
+        enable_chunked_prefill=options.enable_chunked_prefill,
+        long_prefill_token_threshold=threshold,
+        max_num_partial_prefills=options.max_num_partial_prefills,
+        max_long_partial_prefills=options.max_long_partial_prefills,
+        preemption_mode=options.preemption_mode,
+        num_swap_blocks=num_swap_blocks,
+        max_steps_in_flight=options.max_steps_in_flight,
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
     )
+    _warn(settings)
+    return settings
+
+
+def _warn(settings: CoreSettings) -> None:
+    budget, max_model_len = settings.max_num_batched_tokens, settings.max_model_len
+    if not settings.enable_chunked_prefill and budget < max_model_len:
+        log.warning(
+            "enable_chunked_prefill is off and max_num_batched_tokens=%d is below max_model_len=%d: prompts of more "
+            "than %d tokens are refused, for a prefill has to fit into one step; raise max_num_batched_tokens to %d, "
+            "or lower max_model_len",
+            budget, max_model_len, budget, max_model_len,
+        )  # fmt: skip

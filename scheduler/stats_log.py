@@ -51,11 +51,12 @@ def warn_of_preemptions(events: Iterable[Preempted]) -> None:
     for event in events:
         if event.num_preemptions % _WARN_EACH == 1:
             log.warning(
-                "Sequence %s is preempted by PreemptionMode.RECOMPUTE mode because there is not enough KV cache space. "
+                "Sequence %s is preempted by PreemptionMode.%s mode because there is not enough KV cache space. "
                 "This can affect the end-to-end performance. Increase gpu_memory_utilization or tensor_parallel_size "
                 "to provide more KV cache memory (with CPU workers: kv_cache_memory). "
                 "total_cumulative_preemption_cnt=%d",
                 event.key[1],
+                "SWAP" if event.swapped else "RECOMPUTE",
                 event.num_preemptions,
                 extra={"request_id": event.request_id},
             )

@@ -13,6 +13,10 @@ class SchedulerStatus:
 
     load: CoreLoad = _NO_LOAD
     stats: CoreStats
+    # Host blocks for swapped KV.
+    num_swap_blocks: int = 0
+    # Sequences that were running when an epoch of workers ended, so far: they wait and are computed again.
+    num_lost_with_workers: int = 0
     epoch: int = 0
     workers_ready: bool = False
     draining: bool = False
@@ -24,6 +28,11 @@ class SchedulerStatus:
         """Blocks that are in use, 0 to 1."""
         load = self.load
         return 1.0 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0
+
+    @property
+    def swap_space_usage(self) -> float:
+        """Host blocks that hold swapped KV, 0 to 1."""
+        return 1.0 - self.load.num_free_swap_blocks / self.num_swap_blocks if self.num_swap_blocks else 0.0
 
     @property
     def health(self) -> tuple[bool, str]:

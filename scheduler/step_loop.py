@@ -1,9 +1,11 @@
 """The thread that owns the core and ZeroMQ: takes results and commands in, sends plans and outputs out.
 
-What matters is the time from a step's result to the next step's plan, for the workers idle meanwhile. So a result is
-applied, the next plan made and sent, and only then the outputs are put into messages for the routers.
+What matters is the time from a step's result to the next step's plan, for the workers may idle meanwhile. So a result
+is applied, the next plans are made and sent, and only then the outputs are put into messages for the routers. Cancels
+and deadlines come before results, so that no output speaks of a sequence that has ended otherwise.
 """
 
+import dataclasses
 import logging
 import math
 import secrets
@@ -26,12 +28,13 @@ from scheduler.events import EpochBegun, EpochEnded, Event, Fatal, StepReturned
 from scheduler.heartbeats import Heartbeats
 from scheduler.invalid import InvalidMessages
 from scheduler.membership import Terms
-from scheduler.messages import CoreStats, Plan, SequenceOutput
+from scheduler.messages import CoreStats, StepOutputs
 from scheduler.metrics import SchedulerMetrics
 from scheduler.requests import Requests
 from scheduler.settings import core_settings
 from scheduler.stats_log import StatsLog, warn_of_preemptions
 from scheduler.status import SchedulerStatus
+from scheduler.step_clock import StepClock
 from scheduler.step_wire import ResultError, StepCodec
 from scheduler.workers import Workers
 
@@ -70,11 +73,10 @@ class StepLoop(threading.Thread):
         self._stats_log = StatsLog(enabled=not options.disable_log_stats, now=time.monotonic())
         self._requests = Requests()
         self._codec = StepCodec(0)
-        # The plan in flight, and when it was sent.
-        self._plan: Plan | None = None
-        self._sent_at = 0.0
-        # Of the result that came in this round; told after the next plan has been sent.
-        self._outputs: list[SequenceOutput] = []
+        self._clock = StepClock()
+        # Of the results that came in this round; told after the next plans have been sent.
+        self._outputs: list[StepOutputs] = []
+        self._num_swap_blocks = self._num_lost_with_workers = 0
         self._next_tick = 0.0
         self._drain_deadline: float | None = None
         self._is_over = False
@@ -141,14 +143,15 @@ class StepLoop(threading.Thread):
             until = min(self._next_tick, self._workers.next_check(now))
             ready = dict(poller.poll(max(0, math.ceil((until - now) * 1000))))
             now = time.monotonic()
-            self._handle(self._workers.receive(now), now)
+            events = self._workers.receive(now)
             if self._mailbox.fileno() in ready:
                 for command in self._mailbox.take():
                     self._obey(command, now)
+            self._requests.expire(now)
+            self._handle(events, now)
             is_tick = now >= self._next_tick
             if is_tick or now >= until:
                 self._check(now)
-            self._requests.expire(now)
             self._schedule()
             self._tell(is_tick)
             self._end_drain_if_done(now)
@@ -174,20 +177,21 @@ class StepLoop(threading.Thread):
                 case StepReturned():
                     self._apply(event.result, now)
                 case EpochBegun():
-                    self._begin_epoch(event)
+                    self._begin_epoch(event, now)
                 case EpochEnded():
                     self._lose_workers(now)
                 case Fatal():
                     self._is_over, self._cause, self.failed_for_good = True, event.cause, event.permanent
 
-    def _begin_epoch(self, event: EpochBegun) -> None:
+    def _begin_epoch(self, event: EpochBegun, now: float) -> None:
         model = event.model
         core = self._requests.core
+        self._num_swap_blocks = event.num_swap_blocks
         if core is None:
-            self._requests.core = Core(core_settings(self._options, model))
+            self._requests.core = Core(core_settings(self._options, model, event.num_swap_blocks))
         else:
-            core.resize(model.num_blocks)
-            self._outputs += core.take_outputs()
+            core.resize(model.num_blocks, event.num_swap_blocks, now=now)
+            self._tell_ends(core)
         self._codec = StepCodec(event.epoch)
         self._heartbeats.epoch, self._heartbeats.step = event.epoch, 0
         welcome = scheduler_pb2.Welcome(
@@ -205,54 +209,65 @@ class StepLoop(threading.Thread):
             event.epoch, model.name, model.num_blocks, model.block_size, model.max_model_len,
         )  # fmt: skip
 
+    def _tell_ends(self, core: Core) -> None:
+        """Ends that no step brought about come after what the steps before gave."""
+        self._collect_outputs()
+        self._requests.collect_ends(core.take_ends())
+
     def _lose_workers(self, now: float) -> None:
-        self._plan = None
-        if self._requests.core is not None:
-            self._requests.core.lose_workers(now)
+        """Every step in flight is void."""
+        self._clock.clear()
+        core = self._requests.core
+        if core is not None:
+            self._num_lost_with_workers += core.load.num_running
+            core.lose_workers(now)
         self._front.workers_changed(None)
         self._publish_status()
 
     # --- Steps
 
     def _apply(self, message: step_pb2.StepResult, now: float) -> None:
-        plan, core = self._plan, self._requests.core
-        if plan is None or core is None or message.step != self._codec.step:
-            log.debug("the result of step %d is ignored: step %d is awaited", message.step, self._codec.step)
+        core = self._requests.core
+        if core is None or message.step != self._clock.awaited:
+            log.debug("the result of step %d is ignored: step %s is awaited", message.step, self._clock.awaited)
             return
-        self.metrics.step_duration.observe(now - self._sent_at)
+        self.metrics.step_duration.observe(self._clock.elapsed(now))
         try:
             outcome = self._codec.decode(message)
         except ResultError as error:
             self._handle(self._workers.fail_epoch(f"the result of step {message.step} can't be used: {error}"), now)
             return
+        self._clock.finish(now)
         # Before the core forgets the numbers of those that end.
         for sequence, frame in outcome.prompt_logprobs:
             key = core.key_of(sequence)
             if key is not None:
                 self._requests.collect_prompt_logprobs(key, frame)
-        self._plan = None
-        self._outputs += core.apply(plan, outcome.result, now)
+        self._outputs.append(core.apply(outcome.result, now))
 
     def _schedule(self) -> None:
-        """Plans and sends the next step, if the workers wait for one."""
+        """Plans and sends steps, until as many are in flight as may be, or nothing more can run."""
         core = self._requests.core
-        if self._plan is not None or core is None or not self._workers.is_ready or not core.has_work:
-            return
-        began = time.monotonic()
-        plan = core.schedule(began)
-        warn_of_preemptions(core.take_events())
-        if plan is None:
-            return
-        self._plan, self._sent_at = plan, began
-        events = self._workers.send_plan(self._codec.encode(plan))
-        self._heartbeats.step = self._codec.step
-        self.metrics.schedule_duration.observe(time.monotonic() - began)
-        self._handle(events, began)
+        while core is not None and self._workers.is_ready and core.has_work:
+            began = time.monotonic()
+            plan = core.schedule(began)
+            warn_of_preemptions(core.take_events())
+            if plan is None:
+                return
+            self._clock.send(plan.step, began)
+            events = self._workers.send_plan(self._codec.encode(plan))
+            self._heartbeats.step = plan.step
+            self.metrics.schedule_duration.observe(time.monotonic() - began)
+            self._handle(events, began)
+
+    def _collect_outputs(self) -> None:
+        outputs, self._outputs = self._outputs, []
+        for each in outputs:
+            self._requests.collect(each)
 
     def _tell(self, repeat_load: bool) -> None:
         """Hands the routers what there is for them, and publishes the status."""
-        outputs, self._outputs = self._outputs, []
-        self._requests.collect(outputs)
+        self._collect_outputs()
         batch = self._requests.take_messages(workers_ready=self._workers.is_ready, repeat_load=repeat_load)
         if batch or repeat_load:
             self._publish_status()
@@ -260,24 +275,25 @@ class StepLoop(threading.Thread):
             self._front.deliver(batch)
 
     def _publish_status(self) -> None:
-        core, ready = self._requests.core, self._workers.is_ready
-        draining, epoch, text = self._requests.is_draining, self._workers.epoch, self._workers.describe()
-        if core is None:
-            self.status = SchedulerStatus(
-                stats=CoreStats(), epoch=epoch, workers_ready=ready, draining=draining, workers=text
-            )
-        else:
-            self.status = SchedulerStatus(
-                load=core.load, stats=core.stats, epoch=epoch, workers_ready=ready, draining=draining, workers=text
-            )
+        core = self._requests.core
+        status = SchedulerStatus(
+            stats=CoreStats() if core is None else core.stats,
+            num_swap_blocks=self._num_swap_blocks,
+            num_lost_with_workers=self._num_lost_with_workers,
+            epoch=self._workers.epoch,
+            workers_ready=self._workers.is_ready,
+            draining=self._requests.is_draining,
+            workers=self._workers.describe(),
+        )
+        self.status = status if core is None else dataclasses.replace(status, load=core.load)
 
     # --- Time
 
     def _check(self, now: float) -> None:
         self._handle(self._workers.tick(now), now)
-        if self._plan is not None and now - self._sent_at > self._options.step_timeout:
+        if (elapsed := self._clock.elapsed(now)) > self._options.step_timeout:
             cause = (
-                f"step {self._codec.step} has not returned for {now - self._sent_at:.1f} s "
+                f"step {self._clock.awaited} has not returned for {elapsed:.1f} s "
                 f"(step_timeout={self._options.step_timeout:g})"
             )
             self._handle(self._workers.fail_epoch(cause), now)

@@ -1,17 +1,22 @@
 """The core's plans as bytes for the ranks, and the ranks' results as values for the core."""
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from protos import inference_pb2, step_pb2
 from runtime.wire import PROMPT_LOGPROBS_FRAME_BYTES, plan_digest
-from scheduler.messages import Plan, PlannedRow, Result, Sampled
+from scheduler.messages import Plan, PlannedRow, Result
 
 # What surrounds the logprobs of a frame.
 _FRAME_OVERHEAD_BYTES = 1024
 
 
 class ResultError(ValueError):
-    """A result that breaks an invariant of step.proto: the rank that sent it can't be trusted any more."""
+    """A result that breaks an invariant of step.proto: the rank that sent it can't be trusted any more. Names the
+    field."""
 
 
 class GroupSampling:
@@ -53,7 +58,10 @@ class StepOutcome:
 
 
 class StepCodec:
-    """The plans and results of one epoch. Step numbers and digests chain the plans."""
+    """The plans and results of one epoch. Step numbers and digests chain the plans.
+
+    Results are decoded in the order of their plans; several plans may be encoded before the first result comes.
+    """
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
@@ -62,73 +70,130 @@ class StepCodec:
         self.step = 0
         # Rows whose tokens come with logprobs: their sequences.
         self._logprob_rows: dict[int, int] = {}
+        # Sequences whose tokens may come with logprobs in a result that is still to come, and when the last of them
+        # leave: (step that freed their rows, sequence).
+        self._logprob_sequences: set[int] = set()
+        self._leaving: deque[tuple[int, int]] = deque()
 
     def encode(self, plan: Plan) -> bytes:
         """The frame (a SchedulerToWorker) for all ranks."""
-        self.step += 1
-        for row in plan.freed_rows:
-            self._logprob_rows.pop(row, None)
-        message = step_pb2.SchedulerToWorker(
-            plan=step_pb2.StepPlan(
-                epoch=self._epoch,
-                step=self.step,
-                previous_digest=self._digest,
-                freed_rows=plan.freed_rows,
-                new_rows=[self._encode_row(row) for row in plan.new_rows],
-                grown_rows=[row for row, _ in plan.grown_rows],
-                num_new_blocks=[len(blocks) for _, blocks in plan.grown_rows],
-                new_blocks=[block for _, blocks in plan.grown_rows for block in blocks],
-                rows=[row for row, _ in plan.scheduled],
-                num_tokens=[count for _, count in plan.scheduled],
-            )
-        )
+        assert plan.step == self.step + 1, f"plan {plan.step} follows {self.step}"
+        self.step = plan.step
+        message = step_pb2.SchedulerToWorker()
+        wire = message.plan
+        wire.epoch, wire.step, wire.previous_digest = self._epoch, plan.step, self._digest
+        # In steady decode this is all there is.
+        wire.decode_rows = plan.decode_rows.astype("<u2", copy=False).tobytes()
+        if plan.grown_rows:
+            wire.grown_rows.extend(plan.grown_rows)
+            wire.num_new_blocks.extend(plan.num_new_blocks)
+            wire.new_blocks.extend(plan.new_blocks)
+        if plan.chunks:
+            wire.rows.extend([row for row, _ in plan.chunks])
+            wire.num_tokens.extend([count for _, count in plan.chunks])
+        if plan.freed_rows:
+            wire.freed_rows.extend(plan.freed_rows)
+            self._forget_rows(plan.freed_rows)
+        for row in plan.new_rows:
+            self._encode_row(row, wire.new_rows.add())
+        if plan.trimmed_rows:
+            wire.trimmed_rows.extend([row for row, _ in plan.trimmed_rows])
+            wire.num_kept_blocks.extend([count for _, count in plan.trimmed_rows])
+        if plan.swapped_out or plan.swapped_in:
+            wire.swap_out_blocks.extend([block for block, _ in plan.swapped_out])
+            wire.swap_out_host_blocks.extend([host for _, host in plan.swapped_out])
+            wire.swap_in_host_blocks.extend([host for host, _ in plan.swapped_in])
+            wire.swap_in_blocks.extend([block for _, block in plan.swapped_in])
+        if plan.drafts:
+            drafts = dict(plan.drafts)
+            wire.num_drafts.extend([len(drafts.get(row, ())) for row, _ in plan.chunks])
+            for row, _ in plan.chunks:
+                wire.draft_token_ids.extend(drafts.get(row, ()))
         frame = message.SerializeToString()
         self._digest = plan_digest(frame)
         return frame
 
-    def _encode_row(self, row: PlannedRow) -> step_pb2.NewRow:
+    def _encode_row(self, row: PlannedRow, wire: step_pb2.NewRow) -> None:
         assert isinstance(row.sampling, GroupSampling)
         if row.sampling.has_logprobs:
             self._logprob_rows[row.row] = row.sequence
-        return step_pb2.NewRow(
-            row=row.row,
-            sequence=row.sequence,
-            token_ids=row.token_ids,
-            num_prompt_tokens=row.num_prompt_tokens,
-            num_computed_tokens=row.num_computed_tokens,
-            block_ids=row.block_ids,
-            sampling=row.sampling.params_for(row),
-            choice=row.choice,
-        )
+            self._logprob_sequences.add(row.sequence)
+        wire.row, wire.sequence, wire.choice = row.row, row.sequence, row.choice
+        wire.num_prompt_tokens, wire.num_computed_tokens = row.num_prompt_tokens, row.num_computed_tokens
+        wire.token_ids.extend(row.token_ids)
+        wire.block_ids.extend(row.block_ids)
+        wire.sampling.CopyFrom(row.sampling.params_for(row))
+
+    def _forget_rows(self, rows: Sequence[int]) -> None:
+        if self._logprob_rows:
+            for row in rows:
+                if (sequence := self._logprob_rows.pop(row, None)) is not None:
+                    self._leaving.append((self.step, sequence))
 
     def decode(self, result: step_pb2.StepResult) -> StepOutcome:
         """Raises ResultError."""
-        sequences = result.sequences
-        if not len(sequences) == len(result.positions) == len(result.token_ids):
-            raise ResultError(
-                f"its columns have {len(sequences)} sequences, {len(result.positions)} positions and "
-                f"{len(result.token_ids)} token_ids"
-            )
+        while self._leaving and self._leaving[0][0] <= result.step:
+            self._logprob_sequences.discard(self._leaving.popleft()[1])
+        sequences = _column(result.sequences, "sequences", "<i8")
+        positions = _column(result.positions, "positions", "<i4")
+        token_ids = _column(result.token_ids, "token_ids", "<i4")
+        num_tokens = _column(result.num_tokens, "num_tokens", "<i4") if result.num_tokens else None
+        if len(positions) != len(sequences):
+            raise ResultError(f"positions has {len(positions)} entries for {len(sequences)} sequences")
+        _check_counts(len(sequences), num_tokens, len(token_ids))
+        if len(token_ids) and token_ids.min() < 0:
+            raise ResultError(f"token_ids holds {token_ids.min()}")
         for row in result.prompt_logprobs:
             if row.frame.ByteSize() > PROMPT_LOGPROBS_FRAME_BYTES + _FRAME_OVERHEAD_BYTES:
-                raise ResultError(f"it has a frame of prompt logprobs of {row.frame.ByteSize()} bytes")
-        columns = zip(sequences, result.positions, result.token_ids, strict=True)
-        if self._logprob_rows or result.logprobs:
-            sampled = self._decode_with_logprobs(list(columns), result)
-        else:
-            sampled = [Sampled(sequence=s, position=p, token_id=t) for s, p, t in columns]
+                raise ResultError(f"prompt_logprobs has a frame of {row.frame.ByteSize()} bytes")
+        decoded = Result(
+            step=result.step,
+            sequences=sequences,
+            positions=positions,
+            num_tokens=num_tokens,
+            token_ids=token_ids,
+            drafts={each.sequence: tuple(each.token_ids) for each in result.drafts},
+            failed=frozenset(result.failed_sequences),
+        )
+        if self._logprob_sequences or result.logprobs:
+            decoded.logprobs = self._logprobs(decoded, result.logprobs)
         return StepOutcome(
-            result=Result(sampled=sampled, failed=frozenset(result.failed_sequences)),
-            prompt_logprobs=[(row.sequence, row.frame) for row in result.prompt_logprobs],
+            result=decoded, prompt_logprobs=[(row.sequence, row.frame) for row in result.prompt_logprobs]
         )
 
-    def _decode_with_logprobs(self, columns: list[tuple[int, int, int]], result: step_pb2.StepResult) -> list[Sampled]:
-        asked = set(self._logprob_rows.values())
-        num_expected = sum(sequence in asked for sequence, _, _ in columns)
-        if num_expected != len(result.logprobs):
-            raise ResultError(f"it has {len(result.logprobs)} logprobs where {num_expected} tokens asked for them")
-        logprobs = iter(result.logprobs)
-        return [
-            Sampled(sequence=s, position=p, token_id=t, logprobs=next(logprobs) if s in asked else None)
-            for s, p, t in columns
-        ]
+    def _logprobs(
+        self, result: Result, logprobs: Sequence[inference_pb2.TokenLogprobs]
+    ) -> dict[int, list[object]]:
+        """By sequence, for those that asked."""
+        found: dict[int, list[object]] = {}
+        asked, start = self._logprob_sequences, 0
+        counts = [1] * len(result.sequences) if result.num_tokens is None else result.num_tokens.tolist()
+        for sequence, count in zip(result.sequences.tolist(), counts, strict=True):
+            if sequence in asked:
+                found[sequence] = list(logprobs[start : start + count])
+                start += count
+        if start != len(logprobs):
+            raise ResultError(f"logprobs has {len(logprobs)} entries where {start} tokens asked for them")
+        return found
+
+
+def _column(data: bytes, field: str, dtype: str) -> np.ndarray:
+    """Raises ResultError."""
+    size = np.dtype(dtype).itemsize
+    if len(data) % size:
+        raise ResultError(f"{field} has {len(data)} bytes, which are no whole entries of {size}")
+    return np.frombuffer(data, dtype)
+
+
+def _check_counts(num_sequences: int, num_tokens: np.ndarray | None, num_token_ids: int) -> None:
+    """Raises ResultError."""
+    if num_tokens is None:
+        if num_token_ids != num_sequences:
+            raise ResultError(f"token_ids has {num_token_ids} entries for {num_sequences} sequences")
+        return
+    if len(num_tokens) != num_sequences:
+        raise ResultError(f"num_tokens has {len(num_tokens)} entries for {num_sequences} sequences")
+    if num_sequences and num_tokens.min() < 1:
+        raise ResultError(f"num_tokens holds {num_tokens.min()}; a sequence that sampled has 1 at least")
+    if num_tokens.sum() != num_token_ids:
+        raise ResultError(f"token_ids has {num_token_ids} entries; the sum of num_tokens is {num_tokens.sum()}")

@@ -2,11 +2,11 @@
 
 import math
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from protos import inference_pb2, scheduler_pb2
 from scheduler.commands import CancelGroup, Command, EndUnsentChoices, RefuseGroup, SubmitGroup
+from scheduler.group_numbers import MAX_ROUTER_GROUP, group_number
 from scheduler.messages import ChoiceStart, GroupRequest, StopRules
 from scheduler.step_wire import GroupSampling
 
@@ -39,12 +39,11 @@ class Intake:
         session: int,
         model: inference_pb2.ModelInfo,
         *,
-        next_group: Callable[[], int],
         max_unsent_tokens: int,
     ) -> None:
-        """model: what the Session's Welcome told. next_group: gives a core group number never given before."""
+        """model: what the Session's Welcome told."""
         self._session, self._model = session, model
-        self._next_group, self._max_unsent_tokens = next_group, max_unsent_tokens
+        self._max_unsent_tokens = max_unsent_tokens
         self._unsent: dict[int, _Unsent] = {}
         self._num_unsent_tokens = 0
         self._last_group = 0
@@ -66,6 +65,8 @@ class Intake:
     def _submit(self, submit: scheduler_pb2.Submit, now: float) -> list[Command]:
         if submit.group <= self._last_group:
             raise ProtocolError(f"group: {submit.group} does not come after {self._last_group}; groups increase from 1")
+        if submit.group > MAX_ROUTER_GROUP:
+            raise ProtocolError(f"group: {submit.group} is beyond {MAX_ROUTER_GROUP}; open another Session")
         self._last_group = submit.group
         if objection := self._objection(submit):
             return [self._refuse(submit.group, objection)]
@@ -131,7 +132,7 @@ class Intake:
         sampling = inference_pb2.SamplingParams()
         sampling.CopyFrom(submit.sampling)
         request = GroupRequest(
-            group=self._next_group(),
+            group=group_number(self._session, submit.group),
             request_id=submit.request_id,
             prompt_token_ids=prompt,
             choices=tuple(choices),

@@ -1,17 +1,8 @@
-"""The order of sequences, and the queue of those that wait."""
+"""The queue of sequences that wait."""
 
 import heapq
-from collections.abc import Callable
 
-from scheduler.messages import GroupRequest
 from scheduler.request import Order, Sequence
-
-# A policy gives a group's place from its request and its arrival number; the lowest runs first and is preempted last.
-# Arrival is unique, so that no two groups are equal, and survives preemption.
-POLICIES: dict[str, Callable[[GroupRequest, int], tuple[int, int]]] = {
-    "fcfs": lambda request, arrival: (0, arrival),
-    "priority": lambda request, arrival: (request.priority, arrival),
-}
 
 
 class WaitingQueue:

@@ -23,8 +23,9 @@ from scheduler.ranks import Rank
 
 log = logging.getLogger("octavo.scheduler")
 
-# Plans that may wait for a rank that does not read: more than are ever in flight, so that a full queue means trouble.
-_SEND_QUEUE = 64
+# Plans that may wait for a rank that does not read: more than are ever in flight (max_steps_in_flight is 64 at most),
+# so that a full queue means trouble.
+_SEND_QUEUE = 128
 # One round of the loop reads so many messages at most, so that a flood holds up no step.
 _MAX_MESSAGES = 256
 # A rank between two identities is nowhere for a moment.
@@ -224,7 +225,7 @@ class Workers:
         if not self._is_epoch_open or ready.epoch != self._epoch or ready.rank != rank.rank:
             return  # of an epoch that has ended meanwhile
         rank.enter(now)
-        rank.model = ready.model
+        rank.model, rank.num_swap_blocks = ready.model, ready.num_swap_blocks
         models = [self._ranks[number].model for number in sorted(self._ranks)]
         known = [model for model in models if model is not None]
         if self.is_ready or len(known) < self._terms.world_size:
@@ -235,7 +236,8 @@ class Workers:
             self._events.append(Fatal(cause=str(error), permanent=False))
             return
         self.is_ready = True
-        self._events.append(EpochBegun(epoch=self._epoch, model=self._model))
+        num_swap_blocks = min(rank.num_swap_blocks for rank in self._ranks.values())
+        self._events.append(EpochBegun(epoch=self._epoch, model=self._model, num_swap_blocks=num_swap_blocks))
 
     # --- Epochs
 

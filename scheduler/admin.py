@@ -1,0 +1,70 @@
+"""The Admin service of one scheduler: questions go to the step loop, whose thread alone touches the core."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc.aio
+
+from protos import admin_pb2 as pb
+from protos.admin_pb2_grpc import AdminServicer
+from scheduler.commands import Command, Explain, ResetPrefixCache
+from scheduler.messages import Timeline
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
+
+Context = grpc.aio.ServicerContext
+
+# Of one request_id, the latest. So many of the longest fit into a message to a router (SESSION_MESSAGE_BYTES).
+_MAX_TIMELINES = 32
+
+
+class AdminService(AdminServicer):
+    """Answers of the replica with this number, whose step loop reads what is `put`."""
+
+    def __init__(self, replica: int, put: Callable[[Command], None]) -> None:
+        self._replica_id = str(replica)
+        self._put = put
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
+        if not request.request_id:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "request_id is empty: give that of a request")
+        question = Explain(request_id=request.request_id)
+        self._put(question)
+        timelines, now = await asyncio.wrap_future(question.answer)
+        if not timelines:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"request_id={request.request_id!r}: replica {self._replica_id} does not know it; it keeps what it has "
+                f"now and the latest that have finished since it started",
+            )
+        latest = timelines[-_MAX_TIMELINES:]
+        return pb.ExplainResponse(timelines=[_message(timeline, self._replica_id, now) for timeline in latest])
+
+    async def ResetPrefixCache(
+        self, request: pb.ResetPrefixCacheRequest, context: Context
+    ) -> pb.ResetPrefixCacheResponse:
+        order = ResetPrefixCache()
+        self._put(order)
+        return pb.ResetPrefixCacheResponse(num_blocks=await asyncio.wrap_future(order.answer))
+
+
+def _message(timeline: Timeline, replica_id: str, now: float) -> pb.RequestTimeline:
+    began = timeline.entries[0].time
+    return pb.RequestTimeline(
+        request_id=timeline.request_id,
+        replica_id=replica_id,
+        entries=[
+            pb.TimelineEntry(
+                moment=entry.moment.value,
+                time=entry.time - began,
+                choice=entry.choice,
+                step=entry.step,
+                num_tokens=entry.num_tokens,
+                reason=entry.reason,
+            )
+            for entry in timeline.entries
+        ],
+        num_dropped=timeline.num_dropped,
+        finished=timeline.is_finished,
+        now=now - began,
+    )

@@ -1,0 +1,283 @@
+"""Makes the next step: what runs goes on, then what waits comes in, within the token budget, rows and blocks."""
+
+import numpy as np
+
+from scheduler.block_pool import num_blocks_for
+from scheduler.chunking import Chunking
+from scheduler.decodes import Selection
+from scheduler.messages import Moment, Plan
+from scheduler.plan import PlanDraft
+from scheduler.policies.preemption import PREEMPTION_POLICIES
+from scheduler.request import Sequence, SequenceStatus
+from scheduler.state import State
+
+_NOBODY = slice(0, 0)
+
+
+class Planner:
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._preemption = PREEMPTION_POLICIES[state.settings.preemption_policy]
+
+    def plan(self, now: float) -> Plan | None:
+        """None if nothing can run, or enough steps are in flight; rows freed meanwhile are told with the next plan."""
+        state, settings = self._state, self._state.settings
+        if len(state.in_flight) >= settings.max_steps_in_flight:
+            return None
+        draft, budget = PlanDraft(), settings.max_num_batched_tokens
+        selection, version = _NOBODY, state.decodes.version
+        if not settings.enable_chunked_prefill:
+            # Prefills go first, and never together with decodes.
+            self._prefill(draft, budget, now)
+        if not draft.chunks:
+            self._drop_drafts_without_room(budget)
+            selection = self._make_room_for_decodes(draft, budget, now)
+            version = state.decodes.version
+            budget = self._verify_drafts(draft, budget - _size(selection), now)
+            if settings.enable_chunked_prefill:
+                self._prefill(draft, budget, now)
+        if state.decodes.version != version:
+            # Somebody selected has been preempted for a prefill.
+            selection = self._those_with_room(_size(selection))
+        if not draft.chunks and not _size(selection):
+            return None
+        return self._finish(draft, selection)
+
+    # --- Decodes
+
+    def _make_room_for_decodes(self, draft: PlanDraft, budget: int, now: float) -> Selection:
+        """Those that compute a token in this step. Each has a block for it, at the cost of the last in order."""
+        state = self._state
+        decodes, pool = state.decodes, state.pool
+        limit, selection = self._most_decodes(budget), _NOBODY
+        while len(decodes):
+            selection = self._select(limit)
+            missing = decodes.without_room(selection)
+            if not len(missing):
+                return selection
+            found = decodes.at(selection, missing)
+            if len(found) > pool.num_available:
+                if not self._grow_one_by_one([sequence for _, sequence in found], draft, now):
+                    # Whoever waits for others to make progress sits this step out.
+                    return self._those_with_room(limit)
+                continue
+            for (_, sequence), block in zip(found, pool.take(len(found)), strict=True):
+                state.prefix_cache.publish(sequence)
+                draft.grow(sequence, [block])
+            decodes.grew([index for index, _ in found])
+            return selection
+        return _NOBODY
+
+    def _grow_one_by_one(self, sequences: list[Sequence], draft: PlanDraft, now: float) -> bool:
+        """In order, preempting for each if need be. False if one has to sit this step out."""
+        for sequence in sequences:
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue
+            if self._grow(sequence, sequence.num_computed_tokens + 1, draft, now):
+                self._state.decodes.grew_one(sequence)
+            elif sequence.status is SequenceStatus.RUNNING:
+                return False
+        return True
+
+    def _most_decodes(self, budget: int) -> int:
+        """With pipeline stages each step gets its share of them, so that all stages have work."""
+        settings = self._state.settings
+        if settings.num_stages == 1:
+            return budget
+        return min(budget, -(-len(self._state.decodes) // settings.max_steps_in_flight))
+
+    def _select(self, limit: int) -> Selection:
+        state = self._state
+        return state.decodes.select(
+            limit, steps_in_flight=len(state.in_flight) > 0, one_step_each=self._holds_one_step_each
+        )
+
+    def _those_with_room(self, limit: int) -> Selection:
+        """Of those that could compute a token, the ones that have a block for it."""
+        selection = self._select(limit)
+        missing = self._state.decodes.without_room(selection)
+        indices = np.arange(selection.stop) if isinstance(selection, slice) else selection
+        return np.delete(indices, missing)
+
+    @property
+    def _holds_one_step_each(self) -> bool:
+        """Whether a sequence is in one step in flight at most: its next one needs what the host must know first."""
+        settings = self._state.settings
+        return settings.num_stages > 1 or settings.num_speculative_tokens > 0
+
+    # --- Drafts and prefills
+
+    def _drop_drafts_without_room(self, budget: int) -> None:
+        """Drafts cost nobody his blocks: without room for one, a sequence decodes as others do."""
+        state = self._state
+        for sequence in list(state.running.drafting):
+            if not self._is_held(sequence) and not self._num_fitting_drafts(sequence, budget):
+                state.running.decode(sequence, num_planned=sequence.num_tokens)
+
+    def _verify_drafts(self, draft: PlanDraft, budget: int, now: float) -> int:
+        """One token and the drafts after it for each that has some; what is left of the budget."""
+        state = self._state
+        for sequence in list(state.running.drafting):
+            if sequence.status is not SequenceStatus.RUNNING or self._is_held(sequence):
+                continue
+            count = self._num_fitting_drafts(sequence, budget)
+            if not count:
+                continue
+            state.running.draft(sequence, sequence.drafts[:count])
+            fits = self._grow(sequence, sequence.num_computed_tokens + 1 + count, draft, now)
+            assert fits, "the drafts were cut to what fits"
+            draft.compute(sequence, 1 + count, state.step + 1)
+            state.stats.num_draft_tokens += count
+            budget -= 1 + count
+        return budget
+
+    def _num_fitting_drafts(self, sequence: Sequence, budget: int) -> int:
+        """For which there are blocks and budget, behind the token before them."""
+        state = self._state
+        capacity = (len(sequence.block_ids) + state.pool.num_available) * state.settings.block_size
+        return max(0, min(len(sequence.drafts), budget - 1, capacity - sequence.num_computed_tokens - 1))
+
+    def _prefill(self, draft: PlanDraft, budget: int, now: float) -> None:
+        state = self._state
+        candidates = [sequence for sequence in state.running.prefilling if not self._is_held(sequence)]
+        chunking = Chunking(state.settings, budget, len(candidates) + len(state.waiting))
+        for sequence in candidates:
+            # One preempted for another's sake stands at the end: so does all that follows it.
+            if not chunking.budget or sequence.status is not SequenceStatus.RUNNING:
+                break
+            missing = sequence.num_tokens - sequence.num_computed_tokens
+            count = chunking.bound(missing, sequence.num_tokens)
+            if not count:
+                continue
+            if not self._grow(sequence, sequence.num_computed_tokens + count, draft, now):
+                break
+            self._compute_prefill(sequence, count, draft, chunking, now)
+        # Whoever was preempted needs the room more than whoever waits.
+        if not draft.has_preempted:
+            self._admit_waiting(draft, chunking, now)
+
+    def _is_held(self, sequence: Sequence) -> bool:
+        return self._holds_one_step_each and sequence.last_step >= self._state.in_flight.first_step > 0
+
+    def _compute_prefill(
+        self, sequence: Sequence, count: int, draft: PlanDraft, chunking: Chunking, now: float
+    ) -> None:
+        state, num_tokens = self._state, sequence.num_tokens
+        missing = num_tokens - sequence.num_computed_tokens
+        chunking.spend(count, missing, num_tokens)
+        draft.compute(sequence, count, state.step + 1)
+        state.prefix_cache.publish(sequence)
+        moment = Moment.SCHEDULED if count == missing else Moment.CHUNKED
+        self._note(sequence, moment, now, count)
+
+    def _admit_waiting(self, draft: PlanDraft, chunking: Chunking, now: float) -> None:
+        """Lets in what waits, strictly in order: nobody overtakes one that needs more room.
+
+        Only a prefill that is kept out for being long lets others pass, where the settings say so.
+        """
+        state, passed = self._state, []
+        while chunking.budget and state.rows.num_free and (sequence := state.waiting.peek()) is not None:
+            if chunking.passes(sequence.num_tokens) and len(passed) < state.settings.max_num_seqs:
+                passed.append(state.waiting.pop())
+            elif not self._admit(sequence, draft, chunking, now):
+                break
+        for sequence in passed:
+            state.waiting.push(sequence)
+
+    def _admit(self, sequence: Sequence, draft: PlanDraft, chunking: Chunking, now: float) -> bool:
+        """Lets in the first that waits; False if it has to stay."""
+        state, block_size = self._state, self._state.settings.block_size
+        if sequence.group.is_computing_prompt:
+            # Another choice is at it; this one will find the blocks.
+            return False
+        shared = state.prefix_cache.match(sequence)
+        num_tokens, num_shared = sequence.num_tokens, len(shared) * block_size
+        # At least one token is left to compute: the next one is sampled from its logits.
+        num_found = max(num_shared, min(sequence.num_swapped_tokens, num_tokens - 1))
+        count = chunking.bound(num_tokens - num_found, num_tokens)
+        if not count:
+            return False
+        is_new = sequence.status is SequenceStatus.WAITING
+        num_with_blocks, headroom = num_found + count, 0
+        if not is_new:
+            num_with_blocks = self._preemption.num_tokens_on_return(num_tokens, num_with_blocks)
+            headroom = self._preemption.headroom(state.running)
+        num_missing = num_blocks_for(num_with_blocks, block_size) - len(shared)
+        if not state.pool.fits(shared, num_missing + headroom):
+            return False
+        state.waiting.pop()
+        if is_new:
+            self._count_first_run(sequence, num_found)
+        state.pool.hold(shared)
+        blocks = shared + state.pool.take(num_missing)
+        swapped = list(zip(sequence.host_blocks, blocks, strict=False))[len(shared) :]
+        draft.swapped_in += swapped
+        state.stats.num_blocks_swapped_in += len(swapped)
+        state.release_host_blocks(sequence)
+        state.running.start(sequence, blocks, num_found)
+        state.end_tokens.add(sequence.end_token_ids)
+        sequence.num_published_blocks = len(shared)
+        draft.add_row(sequence)
+        self._note(sequence, Moment.ADMITTED if is_new else Moment.RESUMED, now, num_found)
+        self._compute_prefill(sequence, count, draft, chunking, now)
+        return True
+
+    def _count_first_run(self, sequence: Sequence, num_found: int) -> None:
+        group, stats = sequence.group, self._state.stats
+        if self._state.admission.dequeue(group.number):
+            stats.num_prompt_tokens += group.num_prompt_tokens
+        sequence.num_cached_tokens = min(num_found, group.num_prompt_tokens)
+        if self._state.prefix_cache.reads(sequence):
+            stats.num_prefix_queries += sequence.num_tokens
+            stats.num_prefix_hits += num_found
+
+    # --- Both
+
+    def _grow(self, sequence: Sequence, num_tokens: int, draft: PlanDraft, now: float) -> bool:
+        """Gives a running sequence blocks for so many tokens, at the cost of the last in order.
+
+        False if that was the sequence itself, or if it has to wait for others to make progress. The first in order
+        always gets them in the end: alone, it fits.
+        """
+        state = self._state
+        missing = num_blocks_for(num_tokens, state.settings.block_size) - len(sequence.block_ids)
+        while state.pool.num_available < missing:
+            victim = self._preemption.victim(sequence, state.running)
+            if victim is None:
+                return False
+            draft.has_preempted = True
+            draft.withdraw(victim)
+            state.preempt(victim, now)
+            if victim is sequence:
+                return False
+        if sequence.is_decoding:
+            state.prefix_cache.publish(sequence)
+        if missing > 0:
+            draft.grow(sequence, state.pool.take(missing))
+        return True
+
+    def _note(self, sequence: Sequence, moment: Moment, now: float, num_tokens: int) -> None:
+        state = self._state
+        state.timelines.add(
+            sequence.group.number, moment, now, choice=sequence.choice, step=state.step + 1, num_tokens=num_tokens
+        )
+
+    def _finish(self, draft: PlanDraft, selection: Selection) -> Plan:
+        state = self._state
+        decodes = state.decodes
+        state.step += 1
+        advanced = decodes.advance(selection)
+        version = decodes.version if isinstance(selection, slice) else None
+        plan, awaited = draft.finish(state.step, advanced, version, state.trimmed)
+        state.trimmed = []
+        plan.freed_rows = state.rows.take_freed()
+        plan.swapped_out, state.swapped_out = state.swapped_out, []
+        for sequence in draft.finishing:
+            state.running.decode(sequence, num_planned=sequence.num_tokens + 1)
+        state.in_flight.add(awaited)
+        state.stats.num_steps += 1
+        return plan
+
+
+def _size(selection: Selection) -> int:
+    return selection.stop if isinstance(selection, slice) else len(selection)
