@@ -10,6 +10,7 @@ import numpy as np
 
 from protos import inference_pb2, scheduler_pb2
 from scheduler import commands
+from scheduler.cache_watchers import CacheWatchers
 from scheduler.core import Core
 from scheduler.group_numbers import split_numbers
 from scheduler.messages import CoreLoad, FinishReason, RejectReason, SequenceEnd, SequenceKey, StepOutputs
@@ -39,6 +40,7 @@ class Requests:
         self._outboxes: defaultdict[int, Outbox] = defaultdict(Outbox)
         # Sessions that have not been welcomed to the epoch in force.
         self._unwelcomed: set[int] = set()
+        self._cache_watchers = CacheWatchers()
         self._welcome: scheduler_pb2.Welcome | None = None
         # What each router was told last, but for last_group.
         self._told: tuple[CoreLoad, bool, bool] | None = None
@@ -57,6 +59,8 @@ class Requests:
             case commands.OpenSession():
                 self._sessions.open(command.session)
                 self._unwelcomed.add(command.session)
+                if command.watch_cache:
+                    self._cache_watchers.join(command.session)
             case commands.CloseSession():
                 self._close(command.session, now)
             case commands.SubmitGroup():
@@ -77,6 +81,7 @@ class Requests:
             self._live_core.cancel(group.number, None, now)
         self._outboxes.pop(session, None)
         self._unwelcomed.discard(session)
+        self._cache_watchers.leave(session)
 
     def _submit(self, submit: commands.SubmitGroup, now: float) -> None:
         session, router_group = submit.session, submit.router_group
@@ -195,6 +200,8 @@ class Requests:
         """Serialized SchedulerMessages by Session. repeat_load: also for routers to whom nothing else is to be said."""
         if self.core is None or self._welcome is None:
             return []
+        for session, events in self._cache_watchers.take(self.core):
+            self._outboxes[session].add_cache_events(events)
         told = (self.core.load, workers_ready, self.is_draining)
         has_news, self._told = told != self._told, told
         load = _load(*told)

@@ -14,7 +14,7 @@ import time
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import zmq
 
@@ -39,6 +39,8 @@ from scheduler.step_wire import ResultError, StepCodec
 from scheduler.workers import Workers
 
 log = logging.getLogger("octavo.scheduler")
+
+Answer = TypeVar("Answer")
 
 _TICK_S = 1.0
 
@@ -168,6 +170,12 @@ class StepLoop(threading.Thread):
                     self._drain_deadline = now + self._options.drain_timeout
                     self._requests.is_draining = True
                     log.info("draining: running requests get %g s to finish", self._options.drain_timeout)
+            case commands.Explain():
+                core = self._requests.core
+                _answer(command.answer, (core.explain(command.request_id) if core else [], now))
+            case commands.ResetPrefixCache():
+                core = self._requests.core
+                _answer(command.answer, core.reset_prefix_cache() if core else 0)
             case _:
                 self._requests.handle(command, now)
 
@@ -309,3 +317,9 @@ class StepLoop(threading.Thread):
         elif now >= self._drain_deadline:
             log.warning("drain_timeout=%g s has passed: what still runs ends now", self._options.drain_timeout)
             self._is_over = True
+
+
+def _answer(future: Future[Answer], answer: Answer) -> None:
+    """Unless whoever asked has gone."""
+    if future.set_running_or_notify_cancel():
+        future.set_result(answer)
