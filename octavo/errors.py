@@ -3,6 +3,7 @@
     OctavoError
     ├── InvalidRequest      the request cannot be served as it is: a bad parameter, a prompt that is too long
     ├── ModelNotFound       the named model is not served here
+    ├── RequestNotFound     no replica knows the request (any more)
     ├── DuplicateRequest    a live request has this request_id
     ├── Superseded          another call went on with this request
     ├── Overloaded          queues are full, or the reader is too slow
@@ -32,6 +33,10 @@ class InvalidRequest(OctavoError, ValueError):
 
 class ModelNotFound(OctavoError):
     """The named model is not served here."""
+
+
+class RequestNotFound(OctavoError):
+    """No replica knows the request, or none does any more."""
 
 
 class DuplicateRequest(OctavoError):
@@ -70,7 +75,6 @@ _BY_CODE: dict[grpc.StatusCode, type[OctavoError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
     grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
-    grpc.StatusCode.NOT_FOUND: ModelNotFound,
     grpc.StatusCode.ALREADY_EXISTS: DuplicateRequest,
     grpc.StatusCode.ABORTED: Superseded,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
@@ -80,9 +84,9 @@ _BY_CODE: dict[grpc.StatusCode, type[OctavoError]] = {
 }
 
 
-def from_rpc_error(error: grpc.RpcError) -> OctavoError:
-    """The exception that stands for a failed call."""
+def from_rpc_error(error: grpc.RpcError, *, not_found: type[OctavoError] = ModelNotFound) -> OctavoError:
+    """The exception that stands for a failed call. not_found: what this call can fail to find."""
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     code: grpc.StatusCode = error.code()
-    kind = _BY_CODE.get(code, ServerError)
+    kind = not_found if code is grpc.StatusCode.NOT_FOUND else _BY_CODE.get(code, ServerError)
     return kind(error.details() or code.name, code=code)

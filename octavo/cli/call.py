@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from octavo.cli.target import reaching
 from octavo.sampling_params import SamplingParams
 
 TARGETS = Annotated[
@@ -14,6 +15,9 @@ TARGETS = Annotated[
 MODEL = Annotated[str, typer.Option(help="The served model's name. Empty: whichever is served.")]
 SYSTEM = Annotated[str, typer.Option(metavar="TEXT", help="A system message before the user's.")]
 TIMEOUT = Annotated[float | None, typer.Option(metavar="SECONDS", help="For the whole request.")]
+VERBOSE = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Show the request's id on stderr, for `octavo explain`.")
+]
 PANEL = "Sampling (unset: the model's own defaults)"
 
 
@@ -43,6 +47,7 @@ def chat(
     system: SYSTEM = "",
     model: MODEL = "",
     timeout: TIMEOUT = None,
+    verbose: VERBOSE = False,
     temperature: TEMPERATURE = None,
     top_p: TOP_P = None,
     top_k: TOP_K = None,
@@ -69,7 +74,7 @@ def chat(
         ignore_eos=ignore_eos,
     )
     messages = [{"role": "system", "content": system}] if system else []
-    _stream(target, [*messages, {"role": "user", "content": message}], sampling, model, timeout)
+    _stream(target, [*messages, {"role": "user", "content": message}], sampling, model, timeout, verbose=verbose)
 
 
 def complete(
@@ -77,6 +82,7 @@ def complete(
     target: TARGETS = ["localhost:50051"],  # noqa: B006 (typer copies it)
     model: MODEL = "",
     timeout: TIMEOUT = None,
+    verbose: VERBOSE = False,
     temperature: TEMPERATURE = None,
     top_p: TOP_P = None,
     top_k: TOP_K = None,
@@ -102,7 +108,7 @@ def complete(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
-    _stream(target, prompt, sampling, model, timeout)
+    _stream(target, prompt, sampling, model, timeout, verbose=verbose)
 
 
 def _stream(
@@ -111,22 +117,19 @@ def _stream(
     sampling: SamplingParams,
     model: str,
     timeout: float | None,
+    *,
+    verbose: bool,
 ) -> None:
     from octavo.client import Client
-    from octavo.errors import Unavailable
-    from octavo.results import Delta, Finished
+    from octavo.results import Delta, Finished, Started
 
-    with Client(targets, retry_for=0.0) as client:
-        try:
-            client.model(model)
-        except Unavailable as error:
-            where = " or ".join(targets)
-            raise Unavailable(
-                f"no cluster is ready at {where} ({error}): start one with `octavo up`, or name another with --target"
-            ) from None
+    with reaching(*targets), Client(targets, retry_for=0.0) as client:
+        client.model(model)
     with Client(targets, timeout=timeout) as client, client.stream(prompt, sampling, model=model) as stream:
         for event in stream:
-            if isinstance(event, Delta):
+            if isinstance(event, Started) and verbose:
+                print(f"(request {event.request_id})", file=sys.stderr, flush=True)
+            elif isinstance(event, Delta):
                 print(event.text, end="", flush=True)
             elif isinstance(event, Finished):
                 usage = event.usage

@@ -1,0 +1,1 @@
+"""`octavo explain`: where a request's time went."""
