@@ -28,7 +28,8 @@ class BlockPool:
 
     def reset(self, num_blocks: int) -> None:
         """Forgets every block and every content."""
-        self._tell(CacheCleared())
+        if self._events is not None:
+            self._events.append(CacheCleared())
         self.num_blocks = num_blocks
         # Low numbers go first.
         self._free = list(range(num_blocks, 0, -1))
@@ -101,17 +102,18 @@ class BlockPool:
         """Lets others find a held block by its content. The first of equal content stays the one that is found."""
         assert self._num_holders[block] > 0
         assert block not in self._hash_of
-        if block_hash not in self._block_of:
-            self._block_of[block_hash] = block
+        if self._block_of.setdefault(block_hash, block) == block:
             self._hash_of[block] = block_hash
-            self._tell(BlockStored(block_hash))
+            if self._events is not None:
+                self._events.append(BlockStored(block_hash))
 
     def unpublish(self, block: int) -> None:
         """Nobody finds the block any more. It must not be cached."""
         block_hash = self._hash_of.pop(block, None)
         if block_hash is not None:
             del self._block_of[block_hash]
-            self._tell(BlockRemoved(block_hash))
+            if self._events is not None:
+                self._events.append(BlockRemoved(block_hash))
 
     def unpublish_all(self) -> int:
         """Nobody finds any block any more; cached ones are free. Returns how many could be found."""
@@ -121,7 +123,8 @@ class BlockPool:
         self._cached.clear()
         self._hash_of.clear()
         self._block_of.clear()
-        self._tell(CacheCleared())
+        if self._events is not None:
+            self._events.append(CacheCleared())
         return num_found
 
     # --- Events
@@ -140,10 +143,6 @@ class BlockPool:
             return []
         events, self._events = self._events, []
         return events
-
-    def _tell(self, event: CacheEvent) -> None:
-        if self._events is not None:
-            self._events.append(event)
 
     def check_integrity(self, holders: Counter[int]) -> None:
         """Asserts that the pool agrees with itself and with `holders`, the number of holders of each used block."""

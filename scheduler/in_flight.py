@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scheduler.request import Sequence
+
 
 @dataclass(slots=True, kw_only=True)
 class Awaited:
@@ -19,6 +21,8 @@ class Awaited:
     decodes_version: int | None
     # Draft tokens, by number of the stay.
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    # Those that decode from then on, with the number of the stay.
+    finishing: list[tuple[Sequence, int]] = field(default_factory=list)
 
 
 class InFlight:

@@ -284,10 +284,12 @@ class Moment(Enum):
     QUEUED = "queued"
     # It got a row for the first time.
     ADMITTED = "admitted"
-    # A step computes the rest of its prompt, or of what it has to compute again: it then decodes.
+    # A step computes the rest of its prompt, or of what it has to compute again.
     SCHEDULED = "scheduled"
     # A step computes a part of it.
     CHUNKED = "chunked"
+    # The step that computed the rest has returned, with a token: from now on it decodes.
+    DECODING = "decoding"
     PREEMPTED = "preempted"
     # It got a row again.
     RESUMED = "resumed"

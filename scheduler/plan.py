@@ -96,4 +96,5 @@ class PlanDraft:
             positions=np.append(positions, np.array([sequence.num_tokens for sequence in chunked], np.int64)),
             decodes_version=None if chunked else decodes_version,
             drafts={sequence.number: sequence.drafts for sequence in self.drafts},
+            finishing=[(sequence, sequence.number) for sequence in self.finishing],
         )

@@ -34,7 +34,7 @@ class Planner:
             selection = self._make_room_for_decodes(draft, budget, now)
             version = state.decodes.version
             budget = self._verify_drafts(draft, budget - _size(selection), now)
-            if settings.enable_chunked_prefill:
+            if settings.enable_chunked_prefill and (state.running.prefilling or len(state.waiting)):
                 self._prefill(draft, budget, now)
         if state.decodes.version != version:
             # Somebody selected has been preempted for a prefill.
@@ -55,16 +55,18 @@ class Planner:
             missing = decodes.without_room(selection)
             if not len(missing):
                 return selection
-            found = decodes.at(selection, missing)
+            # Of a slice, which begins with 0, positions are indices.
+            indices = missing if isinstance(selection, slice) else selection[missing]
+            found = decodes.at(indices)
             if len(found) > pool.num_available:
-                if not self._grow_one_by_one([sequence for _, sequence in found], draft, now):
+                if not self._grow_one_by_one(found, draft, now):
                     # Whoever waits for others to make progress sits this step out.
                     return self._those_with_room(limit)
                 continue
-            for (_, sequence), block in zip(found, pool.take(len(found)), strict=True):
+            for sequence, block in zip(found, pool.take(len(found)), strict=True):
                 state.prefix_cache.publish(sequence)
                 draft.grow(sequence, [block])
-            decodes.grew([index for index, _ in found])
+            decodes.grew(indices)
             return selection
         return _NOBODY
 

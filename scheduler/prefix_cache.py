@@ -2,7 +2,7 @@
 
 import sys
 
-from runtime.block_names import BlockNamer, field, scope_of
+from runtime.block_names import block_name, scope_named, scope_of
 from scheduler.block_pool import BlockPool
 from scheduler.messages import GroupRequest
 from scheduler.request import Group, Sequence
@@ -18,13 +18,12 @@ class PrefixCache:
         self._pool = pool
         self._block_size = block_size
         self._enabled = enabled
-        self._namer = BlockNamer(block_size)
 
     def scope_of(self, request: GroupRequest) -> bytes:
         """What besides tokens must be equal for two sequences to share blocks."""
         if self._enabled:
             return scope_of(request.cache_salt)
-        return field(b"group") + field(request.group.to_bytes(8, "little"))
+        return scope_named(b"group", request.group.to_bytes(8, "little"))
 
     def reads(self, sequence: Sequence) -> bool:
         """False if nothing is looked up for it: nothing could be found, or it computes all its prompt for logprobs."""
@@ -46,9 +45,11 @@ class PrefixCache:
     def publish(self, sequence: Sequence) -> None:
         """Publishes the blocks that computed, known tokens fill. They may be computed in the very step being planned:
         each layer writes all KV before any attention reads it, so a reader can share the step with the writer."""
-        num_tokens = min(sequence.num_computed_tokens, sequence.num_tokens)
-        num_full = min(num_tokens // self._block_size, self._num_nameable(sequence.group))
-        for index in range(sequence.num_published_blocks, num_full):
+        first = sequence.num_published_blocks
+        num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // self._block_size
+        if num_full <= first:
+            return
+        for index in range(first, min(num_full, self._num_nameable(sequence.group))):
             self._pool.publish(sequence.block_ids[index], self._name(sequence, index))
             sequence.num_published_blocks = index + 1
 
@@ -60,13 +61,13 @@ class PrefixCache:
     def _name(self, sequence: Sequence, index: int) -> bytes:
         """The name of block `index`, which must be full of known tokens."""
         names, group = sequence.block_names, sequence.group
-        while len(names) <= index:
-            if len(names) < len(group.prompt_block_names):
-                names.append(group.prompt_block_names[len(names)])
+        while (num_named := len(names)) <= index:
+            if num_named < len(group.prompt_block_names):
+                names.append(group.prompt_block_names[num_named])
                 continue
-            start = len(names) * self._block_size
-            token_ids = sequence.token_ids(start, start + self._block_size)
-            names.append(self._namer.name(names[-1] if names else b"", group.cache_scope, token_ids))
-            if len(names) <= group.num_prompt_blocks:
+            start = num_named * self._block_size
+            parent = names[-1] if names else group.cache_scope
+            names.append(block_name(parent, sequence.token_bytes(start, start + self._block_size)))
+            if num_named < group.num_prompt_blocks:
                 group.prompt_block_names.append(names[-1])
         return names[index]

@@ -1,7 +1,9 @@
 """What the core knows of a request: a group, and its sequences with their status."""
 
+from array import array
 from enum import Enum
 
+from runtime.block_names import token_bytes
 from scheduler.messages import ChoiceStart, FinishReason, GroupRequest, SequenceEnd, SequenceKey
 
 # Sorts sequences for running, waiting and preemption: a policy's order of the group, then the choice's place in it.
@@ -23,7 +25,7 @@ class Group:
 
     __slots__ = (
         "cache_scope", "end_token_ids", "num_choices", "num_prompt_blocks", "num_prompt_tokens", "prompt_block_names",
-        "request", "sequences",
+        "prompt_token_bytes", "request", "sequences",
     )  # fmt: skip
 
     def __init__(
@@ -38,6 +40,7 @@ class Group:
         self.end_token_ids = stop.stop_token_ids if stop.ignore_eos else stop.stop_token_ids | eos_token_ids
         self.sequences: dict[int, Sequence] = {}  # the live ones, by choice
         self.cache_scope = cache_scope
+        self.prompt_token_bytes = token_bytes(request.prompt_token_ids)
         self.prompt_block_names: list[bytes] = []
 
     @property
@@ -78,7 +81,7 @@ class Sequence:
         self.order = order
         self.status = SequenceStatus.WAITING
         self.num_prompt_tokens = group.num_prompt_tokens
-        self.output_token_ids = list(start.output_token_ids)
+        self.output_token_ids = array("i", start.output_token_ids)
         # Two of the stop rules again, where a step finds them at once.
         self.end_token_ids = group.end_token_ids
         self.max_tokens = group.request.stop.max_tokens
@@ -128,6 +131,16 @@ class Sequence:
         if stop > num_prompt_tokens:
             token_ids += self.output_token_ids[max(start - num_prompt_tokens, 0) : stop - num_prompt_tokens]
         return token_ids
+
+    def token_bytes(self, start: int, stop: int) -> bytes:
+        """The same as int32, little-endian."""
+        num_prompt_tokens = self.num_prompt_tokens
+        if start >= num_prompt_tokens:
+            return self.output_token_ids[start - num_prompt_tokens : stop - num_prompt_tokens].tobytes()
+        ids = self.group.prompt_token_bytes[4 * start : 4 * stop]
+        if stop > num_prompt_tokens:
+            ids += self.output_token_ids[: stop - num_prompt_tokens].tobytes()
+        return ids
 
     def ending(self) -> tuple[FinishReason, int | None] | None:
         """Whether the last output token ends it: the reason, and the id if one of the request's own stop tokens did.

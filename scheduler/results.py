@@ -5,7 +5,7 @@ import numpy as np
 from scheduler.block_pool import num_blocks_for
 from scheduler.decodes import Selection
 from scheduler.in_flight import Awaited
-from scheduler.messages import Result, SequenceEnd, StepOutputs
+from scheduler.messages import Moment, Result, SequenceEnd, StepOutputs
 from scheduler.request import Sequence
 from scheduler.state import State
 
@@ -28,6 +28,11 @@ class Results:
         """
         state = self._state
         state.rows.step_returned(awaited.step)
+        for sequence, number in awaited.finishing:
+            # Of one that was preempted or has ended since, nothing is taken.
+            if sequence.number == number and number not in result.failed:
+                group, choice = sequence.key
+                state.timelines.add(group, Moment.DECODING, now, choice=choice, step=awaited.step)
         # Positions are compared where the columns are.
         is_usual = not awaited.drafts and result.num_tokens is None
         if is_usual and result.sequences.tobytes() == awaited.numbers.tobytes():
@@ -51,9 +56,11 @@ class Results:
         else:
             here, selection = decodes.locate(awaited.rows, awaited.numbers)
             token_ids, positions = token_ids[here], positions[here]
-        if decodes.output_positions(selection).tobytes() != positions.astype(np.int64).tobytes():
+        first_tokens = decodes.output_positions(selection)
+        if first_tokens.tobytes() != positions.tobytes():
             return self._take_one_by_one(awaited, result, now)
-        groups, choices, first_tokens, full = decodes.append(selection, token_ids)
+        full = decodes.append(selection, token_ids)
+        groups, choices = decodes.keys(selection)
         outputs = StepOutputs(groups=groups, choices=choices, first_tokens=first_tokens, token_ids=token_ids)
         if logprobs:
             numbers = decodes.numbers(selection).tolist()
@@ -61,7 +68,7 @@ class Results:
         # Most tokens end nothing: the rules are asked only about those that might.
         ending = (state.end_tokens.among(token_ids) | full).nonzero()[0]
         if len(ending):
-            for _, sequence in decodes.at(selection, ending):
+            for sequence in decodes.at(ending if isinstance(selection, slice) else selection[ending]):
                 self._end_if_it_should(sequence, outputs.ends, now)
         return outputs
 

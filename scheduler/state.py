@@ -165,4 +165,5 @@ class State:
         self.host_blocks.check_integrity([block for sequence in live for block in sequence.host_blocks])
         self.end_tokens.check_integrity(sequence.end_token_ids for sequence in self.running.by_number.values())
         assert all(group.sequences for group in self.groups.values()), "a group has no sequence left"
+        self.timelines.check_integrity(self.groups)
         assert self.in_flight or not any(sequence.last_step > self.step for sequence in live)
