@@ -144,15 +144,15 @@ class Planner:
         candidates = [sequence for sequence in state.running.prefilling if not self._is_held(sequence)]
         chunking = Chunking(state.settings, budget, len(candidates) + len(state.waiting))
         for sequence in candidates:
-            # One preempted for another's sake stands at the end: so does all that follows it.
-            if not chunking.budget or sequence.status is not SequenceStatus.RUNNING:
+            if not chunking.budget:
                 break
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue
             missing = sequence.num_tokens - sequence.num_computed_tokens
             count = chunking.bound(missing, sequence.num_tokens)
-            if not count:
+            # Those behind one that has to wait for blocks may be the ones it waits for.
+            if not count or not self._grow(sequence, sequence.num_computed_tokens + count, draft, now):
                 continue
-            if not self._grow(sequence, sequence.num_computed_tokens + count, draft, now):
-                break
             self._compute_prefill(sequence, count, draft, chunking, now)
         # Whoever was preempted needs the room more than whoever waits.
         if not draft.has_preempted:
