@@ -22,7 +22,7 @@ class Decodes:
     """In order: the last is preempted first."""
 
     def __init__(self, num_rows: int, block_size: int, max_steps_in_flight: int) -> None:
-        self._block_size = block_size
+        self.block_size = block_size
         self._columns = np.zeros((10, num_rows), np.int64)
         # Views of the columns. Tokens are counted from the beginning of the prompt.
         (
@@ -57,6 +57,12 @@ class Decodes:
     def __len__(self) -> int:
         return len(self.sequences)
 
+    @property
+    def num_growing(self) -> int:
+        """Those that may need more blocks than they have. The last token of all is never computed."""
+        end = len(self.sequences)
+        return int(np.count_nonzero(self._limit[:end] - 1 > self._capacity[:end]))
+
     # --- Coming and going
 
     def add(self, sequence: Sequence, *, num_planned: int) -> None:
@@ -75,7 +81,7 @@ class Decodes:
             num_planned,
             sequence.num_tokens,
             num_prompt_tokens + sequence.max_tokens,
-            len(sequence.block_ids) * self._block_size,
+            len(sequence.block_ids) * self.block_size,
         )
         self.sequences.insert(index, sequence)
         sequence.is_decoding = True
@@ -156,10 +162,10 @@ class Decodes:
 
     def grew(self, indices: np.ndarray) -> None:
         """Each has got one more block."""
-        self._capacity[indices] += self._block_size
+        self._capacity[indices] += self.block_size
 
     def grew_one(self, sequence: Sequence) -> None:
-        self._capacity[self._index(sequence)] = len(sequence.block_ids) * self._block_size
+        self._capacity[self._index(sequence)] = len(sequence.block_ids) * self.block_size
 
     def advance(self, selection: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The selection computes its next token in the step being planned.
@@ -228,4 +234,4 @@ class Decodes:
             assert known == sequence.num_tokens
             assert known <= planned == computed + 1
             assert planned <= limit == sequence.num_prompt_tokens + sequence.max_tokens
-            assert computed <= capacity == len(sequence.block_ids) * self._block_size
+            assert computed <= capacity == len(sequence.block_ids) * self.block_size

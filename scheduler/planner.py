@@ -200,12 +200,11 @@ class Planner:
         if not count:
             return False
         is_new = sequence.status is SequenceStatus.WAITING
-        num_with_blocks, headroom = num_found + count, 0
+        num_with_blocks = num_found + count
         if not is_new:
             num_with_blocks = self._preemption.num_tokens_on_return(num_tokens, num_with_blocks)
-            headroom = self._preemption.headroom(state.running)
         num_missing = num_blocks_for(num_with_blocks, block_size) - len(shared)
-        if not state.pool.fits(shared, num_missing + headroom):
+        if not state.pool.fits(shared, num_missing + self._preemption.headroom(state.running)):
             return False
         state.waiting.pop()
         if is_new:

@@ -25,7 +25,8 @@ class Running:
     def __init__(self, rows: Rows, pool: BlockPool, decodes: Decodes) -> None:
         self._rows = rows
         self._pool = pool
-        self._num_stays = 0
+        # So far; the number of the latest.
+        self.num_stays = 0
         self.decodes = decodes
         # In order; to be read only.
         self.drafting: list[Sequence] = []
@@ -35,6 +36,14 @@ class Running:
     def __len__(self) -> int:
         return len(self.by_number)
 
+    @property
+    def num_growing(self) -> int:
+        """Those that may need more blocks than they have."""
+        block_size = self.decodes.block_size
+        others = self.drafting + self.prefilling
+        num_others = sum(s.max_num_tokens_with_kv > len(s.block_ids) * block_size for s in others)
+        return self.decodes.num_growing + num_others
+
     def from_last(self) -> Iterator[Sequence]:
         """All, the last in order first."""
         lists = (self.decodes.sequences, self.drafting, self.prefilling)
@@ -42,11 +51,19 @@ class Running:
 
     def start(self, sequence: Sequence, block_ids: list[int], num_computed_tokens: int) -> None:
         """Begins a stay, as a prefill. The blocks are held already; KV of so many tokens is in them."""
-        self._num_stays += 1
-        number, row = self._num_stays, self._rows.take()
+        self.num_stays += 1
+        number, row = self.num_stays, self._rows.take()
         sequence.start(row=row, number=number, block_ids=block_ids, num_computed_tokens=num_computed_tokens)
         self.by_number[number] = sequence
         insort(self.prefilling, sequence, key=_order)
+
+    def restore(self, sequence: Sequence, *, is_decoding: bool) -> None:
+        """Goes on with a stay that a saved core had: the sequence has its row, blocks and number already."""
+        self.by_number[sequence.number] = sequence
+        if is_decoding:
+            self.decodes.add(sequence, num_planned=sequence.num_computed_tokens + 1)
+        else:
+            insort(self.drafting if sequence.drafts else self.prefilling, sequence, key=_order)
 
     def decode(self, sequence: Sequence, *, num_planned: int) -> None:
         """From now on it lacks one token in every step; see `Decodes.add`."""
