@@ -36,6 +36,7 @@ _TOKENS = {
     "resumed": "found",
     "finished": "output",
 }
+_REASONS = {"no_blocks": "others needed its KV blocks", "workers_lost": "its workers were lost"}
 _LONGEST_BAR = 60
 
 
@@ -52,8 +53,8 @@ class _Row:
 
     @property
     def tokens(self) -> str:
-        count, what = sum(entry.num_tokens for entry in self.entries), _TOKENS.get(self.entries[0].moment, "")
-        return f"{count:,} {what}" if count or self.entries[0].moment != "admitted" else "none cached"
+        what = _TOKENS.get(self.entries[0].moment)
+        return f"{sum(entry.num_tokens for entry in self.entries):,} {what}" if what else ""
 
     @property
     def step(self) -> str:
@@ -72,7 +73,7 @@ def draw(timeline: RequestTimeline, console: Console) -> None:
 
 def _title(timeline: RequestTimeline) -> str:
     end = max((entry.time for entry in timeline.entries), default=0.0) if timeline.finished else timeline.now
-    state = "finished after" if timeline.finished else "live since"
+    state = "finished after" if timeline.finished else "live for"
     return f"[bold]request {timeline.request_id}[/] on replica {timeline.replica_id}, {state} {end:.3f} s"
 
 
@@ -94,7 +95,9 @@ def _table(timeline: RequestTimeline) -> Table:
         first = row.entries[0]
         choice = [str(first.choice)] if has_choices else []
         moment = Text(row.moment, _MOMENT_STYLES.get(first.moment, ""))
-        table.add_row(f"{first.time:.3f}", *choice, moment, row.tokens, row.step, Text(first.reason))
+        table.add_row(
+            f"{first.time:.3f}", *choice, moment, row.tokens, row.step, Text(_REASONS.get(first.reason, first.reason))
+        )
     return table
 
 

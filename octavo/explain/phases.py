@@ -25,7 +25,8 @@ _BEGINS = {
     "queued": Phase.QUEUED,
     "admitted": Phase.PREFILL,
     "chunked": Phase.PREFILL,
-    "scheduled": Phase.DECODE,
+    "scheduled": Phase.PREFILL,
+    "decoding": Phase.DECODE,
     "preempted": Phase.PREEMPTED,
     "resumed": Phase.PREFILL,
 }
