@@ -3,13 +3,12 @@
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,48 +23,12 @@ from configs.options import Options
 from protos import inference_pb2, scheduler_pb2
 from tests.fakes.worker import HashModel
 from tests.support.repository import ROOT
+from tests.support.scheduler_process import Process, scheduler_process
 from tests.support.scheduling import TIMEOUT, RouterEnd, make_options, running_worker
 from tests.support.up import environment, free_port
 from worker.errors import PermanentError
 
 PROMPT = list(range(20, 60))
-
-
-class Process:
-    """A scheduler with options of a test."""
-
-    def __init__(self, options: Options, *flags: str) -> None:
-        changed = options.model_dump(exclude_defaults=True)
-        options_given = [f"--{name}={_text(value)}" for name, value in changed.items()]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "scheduler", *options_given, *flags],
-            cwd=ROOT, env=environment(), text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        self.address = options.scheduler_address(0)
-
-    def end(self) -> tuple[int, str]:
-        """Waits for its end; the exit code and what it said."""
-        out, err = self.process.communicate(timeout=TIMEOUT)
-        return self.process.returncode, out + err
-
-    def terminate(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-
-
-def _text(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-@contextlib.contextmanager
-def scheduler_process(options: Options, *flags: str) -> Iterator[Process]:
-    scheduler = Process(options, *flags)
-    try:
-        yield scheduler
-    finally:
-        if scheduler.process.poll() is None:
-            scheduler.process.kill()
-        with scheduler.process:
-            pass  # closes its pipes
 
 
 @contextlib.asynccontextmanager

@@ -51,7 +51,8 @@ async def running_worker(options: Options, **settings) -> AsyncIterator[FakeWork
 class RouterEnd:
     """A router's end of a Session: submits, and remembers what came back, asserting that the columns make sense."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, watch_cache: bool = False) -> None:
+        self._watch_cache = watch_cache
         self._channel = grpc.aio.insecure_channel(
             address, options=[("grpc.max_receive_message_length", SESSION_MESSAGE_BYTES)]
         )
@@ -65,6 +66,7 @@ class RouterEnd:
         self.logprobs: dict[Key, list[inference_pb2.TokenLogprobs]] = {}
         self.prompt_logprobs: dict[Key, list[inference_pb2.PromptLogprobs]] = {}
         self.finishes: dict[Key, scheduler_pb2.SequenceFinish] = {}
+        self.cache_events: list[scheduler_pb2.CacheEvent] = []
         self.status: tuple[grpc.StatusCode, str] | None = None
         self.error: BaseException | None = None
 
@@ -77,7 +79,7 @@ class RouterEnd:
 
     async def open(self, protocol_version: int = PROTOCOL_VERSION) -> None:
         self._call = SchedulerStub(self._channel).Session(wait_for_ready=True)
-        message = scheduler_pb2.Open(protocol_version=protocol_version, router_id="test")
+        message = scheduler_pb2.Open(protocol_version=protocol_version, router_id="test", watch_cache=self._watch_cache)
         await self.send(scheduler_pb2.RouterMessage(open=message))
         self._reader = asyncio.create_task(self._read())
 
@@ -200,6 +202,7 @@ class RouterEnd:
         for sent in message.prompt_logprobs:
             assert not self.tokens[sent.group, sent.choice], "prompt logprobs after output"
             self.prompt_logprobs.setdefault((sent.group, sent.choice), []).append(sent.frame)
+        self.cache_events += message.cache_events
         self._take_outputs(message.outputs)
 
     def _take_outputs(self, outputs: scheduler_pb2.StepOutputs) -> None:
