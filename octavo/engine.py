@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +12,7 @@ from octavo.errors import InvalidRequest
 from protos import inference_pb2 as pb
 from protos import step_pb2
 from scheduler.core import Core
-from scheduler.messages import ChoiceStart, GroupRequest, SequenceKey, SequenceOutput, StopRules
+from scheduler.messages import ChoiceStart, GroupRequest, SequenceEnd, SequenceKey, StepOutputs, StopRules
 from scheduler.settings import core_settings
 from scheduler.step_wire import GroupSampling, StepCodec
 
@@ -21,6 +22,8 @@ class StepRunner(Protocol):
 
     model_info: pb.ModelInfo
 
+    @property
+    def num_swap_blocks(self) -> int: ...
     def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult: ...
 
 
@@ -35,6 +38,18 @@ class StepTimes:
     # The model, and choosing tokens.
     forward: float = 0.0
     sampling: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class SequenceOutput:
+    """What one step gave one sequence: tokens, the first of them at output position first_token, an end, or both."""
+
+    key: SequenceKey
+    first_token: int = 0
+    token_ids: Sequence[int] = ()
+    # One a token, if the sequence asked for them.
+    logprobs: Sequence[object] = ()
+    end: SequenceEnd | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +67,18 @@ class Engine:
         self.model = runner.model_info
         self.times = StepTimes()
         self._runner = runner
-        self._core = Core(core_settings(options, self.model))
+        self._core = Core(core_settings(options, self.model, runner.num_swap_blocks))
         self._codec = StepCodec(epoch=0)
+        # Frames of the plans that have not been computed; max_steps_in_flight at most.
+        self._plans: deque[bytes] = deque()
 
     @property
     def has_work(self) -> bool:
-        return self._core.has_work
+        return self._core.has_work or bool(self._plans)
 
     @property
     def num_preemptions(self) -> int:
-        """Sequences that lost their KV blocks to others so far, and were or will be computed again."""
+        """Sequences that lost their KV blocks to others so far, and came or will come back."""
         return self._core.stats.num_preemptions
 
     def submit(self, group: int, prompt_token_ids: Sequence[int], sampling: pb.SamplingParams) -> None:
@@ -86,24 +103,26 @@ class Engine:
         if rejection := self._core.submit(request, time.monotonic()):
             raise InvalidRequest(rejection.message)
 
-    def cancel(self, group: int, choices: Collection[int] | None = None) -> None:
-        """Ends choices of a group (None: all); nothing more comes of them."""
-        self._core.cancel(group, choices, time.monotonic())
+    def cancel(self, group: int, choices: Collection[int] | None = None) -> list[SequenceEnd]:
+        """Ends choices of a group (None: all), and returns the ends of those that were live; nothing more comes of
+        them."""
+        return self._core.cancel(group, choices, time.monotonic())
 
     def step(self) -> EngineOutput:
         """Computes one step. Raises RuntimeError if requests wait that can never run."""
         start = time.perf_counter()
-        plan = self._core.schedule(time.monotonic())
-        if plan is None:
-            raise RuntimeError("no request can run, though some wait: the KV cache is too small for them")
         # Through the bytes that ranks get: what is measured here is what a scheduler does, too.
-        message = step_pb2.SchedulerToWorker.FromString(self._codec.encode(plan))
+        while (plan := self._core.schedule(time.monotonic())) is not None:
+            self._plans.append(self._codec.encode(plan))
+        if not self._plans:
+            raise RuntimeError("no request can run, though some wait: the KV cache is too small for them")
+        message = step_pb2.SchedulerToWorker.FromString(self._plans.popleft())
         planned = time.perf_counter()
         result = self._runner.execute(message.plan)
         computed = time.perf_counter()
         outcome = self._codec.decode(result)
         frames = [(key, frame) for number, frame in outcome.prompt_logprobs if (key := self._core.key_of(number))]
-        outputs = self._core.apply(plan, outcome.result, time.monotonic())
+        outputs = _by_sequence(self._core.apply(outcome.result, time.monotonic()))
         end = time.perf_counter()
         times = self.times
         times.num_steps += 1
@@ -112,6 +131,25 @@ class Engine:
         times.forward += result.timing.forward
         times.sampling += result.timing.sample
         return EngineOutput(prompt_logprobs=frames, sequences=outputs)
+
+
+def _by_sequence(outputs: StepOutputs) -> list[SequenceOutput]:
+    token_ids = outputs.token_ids.tolist()
+    counts = [1] * len(outputs.groups) if outputs.num_tokens is None else outputs.num_tokens.tolist()
+    keys = zip(outputs.groups.tolist(), outputs.choices.tolist(), strict=True)
+    found: dict[SequenceKey, SequenceOutput] = {}
+    start = 0
+    for index, (key, first, count) in enumerate(zip(keys, outputs.first_tokens.tolist(), counts, strict=True)):
+        found[key] = SequenceOutput(
+            key=key,
+            first_token=first,
+            token_ids=token_ids[start : start + count],
+            logprobs=outputs.logprobs.get(index, ()),
+        )
+        start += count
+    for end in outputs.ends:
+        found.setdefault(end.key, SequenceOutput(key=end.key)).end = end
+    return list(found.values())
 
 
 def build_engine(options: Options) -> Engine:

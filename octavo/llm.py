@@ -89,5 +89,7 @@ class LLM:
             live[group].take_prompt_logprobs(frame)
         for sequence in output.sequences:
             group, choice = sequence.key
-            if live[group].take(choice, sequence):
-                self._engine.cancel(group, [choice])
+            request = live[group]
+            if request.take(choice, sequence):
+                for end in self._engine.cancel(group, [choice]):
+                    request.note_end(choice, end)

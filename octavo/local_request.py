@@ -1,6 +1,7 @@
 """One request to the model in this process: from what a user asks to token ids, and from tokens to a result."""
 
 from octavo.assembly import Assembly
+from octavo.engine import SequenceOutput
 from octavo.errors import InvalidRequest, ServerError
 from octavo.results import Generation
 from protos import inference_pb2 as pb
@@ -11,7 +12,7 @@ from router.choices import Choice
 from router.errors import RequestError
 from router.sampling import resolve_sampling
 from router.tokenizer import Tokenizer
-from scheduler.messages import FinishReason, SequenceOutput
+from scheduler.messages import FinishReason, SequenceEnd
 
 _WIRE_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -40,6 +41,7 @@ class LocalRequest:
         self._choices = [
             Choice(index, self.sampling, model.eos_token_ids, tokenizer) for index in range(self.sampling.n)
         ]
+        self._num_live = len(self._choices)
         self._num_cached_tokens = 0
         self._assembly = Assembly(message)
         started = pb.Started(
@@ -64,28 +66,33 @@ class LocalRequest:
         self._assembly.accept(pb.GenerateResponse(prompt_logprobs=frame))
 
     def take(self, index: int, output: SequenceOutput) -> bool:
-        """What a step brought for one choice. True if a stop string ended it, so that the engine need not go on.
+        """What a step brought for one choice. True if a stop string ended it: then the engine need not go on with it,
+        and `note_end` is to be told of its end there.
 
         Raises ServerError if the engine could not compute it.
         """
-        if output.finish_reason is FinishReason.ERROR:
-            raise ServerError(f"choice {index} of request {self._assembly.request_id}: {output.message}")
-        ended = None
-        if output.finish_reason is not None:
-            ended = scheduler_pb2.SequenceFinish(
-                reason=_WIRE_REASONS[output.finish_reason], stop_token_id=output.stop_token_id
-            )
-        if index == 0:
-            self._num_cached_tokens = output.num_cached_tokens
+        end, ended = output.end, None
+        if end is not None and end.reason is FinishReason.ERROR:
+            raise ServerError(f"choice {index} of request {self._assembly.request_id}: {end.message}")
+        if end is not None:
+            ended = scheduler_pb2.SequenceFinish(reason=_WIRE_REASONS[end.reason], stop_token_id=end.stop_token_id)
         choice = self._choices[index]
-        logprobs: list[pb.TokenLogprobs] = output.logprobs  # type: ignore[assignment] # opaque to the core
+        logprobs: list[pb.TokenLogprobs] = list(output.logprobs)  # type: ignore[arg-type] # opaque to the core
         chunk = choice.advance(output.first_token, output.token_ids, logprobs, ended)
         if chunk is not None:
             chunk.exact = True
             self._assembly.accept(pb.GenerateResponse(chunk=chunk))
-        if all(each.finish is not None for each in self._choices):
+        if end is not None:
+            self.note_end(index, end)
+        return choice.finish is not None and end is None
+
+    def note_end(self, index: int, end: SequenceEnd) -> None:
+        """The engine computes no more of a choice."""
+        if index == 0:
+            self._num_cached_tokens = end.num_cached_tokens
+        self._num_live -= 1
+        if not self._num_live:
             self._finish()
-        return choice.finish is not None and ended is None
 
     def _finish(self) -> None:
         usage = pb.Usage(

@@ -23,6 +23,23 @@ def resolve_num_blocks(options: Options, config: ModelConfig, dtype: torch.dtype
     return KVCache.num_blocks_for(config, num_bytes=num_bytes, block_size=options.block_size, dtype=dtype) - 1
 
 
+def resolve_num_swap_blocks(options: Options, config: ModelConfig, dtype: torch.dtype) -> int:
+    """Host blocks for swapped KV: those that swap_space holds, or none if preemption_mode does not ask for them.
+
+    Raises PermanentError, naming the option, if there is room for none.
+    """
+    if options.preemption_mode != "swap":
+        return 0
+    size = KVCache.block_bytes(config, options.block_size, dtype)
+    num_blocks = int(options.swap_space * 2**30) // size
+    if not num_blocks:
+        raise PermanentError(
+            f"swap_space={options.swap_space:g} GiB holds no KV block of {size / 2**20:.3g} MiB: give at least "
+            f"{size / 2**30:.4g}, or preemption_mode=recompute"
+        )
+    return num_blocks
+
+
 def resolve_max_model_len(options: Options, config: ModelConfig, num_blocks: int) -> int:
     """max_model_len as asked for, or the model's context as far as the KV cache holds it (a cut is logged).
 

@@ -32,6 +32,8 @@ class StepRunner(Protocol):
     model_info: inference_pb2.ModelInfo
 
     @property
+    def num_swap_blocks(self) -> int: ...
+    @property
     def num_live_rows(self) -> int: ...
     def reset(self) -> None: ...
     def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult: ...
@@ -177,7 +179,12 @@ class WorkerLoop:
         self._chain = PlanChain()
         self._is_ready = True
         self._status.set(step_pb2.WORKER_STATE_IDLE, epoch=reset.epoch, step=0, progress=1.0)
-        ready = step_pb2.Ready(epoch=reset.epoch, rank=self._rank, model=self._runner.model_info)
+        ready = step_pb2.Ready(
+            epoch=reset.epoch,
+            rank=self._rank,
+            model=self._runner.model_info,
+            num_swap_blocks=self._runner.num_swap_blocks,
+        )
         self._link.send(step_pb2.WorkerToScheduler(ready=ready))
         _log.info("ready for epoch %d", reset.epoch)
 

@@ -7,6 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from protos import step_pb2
 from worker.heartbeat import StatusSnapshot
 
+# Of the columns of step.proto.
+_DECODE_ROW_BYTES, _TOKEN_ID_BYTES = 2, 4
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -27,6 +29,12 @@ class WorkerMetrics:
         )
         self._tokens = Counter("octavo_worker_tokens", "Tokens computed.", registry=self.registry)
         self._sampled = Counter("octavo_worker_sampled_tokens", "Tokens sampled.", registry=self.registry)
+        self._swapped = Counter(
+            "octavo_worker_swapped_blocks",
+            "KV blocks copied out to host memory, or in from there.",
+            ["direction"],
+            registry=self.registry,
+        )
         self._failed = Counter(
             "octavo_worker_failed_sequences", "Sequences whose logits were not finite.", registry=self.registry
         )
@@ -51,8 +59,11 @@ class WorkerMetrics:
         self._part_seconds.labels("forward").inc(timing.forward)
         self._part_seconds.labels("sample").inc(timing.sample)
         self._part_seconds.labels("other").inc(max(0.0, timing.total - timing.forward - timing.sample))
-        self._tokens.inc(sum(plan.num_tokens))
-        self._sampled.inc(len(result.token_ids))
+        self._tokens.inc(len(plan.decode_rows) // _DECODE_ROW_BYTES + sum(plan.num_tokens))
+        self._sampled.inc(len(result.token_ids) // _TOKEN_ID_BYTES)
+        if plan.swap_out_blocks or plan.swap_in_blocks:
+            self._swapped.labels("out").inc(len(plan.swap_out_blocks))
+            self._swapped.labels("in").inc(len(plan.swap_in_blocks))
         self._failed.inc(len(result.failed_sequences))
         self._rows.set(num_rows)
 

@@ -8,13 +8,14 @@ import numpy as np
 from protos import step_pb2
 from worker.errors import PlanError
 from worker.sampling_state import SamplingState
+from worker.scheduled import Scheduled
 
 
 class Rows:
     """Tokens, progress, block tables and sampling parameters of max_num_seqs rows.
 
-    `apply` takes the differences of a plan; `advance` then counts the step's tokens as computed, and `append` adds what
-    was sampled.
+    `apply` takes the differences of a plan; `advance` then counts the step's tokens as computed, drafts included;
+    `settle_drafts` and `append` put what was sampled in the drafts' place.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Rows:
         self.num_tokens_R = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_tokens_R = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens_R = np.zeros(max_num_seqs, np.int64)
-        self.sequence_R = np.zeros(max_num_seqs, np.uint64)
+        self.sequence_R = np.zeros(max_num_seqs, np.int64)
         # Rows whose logits were not finite: they stay until the scheduler frees them.
         self.failed_R = np.zeros(max_num_seqs, np.bool_)
         self.sampling = SamplingState(num_rows=max_num_seqs, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
@@ -56,16 +57,16 @@ class Rows:
         for row in self.live_rows.tolist():
             self._free(row)
 
-    def apply(self, plan: step_pb2.StepPlan) -> tuple[np.ndarray, np.ndarray]:
-        """Frees, fills and grows rows as a plan says.
+    def apply(self, plan: step_pb2.StepPlan) -> Scheduled:
+        """Frees, fills, trims and grows rows as a plan says, and puts drafts behind the tokens of their rows.
 
-        Returns the step's (rows, tokens each computes), int64 [S]. Raises PlanError, after which rows are good for
-        nothing but `clear`.
+        Raises PlanError, after which rows are good for nothing but `clear`. Swaps are worker.swap_space's.
         """
-        for row in self._live(plan.freed_rows, "freed_rows").tolist():
+        for row in self._live(_ids(plan.freed_rows), "freed_rows").tolist():
             self._free(row)
         for new in plan.new_rows:
             self._fill(new)
+        self._trim(plan)
         self._grow(plan)
         return self._scheduled(plan)
 
@@ -84,12 +85,19 @@ class Rows:
         self.num_computed_tokens_R[rows_S] += num_tokens_S
         return np.flatnonzero(self.num_computed_tokens_R[rows_S] == self.num_tokens_R[rows_S])
 
+    def settle_drafts(self, rows_S: np.ndarray, num_drafts_S: np.ndarray) -> None:
+        """The last tokens of these rows were drafts, and are not known any more; token_ids_RL has them until `append`
+        writes over them."""
+        self.num_tokens_R[rows_S] -= num_drafts_S
+
     def append(self, rows_S: np.ndarray, token_ids_S: np.ndarray) -> None:
-        """Adds one sampled token to each of distinct rows."""
-        self.token_ids_RL[rows_S, self.num_tokens_R[rows_S]] = token_ids_S
-        self.num_tokens_R[rows_S] += 1
-        for row, token in zip(rows_S.tolist(), token_ids_S.tolist(), strict=True):
-            self.sampling.append(row, token)
+        """Adds one sampled token to each of distinct rows: all before it is computed, and it is not."""
+        num_tokens_S = self.num_tokens_R[rows_S]
+        self.token_ids_RL[rows_S, num_tokens_S] = token_ids_S
+        self.num_tokens_R[rows_S] = num_tokens_S + 1
+        self.num_computed_tokens_R[rows_S] = num_tokens_S
+        for index in np.flatnonzero(self.sampling.adjusts_R[rows_S]).tolist():
+            self.sampling.append(int(rows_S[index]), int(token_ids_S[index]))
 
     def output_positions(self, rows_S: np.ndarray) -> np.ndarray:
         """Output index of the token that each row samples next."""
@@ -120,7 +128,7 @@ class Rows:
             raise PlanError(f"new_rows: row {row} has num_prompt_tokens={new.num_prompt_tokens} of {num_tokens} tokens")
         if new.num_computed_tokens >= num_tokens:
             raise PlanError(f"new_rows: row {row} has num_computed_tokens={new.num_computed_tokens} of {num_tokens}")
-        token_ids = np.fromiter(new.token_ids, np.int64, num_tokens)
+        token_ids = _ids(new.token_ids)
         if (largest := token_ids.max()) >= self.vocab_size:
             raise PlanError(f"new_rows: row {row} has token id {largest}; vocab_size is {self.vocab_size}")
         prompt, output = np.split(token_ids, [new.num_prompt_tokens])
@@ -130,44 +138,77 @@ class Rows:
         self.num_prompt_tokens_R[row] = new.num_prompt_tokens
         self.num_computed_tokens_R[row] = new.num_computed_tokens
         self.sequence_R[row] = new.sequence
-        self._append_blocks(row, np.fromiter(new.block_ids, np.int64, len(new.block_ids)), "new_rows")
+        block_ids = _ids(new.block_ids)
+        self._append_blocks(np.array([row]), np.array([len(block_ids)]), block_ids, "new_rows")
+
+    def _trim(self, plan: step_pb2.StepPlan) -> None:
+        rows = self._live(_ids(plan.trimmed_rows), "trimmed_rows")
+        if len(plan.num_kept_blocks) != len(rows):
+            raise PlanError(f"num_kept_blocks: {len(plan.num_kept_blocks)} entries for {len(rows)} trimmed_rows")
+        for row, kept in zip(rows.tolist(), plan.num_kept_blocks, strict=True):
+            held, computed = int(self.num_blocks_R[row]), int(self.num_computed_tokens_R[row])
+            if not -(-computed // self.block_size) <= kept <= held:
+                raise PlanError(
+                    f"num_kept_blocks: row {row} would keep {kept} blocks of {held}; {computed} tokens are computed"
+                )
+            self.block_ids_RB[row, kept:held] = 0
+            self.num_blocks_R[row] = kept
 
     def _grow(self, plan: step_pb2.StepPlan) -> None:
-        rows = self._live(plan.grown_rows, "grown_rows")
-        counts = np.fromiter(plan.num_new_blocks, np.int64, len(plan.num_new_blocks))
-        blocks = np.fromiter(plan.new_blocks, np.int64, len(plan.new_blocks))
+        rows = self._live(_ids(plan.grown_rows), "grown_rows")
+        counts, blocks = _ids(plan.num_new_blocks), _ids(plan.new_blocks)
         if len(counts) != len(rows) or counts.sum() != len(blocks):
             raise PlanError(
                 f"num_new_blocks: {len(counts)} entries with the sum {counts.sum()}, for {len(rows)} grown_rows and "
                 f"{len(blocks)} new_blocks"
             )
-        starts = np.cumsum(counts) - counts
-        for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
-            self._append_blocks(row, blocks[start : start + count], "new_blocks")
+        self._append_blocks(rows, counts, blocks, "new_blocks")
 
-    def _append_blocks(self, row: int, block_ids: np.ndarray, field: str) -> None:
-        held = int(self.num_blocks_R[row])
-        outside = block_ids[(block_ids < 1) | (block_ids > self.num_blocks)]
-        if len(outside):
-            raise PlanError(f"{field}: row {row} gets block {outside[0]}; there are blocks 1 to {self.num_blocks}")
-        if held + len(block_ids) > self.block_ids_RB.shape[1]:
+    def _append_blocks(self, rows: np.ndarray, counts: np.ndarray, block_ids: np.ndarray, field: str) -> None:
+        """counts[i] of block_ids go to rows[i], which are distinct."""
+        held = self.num_blocks_R[rows]
+        row_of_block = rows.repeat(counts)
+        wrong = (block_ids < 1) | (block_ids > self.num_blocks)
+        if wrong.any():
+            i = int(wrong.argmax())
             raise PlanError(
-                f"{field}: row {row} would hold {held + len(block_ids)} blocks of {self.block_size} tokens; "
+                f"{field}: row {row_of_block[i]} gets block {block_ids[i]}; there are blocks 1 to {self.num_blocks}"
+            )
+        after = held + counts
+        beyond = after > self.block_ids_RB.shape[1]
+        if beyond.any():
+            i = int(beyond.argmax())
+            raise PlanError(
+                f"{field}: row {rows[i]} would hold {after[i]} blocks of {self.block_size} tokens; "
                 f"max_model_len is {self.max_model_len}"
             )
-        self.block_ids_RB[row, held : held + len(block_ids)] = block_ids
-        self.num_blocks_R[row] = held + len(block_ids)
+        # Of the blocks that one row gets, the first goes to where its table ends, and so on.
+        offsets = np.arange(len(block_ids)) - (counts.cumsum() - counts).repeat(counts)
+        self.block_ids_RB[row_of_block, held.repeat(counts) + offsets] = block_ids
+        self.num_blocks_R[rows] = after
 
-    def _scheduled(self, plan: step_pb2.StepPlan) -> tuple[np.ndarray, np.ndarray]:
-        rows_S = self._live(plan.rows, "rows")
-        counts_S = np.fromiter(plan.num_tokens, np.int64, len(plan.num_tokens))
-        if len(counts_S) != len(rows_S) or not len(rows_S):
-            raise PlanError(f"num_tokens: {len(counts_S)} entries for {len(rows_S)} rows; as many, and one at least")
+    def _scheduled(self, plan: step_pb2.StepPlan) -> Scheduled:
+        decode_rows = np.frombuffer(plan.decode_rows, "<u2") if len(plan.decode_rows) % 2 == 0 else None
+        if decode_rows is None:
+            raise PlanError(f"decode_rows: {len(plan.decode_rows)} bytes, which are no whole entries of 2")
+        chunk_rows, chunk_counts = _ids(plan.rows), _ids(plan.num_tokens)
+        if len(chunk_counts) != len(chunk_rows) or not len(decode_rows) + len(chunk_rows):
+            raise PlanError(
+                f"num_tokens: {len(chunk_counts)} entries for {len(chunk_rows)} rows; as many, and one row at least, "
+                f"here or in decode_rows"
+            )
+        rows_S = self._live(np.concatenate((decode_rows.astype(np.int64), chunk_rows)), "rows")
+        counts_S = np.ones(len(rows_S), np.int64)
+        counts_S[len(decode_rows) :] = chunk_counts
         if counts_S.min() < 1 or counts_S.sum() > self.max_num_batched_tokens:
             raise PlanError(
                 f"num_tokens: from {counts_S.min()} on, {counts_S.sum()} in all; each is at least 1, and "
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}"
             )
+        drafts_S = None
+        if plan.num_drafts or plan.draft_token_ids:
+            drafts_S = np.zeros(len(rows_S), np.int64)
+            drafts_S[len(decode_rows) :] = self._put_drafts(plan, chunk_rows)
         after_S = self.num_computed_tokens_R[rows_S] + counts_S
         for wrong_S, what, limit_S in (
             (after_S > self.num_tokens_R[rows_S], "it knows tokens:", self.num_tokens_R[rows_S]),
@@ -179,19 +220,59 @@ class Rows:
                 raise PlanError(
                     f"num_tokens: row {rows_S[i]} would have {after_S[i]} tokens computed; {what} {limit_S[i]}"
                 )
-        return rows_S, counts_S
+        self._check_whole(rows_S[: len(decode_rows)], after_S[: len(decode_rows)], "decode_rows")
+        if drafts_S is not None:
+            has_drafts = drafts_S > 0
+            self._check_whole(rows_S[has_drafts], after_S[has_drafts], "num_drafts")
+        return Scheduled(rows_S=rows_S, num_tokens_S=counts_S, num_drafts_S=drafts_S)
 
-    def _live(self, values, field: str) -> np.ndarray:  # a repeated uint32
-        """The rows a field names, which must be live and distinct."""
-        rows = np.fromiter(values, np.int64, len(values))
+    def _check_whole(self, rows: np.ndarray, after: np.ndarray, field: str) -> None:
+        """These rows have all their tokens computed after the step."""
+        wrong = after != self.num_tokens_R[rows]
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise PlanError(
+                f"{field}: row {rows[i]} would have {after[i]} tokens computed of {self.num_tokens_R[rows[i]]}; "
+                f"such a row computes all it knows"
+            )
+
+    def _put_drafts(self, plan: step_pb2.StepPlan, rows: np.ndarray) -> np.ndarray:
+        """Drafts become the last tokens of their rows. Returns how many each has."""
+        counts, token_ids = _ids(plan.num_drafts), _ids(plan.draft_token_ids)
+        if len(counts) != len(rows) or counts.sum() != len(token_ids):
+            raise PlanError(
+                f"num_drafts: {len(counts)} entries with the sum {counts.sum()}, for {len(rows)} rows and "
+                f"{len(token_ids)} draft_token_ids"
+            )
+        if len(token_ids) and (largest := token_ids.max()) >= self.vocab_size:
+            raise PlanError(f"draft_token_ids: token id {largest}; vocab_size is {self.vocab_size}")
+        known = self.num_tokens_R[rows]
+        beyond = known + counts > self.max_model_len
+        if beyond.any():
+            i = int(beyond.argmax())
+            raise PlanError(
+                f"num_drafts: row {rows[i]} has {counts[i]} drafts after {known[i]} tokens; max_model_len is "
+                f"{self.max_model_len}"
+            )
+        offsets = np.arange(len(token_ids)) - (counts.cumsum() - counts).repeat(counts)
+        self.token_ids_RL[rows.repeat(counts), known.repeat(counts) + offsets] = token_ids
+        self.num_tokens_R[rows] = known + counts
+        return counts
+
+    def _live(self, rows: np.ndarray, field: str) -> np.ndarray:
+        """The same rows, int64, once they are seen to be live and distinct."""
         if not len(rows):
             return rows
         if (largest := rows.max()) >= self.max_num_seqs:
             raise PlanError(f"{field}: row {largest} does not exist; max_num_seqs is {self.max_num_seqs}")
-        free = rows[self.num_tokens_R[rows] == 0]
-        if len(free):
-            raise PlanError(f"{field}: row {free[0]} holds no sequence")
+        is_free = self.num_tokens_R[rows] == 0
+        if is_free.any():
+            raise PlanError(f"{field}: row {rows[is_free.argmax()]} holds no sequence")
         times = np.bincount(rows)
         if times.max() > 1:
             raise PlanError(f"{field}: row {times.argmax()} is named {times.max()} times")
         return rows
+
+
+def _ids(values) -> np.ndarray:  # a repeated uint32
+    return np.fromiter(values, np.int64, len(values))

@@ -1,6 +1,7 @@
 """Computes steps: a plan in, a result out. Knows no sockets, so that a benchmark or a library can call it in-process.
 
-Shape suffixes: S scheduled rows, N sampling rows, T tokens of the step, E hidden size, V vocabulary.
+Shape suffixes: S scheduled rows, N sampling rows, T tokens of the step, L logits of the step, E hidden size, V
+vocabulary.
 """
 
 import time
@@ -16,8 +17,10 @@ from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.logprobs import frames, token_logprobs
 from worker.rows import Rows
-from worker.sampler import sample
 from worker.sampling_state import NO_LOGPROBS
+from worker.scheduled import Scheduled
+from worker.swap_space import SwapSpace
+from worker.verification import sample_rows
 
 # Prompt positions whose logits exist at once: 64 x 49,152 in float32 are 12 MiB.
 _LOGITS_SLICE = 64
@@ -40,11 +43,23 @@ class Runner:
     """One rank's model, KV cache and rows. `worker.build.build_runner` makes one from options."""
 
     def __init__(
-        self, model: StepModel, kv_cache: KVCache, rows: Rows, model_info: inference_pb2.ModelInfo
+        self,
+        model: StepModel,
+        kv_cache: KVCache,
+        rows: Rows,
+        model_info: inference_pb2.ModelInfo,
+        *,
+        num_swap_blocks: int = 0,
     ) -> None:
         self._model, self._kv_cache, self._rows = model, kv_cache, rows
+        self._swap_space = SwapSpace(kv_cache, num_swap_blocks)
         # As Ready tells it to the scheduler.
         self.model_info = model_info
+
+    @property
+    def num_swap_blocks(self) -> int:
+        """Host blocks for swapped KV."""
+        return self._swap_space.num_blocks
 
     @property
     def num_live_rows(self) -> int:
@@ -63,19 +78,20 @@ class Runner:
         """
         arrival = time.perf_counter()
         rows = self._rows
-        rows_S, num_tokens_S = rows.apply(plan)
+        self._swap_space.apply(plan)
+        scheduled = rows.apply(plan)
         self._scrub(rows.take_spoiled_blocks())
-        scores_prompt_S = self._scores_prompt(rows_S)
-        batch, sampling_S = build_batch(rows, rows_S, num_tokens_S)
+        scores_prompt_S = self._scores_prompt(scheduled.rows_S)
+        batch, sampling_S = build_batch(rows, scheduled)
         before_forward = time.perf_counter()
         hidden_TE = self._model.forward(batch, self._kv_cache)
-        logits_NV = self._model.logits(hidden_TE[batch.logit_indices]) if len(sampling_S) else None
+        logits_LV = self._model.logits(hidden_TE[batch.logit_indices]) if len(sampling_S) else None
         after_forward = time.perf_counter()
         result = step_pb2.StepResult(epoch=plan.epoch, step=plan.step)
         for i in scores_prompt_S.tolist():
-            result.prompt_logprobs.extend(self._prompt_logprobs(int(rows_S[i]), batch, i, hidden_TE))
-        if logits_NV is not None:
-            self._sample(rows_S[sampling_S], logits_NV, result)
+            result.prompt_logprobs.extend(self._prompt_logprobs(int(scheduled.rows_S[i]), batch, i, hidden_TE))
+        if logits_LV is not None:
+            self._sample(scheduled, sampling_S, logits_LV, result)
         end = time.perf_counter()
         result.timing.total = end - arrival
         result.timing.forward = after_forward - before_forward
@@ -94,22 +110,28 @@ class Runner:
             sampling=inference_pb2.SamplingParams(temperature=1.0, top_p=0.9, seed=0),
         )
         self.execute(step_pb2.StepPlan(step=1, new_rows=[new], rows=[0], num_tokens=[length]))
-        self.execute(step_pb2.StepPlan(step=2, rows=[0], num_tokens=[1]))
+        self.execute(step_pb2.StepPlan(step=2, decode_rows=bytes(2)))
         self.reset()
 
-    def _sample(self, rows_N: np.ndarray, logits_NV: torch.Tensor, result: step_pb2.StepResult) -> None:
-        rows = self._rows
-        positions_N = rows.output_positions(rows_N)
-        sampled = sample(logits_NV.numpy(), rows.sampling, rows_N, positions_N)
-        # A failed row takes token 0 and goes on: a step planned before the scheduler knows may name it once more.
-        rows.append(rows_N, sampled.token_ids_N)
-        rows.failed_R[rows_N] |= sampled.failed_N
+    def _sample(
+        self, scheduled: Scheduled, sampling_S: np.ndarray, logits_LV: torch.Tensor, result: step_pb2.StepResult
+    ) -> None:
+        rows, rows_N = self._rows, scheduled.rows_S[sampling_S]
+        drafts_N = None if scheduled.num_drafts_S is None else scheduled.num_drafts_S[sampling_S]
+        said = sample_rows(rows, rows_N, drafts_N, logits_LV.numpy())
+        rows.failed_R[rows_N] |= said.failed_N
         good_N = ~rows.failed_R[rows_N]
         sequences_N = rows.sequence_R[rows_N]
-        result.sequences.extend(sequences_N[good_N].tolist())
-        result.positions.extend(positions_N[good_N].tolist())
-        result.token_ids.extend(sampled.token_ids_N[good_N].tolist())
-        result.logprobs.extend(entry for i, entry in sampled.logprobs.items() if good_N[i])
+        counts_N = said.counts_N[good_N]
+        tokens_ND1 = said.tokens_ND1[good_N]
+        result.sequences = sequences_N[good_N].astype("<i8").tobytes()
+        result.positions = (rows.output_positions(rows_N)[good_N] - counts_N).astype("<i4").tobytes()
+        if drafts_N is not None:
+            result.num_tokens = counts_N.astype("<i4").tobytes()
+        # Row by row, of each what it said.
+        is_said = np.arange(tokens_ND1.shape[1]) < counts_N[:, None]
+        result.token_ids = tokens_ND1[is_said].astype("<i4").tobytes()
+        result.logprobs.extend(said.logprobs[key] for key in sorted(said.logprobs) if good_N[key[0]])
         result.failed_sequences.extend(sequences_N[~good_N].tolist())
 
     def _scores_prompt(self, rows_S: np.ndarray) -> np.ndarray:

@@ -30,6 +30,8 @@ class SamplingState:
         self.logprobs_R = np.full(num_rows, NO_LOGPROBS, np.int64)
         self.prompt_logprobs_R = np.full(num_rows, NO_LOGPROBS, np.int64)
         self.adjustments: list[LogitAdjustments | None] = [None] * num_rows
+        # Rows whose adjustments are not None.
+        self.adjusts_R = np.zeros(num_rows, np.bool_)
 
     def set(
         self, row: int, sampling: inference_pb2.SamplingParams, choice: int, prompt: np.ndarray, output: np.ndarray
@@ -62,13 +64,16 @@ class SamplingState:
         self.choice_R[row] = choice
         self.logprobs_R[row] = sampling.logprobs if sampling.HasField("logprobs") else NO_LOGPROBS
         self.prompt_logprobs_R[row] = sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else NO_LOGPROBS
-        self.adjustments[row] = LogitAdjustments.of(
+        adjustments = LogitAdjustments.of(
             sampling, prompt, output, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
         )
+        self.adjustments[row] = adjustments
+        self.adjusts_R[row] = adjustments is not None
 
     def clear(self, row: int) -> None:
         """Drops what holds memory."""
         self.adjustments[row] = None
+        self.adjusts_R[row] = False
 
     def append(self, row: int, token_id: int) -> None:
         """Counts a token that the row sampled."""

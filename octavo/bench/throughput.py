@@ -77,8 +77,8 @@ class Bench:
                 trace = traces[output.key[0]]
                 trace.token_times.append(now)
                 trace.token_counts.append(len(output.token_ids))
-                if output.finish_reason is not None:
-                    trace.ended, trace.error = now, output.message
+                if output.end is not None:
+                    trace.ended, trace.error = now, output.end.message
             on_tokens(sum(len(output.token_ids) for output in outputs))
         return list(traces.values())
 

@@ -11,7 +11,7 @@ from worker.runner import Runner
 
 def fake_runner(
     *, num_blocks: int = 64, block_size: int = 8, max_num_seqs: int = 8, max_num_batched_tokens: int = 64,
-    max_model_len: int = 128,
+    max_model_len: int = 128, num_swap_blocks: int = 0,
 ) -> Runner:  # fmt: skip
     config = fake_config()
     rows = Rows(
@@ -27,4 +27,4 @@ def fake_runner(
         name="fake", max_model_len=max_model_len, vocab_size=VOCAB_SIZE, block_size=block_size, num_blocks=num_blocks
     )
     cache = KVCache(config, num_blocks=num_blocks + 1, block_size=block_size, dtype=torch.float32)
-    return Runner(FakeModel(), cache, rows, info)
+    return Runner(FakeModel(), cache, rows, info, num_swap_blocks=num_swap_blocks)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import zmq
 
 from configs.flags import own_number, parse_flags
@@ -50,6 +51,8 @@ class HashModel:
     vocab_size: int = 1000
     max_model_len: int = 512
     num_blocks: int = 128
+    # Host blocks for swapped KV, if options.preemption_mode is swap.
+    num_swap_blocks: int = 64
     eos_token_id: int = 2
     eos_every: int = 0
     fingerprint: str = "hashes"
@@ -115,12 +118,18 @@ class HashRunner:
         self.reset()
 
     @property
+    def num_swap_blocks(self) -> int:
+        return self.model.num_swap_blocks if self.options.preemption_mode == "swap" else 0
+
+    @property
     def num_live_rows(self) -> int:
         return len(self._rows)
 
     def reset(self) -> None:
         self._rows: dict[int, _Row] = {}
+        # What a slot was written for; of host blocks, all their slots.
         self._kv: dict[int, bytes] = {}
+        self._host: dict[int, dict[int, bytes]] = {}
         self._sequences: set[int] = set()
 
     def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
@@ -136,20 +145,47 @@ class HashRunner:
     def _execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
         for row in plan.freed_rows:
             assert self._rows.pop(row, None), f"freed_rows: {row} holds nothing"
+        self._swap(plan)
         for new in plan.new_rows:
             self._take_row(new)
+        for row, count in zip(plan.trimmed_rows, plan.num_kept_blocks, strict=True):
+            assert count <= len(self._rows[row].block_ids), "num_kept_blocks: more than there are"
+            del self._rows[row].block_ids[count:]
         self._grow(plan)
-        assert plan.rows, "an empty step"
-        assert len(set(plan.rows)) == len(plan.rows), "rows: one is there twice"
-        assert sum(plan.num_tokens) <= self.options.max_num_batched_tokens, "num_tokens: beyond the budget"
+        scheduled = [(row, 1) for row in np.frombuffer(plan.decode_rows, "<u2").tolist()]
+        for row, _ in scheduled:
+            held = self._rows[row]
+            assert held.num_computed_tokens == len(held.token_ids) - 1, "decode_rows: more than one to compute"
+        scheduled += zip(plan.rows, plan.num_tokens, strict=True)
+        assert scheduled, "an empty step"
+        assert len({row for row, _ in scheduled}) == len(scheduled), "rows: one is there twice"
+        num_tokens = sum(count for _, count in scheduled)
+        assert num_tokens <= self.options.max_num_batched_tokens, "num_tokens: beyond the budget"
+        assert not plan.num_drafts, "num_drafts: nobody drafts here"
         result = step_pb2.StepResult(epoch=plan.epoch, step=plan.step)
-        starts = {row: self._rows[row].num_computed_tokens for row in plan.rows}
-        for row, count in zip(plan.rows, plan.num_tokens, strict=True):
+        starts = {row: self._rows[row].num_computed_tokens for row, _ in scheduled}
+        for row, count in scheduled:
             self._write(self._rows[row], count)
-        for row in plan.rows:
+        said: list[tuple[int, int, int]] = []
+        for row, _ in scheduled:
             self._add_prompt_logprobs(self._rows[row], starts[row], result)
-            self._sample(self._rows[row], result)
+            said += self._sample(self._rows[row], result)
+        result.sequences = np.array([sequence for sequence, _, _ in said], "<i8").tobytes()
+        result.positions = np.array([position for _, position, _ in said], "<i4").tobytes()
+        result.token_ids = np.array([token_id for _, _, token_id in said], "<i4").tobytes()
         return result
+
+    def _swap(self, plan: step_pb2.StepPlan) -> None:
+        size, hosts = self.options.block_size, range(self.num_swap_blocks)
+        for block, host in zip(plan.swap_out_blocks, plan.swap_out_host_blocks, strict=True):
+            assert host in hosts, f"swap_out_host_blocks: {host} is out of range"
+            self._host[host] = {i: self._kv[block * size + i] for i in range(size) if block * size + i in self._kv}
+        for host, block in zip(plan.swap_in_host_blocks, plan.swap_in_blocks, strict=True):
+            assert host in self._host, f"swap_in_host_blocks: {host} holds nothing"
+            for i in range(size):
+                self._kv.pop(block * size + i, None)
+            self._kv.update({block * size + i: digest for i, digest in self._host[host].items()})
+        self._check_blocks([*plan.swap_out_blocks, *plan.swap_in_blocks])
 
     def _take_row(self, new: step_pb2.NewRow) -> None:
         assert new.row not in self._rows, f"new_rows: {new.row} is taken"
@@ -195,19 +231,19 @@ class HashRunner:
             self._kv[self._slot(row, position)] = expected
         row.num_computed_tokens = end
 
-    def _sample(self, row: _Row, result: step_pb2.StepResult) -> None:
+    def _sample(self, row: _Row, result: step_pb2.StepResult) -> list[tuple[int, int, int]]:
+        """(sequence, position, token) if the row samples."""
         if row.num_computed_tokens < len(row.token_ids):
-            return
+            return []
+        token_id = self.model.next_token(self._digest(row, row.num_computed_tokens), row.sampling.seed, row.choice)
+        position = len(row.token_ids) - row.num_prompt_tokens
+        row.token_ids.append(token_id)
         if BAD_TOKEN in row.token_ids[: row.num_prompt_tokens]:
             result.failed_sequences.append(row.sequence)
-            return
-        token_id = self.model.next_token(self._digest(row, row.num_computed_tokens), row.sampling.seed, row.choice)
-        result.sequences.append(row.sequence)
-        result.positions.append(len(row.token_ids) - row.num_prompt_tokens)
-        result.token_ids.append(token_id)
+            return []
         if row.sampling.HasField("logprobs"):
             result.logprobs.append(_logprobs(token_id, row.sampling.logprobs))
-        row.token_ids.append(token_id)
+        return [(row.sequence, position, token_id)]
 
     def _add_prompt_logprobs(self, row: _Row, start: int, result: step_pb2.StepResult) -> None:
         first, end = max(start, 1), min(row.num_computed_tokens, row.num_prompt_tokens)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zmq
 
@@ -28,6 +29,7 @@ from scheduler.workers import EpochBegun, EpochEnded, Event, StepReturned, Worke
 from tests.fakes.worker import FakeWorker, HashModel
 from tests.support.repository import ROOT
 from tests.support.scheduling import TIMEOUT, RouterEnd, make_options, running_scheduler, running_worker
+from tests.support.steps import result_columns
 from tests.support.up import environment, free_port
 from worker.errors import PermanentError, PlanError
 
@@ -158,7 +160,7 @@ async def test_malformed_bytes_and_unknown_peers_are_counted_and_ignored(
         group = await router.submit(PROMPT, max_tokens=300)
         await router.wait_for(lambda: router.tokens[group, 0])
         epoch = router.welcomes[0].epoch
-        result = step_pb2.StepResult(epoch=epoch, step=5, sequences=[1], positions=[4], token_ids=[999])
+        result = step_pb2.StepResult(epoch=epoch, step=5, **result_columns([1], [4], [999]))
         registry = server.step_loop.metrics.registry
         with (
             Peer(endpoint, b"stranger") as stranger,
@@ -347,7 +349,8 @@ def test_an_epoch_needs_every_rank_and_all_get_the_same_plans(tmp_path: Path):
             row=0, sequence=1, token_ids=[20], num_prompt_tokens=1, num_computed_tokens=0, block_ids=[1], choice=0,
             sampling=sampling,
         )  # fmt: skip
-        assert not workers.send_plan(StepCodec(begun.epoch).encode(Plan(new_rows=[row], scheduled=[(0, 1)])))
+        plan = Plan(step=1, new_rows=[row], decode_rows=np.empty(0, np.uint16), chunks=[(0, 1)])
+        assert not workers.send_plan(StepCodec(begun.epoch).encode(plan))
         next_event(StepReturned)
         next_event(StepReturned)
         assert [rank.runner.num_steps for rank in ranks] == [1, 1]

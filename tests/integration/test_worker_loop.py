@@ -12,6 +12,7 @@ from protos import inference_pb2, step_pb2
 from runtime.wire import heartbeat_endpoint, rank_identity
 from tests.fakes.fake_runner import fake_runner
 from tests.fakes.step_scheduler import StepScheduler
+from tests.support.steps import decodes, said
 from worker.errors import PermanentError
 from worker.heartbeat import HeartbeatThread, WorkerStatus
 from worker.link import Link
@@ -26,7 +27,7 @@ NEW_ROW = step_pb2.NewRow(
     sampling=inference_pb2.SamplingParams(temperature=1.0, seed=5),
 )  # fmt: skip
 PREFILL = step_pb2.StepPlan(new_rows=[NEW_ROW], rows=[0], num_tokens=[3])
-DECODE = step_pb2.StepPlan(rows=[0], num_tokens=[1])
+DECODE = step_pb2.StepPlan(decode_rows=decodes(0))
 
 
 def build_fake(progress: Callable[[float], None]) -> StepRunner:
@@ -104,8 +105,8 @@ def test_hello_reset_ready_plans_shutdown(start: Start):
         assert (ready.epoch, ready.rank, ready.model.name) == (7, 0, "fake")
         results = [scheduler.step(PREFILL), scheduler.step(DECODE), scheduler.step(DECODE)]
         direct = fake_runner()
-        expected = [direct.execute(plan).token_ids[0] for plan in (PREFILL, DECODE, DECODE)]
-        assert [result.token_ids[0] for result in results] == expected
+        expected = [said(direct.execute(plan)).token_ids[0] for plan in (PREFILL, DECODE, DECODE)]
+        assert [said(result).token_ids[0] for result in results] == expected
         assert [(result.epoch, result.step) for result in results] == [(7, 1), (7, 2), (7, 3)]
         scheduler.send(step_pb2.SchedulerToWorker(probe=step_pb2.Probe()))
         scheduler.send(step_pb2.SchedulerToWorker(shutdown=step_pb2.Shutdown()))
@@ -121,7 +122,7 @@ def test_plans_sent_ahead_are_computed_in_order(start: Start):
         scheduler.join()
         for plan in (PREFILL, DECODE, DECODE, DECODE):
             scheduler.send_plan(plan)
-        assert [list(scheduler.expect("result").positions) for _ in range(4)] == [[0], [1], [2], [3]]
+        assert [said(scheduler.expect("result")).positions for _ in range(4)] == [[0], [1], [2], [3]]
 
 
 def test_a_new_epoch_forgets_rows_and_drops_plans_of_the_old_one(start: Start):

@@ -37,7 +37,7 @@ def run(made: Engine) -> dict[tuple[int, int], list[int]]:
     outputs: dict[tuple[int, int], list[int]] = {}
     while made.has_work:
         for output in made.step().sequences:
-            assert not output.message
+            assert output.end is None or not output.end.message
             outputs.setdefault(output.key, []).extend(output.token_ids)
     return outputs
 

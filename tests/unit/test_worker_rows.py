@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from protos import inference_pb2, step_pb2
+from tests.support.steps import decodes
 from worker.batching import build_batch
 from worker.errors import PlanError
 from worker.rows import Rows
@@ -31,10 +32,13 @@ def plan(*new_rows: step_pb2.NewRow, rows: list[int], num_tokens: list[int], **f
 
 def run(rows: Rows, step: step_pb2.StepPlan, sampled: int = 7):
     """Applies a plan, and appends `sampled` to every row that samples."""
-    rows_S, num_tokens_S = rows.apply(step)
-    batch, sampling_S = build_batch(rows, rows_S, num_tokens_S)
-    rows.append(rows_S[sampling_S], np.full(len(sampling_S), sampled))
-    return batch, rows_S[sampling_S].tolist()
+    scheduled = rows.apply(step)
+    batch, sampling_S = build_batch(rows, scheduled)
+    sampling = scheduled.rows_S[sampling_S]
+    if scheduled.num_drafts_S is not None:
+        rows.settle_drafts(sampling, scheduled.num_drafts_S[sampling_S])
+    rows.append(sampling, np.full(len(sampling), sampled))
+    return batch, sampling.tolist()
 
 
 def test_a_prompt_in_chunks_samples_once_and_then_token_by_token():
@@ -93,11 +97,9 @@ def test_a_row_is_used_again_with_nothing_left_of_its_past():
 
 def test_a_returning_row_goes_on_at_its_output_position():
     rows = make_rows()
-    rows_S, num_tokens_S = rows.apply(
-        plan(new_row(tokens=10, num_prompt_tokens=6), rows=[0], num_tokens=[10])
-    )
-    build_batch(rows, rows_S, num_tokens_S)
-    assert rows.output_positions(rows_S).tolist() == [4]
+    scheduled = rows.apply(plan(new_row(tokens=10, num_prompt_tokens=6), rows=[0], num_tokens=[10]))
+    build_batch(rows, scheduled)
+    assert rows.output_positions(scheduled.rows_S).tolist() == [4]
 
 
 def test_block_tables_grow_by_what_is_appended():
@@ -108,6 +110,49 @@ def test_block_tables_grow_by_what_is_appended():
     batch, _ = run(rows, plan(rows=[0, 1], num_tokens=[1, 1], **growth))
     assert batch.block_tables_SB.tolist() == [[1, 9], [2, 7]]
     assert batch.slots_T.tolist() == [72, 56]
+
+
+def test_decodes_come_first_and_need_no_counts():
+    rows = make_rows()
+    one, two = new_row(0, 1, 8), new_row(3, 2, 8, block_ids=[3, 4])
+    run(rows, plan(one, two, rows=[0, 3], num_tokens=[8, 8]))
+    late = new_row(1, 3, 5, block_ids=[9])
+    batch, sampling = run(rows, plan(late, rows=[1], num_tokens=[4], decode_rows=decodes(3, 0)))
+    assert sampling == [3, 0]
+    assert batch.query_starts.tolist() == [0, 1, 2, 6]
+    assert batch.token_ids_T.tolist() == [7, 7, 1, 2, 3, 4]
+    assert batch.logit_indices.tolist() == [0, 1]
+
+
+def test_drafts_are_computed_like_tokens_and_leave_no_trace_where_they_are_not_said():
+    rows = make_rows()
+    one, two = new_row(0, 1, 6, block_ids=[1, 2]), new_row(1, 2, 3, block_ids=[9])
+    run(rows, plan(one, two, rows=[0, 1], num_tokens=[6, 3]))
+    # Row 0 knows 6 tokens and one that was sampled; two more are guessed.
+    guess = {"num_drafts": [2, 0], "draft_token_ids": [40, 41]}
+    batch, sampling = run(rows, plan(rows=[0, 1], num_tokens=[3, 1], **guess))
+    assert sampling == [0, 1]
+    assert batch.token_ids_T.tolist() == [7, 40, 41, 7]
+    assert batch.positions_T.tolist() == [6, 7, 8, 3]
+    assert batch.context_lens_S.tolist() == [9, 4]
+    # After the last known token, and after each draft; row 1 as ever.
+    assert batch.logit_indices.tolist() == [0, 1, 2, 3]
+    # What is said takes the place of the drafts.
+    assert rows.token_ids_RL[0, :8].tolist() == [1, 2, 3, 4, 5, 6, 7, 7]
+    assert (rows.num_tokens_R[:2].tolist(), rows.num_computed_tokens_R[:2].tolist()) == ([8, 5], [7, 4])
+    # What the draft left in the KV cache is computed again.
+    batch, _ = run(rows, plan(rows=[], num_tokens=[], decode_rows=decodes(0)))
+    assert (batch.token_ids_T.tolist(), batch.positions_T.tolist()) == ([7], [7])
+
+
+def test_look_ahead_blocks_are_given_back():
+    rows = make_rows()
+    run(rows, plan(new_row(0, 1, 6, block_ids=[1, 2, 3]), rows=[0], num_tokens=[6]))
+    growth = {"grown_rows": [0], "num_new_blocks": [1], "new_blocks": [8]}
+    step = plan(rows=[], num_tokens=[], decode_rows=decodes(0), trimmed_rows=[0], num_kept_blocks=[1], **growth)
+    run(rows, step)
+    # Trimmed first, then grown.
+    assert rows.block_ids_RB[0].tolist() == [1, 8, 0, 0, 0]
 
 
 def test_blocks_of_a_failed_row_are_handed_out_for_scrubbing_unless_shared():
@@ -160,6 +205,29 @@ BROKEN = {
     ),
     "rows: row 2 holds no sequence": plan(rows=[2], num_tokens=[1]),
     "rows: row 0 is named 2 times": plan(rows=[0, 0], num_tokens=[1, 1]),
+    "decode_rows: 3 bytes": plan(rows=[], num_tokens=[], decode_rows=bytes(3)),
+    "decode_rows: row 0 would have 5 tokens computed of 10": plan(rows=[], num_tokens=[], decode_rows=decodes(0)),
+    "row 0 is named 2 times": plan(rows=[0], num_tokens=[1], decode_rows=decodes(0)),
+    "num_drafts: 1 entries with the sum 2, for 1 rows and 1 draft_token_ids": plan(
+        rows=[0], num_tokens=[1], num_drafts=[2], draft_token_ids=[4]
+    ),
+    "draft_token_ids: token id 50; vocab_size is 50": plan(
+        rows=[0], num_tokens=[1], num_drafts=[1], draft_token_ids=[50]
+    ),
+    "num_drafts: row 0 would have 5 tokens computed of 11": plan(
+        rows=[0], num_tokens=[1], num_drafts=[1], draft_token_ids=[5]
+    ),
+    "num_drafts: row 0 has 31 drafts after 10 tokens; max_model_len is 40": plan(
+        rows=[0], num_tokens=[1], num_drafts=[31], draft_token_ids=[5] * 31
+    ),
+    "trimmed_rows: row 1 holds no sequence": plan(rows=[0], num_tokens=[1], trimmed_rows=[1], num_kept_blocks=[1]),
+    "num_kept_blocks: 0 entries for 1 trimmed_rows": plan(rows=[0], num_tokens=[1], trimmed_rows=[0]),
+    "num_kept_blocks: row 0 would keep 2 blocks of 1; 4 tokens are computed": plan(
+        rows=[0], num_tokens=[1], trimmed_rows=[0], num_kept_blocks=[2]
+    ),
+    "num_kept_blocks: row 0 would keep 0 blocks of 1": plan(
+        rows=[0], num_tokens=[1], trimmed_rows=[0], num_kept_blocks=[0]
+    ),
     "num_tokens: 1 entries for 0 rows": plan(rows=[], num_tokens=[1]),
     "num_tokens: 0 entries for 0 rows": plan(rows=[], num_tokens=[]),
     "num_tokens: from 0 on": plan(rows=[0], num_tokens=[0]),

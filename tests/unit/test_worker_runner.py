@@ -9,6 +9,7 @@ from protos.inference_pb2 import SamplingParams
 from runtime.wire import PROMPT_LOGPROBS_FRAME_BYTES
 from tests.fakes.fake_model import POISON, logits_after
 from tests.fakes.fake_runner import fake_runner
+from tests.support.steps import decodes, said
 from worker.logprobs import frames, token_logprobs
 from worker.philox import uniforms
 from worker.runner import Runner
@@ -27,7 +28,8 @@ def execute(runner: Runner, new=(), rows=(0,), num_tokens=(1,), **fields) -> ste
 
 
 def decode(runner: Runner, count: int, row: int = 0) -> list[int]:
-    return [execute(runner, rows=[row]).token_ids[0] for _ in range(count)]
+    steps = (execute(runner, rows=(), num_tokens=(), decode_rows=decodes(row)) for _ in range(count))
+    return [said(result).token_ids[0] for result in steps]
 
 
 def greedy_continuation(prompt: list[int], count: int) -> list[int]:
@@ -41,8 +43,8 @@ def test_greedy_output_is_that_of_the_model():
     runner = fake_runner()
     result = execute(runner, [new_row(0, 77, PROMPT, [4, 2, 9])], num_tokens=[11])
     assert (result.epoch, result.step) == (3, 9)
-    assert (list(result.sequences), list(result.positions)) == ([77], [0])
-    assert [*result.token_ids, *decode(runner, 9)] == greedy_continuation(PROMPT, 10)
+    assert (said(result).sequences, said(result).positions) == ([77], [0])
+    assert [*said(result).token_ids, *decode(runner, 9)] == greedy_continuation(PROMPT, 10)
     assert result.timing.total >= result.timing.forward + result.timing.sample > 0
 
 
@@ -50,7 +52,7 @@ def test_output_is_the_same_chunked_batched_and_computed_again():
     params = SamplingParams(temperature=1.0, top_p=0.95, seed=11, repetition_penalty=1.2)
     alone = fake_runner()
     first = execute(alone, [new_row(0, 1, PROMPT, [1, 2, 3], params)], num_tokens=[11])
-    expected = [*first.token_ids, *decode(alone, 8)]
+    expected = [*said(first).token_ids, *decode(alone, 8)]
 
     batched = fake_runner()
     other = new_row(5, 2, [50, 51], [20, 21], SamplingParams(temperature=2.0, seed=3))
@@ -58,17 +60,17 @@ def test_output_is_the_same_chunked_batched_and_computed_again():
     execute(batched, [new_row(0, 1, PROMPT, [9, 8, 7], params)], rows=[5, 0], num_tokens=[1, 4])
     execute(batched, rows=[0, 5], num_tokens=[5, 1])
     result = execute(batched, rows=[5, 0], num_tokens=[1, 2])
-    assert list(result.sequences) == [2, 1]
-    got = [result.token_ids[1]]
+    assert said(result).sequences == [2, 1]
+    got = [said(result).token_ids[1]]
     for _ in range(4):
         result = execute(batched, rows=[0, 5], num_tokens=[1, 1])
-        got.append(result.token_ids[0])
+        got.append(said(result).token_ids[0])
     # Preempted, and back in another row and other blocks with its five tokens, in two chunks.
     back = new_row(3, 6, [*PROMPT, *got], [30, 31, 32], params, num_prompt_tokens=11)
     assert not execute(batched, [back], rows=[3], num_tokens=[10], freed_rows=[0]).token_ids
     result = execute(batched, rows=[3], num_tokens=[6])
-    assert (list(result.sequences), list(result.positions)) == ([6], [5])
-    got += [*result.token_ids, *decode(batched, 3, row=3)]
+    assert (said(result).sequences, said(result).positions) == ([6], [5])
+    got += [*said(result).token_ids, *decode(batched, 3, row=3)]
     assert got == expected
 
 
@@ -77,7 +79,7 @@ def test_a_prefix_computed_by_another_row_is_read():
     execute(runner, [new_row(0, 1, PROMPT, [4, 2])], num_tokens=[11])
     tokens = [*PROMPT[:8], 60, 61]
     result = execute(runner, [new_row(1, 2, tokens, [4, 5], num_computed_tokens=8)], rows=[1], num_tokens=[2])
-    assert list(result.token_ids) == greedy_continuation(tokens, 1)
+    assert said(result).token_ids == greedy_continuation(tokens, 1)
 
 
 def test_the_draw_uses_seed_choice_and_position():
@@ -87,7 +89,7 @@ def test_the_draw_uses_seed_choice_and_position():
     )
     uniform = uniforms(np.array([99], np.uint64), np.array([2]), np.array([0]))[0]
     expected = draw_reference(logits_after(PROMPT), temperature=1.0, uniform=uniform)
-    assert list(result.token_ids) == [expected]
+    assert said(result).token_ids == [expected]
 
 
 def test_a_failed_row_harms_nobody_and_may_be_planned_once_more():
@@ -95,12 +97,12 @@ def test_a_failed_row_harms_nobody_and_may_be_planned_once_more():
     good, bad = new_row(0, 1, PROMPT, [1, 2, 3]), new_row(1, 2, [3, POISON], [4, 5], SamplingParams(logprobs=1))
     result = execute(runner, [good, bad], rows=[1, 0], num_tokens=[2, 11])
     assert list(result.failed_sequences) == [2]
-    assert (list(result.sequences), list(result.token_ids)) == ([1], greedy_continuation(PROMPT, 1))
+    assert (said(result).sequences, said(result).token_ids) == ([1], greedy_continuation(PROMPT, 1))
     assert not result.logprobs
     # A plan made before that result was known.
     result = execute(runner, rows=[1, 0], num_tokens=[1, 1])
     assert list(result.failed_sequences) == [2]
-    assert list(result.sequences) == [1]
+    assert said(result).sequences == [1]
 
 
 def test_blocks_of_a_failed_row_are_zeroed_before_others_get_them():
@@ -169,4 +171,4 @@ def test_reset_forgets_every_row():
     runner.reset()
     assert runner.num_live_rows == 0
     result = execute(runner, [new_row(0, 1, PROMPT, [3, 4])], num_tokens=[11])
-    assert list(result.token_ids) == greedy_continuation(PROMPT, 1)
+    assert said(result).token_ids == greedy_continuation(PROMPT, 1)

@@ -1,0 +1,46 @@
+"""The core's settings, from options and what workers bring."""
+
+import logging
+
+import pytest
+
+from configs.options import Options
+from protos import inference_pb2
+from scheduler.settings import core_settings
+
+MODEL = inference_pb2.ModelInfo(block_size=16, num_blocks=500, max_model_len=4000, eos_token_ids=[2, 7])
+
+
+def test_options_and_ready_become_settings():
+    options = Options(
+        max_num_seqs=5, max_num_batched_tokens=5000, scheduling_policy="deadline", preemption_mode="swap",
+        max_steps_in_flight=3, enable_chunked_prefill=False, max_queued_requests=9,
+    )  # fmt: skip
+    settings = core_settings(options, MODEL, 40)
+    assert (settings.block_size, settings.num_blocks, settings.max_model_len) == (16, 500, 4000)
+    assert (settings.preemption_mode, settings.num_swap_blocks, settings.max_steps_in_flight) == ("swap", 40, 3)
+    assert (settings.scheduling_policy, settings.enable_chunked_prefill) == ("deadline", False)
+    assert (settings.eos_token_ids, settings.max_num_seqs, settings.max_queued_requests) == ({2, 7}, 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("options", "threshold"),
+    [
+        ({}, 0),
+        ({"max_num_partial_prefills": 2}, 160),
+        ({"max_num_partial_prefills": 2, "long_prefill_token_threshold": 99}, 99),
+        ({"long_prefill_token_threshold": 99}, 99),
+    ],
+)
+def test_what_counts_as_long_is_4_percent_where_prefills_share_a_step(options: dict, threshold: int):
+    assert core_settings(Options(**options), MODEL).long_prefill_token_threshold == threshold
+
+
+def test_prompts_that_whole_prefills_cannot_take_are_told_of_at_start(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.WARNING, "octavo.scheduler")
+    core_settings(Options(enable_chunked_prefill=False, max_num_batched_tokens=4000), MODEL)
+    core_settings(Options(max_num_batched_tokens=512), MODEL)
+    assert not caplog.messages
+    core_settings(Options(enable_chunked_prefill=False, max_num_batched_tokens=512), MODEL)
+    [warning] = caplog.messages
+    assert "max_num_batched_tokens=512 is below max_model_len=4000: prompts of more than 512 tokens are" in warning
