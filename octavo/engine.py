@@ -12,7 +12,7 @@ from octavo.errors import InvalidRequest
 from protos import inference_pb2 as pb
 from protos import step_pb2
 from scheduler.core import Core
-from scheduler.messages import ChoiceStart, GroupRequest, SequenceEnd, SequenceKey, StepOutputs, StopRules
+from scheduler.messages import ChoiceStart, GroupRequest, Plan, SequenceEnd, SequenceKey, StepOutputs, StopRules
 from scheduler.settings import core_settings
 from scheduler.step_wire import GroupSampling, StepCodec
 
@@ -56,6 +56,8 @@ class SequenceOutput:
 class EngineOutput:
     """What one step gave. Prompt logprobs come before output index 0 of their sequence."""
 
+    # That was computed.
+    plan: Plan
     prompt_logprobs: Sequence[tuple[SequenceKey, pb.PromptLogprobs]]
     sequences: Sequence[SequenceOutput]
 
@@ -69,8 +71,8 @@ class Engine:
         self._runner = runner
         self._core = Core(core_settings(options, self.model, runner.num_swap_blocks))
         self._codec = StepCodec(epoch=0)
-        # Frames of the plans that have not been computed; max_steps_in_flight at most.
-        self._plans: deque[bytes] = deque()
+        # With their frames, those that have not been computed; max_steps_in_flight at most.
+        self._plans: deque[tuple[Plan, bytes]] = deque()
 
     @property
     def has_work(self) -> bool:
@@ -97,7 +99,7 @@ class Engine:
                 stop_token_ids=frozenset(sampling.stop_token_ids),
                 ignore_eos=sampling.ignore_eos,
             ),
-            sampling=GroupSampling(sampling, first_choice=0),
+            sampling=GroupSampling(sampling, group=group, first_choice=0),
             bypass_prefix_cache=sampling.HasField("prompt_logprobs"),
         )
         if rejection := self._core.submit(request, time.monotonic()):
@@ -113,15 +115,15 @@ class Engine:
         start = time.perf_counter()
         # Through the bytes that ranks get: what is measured here is what a scheduler does, too.
         while (plan := self._core.schedule(time.monotonic())) is not None:
-            self._plans.append(self._codec.encode(plan))
+            self._plans.append((plan, self._codec.encode(plan)))
         if not self._plans:
             raise RuntimeError("no request can run, though some wait: the KV cache is too small for them")
-        message = step_pb2.SchedulerToWorker.FromString(self._plans.popleft())
+        plan, frame = self._plans.popleft()
+        message = step_pb2.SchedulerToWorker.FromString(frame)
         planned = time.perf_counter()
         result = self._runner.execute(message.plan)
         computed = time.perf_counter()
         outcome = self._codec.decode(result)
-        frames = [(key, frame) for number, frame in outcome.prompt_logprobs if (key := self._core.key_of(number))]
         outputs = _by_sequence(self._core.apply(outcome.result, time.monotonic()))
         end = time.perf_counter()
         times = self.times
@@ -130,7 +132,7 @@ class Engine:
         times.scheduling += (planned - start) + (end - computed)
         times.forward += result.timing.forward
         times.sampling += result.timing.sample
-        return EngineOutput(prompt_logprobs=frames, sequences=outputs)
+        return EngineOutput(plan=plan, prompt_logprobs=outcome.prompt_logprobs, sequences=outputs)
 
 
 def _by_sequence(outputs: StepOutputs) -> list[SequenceOutput]:

@@ -246,11 +246,8 @@ class StepLoop(threading.Thread):
             self._handle(self._workers.fail_epoch(f"the result of step {message.step} can't be used: {error}"), now)
             return
         self._clock.finish(now)
-        # Before the core forgets the numbers of those that end.
-        for sequence, frame in outcome.prompt_logprobs:
-            key = core.key_of(sequence)
-            if key is not None:
-                self._requests.collect_prompt_logprobs(key, frame)
+        for key, frame in outcome.prompt_logprobs:
+            self._requests.collect_prompt_logprobs(key, frame)
         self._outputs.append(core.apply(outcome.result, now))
 
     def _schedule(self) -> None:

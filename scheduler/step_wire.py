@@ -8,7 +8,7 @@ import numpy as np
 
 from protos import inference_pb2, step_pb2
 from runtime.wire import PROMPT_LOGPROBS_FRAME_BYTES, plan_digest
-from scheduler.messages import Plan, PlannedRow, Result
+from scheduler.messages import Plan, PlannedRow, Result, SequenceKey
 
 # What surrounds the logprobs of a frame.
 _FRAME_OVERHEAD_BYTES = 1024
@@ -26,14 +26,12 @@ class GroupSampling:
     with output tokens has delivered them.
     """
 
-    __slots__ = ("_params", "_params_without_prompt", "prompt_logprobs_choice")
+    __slots__ = ("_params", "_params_without_prompt", "first_choice", "group")
 
-    def __init__(self, params: inference_pb2.SamplingParams, first_choice: int) -> None:
+    def __init__(self, params: inference_pb2.SamplingParams, *, group: int, first_choice: int) -> None:
+        self.group, self.first_choice = group, first_choice
         self._params = self._params_without_prompt = params
-        # None: no choice computes them.
-        self.prompt_logprobs_choice: int | None = None
         if params.HasField("prompt_logprobs"):
-            self.prompt_logprobs_choice = first_choice
             self._params_without_prompt = inference_pb2.SamplingParams()
             self._params_without_prompt.CopyFrom(params)
             self._params_without_prompt.ClearField("prompt_logprobs")
@@ -44,17 +42,18 @@ class GroupSampling:
 
     def params_for(self, row: PlannedRow) -> inference_pb2.SamplingParams:
         has_output = len(row.token_ids) > row.num_prompt_tokens
-        if has_output or row.choice != self.prompt_logprobs_choice:
-            return self._params_without_prompt
-        return self._params
+        return self._params_without_prompt if has_output or row.choice != self.first_choice else self._params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """A result as the core takes it, and the frames of prompt logprobs, which pass it by, with their sequences."""
+    """A result as the core takes it, and frames of prompt logprobs, which pass it by, with whose they are.
+
+    A frame counts even if the core has preempted its sequence since: after a swap it would not come again.
+    """
 
     result: Result
-    prompt_logprobs: list[tuple[int, inference_pb2.PromptLogprobs]]
+    prompt_logprobs: list[tuple[SequenceKey, inference_pb2.PromptLogprobs]]
 
 
 class StepCodec:
@@ -68,11 +67,12 @@ class StepCodec:
         self._digest = b""
         # Number of the last plan encoded; 0 before the first one.
         self.step = 0
-        # Rows whose tokens come with logprobs: their sequences.
+        # Rows that give logprobs of either kind: their sequences.
         self._logprob_rows: dict[int, int] = {}
-        # Sequences whose tokens may come with logprobs in a result that is still to come, and when the last of them
-        # leave: (step that freed their rows, sequence).
+        # Sequences whose tokens come with logprobs in results that are still to come, and those that score their
+        # prompts there; and when they leave: (step that freed the row, sequence).
         self._logprob_sequences: set[int] = set()
+        self._scoring_sequences: dict[int, SequenceKey] = {}
         self._leaving: deque[tuple[int, int]] = deque()
 
     def encode(self, plan: Plan) -> bytes:
@@ -114,15 +114,20 @@ class StepCodec:
         return frame
 
     def _encode_row(self, row: PlannedRow, wire: step_pb2.NewRow) -> None:
-        assert isinstance(row.sampling, GroupSampling)
-        if row.sampling.has_logprobs:
+        sampling = row.sampling
+        assert isinstance(sampling, GroupSampling)
+        params = sampling.params_for(row)
+        if sampling.has_logprobs:
             self._logprob_rows[row.row] = row.sequence
             self._logprob_sequences.add(row.sequence)
+        if params.HasField("prompt_logprobs"):
+            self._logprob_rows[row.row] = row.sequence
+            self._scoring_sequences[row.sequence] = (sampling.group, row.choice)
         wire.row, wire.sequence, wire.choice = row.row, row.sequence, row.choice
         wire.num_prompt_tokens, wire.num_computed_tokens = row.num_prompt_tokens, row.num_computed_tokens
         wire.token_ids.extend(row.token_ids)
         wire.block_ids.extend(row.block_ids)
-        wire.sampling.CopyFrom(row.sampling.params_for(row))
+        wire.sampling.CopyFrom(params)
 
     def _forget_rows(self, rows: Sequence[int]) -> None:
         if self._logprob_rows:
@@ -133,7 +138,9 @@ class StepCodec:
     def decode(self, result: step_pb2.StepResult) -> StepOutcome:
         """Raises ResultError."""
         while self._leaving and self._leaving[0][0] <= result.step:
-            self._logprob_sequences.discard(self._leaving.popleft()[1])
+            _, sequence = self._leaving.popleft()
+            self._logprob_sequences.discard(sequence)
+            self._scoring_sequences.pop(sequence, None)
         sequences = _column(result.sequences, "sequences", "<i8")
         positions = _column(result.positions, "positions", "<i4")
         token_ids = _column(result.token_ids, "token_ids", "<i4")
@@ -144,6 +151,8 @@ class StepCodec:
         if len(token_ids) and token_ids.min() < 0:
             raise ResultError(f"token_ids holds {token_ids.min()}")
         for row in result.prompt_logprobs:
+            if row.sequence not in self._scoring_sequences:
+                raise ResultError(f"prompt_logprobs has a frame of sequence {row.sequence}, which did not ask for any")
             if row.frame.ByteSize() > PROMPT_LOGPROBS_FRAME_BYTES + _FRAME_OVERHEAD_BYTES:
                 raise ResultError(f"prompt_logprobs has a frame of {row.frame.ByteSize()} bytes")
         decoded = Result(
@@ -158,7 +167,8 @@ class StepCodec:
         if self._logprob_sequences or result.logprobs:
             decoded.logprobs = self._logprobs(decoded, result.logprobs)
         return StepOutcome(
-            result=decoded, prompt_logprobs=[(row.sequence, row.frame) for row in result.prompt_logprobs]
+            result=decoded,
+            prompt_logprobs=[(self._scoring_sequences[row.sequence], row.frame) for row in result.prompt_logprobs],
         )
 
     def _logprobs(

@@ -131,8 +131,9 @@ class Intake:
         # A copy: a reference into the Submit would keep all of it, prompt included, for as long as the group lives.
         sampling = inference_pb2.SamplingParams()
         sampling.CopyFrom(submit.sampling)
+        group = group_number(self._session, submit.group)
         request = GroupRequest(
-            group=group_number(self._session, submit.group),
+            group=group,
             request_id=submit.request_id,
             prompt_token_ids=prompt,
             choices=tuple(choices),
@@ -142,7 +143,7 @@ class Intake:
                 stop_token_ids=frozenset(sampling.stop_token_ids),
                 ignore_eos=sampling.ignore_eos,
             ),
-            sampling=GroupSampling(sampling, choices[0].choice),
+            sampling=GroupSampling(sampling, group=group, first_choice=choices[0].choice),
             bypass_prefix_cache=sampling.HasField("prompt_logprobs"),
             priority=submit.priority,
             cache_salt=submit.cache_salt,

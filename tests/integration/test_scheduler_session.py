@@ -304,9 +304,13 @@ async def test_a_full_queue_refuses(tmp_path: Path):
             await router.finish(group)
 
 
-async def test_preempted_sequences_say_the_same_and_the_log_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+async def test_preempted_sequences_say_the_same_and_the_log_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, steps: int
+):
     model = HashModel(num_blocks=20)
-    options = make_options(tmp_path)
+    options = make_options(tmp_path, preemption_mode=mode, max_steps_in_flight=steps)
     async with (
         running_scheduler(options) as server,
         running_worker(options, model=model),
@@ -319,15 +323,52 @@ async def test_preempted_sequences_say_the_same_and_the_log_warns(tmp_path: Path
             frames = router.prompt_logprobs[group, 0]
             assert [entry.chosen.token_id for frame in frames for entry in frame.logprobs] == PROMPT
         await router.wait_idle()
-        assert server.step_loop.status.stats.num_preemptions > 0
+        stats, registry = server.step_loop.status.stats, server.step_loop.metrics.registry
+        assert stats.num_preemptions > 0
+        assert bool(stats.num_swaps) == bool(stats.num_blocks_swapped_in) == (mode == "swap")
+        assert registry.get_sample_value("octavo_num_swaps_total") == stats.num_swaps
+        by_reason = "octavo_preemptions_by_reason_total"
+        assert registry.get_sample_value(by_reason, {"reason": "no_blocks"}) == stats.num_preemptions
+        assert registry.get_sample_value(by_reason, {"reason": "workers_lost"}) == 0
+        assert registry.get_sample_value("octavo_swap_space_usage_ratio") == 0
     warnings = [record.getMessage() for record in caplog.records if "preempted" in record.getMessage()]
-    assert "PreemptionMode.RECOMPUTE mode because there is not enough KV cache space" in warnings[0]
+    assert f"PreemptionMode.{mode.upper()} mode because there is not enough KV cache space" in warnings[0]
     assert warnings[0].endswith("total_cumulative_preemption_cnt=1")
 
 
-async def test_two_hundred_sequences_with_random_cancels_leak_nothing(tmp_path: Path):
+async def test_steps_are_planned_ahead_of_their_results(tmp_path: Path):
+    gate, options = Gate(first=3), make_options(tmp_path, max_steps_in_flight=4)
+    async with (
+        running_scheduler(options) as server,
+        running_worker(options, before_step=gate) as worker,
+        RouterEnd(server.address) as router,
+    ):
+        group = await router.submit(PROMPT, max_tokens=40)
+        await asyncio.to_thread(gate.reached.wait)
+        registry = server.step_loop.metrics.registry
+        async with asyncio.timeout(60):
+            # The worker has returned two steps and is at the third: three more wait for it.
+            while registry.get_sample_value("octavo_schedule_duration_seconds_count") != 6:
+                await asyncio.sleep(0.005)
+        assert worker.runner.num_steps == 2
+        assert len(router.tokens[group, 0]) <= 2
+        gate.open()
+        await router.finish(group)
+        assert router.tokens[group, 0] == HashModel().generate(PROMPT, 40)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"max_steps_in_flight": 2},
+        {"max_steps_in_flight": 3, "preemption_mode": "swap", "scheduling_policy": "deadline"},
+        {"max_steps_in_flight": 2, "enable_chunked_prefill": False, "max_num_batched_tokens": 96},
+    ],
+)
+async def test_two_hundred_sequences_with_random_cancels_leak_nothing(tmp_path: Path, changes: dict):
     rng, model = random.Random(2), HashModel(num_blocks=60, eos_every=30)
-    options = make_options(tmp_path)
+    options = make_options(tmp_path, **changes)
     async with (
         running_scheduler(options) as server,
         running_worker(options, model=model),
@@ -359,7 +400,10 @@ async def test_two_hundred_sequences_with_random_cancels_leak_nothing(tmp_path: 
     core = server.step_loop.core
     assert core is not None
     core.check_integrity()
-    assert core.load == CoreLoad(num_running=0, num_waiting=0, num_free_blocks=60, num_blocks=60, num_queued_tokens=0)
+    assert core.load == CoreLoad(
+        num_running=0, num_waiting=0, num_free_blocks=60, num_blocks=60, num_queued_tokens=0,
+        num_free_swap_blocks=model.num_swap_blocks if "preemption_mode" in changes else 0,
+    )  # fmt: skip
 
 
 async def test_protocol_errors_end_the_session_that_made_them(tmp_path: Path):

@@ -95,8 +95,9 @@ class Peer:
         raise AssertionError(f"no {kind} among 50 messages")
 
 
-async def test_kill_9_of_a_worker_pauses_its_streams_and_they_go_on_exactly(tmp_path: Path):
-    options, model = make_options(tmp_path), HashModel()
+@pytest.mark.parametrize("steps", [1, 3])
+async def test_kill_9_of_a_worker_pauses_its_streams_and_they_go_on_exactly(tmp_path: Path, steps: int):
+    options, model = make_options(tmp_path, max_steps_in_flight=steps), HashModel()
     async with running_scheduler(options) as server, RouterEnd(server.address) as router:
         with worker_process(options, "--step-seconds=0.005") as first:
             groups = [await router.submit([30 + i, *PROMPT], max_tokens=150, seed=i) for i in range(4)]
@@ -112,6 +113,10 @@ async def test_kill_9_of_a_worker_pauses_its_streams_and_they_go_on_exactly(tmp_
                 assert router.tokens[group, 0] == model.generate([30 + i, *PROMPT], 150, seed=i)
         assert len(router.welcomes) == 2
         assert router.welcomes[1].epoch > router.welcomes[0].epoch
+        lost = server.step_loop.metrics.registry.get_sample_value(
+            "octavo_preemptions_by_reason_total", {"reason": "workers_lost"}
+        )
+        assert lost == 4
 
 
 @pytest.mark.parametrize(
@@ -185,8 +190,9 @@ async def test_malformed_bytes_and_unknown_peers_are_counted_and_ignored(
     assert len(lines) == 1
 
 
-async def test_a_stalled_step_ends_the_epoch_and_streams_go_on_exactly(tmp_path: Path):
-    options, release = make_options(tmp_path, step_timeout=0.2), threading.Event()
+@pytest.mark.parametrize("steps", [1, 3])
+async def test_a_stalled_step_ends_the_epoch_and_streams_go_on_exactly(tmp_path: Path, steps: int):
+    options, release = make_options(tmp_path, step_timeout=0.2, max_steps_in_flight=steps), threading.Event()
     stalls = iter([True])
 
     def stall(plan: step_pb2.StepPlan) -> None:
@@ -207,8 +213,10 @@ async def test_a_stalled_step_ends_the_epoch_and_streams_go_on_exactly(tmp_path:
         assert router.tokens[group, 0] == HashModel().generate(PROMPT, 30)
 
 
-async def test_a_failed_step_ends_the_epoch_and_streams_go_on_exactly(tmp_path: Path):
-    options, failures = make_options(tmp_path), iter([True, True])
+@pytest.mark.parametrize("steps", [1, 3])
+async def test_a_failed_step_ends_the_epoch_and_streams_go_on_exactly(tmp_path: Path, steps: int):
+    # With steps behind it in the socket, which must not be computed.
+    options, failures = make_options(tmp_path, max_steps_in_flight=steps), iter([True, True])
 
     def fail(plan: step_pb2.StepPlan) -> None:
         if plan.step == 3 and next(failures, False):
@@ -344,7 +352,7 @@ def test_an_epoch_needs_every_rank_and_all_get_the_same_plans(tmp_path: Path):
         ranks = [start(0, 50), start(1, 40)]
         begun = next_event(EpochBegun)
         assert begun.model.num_blocks == 40
-        sampling = GroupSampling(inference_pb2.SamplingParams(), 0)
+        sampling = GroupSampling(inference_pb2.SamplingParams(), group=1, first_choice=0)
         row = PlannedRow(
             row=0, sequence=1, token_ids=[20], num_prompt_tokens=1, num_computed_tokens=0, block_ids=[1], choice=0,
             sampling=sampling,

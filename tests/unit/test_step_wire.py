@@ -21,7 +21,7 @@ def plan(step: int, *rows: int, **fields) -> Plan:
 def planned(row: int, sequence: int, params: inference_pb2.SamplingParams | None = None, **changes) -> PlannedRow:
     fields: dict[str, Any] = {
         "token_ids": [5, 6, 7], "num_prompt_tokens": 3, "num_computed_tokens": 0, "block_ids": [4], "choice": 0,
-        "sampling": GroupSampling(params or inference_pb2.SamplingParams(), 0),
+        "sampling": GroupSampling(params or inference_pb2.SamplingParams(), group=5, first_choice=0),
     }  # fmt: skip
     return PlannedRow(row=row, sequence=sequence, **(fields | changes))
 
@@ -72,7 +72,7 @@ def test_a_steady_plan_is_two_bytes_a_row():
 
 
 def test_prompt_logprobs_are_asked_of_the_first_choice_and_not_again_after_output():
-    sampling = GroupSampling(inference_pb2.SamplingParams(prompt_logprobs=3, seed=1), 1)
+    sampling = GroupSampling(inference_pb2.SamplingParams(prompt_logprobs=3, seed=1), group=5, first_choice=1)
     rows = [
         planned(0, 1, choice=1, sampling=sampling),
         planned(1, 2, choice=2, sampling=sampling),
@@ -124,6 +124,17 @@ def test_logprobs_of_a_row_that_a_later_plan_has_freed_are_still_taken():
     assert codec.decode(third).result.logprobs == {}
 
 
+def test_prompt_logprobs_of_a_sequence_swapped_out_by_a_later_plan_are_not_lost():
+    codec = StepCodec(1)
+    codec.encode(plan(1, new_rows=[planned(0, 10, inference_pb2.SamplingParams(prompt_logprobs=0))], chunks=[(0, 2)]))
+    codec.encode(plan(2, 3, freed_rows=[0], swapped_out=[(4, 0)]))
+    frame = inference_pb2.PromptLogprobs(first_position=1, logprobs=logprobs(6, 7))
+    scored = [step_pb2.RowPromptLogprobs(sequence=10, frame=frame)]
+    assert codec.decode(step_pb2.StepResult(step=1, prompt_logprobs=scored)).prompt_logprobs == [((5, 0), frame)]
+    with pytest.raises(ResultError, match="sequence 10"):
+        codec.decode(step_pb2.StepResult(step=2, prompt_logprobs=scored))
+
+
 COLUMNS = result_columns([1, 2], [0, 0], [5, 6])
 FRAME = inference_pb2.PromptLogprobs(logprobs=logprobs(*range(PROMPT_LOGPROBS_FRAME_BYTES // 4)))
 BROKEN: dict[str, dict[str, Any]] = {
@@ -138,15 +149,20 @@ BROKEN: dict[str, dict[str, Any]] = {
     "token_ids has 2 entries; the sum of num_tokens is 3": COLUMNS | {"num_tokens": b"\1\0\0\0\2\0\0\0"},
     "token_ids holds -1": COLUMNS | {"token_ids": b"\1\0\0\0" + b"\xff" * 4},
     "logprobs has 1 entries where 0 tokens asked": COLUMNS | {"logprobs": logprobs(5)},
-    "prompt_logprobs has a frame of": COLUMNS
-    | {"prompt_logprobs": [step_pb2.RowPromptLogprobs(sequence=1, frame=FRAME)]},
+    "prompt_logprobs has a frame of [0-9]* bytes": COLUMNS
+    | {"prompt_logprobs": [step_pb2.RowPromptLogprobs(sequence=9, frame=FRAME)]},
+    "prompt_logprobs has a frame of sequence 2, which did not": COLUMNS
+    | {"prompt_logprobs": [step_pb2.RowPromptLogprobs(sequence=2)]},
 }
 
 
 @pytest.mark.parametrize("message", BROKEN)
 def test_a_broken_result_is_refused_with_field_and_value(message: str):
+    codec = StepCodec(1)
+    scoring = planned(0, 9, inference_pb2.SamplingParams(prompt_logprobs=0))
+    codec.encode(plan(1, new_rows=[scoring], chunks=[(0, 3)]))
     with pytest.raises(ResultError, match=message):
-        StepCodec(1).decode(step_pb2.StepResult(step=1, **BROKEN[message]))
+        codec.decode(step_pb2.StepResult(step=1, **BROKEN[message]))
 
 
 def test_missing_logprobs_are_noticed():
