@@ -56,7 +56,7 @@ def _message(timeline: Timeline, replica_id: str, now: float) -> pb.RequestTimel
         entries=[
             pb.TimelineEntry(
                 moment=entry.moment.value,
-                time=entry.time - began,
+                time=round(entry.time - began, 6),
                 choice=entry.choice,
                 step=entry.step,
                 num_tokens=entry.num_tokens,
@@ -66,5 +66,5 @@ def _message(timeline: Timeline, replica_id: str, now: float) -> pb.RequestTimel
         ],
         num_dropped=timeline.num_dropped,
         finished=timeline.is_finished,
-        now=now - began,
+        now=round(now - began, 6),
     )
