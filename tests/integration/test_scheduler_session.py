@@ -11,7 +11,8 @@ import pytest
 
 from protos import inference_pb2, scheduler_pb2
 from runtime.wire import PROTOCOL_VERSION
-from scheduler.messages import CoreLoad
+from scheduler.messages import CoreLoad, Plan
+from scheduler.step_wire import StepCodec
 from tests.fakes.worker import BAD_TOKEN, HashModel
 from tests.support.scheduling import RouterEnd, make_options, running_scheduler, running_worker
 
@@ -336,8 +337,16 @@ async def test_preempted_sequences_say_the_same_and_the_log_warns(
     assert warnings[0].endswith("total_cumulative_preemption_cnt=1")
 
 
-async def test_steps_are_planned_ahead_of_their_results(tmp_path: Path):
+async def test_steps_are_planned_ahead_of_their_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gate, options = Gate(first=3), make_options(tmp_path, max_steps_in_flight=4)
+    sixth_is_planned, encode = threading.Event(), StepCodec.encode
+
+    def watch(codec: StepCodec, plan: Plan) -> bytes:
+        if plan.step == 6:
+            sixth_is_planned.set()
+        return encode(codec, plan)
+
+    monkeypatch.setattr(StepCodec, "encode", watch)
     async with (
         running_scheduler(options) as server,
         running_worker(options, before_step=gate) as worker,
@@ -345,11 +354,8 @@ async def test_steps_are_planned_ahead_of_their_results(tmp_path: Path):
     ):
         group = await router.submit(PROMPT, max_tokens=40)
         await asyncio.to_thread(gate.reached.wait)
-        registry = server.step_loop.metrics.registry
-        async with asyncio.timeout(60):
-            # The worker has returned two steps and is at the third: three more wait for it.
-            while registry.get_sample_value("octavo_schedule_duration_seconds_count") != 6:
-                await asyncio.sleep(0.005)
+        # The worker has returned two steps and is at the third: three more wait for it.
+        assert await asyncio.to_thread(sixth_is_planned.wait, 60)
         assert worker.runner.num_steps == 2
         assert len(router.tokens[group, 0]) <= 2
         gate.open()

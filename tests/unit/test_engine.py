@@ -1,20 +1,25 @@
 """The engine: a core and a runner in one loop. The model is a hash of what its attention reads."""
 
+from typing import Any
+
 import pytest
 
 from configs.options import Options
 from octavo.engine import Engine
 from octavo.errors import InvalidRequest
 from protos import inference_pb2 as pb
+from scheduler.messages import FinishReason
 from tests.fakes.fake_model import POISON
 from tests.fakes.fake_runner import fake_runner
 
 PROMPTS = [[3, 4, 5], [7] * 20, list(range(10, 45)), [9, 8]]
 
 
-def engine(*, num_blocks: int = 64, budget: int = 64) -> Engine:
-    options = Options(block_size=8, max_num_seqs=8, max_num_batched_tokens=budget)
-    return Engine(fake_runner(num_blocks=num_blocks, max_num_batched_tokens=budget), options)
+def engine(*, num_blocks: int = 64, budget: int = 64, **changes: Any) -> Engine:
+    options = Options(block_size=8, max_num_seqs=8, max_num_batched_tokens=budget, **changes)
+    num_swap_blocks = 32 if options.preemption_mode == "swap" else 0
+    runner = fake_runner(num_blocks=num_blocks, max_num_batched_tokens=budget, num_swap_blocks=num_swap_blocks)
+    return Engine(runner, options)
 
 
 def params(n: int = 1, max_tokens: int = 20, prompt_logprobs: int | None = None) -> pb.SamplingParams:
@@ -58,10 +63,32 @@ def test_requests_give_the_same_alone_and_together() -> None:
     assert alone[0, 0] != alone[0, 1]
 
 
-def test_a_small_budget_and_a_small_cache_change_nothing() -> None:
-    tight = engine(num_blocks=8, budget=16)
-    assert together(tight) == together(engine())
-    assert tight.times.num_steps > 20, "the cache was never short"
+@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_a_small_budget_and_a_small_cache_change_nothing(mode: str, steps: int) -> None:
+    tight = engine(num_blocks=8, budget=16, preemption_mode=mode, max_steps_in_flight=steps)
+    assert together(tight, n=2) == together(engine(), n=2)
+    assert tight.num_preemptions, "the cache was never short"
+
+
+def test_whole_prefills_and_steps_ahead_change_nothing() -> None:
+    whole = engine(enable_chunked_prefill=False, max_steps_in_flight=3)
+    assert together(whole, n=2) == together(engine(), n=2)
+
+
+def test_what_a_cancel_leaves_in_flight_harms_nobody() -> None:
+    made = engine(max_steps_in_flight=3)
+    made.submit(1, PROMPTS[0], params(n=2))
+    made.step()
+    [end] = made.cancel(1, [1])
+    assert (end.key, end.reason) == ((1, 1), FinishReason.CANCELLED)
+    made.cancel(1)
+    made.submit(2, PROMPTS[1], params())
+    outputs = run(made)
+    assert set(outputs) == {(2, 0)}
+    alone = engine()
+    alone.submit(2, PROMPTS[1], params())
+    assert run(alone) == outputs
 
 
 def test_a_cancelled_choice_says_no_more_and_the_others_go_on() -> None:
