@@ -10,7 +10,7 @@ from scheduler.request import Sequence
 class PlanDraft:
     """Collects what one step computes. Decodes come last, when nobody can lose its place to another any more."""
 
-    __slots__ = ("_grown", "chunks", "drafts", "finishing", "has_preempted", "new_rows", "swapped_in")
+    __slots__ = ("_grown", "chunks", "drafts", "finishing", "lacks_blocks", "new_rows", "swapped_in")
 
     def __init__(self) -> None:
         self.new_rows: list[PlannedRow] = []
@@ -19,7 +19,8 @@ class PlanDraft:
         # Of `chunks`, those that sample one token, and those that verify drafts.
         self.finishing: list[Sequence] = []
         self.drafts: list[Sequence] = []
-        self.has_preempted = False
+        # Somebody has been preempted, or sits the step out, for want of blocks.
+        self.lacks_blocks = False
         # (sequence, its number then, blocks)
         self._grown: list[tuple[Sequence, int, list[int]]] = []
 

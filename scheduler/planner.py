@@ -30,10 +30,11 @@ class Planner:
             # Prefills go first, and never together with decodes.
             self._prefill(draft, budget, now)
         if not draft.chunks:
-            self._drop_drafts_without_room(budget)
-            selection = self._make_room_for_decodes(draft, budget, now)
+            num_drafting = self._choose_drafts(budget)
+            selection = self._make_room_for_decodes(draft, budget - num_drafting, now)
             version = state.decodes.version
-            budget = self._verify_drafts(draft, budget - _size(selection), now)
+            budget -= _size(selection) + num_drafting
+            self._verify_drafts(draft, now)
             if settings.enable_chunked_prefill and (state.running.prefilling or len(state.waiting)):
                 self._prefill(draft, budget, now)
         if state.decodes.version != version:
@@ -109,39 +110,53 @@ class Planner:
 
     # --- Drafts and prefills
 
-    def _drop_drafts_without_room(self, budget: int) -> None:
-        """Drafts cost nobody his blocks: without room for one, a sequence decodes as others do."""
-        state = self._state
-        for sequence in list(state.running.drafting):
-            if not self._is_held(sequence) and not self._num_fitting_drafts(sequence, budget):
-                state.running.decode(sequence, num_planned=sequence.num_tokens)
+    def _choose_drafts(self, budget: int) -> int:
+        """Cuts drafts to what is left when everybody has a token and a block for it: they cost nobody either. Without
+        any, a sequence decodes as others do.
 
-    def _verify_drafts(self, draft: PlanDraft, budget: int, now: float) -> int:
-        """One token and the drafts after it for each that has some; what is left of the budget."""
-        state = self._state
-        for sequence in list(state.running.drafting):
-            if sequence.status is not SequenceStatus.RUNNING or self._is_held(sequence):
-                continue
-            count = self._num_fitting_drafts(sequence, budget)
-            if not count:
+        Returns how many tokens those with drafts compute.
+        """
+        state, pool, block_size = self._state, self._state.pool, self._state.settings.block_size
+        drafting = [sequence for sequence in state.running.drafting if not self._is_held(sequence)]
+        if not drafting:
+            return 0
+        decodes = self._select(len(state.decodes))
+        num_tokens_left = budget - _size(decodes) - len(drafting)
+        num_blocks_left = pool.num_available - len(state.decodes.without_room(decodes))
+        num_blocks_left -= sum(_num_lacking(sequence, 1, block_size) for sequence in drafting)
+        num_drafting = 0
+        for sequence in drafting:
+            num_lacking = _num_lacking(sequence, 1, block_size)
+            capacity = (len(sequence.block_ids) + num_lacking + num_blocks_left) * block_size
+            count = min(len(sequence.drafts), num_tokens_left, capacity - sequence.num_computed_tokens - 1)
+            if count < 1 or num_blocks_left < 0:
+                state.running.decode(sequence, num_planned=sequence.num_tokens)
                 continue
             state.running.draft(sequence, sequence.drafts[:count])
+            num_tokens_left -= count
+            num_blocks_left -= _num_lacking(sequence, 1 + count, block_size) - num_lacking
+            num_drafting += 1 + count
+        return num_drafting
+
+    def _verify_drafts(self, draft: PlanDraft, now: float) -> None:
+        """One token and the drafts after it for each that has some."""
+        state = self._state
+        for sequence in list(state.running.drafting):
+            if self._is_held(sequence):
+                continue
+            count = len(sequence.drafts)
             fits = self._grow(sequence, sequence.num_computed_tokens + 1 + count, draft, now)
             assert fits, "the drafts were cut to what fits"
             draft.compute(sequence, 1 + count, state.step + 1)
             state.stats.num_draft_tokens += count
-            budget -= 1 + count
-        return budget
-
-    def _num_fitting_drafts(self, sequence: Sequence, budget: int) -> int:
-        """For which there are blocks and budget, behind the token before them."""
-        state = self._state
-        capacity = (len(sequence.block_ids) + state.pool.num_available) * state.settings.block_size
-        return max(0, min(len(sequence.drafts), budget - 1, capacity - sequence.num_computed_tokens - 1))
 
     def _prefill(self, draft: PlanDraft, budget: int, now: float) -> None:
         state = self._state
-        candidates = [sequence for sequence in state.running.prefilling if not self._is_held(sequence)]
+        # No result tells what the next chunk is: only the stages of a pipeline keep it back.
+        is_pipeline = state.settings.num_stages > 1
+        candidates = [
+            sequence for sequence in state.running.prefilling if not (is_pipeline and self._is_held(sequence))
+        ]
         chunking = Chunking(state.settings, budget, len(candidates) + len(state.waiting))
         for sequence in candidates:
             if not chunking.budget:
@@ -154,8 +169,8 @@ class Planner:
             if not count or not self._grow(sequence, sequence.num_computed_tokens + count, draft, now):
                 continue
             self._compute_prefill(sequence, count, draft, chunking, now)
-        # Whoever was preempted needs the room more than whoever waits.
-        if not draft.has_preempted:
+        # Whoever was preempted, or waits for blocks, needs the room more than whoever comes in.
+        if not draft.lacks_blocks:
             self._admit_waiting(draft, chunking, now)
 
     def _is_held(self, sequence: Sequence) -> bool:
@@ -243,10 +258,10 @@ class Planner:
         state = self._state
         missing = num_blocks_for(num_tokens, state.settings.block_size) - len(sequence.block_ids)
         while state.pool.num_available < missing:
+            draft.lacks_blocks = True
             victim = self._preemption.victim(sequence, state.running)
             if victim is None:
                 return False
-            draft.has_preempted = True
             draft.withdraw(victim)
             state.preempt(victim, now)
             if victim is sequence:
@@ -278,6 +293,11 @@ class Planner:
         state.in_flight.add(awaited)
         state.stats.num_steps += 1
         return plan
+
+
+def _num_lacking(sequence: Sequence, count: int, block_size: int) -> int:
+    """Blocks that it needs for its next `count` tokens and does not have."""
+    return max(0, num_blocks_for(sequence.num_computed_tokens + count, block_size) - len(sequence.block_ids))
 
 
 def _size(selection: Selection) -> int:

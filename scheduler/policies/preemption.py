@@ -33,11 +33,13 @@ class WholeContext:
     def victim(self, sequence: Sequence, running: Running) -> Sequence | None:
         somebody_protected = False
         for candidate in running.from_last():
-            if candidate is sequence:
-                return None if somebody_protected else sequence
             if not _is_protected(candidate, running):
-                return candidate
+                # Its own turn comes last: those behind it are all protected, and one of them makes progress.
+                return None if candidate is sequence and somebody_protected else candidate
             somebody_protected = True
+            if candidate is sequence:
+                # The token that it came back for is in flight.
+                return None
         raise AssertionError("the sequence does not run")
 
     def num_tokens_on_return(self, num_tokens: int, num_in_first_step: int) -> int:
