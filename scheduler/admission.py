@@ -11,6 +11,10 @@ class Admission:
         self._queued: dict[int, int] = {}  # prompt tokens, by group
         self.num_queued_tokens = 0
 
+    def is_queued(self, group: int) -> bool:
+        """It has never run."""
+        return group in self._queued
+
     def enqueue(self, request: GroupRequest) -> None:
         self._queued[request.group] = len(request.prompt_token_ids)
         self.num_queued_tokens += len(request.prompt_token_ids)

@@ -144,6 +144,19 @@ class BlockPool:
         events, self._events = self._events, []
         return events
 
+    # --- As it is
+
+    def save(self) -> tuple[list[int], list[int], dict[int, bytes]]:
+        """Free blocks, cached ones, and the names of those that can be found: for `restore`."""
+        return list(self._free), list(self._cached), dict(self._hash_of)
+
+    def restore(self, free: list[int], cached: list[int], names: dict[int, bytes], holders: Counter[int]) -> None:
+        """What `save` gave, and the number of holders of each used block. Nobody watches the cache yet."""
+        self._free, self._cached = list(free), OrderedDict.fromkeys(cached)
+        self._hash_of, self._block_of = dict(names), {name: block for block, name in names.items()}
+        for block, count in holders.items():
+            self._num_holders[block] = count
+
     def check_integrity(self, holders: Counter[int]) -> None:
         """Asserts that the pool agrees with itself and with `holders`, the number of holders of each used block."""
         free, cached = set(self._free), set(self._cached)

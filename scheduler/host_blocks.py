@@ -26,6 +26,14 @@ class HostBlocks:
         """What is in them is not needed any more once the plan being made has been carried out."""
         self._free += reversed(blocks)
 
+    def save(self) -> list[int]:
+        """The free blocks: for `restore`."""
+        return list(self._free)
+
+    def restore(self, free: list[int]) -> None:
+        """What `save` gave; sequences hold the others."""
+        self._free = list(free)
+
     def check_integrity(self, held: list[int]) -> None:
         """Asserts that every block is either free or held by one sequence."""
         assert sorted(self._free + held) == list(range(self.num_blocks)), "a host block is lost, or held twice"

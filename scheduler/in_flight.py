@@ -1,6 +1,7 @@
 """The plans whose results are outstanding, and what each is to bring."""
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +31,9 @@ class InFlight:
 
     def __init__(self) -> None:
         self._awaited: deque[Awaited] = deque()
+
+    def __iter__(self) -> Iterator[Awaited]:
+        return iter(self._awaited)
 
     def __len__(self) -> int:
         return len(self._awaited)

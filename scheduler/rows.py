@@ -42,6 +42,14 @@ class Rows:
         freed, self._untold = self._untold, []
         return freed
 
+    def save(self) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+        """Free rows, resting ones and those untold: for `restore`."""
+        return list(self._free), list(self._resting), list(self._untold)
+
+    def restore(self, free: list[int], resting: list[tuple[int, int]], untold: list[int]) -> None:
+        """What `save` gave; all other rows are used."""
+        self._free, self._resting, self._untold = list(free), deque(resting), list(untold)
+
     def check_integrity(self, used: list[int]) -> None:
         """Asserts that every row is either free, or resting, or used by one sequence."""
         idle = self._free + [row for _, row in self._resting]

@@ -13,7 +13,7 @@ from scheduler.messages import Moment, Timeline, TimelineEntry
 _NUM_FIRST = _NUM_LAST = 128
 
 # Moment's value, time, choice, step, num_tokens, reason.
-_Entry = tuple[str, float, int, int, int, str]
+Entry = tuple[str, float, int, int, int, str]
 
 
 class _Record:
@@ -24,10 +24,10 @@ class _Record:
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.num_dropped = 0
-        self._first: list[_Entry] = []
-        self._last: deque[_Entry] | None = None  # once `_first` is full
+        self._first: list[Entry] = []
+        self._last: deque[Entry] | None = None  # once `_first` is full
 
-    def append(self, entry: _Entry) -> None:
+    def append(self, entry: Entry) -> None:
         if len(self._first) < _NUM_FIRST:
             self._first.append(entry)
             return
@@ -36,7 +36,7 @@ class _Record:
         self.num_dropped += len(self._last) == _NUM_LAST
         self._last.append(entry)
 
-    def __iter__(self) -> Iterator[_Entry]:
+    def __iter__(self) -> Iterator[Entry]:
         yield from self._first
         yield from self._last or ()
 
@@ -82,6 +82,19 @@ class Timelines:
     def finish(self, group: int) -> None:
         """A live group has no sequences left: no more entries will come."""
         self._finished.append(self._live.pop(group))
+
+    def save(self, group: int) -> tuple[list[Entry], int]:
+        """The entries of a live group, and how many were dropped: for `restore`."""
+        record = self._live[group]
+        return list(record), record.num_dropped
+
+    def restore(self, group: int, request_id: str, entries: list[Entry], num_dropped: int) -> None:
+        """Begins with what `save` gave."""
+        self.begin(group, request_id)
+        record = self._live[group]
+        for entry in entries:
+            record.append(entry)
+        record.num_dropped = num_dropped
 
     def explain(self, request_id: str) -> list[Timeline]:
         """The timelines of all groups of that name, oldest first. Looks at every group: for people, not for steps."""
