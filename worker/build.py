@@ -31,8 +31,12 @@ def build_runner(options: Options, progress: Callable[[float], None] = lambda fr
     files = resolve_model(options.model)
     dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
     loaded = load_model(files, dtype=dtype, load_format=options.load_format, progress=progress)
-    # Where a dtype is computed in another, KV is kept in that one: converting it in each step costs more than reading.
-    kv_dtype = loaded.model.kv_cache_dtype
+    path = loaded.model.path
+    if path.native is not None:
+        # The C++ kernels have threads of their own by now. torch's, which spin for milliseconds after each op they
+        # share in, would take the cores from them.
+        torch.set_num_threads(1)
+    kv_dtype = path.kv_cache_dtype
     num_blocks = resolve_num_blocks(options, loaded.config, kv_dtype)
     info = _model_info(options, loaded, options.served_model_name or files.name, dtype, num_blocks)
     rows = Rows(
@@ -69,7 +73,7 @@ def _model_info(
         name=name,
         architecture=config.architecture,
         fingerprint=fingerprint(
-            weights_digest=loaded.digest, dtype=dtype_name, quantization="", kernels=loaded.model.kernel_path
+            weights_digest=loaded.digest, dtype=dtype_name, quantization="", kernels=loaded.model.path.name
         ),
         max_model_len=resolve_max_model_len(options, config, num_blocks),
         vocab_size=config.vocab_size,

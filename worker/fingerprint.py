@@ -18,7 +18,7 @@ def fingerprint(
 ) -> str:
     """16 hexadecimal digits over weights, dtype, quantization, kernel path, parallel sizes and versions.
 
-    kernels: the model's kernel_path, which also settles the KV cache's dtype.
+    kernels: the name of the model's compute path, which also settles the KV cache's dtype.
     """
     parts = (
         ("weights", weights_digest),

@@ -1,5 +1,47 @@
-"""y = x W^T + b with weights packed once for the machine at hand."""
+"""y = x W^T + b with weights packed once for the machine at hand, and what goes with it fused: a norm of the input, a
+gate, the addition to the residual stream."""
 
-from kernels.linear.cpu import GemmPath, PackedLinear, gemm_path
+import torch
 
-__all__ = ["GemmPath", "PackedLinear", "gemm_path"]
+from kernels.compute_path import ComputePath
+from kernels.linear.native import NativeLinear
+from kernels.linear.onednn import OneDnnLinear
+
+
+class PackedLinear:
+    """One linear layer. Weights are packed when it is made; the tensors given are not kept.
+
+    Legend: T tokens, I inputs, O outputs.
+    """
+
+    __slots__ = ("_linear",)
+
+    def __init__(
+        self,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        path: ComputePath,
+        *,
+        norm_I: torch.Tensor | None = None,
+        eps: float = 0.0,
+        gated: bool = False,
+    ) -> None:
+        """norm_I: weights of an RMS norm (with `eps`) that the input goes through first. gated: the first half of the
+        outputs are gates of the other half, and the result, half as wide, is silu(gate) * other.
+        """
+        if path.native is not None:
+            self._linear = NativeLinear(weight_OI, bias_O, norm_I, eps, gated=gated, kernels=path.native)
+        else:
+            self._linear = OneDnnLinear(weight_OI, bias_O, norm_I, eps, gated=gated, dtype=path.compute_dtype)
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """[T, O] of the path's compute_dtype from contiguous x_TI, T >= 1: of compute_dtype, or of float32 if there is
+        a norm. Sums are float32."""
+        return self._linear(x_TI)
+
+    def add_to_(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
+        """Adds the result to y_TO, float32 and contiguous, in place."""
+        self._linear.add_to_(y_TO, x_TI)
+
+
+__all__ = ["PackedLinear"]

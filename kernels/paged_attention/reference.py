@@ -14,7 +14,7 @@ def paged_attention(
     scale: float,
     window: int = 0,
 ) -> torch.Tensor:
-    """In float64; arguments as in AttentionPlan.build."""
+    """In float64; arguments as of `plan_attention`."""
     num_heads, (block_size, _, num_kv_heads, _) = q_THD.shape[1], cache_NB2KD.shape[1:]
     out_THD = torch.empty_like(q_THD, dtype=torch.float64)
     for row, context_len in enumerate(context_lens.tolist()):

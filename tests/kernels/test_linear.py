@@ -1,52 +1,106 @@
 import pytest
 import torch
 
-from kernels.linear import GemmPath, PackedLinear, gemm_path
+from kernels.compute_path import ComputePath, torch_path
+from kernels.linear import PackedLinear
 from kernels.linear.reference import linear
+from kernels.rms_norm.reference import rms_norm
+from kernels.silu_mul.reference import silu_mul
+from tests.support.kernel_paths import native, path_of
+
+KINDS = ("native", "torch")
+# Columns and inputs that fill no panel, no pair and no vector, and some that do.
+SHAPES = ((96, 40), (97, 33), (64, 48), (5, 3))
 
 
-@pytest.mark.parametrize("rows", [1, 7, 64, 200])
-@pytest.mark.parametrize("bias", [False, True])
-def test_float32_agrees_with_float64(rows: int, bias: bool) -> None:
-    """A wrong layout hint or a dropped bias shows up; sums of 96 float32 products round by about 1e-6 of the result."""
+def _weight(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.randn(num_outputs, num_inputs) * num_inputs**-0.5).to(dtype)
+
+
+def _tolerance(path: ComputePath, dtype: torch.dtype) -> float:
+    """Sums of 100 float32 products round by about 1e-6; inputs rounded to bf16 by 2^-9 each."""
+    rounds = path.compute_dtype is torch.bfloat16 or (path.native is not None and path.native.path.rounds_inputs)
+    return 2e-2 if dtype is torch.bfloat16 and rounds else 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_agrees_with_float64(kind: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """Against the very numbers of the weights, so that bf16 weights lose nothing more."""
     torch.manual_seed(0)
-    x, weight, bias_O = torch.randn(rows, 96), torch.randn(40, 96), torch.randn(40) if bias else None
-    packed = PackedLinear(weight, bias_O, GemmPath.FLOAT32)
-    torch.testing.assert_close(packed(x).double(), linear(x, weight, bias_O), rtol=1e-5, atol=1e-5)
+    num_inputs, num_outputs = shape
+    path, weight = path_of(kind, dtype), _weight(num_outputs, num_inputs, dtype)
+    tolerance = _tolerance(path, dtype)
+    for rows in (1, 2, 7, 64, 200):
+        x = torch.randn(rows, num_inputs)
+        for bias in (None, torch.randn(num_outputs).to(dtype)):
+            y = PackedLinear(weight, bias, path)(x)
+            assert y.dtype is path.compute_dtype
+            torch.testing.assert_close(y.double(), linear(x, weight, bias), rtol=tolerance, atol=tolerance)
 
 
-def test_bfloat16_weights_without_bf16_instructions_lose_nothing_more() -> None:
-    """The weights of that path are bf16 numbers held as float32: against those very numbers it is exact to float32."""
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_gates", [45, 16, 3])
+def test_norm_gate_and_addition(kind: str, dtype: torch.dtype, num_gates: int) -> None:
     torch.manual_seed(0)
-    x, weight = torch.randn(5, 96), torch.randn(40, 96).bfloat16()
-    packed = PackedLinear(weight, None, GemmPath.BFLOAT16_AS_FLOAT32)
-    assert packed(x).dtype is torch.float32
-    torch.testing.assert_close(packed(x).double(), linear(x, weight, None), rtol=1e-5, atol=1e-5)
+    path, x = path_of(kind, dtype), torch.randn(19, 70) * 3
+    weight, bias = _weight(2 * num_gates, 70, dtype), torch.randn(2 * num_gates).to(dtype)
+    norm, residual = torch.randn(70), torch.randn(19, num_gates)
+    expected = residual + silu_mul(linear(rms_norm(x, norm, 1e-2), weight, bias))
+    PackedLinear(weight, bias, path, norm_I=norm, eps=1e-2, gated=True).add_to_(residual, x)
+    # Norm weights make the sums larger, and a gate multiplies two of them.
+    tolerance = 10 * _tolerance(path, dtype)
+    torch.testing.assert_close(residual.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bf16 on this CPU")
-def test_bfloat16_rounds_once() -> None:
-    """Sums are float32: only the output is rounded to bf16's 8 bits, 2^-8 at most."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_row_has_the_same_bits_in_every_batch(dtype: torch.dtype, gated: bool) -> None:
+    """Tiles, panels and blocks of rows change with the number of rows; the order of a sum must not."""
     torch.manual_seed(0)
-    x, weight, bias = torch.randn(5, 512).bfloat16(), torch.randn(40, 512).bfloat16(), torch.randn(40).bfloat16()
-    y = PackedLinear(weight, bias, GemmPath.BFLOAT16)(x)
-    assert y.dtype is torch.bfloat16
-    torch.testing.assert_close(y.double(), linear(x, weight, bias), rtol=2**-8, atol=1e-3)
+    x = torch.randn(400, 577)
+    path = path_of("native", dtype)
+    packed = PackedLinear(_weight(210, 577, dtype), None, path, norm_I=torch.randn(577), gated=gated)
+    whole = packed(x)
+    for rows in (*range(1, 70), 97, 200, 399):
+        assert torch.equal(packed(x[:rows]), whole[:rows]), rows
+        assert torch.equal(packed(x[-rows:]), whole[-rows:]), rows
 
 
-def test_the_path_follows_dtype_and_machine() -> None:
-    assert gemm_path(torch.float32) is GemmPath.FLOAT32
+def test_threads_change_no_bit() -> None:
+    torch.manual_seed(0)
+    kernels = native()
+    packed = PackedLinear(_weight(960, 576, torch.bfloat16), None, path_of("native", torch.bfloat16))
+    x = torch.randn(130, 576)
+    try:
+        results = []
+        for threads in (1, 2, 3, 5):
+            kernels.set_threads(threads)
+            results.append(packed(x))
+    finally:
+        kernels.set_threads(torch.get_num_threads())
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_the_torch_path_follows_dtype_and_machine() -> None:
+    assert torch_path(torch.float32).name == "cpu-onednn-float32"
     with open("/proc/cpuinfo") as cpuinfo:
         flags = set(next(line for line in cpuinfo if line.startswith("flags")).split())
-    native = bool(flags & {"avx512_bf16", "amx_tile"})
-    assert gemm_path(torch.bfloat16) is (GemmPath.BFLOAT16 if native else GemmPath.BFLOAT16_AS_FLOAT32)
-    assert GemmPath.BFLOAT16_AS_FLOAT32.compute_dtype is torch.float32
+    has_bf16 = bool(flags & {"avx512_bf16", "amx_tile"})
+    path = torch_path(torch.bfloat16)
+    assert path.name == "cpu-onednn-" + ("bfloat16" if has_bf16 else "bfloat16-as-float32")
+    assert path.compute_dtype is path.kv_cache_dtype is (torch.bfloat16 if has_bf16 else torch.float32)
 
 
-def test_packing_keeps_nothing_of_the_tensor_given() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_packing_keeps_nothing_of_the_tensor_given(kind: str) -> None:
     """Loading overwrites and drops tensors after packing; a layer that still looked at them would change."""
-    x, weight = torch.randn(3, 32), torch.randn(16, 32)
-    packed = PackedLinear(weight, None, GemmPath.FLOAT32)
+    x, weight, bias = torch.randn(3, 32), torch.randn(16, 32), torch.randn(16)
+    packed = PackedLinear(weight, bias, path_of(kind, torch.float32))
     before = packed(x)
     weight.zero_()
+    if kind == "native":
+        bias.zero_()  # oneDNN reads the bias where it is
     assert torch.equal(packed(x), before)

@@ -2,8 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.paged_attention import AttentionPlan, HeadShape, paged_attention, prefill, reference
-from kernels.paged_attention import plan as plan_module
+from kernels.paged_attention import HeadShape, paged_attention, plan_attention, prefill, reference
+from kernels.paged_attention import native as native_module
+from kernels.paged_attention import torch_plan as plan_module
+from kernels.rope_cache_write import RopeCacheWrite
+from tests.support.kernel_paths import native, path_of
 
 BLOCK_SIZE = 8
 HEADS = HeadShape(num_heads=6, num_kv_heads=2, head_size=16)
@@ -27,15 +30,17 @@ class Case:
         self.q = torch.randn(int(self.starts[-1]), HEADS.num_heads, HEADS.head_size, generator=generator)
         self.window = window
 
-    def run(self) -> torch.Tensor:
-        plan = AttentionPlan.build(
-            query_starts=self.starts, context_lens=self.lens, block_tables=self.tables, block_size=BLOCK_SIZE,
-            cache_dtype=self.cache.dtype, heads=HEADS, window=self.window,
+    def run(self, kind: str = "torch") -> torch.Tensor:
+        path = path_of(kind, self.cache.dtype)
+        cache = self.cache if kind == "torch" else in_native_layout(self.cache)
+        plan = plan_attention(
+            path, query_starts=self.starts, context_lens=self.lens, block_tables=self.tables, block_size=BLOCK_SIZE,
+            cache_dtype=cache.dtype, heads=HEADS, window=self.window,
         )
         with torch.inference_mode():
-            first = paged_attention(self.q, self.cache, plan, 0.25)
+            first = paged_attention(self.q, cache, plan, 0.25)
             # A plan serves every layer: what one leaves behind in its buffers must not matter to the next.
-            second = paged_attention(self.q, self.cache, plan, 0.25)
+            second = paged_attention(self.q, cache, plan, 0.25)
         assert torch.equal(first, second)
         return second
 
@@ -46,6 +51,22 @@ class Case:
         )
 
 
+def in_native_layout(cache: torch.Tensor) -> torch.Tensor:
+    """The same keys and values as the C++ kernels keep them, written by the one that writes them."""
+    heads, slots = HEADS, torch.arange(cache.shape[0] * cache.shape[1])
+    write = RopeCacheWrite(
+        path_of("native", cache.dtype), num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads,
+        head_size=heads.head_size,
+    )  # fmt: skip
+    kv = cache.flatten(0, 1).flatten(1).float()
+    q = torch.zeros(len(slots), heads.num_heads * heads.head_size)
+    no_turn = torch.ones(len(slots), 1, heads.head_size // 2, dtype=torch.complex64)
+    written = torch.empty_like(cache)
+    write(torch.cat((q, kv), dim=1), no_turn, written, slots)
+    return written
+
+
+KINDS = ("native", "torch")
 CASES = {
     "one decode": [(1, 19)],
     "first token": [(1, 1)],
@@ -56,13 +77,43 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [0, 5, 16, 1000])
 @pytest.mark.parametrize("rows", CASES.values(), ids=CASES)
-def test_agrees_with_float64(rows: list[tuple[int, int]], window: int, dtype: torch.dtype) -> None:
+def test_agrees_with_float64(rows: list[tuple[int, int]], window: int, dtype: torch.dtype, kind: str) -> None:
     """Against a cache of the very same (rounded) numbers, so that float32 arithmetic alone counts: 1e-5."""
     case = Case(*rows, dtype=dtype, window=window)
-    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [0, 70, 700])
+def test_contexts_longer_than_a_segment(window: int) -> None:
+    """Segments of a decode are computed apart and put together; those of a prompt one after the other."""
+    case = Case((1, 1100), (1, 512), (7, 1030), (1, 513), window=window)
+    torch.testing.assert_close(case.run("native").double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [0, 37, 600])
+def test_a_query_has_the_same_bits_in_every_step(
+    window: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone or in a batch, as a decode or in a chunk of any length, in tiles of any height, by any threads."""
+    length, kernels = 1040, native()
+    case = Case((length, length), (1, 30), dtype=dtype, window=window)
+    whole = case.run("native")[:length]
+    monkeypatch.setattr(native_module, "ROWS_PER_TILE", 7)
+    kernels.set_threads(1)
+    assert torch.equal(case.run("native")[:length], whole)
+    kernels.set_threads(torch.get_num_threads())
+    monkeypatch.undo()
+    for first, last in ((0, 1), (62, 65), (511, 512), (512, 513), (500, 640), (1039, 1040), (3, 1040)):
+        chunk = Case((last - first, last), (1, 30), dtype=dtype, window=window)
+        chunk.cache, chunk.tables, chunk.q = case.cache, case.tables, case.q[first:last]
+        chunk.starts = np.array([0, last - first], dtype=np.int32)
+        chunk.lens = np.array([last], dtype=np.int32)
+        assert torch.equal(chunk.run("native"), whole[first:last]), (first, last)
 
 
 @pytest.mark.parametrize("window", [0, 13])
@@ -82,12 +133,13 @@ def test_rows_split_into_groups_of_similar_length(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_decode_row_does_not_depend_on_the_batch() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_decode_row_does_not_depend_on_the_batch(kind: str) -> None:
     """Bit for bit: recompute and preemption put a row into other batches, and greedy output must not change."""
     together = Case((1, 40), (1, 9), (1, 64))
     alone = Case((1, 40))
     alone.cache, alone.tables, alone.q = together.cache, together.tables[:1], together.q[:1]
-    assert torch.equal(together.run()[:1], alone.run())
+    assert torch.equal(together.run(kind)[:1], alone.run(kind))
 
 
 def test_bfloat16_queries_give_bfloat16() -> None:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kernels.linear import GemmPath, PackedLinear
+from kernels.compute_path import ComputePath
+from kernels.linear import PackedLinear
 from worker.take_tensor import TakeTensor
 
 
@@ -13,10 +14,18 @@ def load_linear(
     names: Sequence[str],
     *,
     bias: bool,
-    path: GemmPath,
+    path: ComputePath,
+    norm: str | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
     reorder: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, rows: rows,
 ) -> PackedLinear:
-    """The layers `names` as one whose outputs lie side by side; `reorder` may move the outputs (dim 0) of each."""
+    """The layers `names` as one whose outputs lie side by side; `reorder` may move the outputs (dim 0) of each.
+
+    norm: name of the RMS norm (with `eps`) that the input goes through first. gated: of two layers, the first is the
+    gate of the second.
+    """
     weight = torch.cat([reorder(name, take(f"{name}.weight")) for name in names])
     bias_O = torch.cat([reorder(name, take(f"{name}.bias")) for name in names]) if bias else None
-    return PackedLinear(weight, bias_O, path)
+    norm_I = take(f"{norm}.weight").float() if norm else None
+    return PackedLinear(weight, bias_O, path, norm_I=norm_I, eps=eps, gated=gated)

@@ -2,20 +2,23 @@
 
 import torch
 
-from kernels.linear import GemmPath
-from kernels.silu_mul import silu_mul
+from kernels.compute_path import ComputePath
 from worker.layers.linear import load_linear
 from worker.model_config import ModelConfig
 from worker.take_tensor import TakeTensor
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x)). `prefix` is that of its tensors, such as model.layers.3.mlp."""
+    """down(silu(gate(norm(x))) * up(norm(x))). prefix, norm: of its tensors, such as model.layers.3.mlp and
+    model.layers.3.post_attention_layernorm."""
 
-    def __init__(self, config: ModelConfig, prefix: str, take: TakeTensor, path: GemmPath) -> None:
+    def __init__(self, config: ModelConfig, prefix: str, norm: str, take: TakeTensor, path: ComputePath) -> None:
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
-        self._gate_up = load_linear(take, names, bias=config.mlp_bias, path=path)
+        self._gate_up = load_linear(
+            take, names, bias=config.mlp_bias, path=path, norm=norm, eps=config.rms_norm_eps, gated=True
+        )
         self._down = load_linear(take, [f"{prefix}.down_proj"], bias=config.mlp_bias, path=path)
 
-    def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
-        return self._down(silu_mul(self._gate_up(x_TE)))
+    def add_to_(self, x_TE: torch.Tensor) -> None:
+        """Adds the MLP of the residual stream to it, in place."""
+        self._down.add_to_(x_TE, self._gate_up(x_TE))

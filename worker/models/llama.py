@@ -7,47 +7,46 @@ Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V
 import torch
 import torch.nn.functional as F
 
-from kernels.linear import GemmPath, PackedLinear, gemm_path
-from kernels.paged_attention import AttentionPlan, HeadShape
+from kernels.compute_path import ComputePath, compute_path
+from kernels.linear import PackedLinear
+from kernels.paged_attention import HeadShape, plan_attention
 from worker.forward_context import ForwardContext, forward_context
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.layers.attention import Attention
 from worker.layers.mlp import GatedMLP
-from worker.layers.norm import RMSNorm
 from worker.layers.rotary import Rotary
 from worker.model_config import ModelConfig
 from worker.take_tensor import Shape, TakeTensor
 
 
 class LlamaLayer:
-    def __init__(self, config: ModelConfig, layer: int, take: TakeTensor, path: GemmPath) -> None:
-        prefix, eps, dtype = f"model.layers.{layer}", config.rms_norm_eps, path.compute_dtype
-        self._attention_norm = RMSNorm(f"{prefix}.input_layernorm", eps, take, dtype)
-        self._attention = Attention(config, layer, f"{prefix}.self_attn", take, path)
-        self._mlp_norm = RMSNorm(f"{prefix}.post_attention_layernorm", eps, take, dtype)
-        self._mlp = GatedMLP(config, f"{prefix}.mlp", take, path)
+    def __init__(self, config: ModelConfig, layer: int, take: TakeTensor, path: ComputePath) -> None:
+        prefix = f"model.layers.{layer}"
+        self._attention = Attention(
+            config, layer, f"{prefix}.self_attn", norm=f"{prefix}.input_layernorm", take=take, path=path
+        )
+        self._mlp = GatedMLP(config, f"{prefix}.mlp", norm=f"{prefix}.post_attention_layernorm", take=take, path=path)
 
     def add_to_(self, x_TE: torch.Tensor) -> None:
-        """Adds attention, then MLP, to the residual stream, in place."""
-        x_TE += self._attention(self._attention_norm(x_TE))
-        x_TE += self._mlp(self._mlp_norm(x_TE))
+        """Adds attention, then MLP, each of its own norm, to the residual stream, in place."""
+        self._attention.add_to_(x_TE)
+        self._mlp.add_to_(x_TE)
 
 
 class LlamaModel:
     """The residual stream is float32 whatever the weights are: adding to it in place costs no more, and rounds less."""
 
     def __init__(self, config: ModelConfig, take: TakeTensor, dtype: torch.dtype) -> None:
-        path = gemm_path(dtype)
+        path = compute_path(dtype, config.head_size)
         self.config = config
-        self.kernel_path = path.value
-        self.kv_cache_dtype = path.compute_dtype
+        self.path = path
         self._embeddings_VE = take("model.embed_tokens.weight")
         self._rotary = Rotary(config.rope, config.head_size)
         self._layers = [LlamaLayer(config, layer, take, path) for layer in range(config.num_layers)]
-        self._norm = RMSNorm("model.norm", config.rms_norm_eps, take, path.compute_dtype)
         head_VE = self._embeddings_VE if config.tie_word_embeddings else take("lm_head.weight")
-        self._head = PackedLinear(head_VE, None, path)
+        norm_E = take("model.norm.weight").float()
+        self._head = PackedLinear(head_VE, None, path, norm_I=norm_E, eps=config.rms_norm_eps)
         self._windows = sorted(set(config.layer_windows))
         self._heads = HeadShape(
             num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_size=config.head_size
@@ -66,11 +65,12 @@ class LlamaModel:
         """float32 [S, V] from rows of `forward`'s result; the final norm is applied here, to these rows alone."""
         if not len(hidden_SE):
             return hidden_SE.new_empty(0, self.config.vocab_size)
-        return self._head(self._norm(hidden_SE)).float()
+        return self._head(hidden_SE).float()
 
     def _context(self, batch: InputBatch, kv_cache: KVCache) -> ForwardContext:
         plans = {
-            window: AttentionPlan.build(
+            window: plan_attention(
+                self.path,
                 query_starts=batch.query_starts,
                 context_lens=batch.context_lens_S,
                 block_tables=batch.block_tables_SB,

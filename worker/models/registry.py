@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from kernels.compute_path import ComputePath
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
@@ -16,11 +17,9 @@ class Model(Protocol):
     """What a worker needs of a model. Calls run under torch.inference_mode, one at a time."""
 
     config: ModelConfig
-    # Names the arithmetic for a replica's numerics fingerprint.
-    kernel_path: str
-    # Of a KV cache that attention reads as it is. The model's own dtype works too and may take half the memory, but is
-    # converted in every layer of every step.
-    kv_cache_dtype: torch.dtype
+    # How it computes: names the arithmetic for a replica's numerics fingerprint, and says the dtype of a KV cache that
+    # attention reads as it is.
+    path: ComputePath
 
     def __init__(self, config: ModelConfig, take: TakeTensor, dtype: torch.dtype) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What attention can know before any layer runs: which blocks each row reads, and what it may see of them."""
+"""Paged attention in PyTorch: which blocks each row reads, and what it may see of them, is settled once a step."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from kernels.paged_attention.decode import DecodeGroup
+from kernels.paged_attention.heads import HeadShape
 from kernels.paged_attention.prefill import PrefillRow
 
 # Rows of one decode group are computed as if all were as long as its longest. That is cheap, for padding reads block 0
@@ -17,21 +18,8 @@ PADDED_TOKENS_PER_GROUP = 4096
 CONVERTED_TOKENS_PER_GROUP = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadShape:
-    """Heads of one layer: `num_heads` queries share `num_kv_heads` keys and values of `head_size`."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-
-    @property
-    def group_size(self) -> int:
-        return self.num_heads // self.num_kv_heads
-
-
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class TorchAttentionPlan:
     """One step's attention, for all layers of one sliding window."""
 
     decode_groups: list[DecodeGroup]
@@ -48,12 +36,8 @@ class AttentionPlan:
         cache_dtype: torch.dtype,
         heads: HeadShape,
         window: int = 0,
-    ) -> "AttentionPlan":
-        """Row i's queries are tokens query_starts[i] : query_starts[i + 1] and the last of its context_lens[i] tokens.
-
-        query_starts: int [S + 1]. context_lens: int [S]. block_tables: int [S, any], block ids in order. window: tokens
-        that a query sees, itself included; 0: all before it.
-        """
+    ) -> "TorchAttentionPlan":
+        """Arguments as of `plan_attention`."""
         query_lens = np.diff(query_starts)
         first_tokens = np.maximum(context_lens - query_lens + 1 - window, 0) if window else np.zeros_like(context_lens)
         first_blocks = first_tokens // block_size
@@ -87,6 +71,17 @@ class AttentionPlan:
                 for row in np.flatnonzero(query_lens > 1)
             ],
         )
+
+    def attend(self, q_THD: torch.Tensor, cache: torch.Tensor, scale: float) -> torch.Tensor:
+        if len(self.decode_groups) == 1 and not self.prefill_rows:
+            return self.decode_groups[0].attend(q_THD.float(), cache, scale).to(q_THD.dtype)
+        out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+        for group in self.decode_groups:
+            o_RHD = group.attend(q_THD[group.token_indices_R].float(), cache, scale)
+            out_THD[group.token_indices_R] = o_RHD.to(q_THD.dtype)
+        for row in self.prefill_rows:
+            row.attend(q_THD, cache, scale, out_THD)
+        return out_THD
 
 
 def _group(rows: np.ndarray, lengths: np.ndarray, block_size: int, *, convert: bool) -> list[np.ndarray]:

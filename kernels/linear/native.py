@@ -1,0 +1,75 @@
+"""Linear layers by the C++ kernels: linear.h beside this file."""
+
+import ctypes
+
+import torch
+
+from kernels.native.library import LinearStruct, NativeKernels
+
+
+class NativeLinear:
+    """What PackedLinear is with C++ kernels. Holds the weights as panels, in the dtype they come in."""
+
+    __slots__ = ("_address", "_bias_P", "_kernels", "_norm_I", "_num_outputs", "_panels", "_struct")
+
+    def __init__(
+        self,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        norm_I: torch.Tensor | None,
+        eps: float,
+        *,
+        gated: bool,
+        kernels: NativeKernels,
+    ) -> None:
+        num_rows, num_inputs = weight_OI.shape
+        is_bf16 = weight_OI.dtype is torch.bfloat16
+        order_P = _panel_order(num_rows, kernels.panel_width, gated=gated)
+        self._kernels = kernels
+        self._num_outputs = num_rows // 2 if gated else num_rows
+        # Pairs of inputs lie together in bfloat16: an odd one is padded.
+        padded_inputs = num_inputs + num_inputs % 2 if is_bf16 else num_inputs
+        self._panels = torch.empty(len(order_P) * padded_inputs, dtype=weight_OI.dtype)
+        self._norm_I = None if norm_I is None else norm_I.float().contiguous()
+        self._bias_P: torch.Tensor | None = None
+        if bias_O is not None:
+            self._bias_P = torch.where(order_P >= 0, bias_O.float()[order_P.clamp(min=0)], 0.0)
+        self._struct = LinearStruct(
+            panels=self._panels.data_ptr(),
+            bias=None if self._bias_P is None else self._bias_P.data_ptr(),
+            norm=None if self._norm_I is None else self._norm_I.data_ptr(),
+            eps=eps,
+            inputs=num_inputs,
+            outputs=self._num_outputs,
+            gated=gated,
+            bf16_weights=is_bf16,
+        )
+        self._address = ctypes.addressof(self._struct)
+        rows = weight_OI.contiguous()
+        kernels.pack(self._address, rows.data_ptr(), self._panels.data_ptr())
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        y_TO = torch.empty(len(x_TI), self._num_outputs)
+        self._run(x_TI, y_TO, add=False)
+        return y_TO
+
+    def add_to_(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
+        self._run(x_TI, y_TO, add=True)
+
+    def _run(self, x_TI: torch.Tensor, y_TO: torch.Tensor, *, add: bool) -> None:
+        assert x_TI.dtype is y_TO.dtype is torch.float32
+        assert x_TI.is_contiguous()
+        assert y_TO.is_contiguous()
+        self._kernels.linear(self._address, x_TI.data_ptr(), len(x_TI), y_TO.data_ptr(), add)
+
+
+def _panel_order(num_rows: int, width: int, *, gated: bool) -> torch.Tensor:
+    """int64: the weight row behind each column of the panels, -1 for padding. Gated, a panel's first half holds gates
+    and its second half the ups that belong to them."""
+    if not gated:
+        rows = torch.arange(-(-num_rows // width) * width)
+        return torch.where(rows < num_rows, rows, -1)
+    half, num_gates = width // 2, num_rows // 2
+    gates = torch.arange(-(-num_gates // half) * half).view(-1, half)
+    rows = torch.cat((gates, gates + num_gates), dim=1)
+    return torch.where((gates < num_gates).repeat(1, 2), rows, -1).flatten()

@@ -1,0 +1,93 @@
+"""Whether a freshly loaded set of kernels computes what the reference does: a few milliseconds, once a process.
+
+A compiler, a virtual machine or a CPU can be wrong, and wrong logits look like logits.
+"""
+
+import numpy as np
+import torch
+
+from kernels.compute_path import native_path
+from kernels.linear import PackedLinear
+from kernels.linear.reference import linear
+from kernels.native.library import NativeKernels, NativeKernelsError
+from kernels.paged_attention import HeadShape, paged_attention, plan_attention
+from kernels.paged_attention import reference as attention_reference
+from kernels.rms_norm.reference import rms_norm
+from kernels.rope import rope_turns
+from kernels.rope_cache_write import RopeCacheWrite
+from kernels.rope_cache_write.reference import rope_cache_write
+from kernels.silu_mul.reference import silu_mul
+
+_BLOCK_SIZE = 8
+_HEADS = HeadShape(num_heads=6, num_kv_heads=2, head_size=16)
+_EPS = 1e-5
+
+
+def check(kernels: NativeKernels) -> None:
+    """Raises NativeKernelsError, naming op, dtype and error."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        for dtype in (torch.float32, torch.bfloat16):
+            # bfloat16 has 8 bits: where inputs or KV are rounded to it, errors of 2^-8 add up like random steps.
+            _check_linear(kernels, dtype, generator, 2e-2 if _rounds(kernels, dtype) else 1e-4)
+            _check_attention(kernels, dtype, generator, 1e-4 if dtype is torch.float32 else 2e-2)
+
+
+def _rounds(kernels: NativeKernels, dtype: torch.dtype) -> bool:
+    return dtype is torch.bfloat16 and kernels.path.rounds_inputs
+
+
+def _check_linear(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Generator, tolerance: float) -> None:
+    num_inputs, num_gates = 70, 45
+    x = torch.randn(19, num_inputs, generator=generator)
+    weight = (torch.randn(2 * num_gates, num_inputs, generator=generator) * num_inputs**-0.5).to(dtype)
+    bias, norm = torch.randn(2 * num_gates, generator=generator), torch.randn(num_inputs, generator=generator)
+    path = native_path(dtype, kernels)
+    expected = silu_mul(linear(rms_norm(x, norm, _EPS), weight, bias))
+    got = PackedLinear(weight, bias, path, norm_I=norm, eps=_EPS, gated=True)(x)
+    _compare(kernels, f"gated linear of {dtype}", got, expected, tolerance)
+    added = torch.randn(19, 2 * num_gates, generator=generator)
+    expected = added + linear(x, weight, None)
+    PackedLinear(weight, None, path).add_to_(added, x)
+    _compare(kernels, f"linear of {dtype}", added, expected, tolerance)
+
+
+def _check_attention(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Generator, tolerance: float) -> None:
+    """A prompt of 21 tokens and one of 70, of which the last 3 and one further token come in a second step."""
+    path, heads = native_path(dtype, kernels), _HEADS
+    write = RopeCacheWrite(
+        path, num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_size=heads.head_size
+    )
+    tables = np.arange(1, 19, dtype=np.int32).reshape(2, 9)
+    shape = (19, _BLOCK_SIZE, 2, heads.num_kv_heads, heads.head_size)
+    cache, plain = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=torch.float64)
+    for positions in ((range(21), range(67)), (range(21, 22), range(67, 71))):
+        flat = torch.tensor([*positions[0], *positions[1]])
+        slots = torch.tensor(
+            [tables[row, p // _BLOCK_SIZE] * _BLOCK_SIZE + p % _BLOCK_SIZE for row in (0, 1) for p in positions[row]],
+            dtype=torch.int64,
+        )
+        qkv = torch.randn(len(flat), (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_size, generator=generator)
+        turns = rope_turns(flat, 1.0 / 100.0 ** (torch.arange(heads.head_size // 2) / 8), 1.0)
+        q, k, v = rope_cache_write(qkv, turns, heads.num_heads, heads.num_kv_heads, heads.head_size, None, _EPS)
+        plain[slots // _BLOCK_SIZE, slots % _BLOCK_SIZE] = torch.stack((k, v), dim=1)
+        step = {
+            "query_starts": np.array([0, len(positions[0]), len(flat)], dtype=np.int32),
+            "context_lens": np.array([rows[-1] + 1 for rows in positions], dtype=np.int32),
+            "block_tables": tables,
+        }
+        expected = attention_reference.paged_attention(q, plain, **step, scale=0.25)
+        plan = plan_attention(path, **step, block_size=_BLOCK_SIZE, cache_dtype=dtype, heads=heads)
+        got = paged_attention(write(qkv, turns, cache, slots), cache, plan, 0.25)
+        _compare(kernels, f"attention over {dtype}", got, expected, tolerance)
+
+
+def _compare(
+    kernels: NativeKernels, what: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float
+) -> None:
+    error = float((got.double() - expected).abs().max() / expected.abs().max())
+    if not error < tolerance:
+        raise NativeKernelsError(
+            f"the {kernels.path.name} kernels compute wrongly on this machine: {what} is off by {error:.1e} of its "
+            f"largest value, where {tolerance:.0e} is allowed; another compiler (CXX=clang++) may help"
+        )

@@ -1,0 +1,53 @@
+// The functions of a path, as C. A path's file defines Vector, and HalfInput, what its linears of bf16 weights read.
+#pragma once
+
+#include "../linear/linear.h"
+#include "../paged_attention/attention.h"
+#include "../rope_cache_write/rope_cache_write.h"
+
+#define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace octavo {
+namespace {
+
+OCTAVO_EXPORT void octavo_set_threads(int32_t count) { set_threads(count); }
+
+OCTAVO_EXPORT int32_t octavo_panel_width() { return kPanel<Vector>; }
+
+OCTAVO_EXPORT void octavo_pack(const Linear* linear, const void* rows, void* panels) {
+    if (linear->bf16_weights) {
+        pack_linear<Vector>(*linear, static_cast<const bf16*>(rows), static_cast<bf16*>(panels));
+    } else {
+        pack_linear<Vector>(*linear, static_cast<const float*>(rows), static_cast<float*>(panels));
+    }
+}
+
+OCTAVO_EXPORT void octavo_linear(const Linear* linear, const float* x, int64_t rows, float* y, int32_t epilogue) {
+    const auto after = static_cast<Epilogue>(epilogue);
+    if (linear->bf16_weights) {
+        linear_forward<Vector, HalfInput, bf16>(*linear, x, rows, y, after);
+    } else {
+        linear_forward<Vector, float, float>(*linear, x, rows, y, after);
+    }
+}
+
+OCTAVO_EXPORT void octavo_rope_cache_write(const RopeCacheWrite* shape, float* qkv, int64_t tokens, const float* turns,
+                                           const int64_t* slots, void* cache) {
+    if (shape->bf16_cache) {
+        rope_cache_write(*shape, qkv, tokens, turns, slots, static_cast<bf16*>(cache));
+    } else {
+        rope_cache_write(*shape, qkv, tokens, turns, slots, static_cast<float*>(cache));
+    }
+}
+
+OCTAVO_EXPORT void octavo_attention(const AttentionStep* step, const float* q, int64_t stride, const void* cache,
+                                    float scale, float* out) {
+    if (step->bf16_cache) {
+        attention(*step, q, stride, static_cast<const bf16*>(cache), scale, out);
+    } else {
+        attention(*step, q, stride, static_cast<const float*>(cache), scale, out);
+    }
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,270 @@
+// Attention over blocks in place.
+//
+// A query's keys are reduced in chunks of 64 positions, chunks in segments of 512, both counted from the sequence's
+// start and always combined in order. What a tile computes for a query that sees none of a chunk changes no bit of its
+// result. So that result depends on nothing but the query and its context: not on the batch, the chunk of the prompt,
+// the block size or the number of threads.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cache_layout.h"
+#include "../linear/accumulate.h"
+#include "../native/pool.h"
+#include "../native/vec.h"
+
+namespace octavo {
+
+constexpr int64_t kChunk = 64;
+constexpr int64_t kSegment = 512;
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+// As kernels/paged_attention/native.py lays it out; the arrays are those of one step.
+struct AttentionStep {
+    const int32_t* query_starts;
+    const int32_t* context_lens;
+    const int32_t* block_tables;
+    const int32_t* items;   // [num_items][6]: see Item
+    const int32_t* splits;  // [num_splits][4]: row, first partial, number of partials, unused
+    float* partials;        // [partial][kv_heads][heads of one * (head_size + 2)]
+    int64_t table_stride, num_items, num_splits;
+    int32_t heads, kv_heads, head_size, block_size;
+    int32_t window;  // positions that a query sees, its own included; 0: all before it
+    int32_t bf16_cache;
+};
+
+// Some queries of one row, over some segments of its context.
+struct Item {
+    int32_t row, first_query, num_queries, first_segment, end_segment;
+    int32_t partial;  // -1: the result is whole and goes to the output
+};
+
+// Maxima, sums and weighted values of some query heads, over the keys seen so far.
+struct Running {
+    float *maxima, *sums, *values;  // [heads], [heads], [heads][head_size]
+
+    void clear(int64_t heads, int64_t size) {
+        std::fill(maxima, maxima + heads, kNothing);
+        std::fill(sums, sums + heads, 0.0f);
+        std::fill(values, values + heads * size, 0.0f);
+    }
+
+    // What later keys have given is added. A side without keys leaves the other as it is, to the bit.
+    void fold(const Running& later, int64_t heads, int64_t size) {
+        for (int64_t h = 0; h < heads; h++) {
+            const float both = std::max(maxima[h], later.maxima[h]);
+            if (both == kNothing) continue;
+            const V8 old = exp2(V8::all(maxima[h] - both)), more = exp2(V8::all(later.maxima[h] - both));
+            float *to = values + h * size, *from = later.values + h * size;
+            for (int64_t i = 0; i < size; i += 8) fma(V8::load(from + i), more, V8::load(to + i) * old).store(to + i);
+            sums[h] = std::fma(later.sums[h], _mm256_cvtss_f32(more.x), sums[h] * _mm256_cvtss_f32(old.x));
+            maxima[h] = both;
+        }
+    }
+};
+
+template <class T>
+class TileAttention {
+public:
+    TileAttention(const AttentionStep& step, const T* cache, float scale, const Item& item, int64_t kv_head)
+        : step_(step), cache_(cache), scale_(scale), layout_{step.kv_heads, step.head_size, step.block_size},
+          table_(step.block_tables + item.row * step.table_stride), kv_head_(kv_head),
+          group_(step.heads / step.kv_heads), rows_(item.num_queries * group_) {
+        const int64_t queries = step.query_starts[item.row + 1] - step.query_starts[item.row];
+        first_token_ = step.query_starts[item.row] + item.first_query;
+        first_position_ = step.context_lens[item.row] - queries + item.first_query;
+        end_ = first_position_ + item.num_queries;
+        begin_ = step.window ? std::max<int64_t>(0, first_position_ - step.window + 1) : 0;
+        const int64_t size = step.head_size;
+        float* memory = static_cast<float*>(scratch(kSlotTile, rows_ * (3 * size + kChunk + 4) * 4 + 64));
+        queries_ = memory;
+        scores_ = queries_ + rows_ * size;
+        part_ = {scores_ + rows_ * (kChunk + 2 * size), nullptr, scores_ + rows_ * kChunk};
+        part_.sums = part_.maxima + rows_;
+        whole_ = {part_.sums + rows_, part_.sums + 2 * rows_, part_.values + rows_ * size};
+    }
+
+    // q: this step's queries, `stride` floats a token. Leaves the result in `whole`.
+    const Running& compute(const float* q, int64_t stride, int64_t first_segment, int64_t end_segment) {
+        load_queries(q, stride);
+        const int64_t size = step_.head_size;
+        whole_.clear(rows_, size);
+        for (int64_t segment = first_segment; segment < end_segment; segment++) {
+            part_.clear(rows_, size);
+            const int64_t stop = std::min(end_, (segment + 1) * kSegment);
+            for (int64_t base = segment * kSegment; base < stop; base += kChunk) {
+                if (base + kChunk > begin_) chunk(base, std::min(kChunk, stop - base));
+            }
+            whole_.fold(part_, rows_, size);
+        }
+        return whole_;
+    }
+
+    int64_t rows() const { return rows_; }
+
+    void write(float* out, int64_t stride) const {
+        for (int64_t r = 0; r < rows_; r++) {
+            normalized(whole_, r, step_.head_size, out + place(r, stride));
+        }
+    }
+
+    static void normalized(const Running& running, int64_t r, int64_t size, float* out) {
+        const V8 total = V8::all(running.sums[r]);
+        for (int64_t i = 0; i < size; i += 8) (V8::load(running.values + r * size + i) / total).store(out + i);
+    }
+
+private:
+    // Of row r, which is a head of a query, among floats of `stride` a token.
+    int64_t place(int64_t r, int64_t stride) const {
+        return (first_token_ + r / group_) * stride + (kv_head_ * group_ + r % group_) * step_.head_size;
+    }
+
+    void load_queries(const float* q, int64_t stride) {
+        const V8 scale = V8::all(scale_ * kLog2E);  // weights are powers of 2
+        for (int64_t r = 0; r < rows_; r++) {
+            for (int64_t i = 0; i < step_.head_size; i += 8) {
+                (V8::load(q + place(r, stride) + i) * scale).store(queries_ + r * step_.head_size + i);
+            }
+        }
+    }
+
+    // Positions [base, base + count).
+    void chunk(int64_t base, int64_t count) {
+        for (int64_t r = 0; r < rows_; r += 6) with_rows<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
+            score<rows()>(r, base, count);
+        });
+        for (int64_t r = 0; r < rows_; r++) weigh(r, base, count);
+        for (int64_t r = 0; r < rows_; r += 6) with_rows<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
+            add_values<rows()>(r, base, count);
+        });
+    }
+
+    template <int R, class F>
+    static void with_rows(int64_t rows, F&& f) {
+        if (rows == R) return f(std::integral_constant<int, R>{});
+        if constexpr (R > 1) with_rows<R - 1>(rows, f);
+    }
+
+    template <int R>
+    void score(int64_t r, int64_t base, int64_t count) {
+        constexpr int N = kTileVectors<V8, R>;
+        const int64_t vectors = (count + 7) / 8, stride = step_.block_size * layout_.kPair;
+        for (int64_t first = 0; first < vectors; first += N) {
+            V8 acc[R][N];
+            const T* b[N];
+            for (int v = 0; v < N; v++) {
+                const int64_t position = base + 8 * std::min(first + v, vectors - 1);
+                b[v] = cache_ + layout_.keys(table_[position / step_.block_size], kv_head_) +
+                       layout_.key(position % step_.block_size, 0);
+                for (int i = 0; i < R; i++) acc[i][v] = V8::zero();
+            }
+            accumulate(acc, queries_ + r * step_.head_size, step_.head_size, b, stride, step_.head_size);
+            for (int v = 0; v < N && first + v < vectors; v++) {
+                for (int i = 0; i < R; i++) acc[i][v].store(scores_ + (r + i) * kChunk + (first + v) * 8);
+            }
+        }
+    }
+
+    // From scores to weights, in place; rescales the row's sums to its new maximum.
+    void weigh(int64_t r, int64_t base, int64_t count) {
+        const int64_t position = first_position_ + r / group_, size = step_.head_size;
+        const int64_t end = std::min(count, position + 1 - base);
+        const int64_t begin = step_.window ? std::max<int64_t>(0, position + 1 - step_.window - base) : 0;
+        const int64_t vectors = (count + 7) / 8;
+        float* scores = scores_ + r * kChunk;
+        if (begin >= end) {
+            std::fill(scores, scores + vectors * 8, 0.0f);
+            return;
+        }
+        if (begin > 0 || end < vectors * 8) {
+            std::fill(scores, scores + begin, kNothing);
+            std::fill(scores + end, scores + vectors * 8, kNothing);
+        }
+        V8 most = V8::load(scores);
+        for (int64_t v = 1; v < vectors; v++) most = max(most, V8::load(scores + v * 8));
+        const float old = part_.maxima[r], maximum = std::max(old, largest(most));
+        V8 total = V8::zero();
+        for (int64_t v = 0; v < vectors; v++) {
+            V8 weight = exp2(V8::load(scores + v * 8) - V8::all(maximum));
+            total = total + weight;
+            weight.store(scores + v * 8);
+        }
+        part_.maxima[r] = maximum;
+        if (old == maximum) {
+            part_.sums[r] += sum(total);
+            return;
+        }
+        const V8 shrink = exp2(V8::all(old - maximum));
+        part_.sums[r] = std::fma(part_.sums[r], _mm256_cvtss_f32(shrink.x), sum(total));
+        float* values = part_.values + r * size;
+        for (int64_t i = 0; i < size; i += 8) (V8::load(values + i) * shrink).store(values + i);
+    }
+
+    template <int R>
+    void add_values(int64_t r, int64_t base, int64_t count) {
+        constexpr int N = kTileVectors<V8, R>;
+        const int64_t size = step_.head_size, vectors = size / 8;
+        for (int64_t first = 0; first < vectors; first += N) {
+            V8 acc[R][N];
+            for (int v = 0; v < N; v++) {
+                const int64_t column = 8 * std::min(first + v, vectors - 1);
+                for (int i = 0; i < R; i++) acc[i][v] = V8::load(part_.values + (r + i) * size + column);
+            }
+            for (int64_t done = 0; done < count; done += step_.block_size) {
+                const T* block = cache_ + layout_.values(table_[(base + done) / step_.block_size], kv_head_);
+                const T* b[N];
+                for (int v = 0; v < N; v++) b[v] = block + layout_.value(0, 8 * std::min(first + v, vectors - 1));
+                accumulate(acc, scores_ + r * kChunk + done, kChunk, b, size * layout_.kPair,
+                               std::min<int64_t>(step_.block_size, count - done));
+            }
+            for (int v = 0; v < N && first + v < vectors; v++) {
+                for (int i = 0; i < R; i++) acc[i][v].store(part_.values + (r + i) * size + (first + v) * 8);
+            }
+        }
+    }
+
+    const AttentionStep& step_;
+    const T* cache_;
+    const float scale_;
+    const CacheLayout<T> layout_;
+    const int32_t* table_;
+    const int64_t kv_head_, group_, rows_;
+    int64_t first_token_, first_position_, begin_, end_;  // of the positions that any of the queries sees
+    float *queries_, *scores_;
+    Running part_, whole_;
+};
+
+// out[tokens, heads * head_size] from q, whose tokens are `stride` floats apart.
+template <class T>
+void attention(const AttentionStep& step, const float* q, int64_t stride, const T* cache, float scale,
+               float* out) {
+    const int64_t group = step.heads / step.kv_heads, size = step.head_size, width = step.heads * size;
+    const int64_t partial_size = group * (size + 2);
+    auto partial = [&](int64_t index, int64_t head) {
+        float* start = step.partials + (index * step.kv_heads + head) * partial_size;
+        return Running{start, start + group, start + 2 * group};
+    };
+    parallel(step.num_items * step.kv_heads, [&](int64_t task) {
+        const Item& item = reinterpret_cast<const Item*>(step.items)[task / step.kv_heads];
+        const int64_t head = task % step.kv_heads;
+        TileAttention<T> tile(step, cache, scale, item, head);
+        const Running& result = tile.compute(q, stride, item.first_segment, item.end_segment);
+        if (item.partial < 0) return tile.write(out, width);
+        const Running kept = partial(item.partial, head);
+        std::copy(result.maxima, result.maxima + group, kept.maxima);
+        std::copy(result.sums, result.sums + group, kept.sums);
+        std::copy(result.values, result.values + group * size, kept.values);
+    });
+    parallel(step.num_splits * step.kv_heads, [&](int64_t task) {
+        const int32_t* split = step.splits + task / step.kv_heads * 4;
+        const int64_t head = task % step.kv_heads;
+        Running whole = partial(split[1], head);
+        for (int64_t i = 1; i < split[2]; i++) whole.fold(partial(split[1] + i, head), group, size);
+        float* place = out + step.query_starts[split[0]] * width + head * group * size;
+        for (int64_t h = 0; h < group; h++) TileAttention<T>::normalized(whole, h, size, place + h * size);
+    });
+}
+
+}  // namespace octavo

