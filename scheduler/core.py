@@ -33,6 +33,7 @@ from scheduler.policies.order import ORDER_POLICIES
 from scheduler.request import Group, Sequence
 from scheduler.results import Results, no_outputs
 from scheduler.state import State
+from scheduler.trace.snapshot import Snapshot, restore, save
 
 
 class Core:
@@ -90,22 +91,24 @@ class Core:
             )
         return None
 
-    def cancel(self, group: int, choices: Collection[int] | None, now: float) -> list[SequenceEnd]:
+    def cancel(self, group: int, choices: Collection[int] | None, now: float, *, cause: str = "") -> list[SequenceEnd]:
         """Ends sequences of a group (None: all), wherever they are, and frees their blocks at once.
 
-        Returns the ends of those that were live; `apply` says nothing of them any more.
+        cause: in a few words, for `explain`. Returns the ends of those that were live; `apply` says nothing of them any
+        more.
         """
         found = self._state.groups.get(group)
         if found is None:
             return []
         live = [s for s in found.sequences.values() if choices is None or s.choice in choices]
         for sequence in live:
-            self._state.retire(sequence, FinishReason.CANCELLED, now)
+            self._state.retire(sequence, FinishReason.CANCELLED, now, cause=cause)
         return [sequence.end(FinishReason.CANCELLED) for sequence in live]
 
     def expire(self, now: float) -> list[SequenceEnd]:
         """Cancels every sequence whose deadline is not after `now`."""
-        return [end for group in self._state.deadlines.take_due(now) for end in self.cancel(group, None, now)]
+        due = self._state.deadlines.take_due(now)
+        return [end for group in due for end in self.cancel(group, None, now, cause="its deadline passed")]
 
     # --- Steps
 
@@ -176,6 +179,22 @@ class Core:
     def cache_snapshot(self) -> list[CacheEvent]:
         """What can be found now, as events for one who begins to watch."""
         return self._state.pool.snapshot()
+
+    # --- As it is
+
+    def save(self) -> Snapshot:
+        """Its state between two calls, `sampling` left out. Time and size: `scheduler.trace.snapshot.save`."""
+        return save(self._state, self._num_arrivals)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes on where another core of the same settings was when saved: with the same calls it makes the same plans.
+
+        This one must be new. Raises AssertionError or KeyError if the snapshot contradicts itself.
+        """
+        assert snapshot.settings == self.settings, "the snapshot is of a core of other settings"
+        restore(snapshot, self._state)
+        self._num_arrivals = snapshot.num_arrivals
+        self.check_integrity()
 
     # --- What it looks like
 

@@ -22,6 +22,14 @@ _REJECT_REASONS = {
     RejectReason.QUEUE_FULL: scheduler_pb2.REJECT_REASON_QUEUE_FULL,
 }
 
+# For `explain`.
+_CANCEL_CAUSES = {
+    scheduler_pb2.CANCEL_REASON_CLIENT: "the client cancelled it or went away",
+    scheduler_pb2.CANCEL_REASON_STOP: "a stop string was found",
+    scheduler_pb2.CANCEL_REASON_DEADLINE: "its deadline passed",
+    scheduler_pb2.CANCEL_REASON_SLOW_READER: "its client reads too slowly",
+}
+
 SessionCommand = (
     commands.OpenSession
     | commands.CloseSession
@@ -78,7 +86,7 @@ class Requests:
 
     def _close(self, session: int, now: float) -> None:
         for group in self._sessions.close(session):
-            self._live_core.cancel(group.number, None, now)
+            self._live_core.cancel(group.number, None, now, cause="its router's Session ended")
         self._outboxes.pop(session, None)
         self._unwelcomed.discard(session)
         self._cache_watchers.leave(session)
@@ -124,7 +132,8 @@ class Requests:
         superseded: bool = False,
     ) -> None:
         """choices: empty means all."""
-        ends = self._live_core.cancel(group.number, choices or None, now)
+        cause = "a higher attempt took over" if superseded else _CANCEL_CAUSES.get(reason, "")
+        ends = self._live_core.cancel(group.number, choices or None, now, cause=cause)
         self.collect_ends(ends, cancel_reason=reason, superseded=superseded)
 
     def expire(self, now: float) -> None:

@@ -112,8 +112,8 @@ class State:
         sequence.preempt()
         self.waiting.push(sequence)
 
-    def retire(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        """Finishes a sequence, wherever it is."""
+    def retire(self, sequence: Sequence, reason: FinishReason, now: float, *, cause: str = "") -> None:
+        """Finishes a sequence, wherever it is. cause: what there is to say besides the reason."""
         group = sequence.group
         if sequence.status is SequenceStatus.RUNNING:
             if sequence.is_decoding:
@@ -127,7 +127,8 @@ class State:
         self.release_host_blocks(sequence)
         sequence.finish()
         num_output_tokens = len(sequence.output_token_ids)
-        self._note(sequence, Moment.FINISHED, now, num_tokens=num_output_tokens, reason=reason.value)
+        why = f"{reason.value}: {cause}" if cause else reason.value
+        self._note(sequence, Moment.FINISHED, now, num_tokens=num_output_tokens, reason=why)
         del group.sequences[sequence.choice]
         if not group.sequences:
             del self.groups[group.number]
@@ -139,7 +140,7 @@ class State:
         # What it computed, or read, may be what is wrong: nobody shall find it any more.
         for block in sequence.block_ids:
             self.pool.unpublish(block)
-        self.retire(sequence, FinishReason.ERROR, now)
+        self.retire(sequence, FinishReason.ERROR, now, cause=message)
         return sequence.end(FinishReason.ERROR, message=message)
 
     def _note(self, sequence: Sequence, moment: Moment, now: float, *, num_tokens: int, reason: str) -> None:

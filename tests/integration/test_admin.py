@@ -16,12 +16,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from configs.options import Options
 from protos import admin_pb2 as pb
-from protos import inference_pb2
+from protos import inference_pb2, scheduler_pb2
 from protos.admin_pb2_grpc import AdminStub
 from router.cache_view import CacheView
 from runtime.block_names import block_names, scope_of
 from tests.fakes.routers import running_router
-from tests.fakes.worker import FakeWorker, HashModel
+from tests.fakes.worker import BAD_TOKEN, FakeWorker, HashModel
 from tests.support.scheduler_process import scheduler_process
 from tests.support.scheduling import RouterEnd, make_options, running_worker
 from tests.support.up import COMMAND, environment
@@ -123,6 +123,37 @@ async def test_lost_workers_are_explained(tmp_path: Path) -> None:
                 await router.finish(group)
             (timeline,) = (await admin.Explain(pb.ExplainRequest(request_id="mine"))).timelines
             assert [entry.moment for entry in timeline.entries][-4:] == ["resumed", "scheduled", "decoding", "finished"]
+
+
+async def test_ends_say_why(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path) as (options, _),
+        admin_of(options.scheduler_address(0)) as admin,
+        RouterEnd(options.scheduler_address(0)) as router,
+    ):
+
+        async def reason(request_id: str) -> str:
+            answer = await admin.Explain(pb.ExplainRequest(request_id=request_id))
+            return answer.timelines[0].entries[-1].reason
+
+        group = await router.submit(PROMPT, max_tokens=400, request_id="stopped")
+        await router.cancel(group, reason=scheduler_pb2.CANCEL_REASON_STOP)
+        await router.finish(group)
+        assert await reason("stopped") == "cancelled: a stop string was found"
+        await router.finish(await router.submit(PROMPT, max_tokens=400, request_id="late", deadline=0.001))
+        assert await reason("late") == "cancelled: its deadline passed"
+        old = await router.submit(PROMPT, max_tokens=400, request_id="twice")
+        new = await router.submit(PROMPT, max_tokens=1, request_id="twice", attempt=1)
+        await router.finish(old)
+        await router.finish(new)
+        assert await reason("twice") == "cancelled: a higher attempt took over"
+        await router.finish(await router.submit([BAD_TOKEN], request_id="bad"))
+        assert await reason("bad") == "error: the model's logits were not finite"
+        async with RouterEnd(options.scheduler_address(0)) as other:
+            group = await other.submit(PROMPT, max_tokens=470, request_id="lost")
+            await other.wait_for(lambda: other.tokens[group, 0])
+        await router.wait_idle()
+        assert await reason("lost") == "cancelled: its router's Session ended"
 
 
 async def test_questions_that_have_no_answer(tmp_path: Path) -> None:
