@@ -13,6 +13,7 @@ from runtime.http import ObservabilityServer
 from runtime.logs import configure_logging
 from scheduler.addresses import AddressError
 from scheduler.server import SchedulerServer
+from scheduler.trace.errors import TraceError
 
 log = logging.getLogger("octavo.scheduler")
 
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         return asyncio.run(_serve(options, replica))
-    except (AddressError, CurveError) as error:
+    except (AddressError, CurveError, TraceError) as error:
         log.error("%s", error)
         return EXIT_PERMANENT
 

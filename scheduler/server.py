@@ -85,7 +85,7 @@ class SchedulerServer:
         self._is_draining = False
 
     async def start(self) -> None:
-        """Listens for workers and routers. Raises AddressError or CurveError."""
+        """Listens for workers and routers. Raises AddressError, CurveError or TraceError."""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[str | None] = self._loop.create_future()
         self._claims = Claims(self._options, self._replica)

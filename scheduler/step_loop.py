@@ -36,6 +36,8 @@ from scheduler.stats_log import StatsLog, warn_of_preemptions
 from scheduler.status import SchedulerStatus
 from scheduler.step_clock import StepClock
 from scheduler.step_wire import ResultError, StepCodec
+from scheduler.trace.traced_core import TracedCore
+from scheduler.trace.writer import TraceWriter, trace_path
 from scheduler.workers import Workers
 
 log = logging.getLogger("octavo.scheduler")
@@ -76,6 +78,8 @@ class StepLoop(threading.Thread):
         self._requests = Requests()
         self._codec = StepCodec(0)
         self._clock = StepClock()
+        # None: no trace is wanted.
+        self._trace: TraceWriter | None = None
         # Of the results that came in this round; told after the next plans have been sent.
         self._outputs: list[StepOutputs] = []
         self._num_swap_blocks = self._num_lost_with_workers = 0
@@ -87,7 +91,7 @@ class StepLoop(threading.Thread):
         self.failed_for_good = False
 
     def start_bound(self) -> None:
-        """Starts the thread; returns once the sockets are bound. Raises AddressError or CurveError."""
+        """Starts the thread; returns once the sockets are bound. Raises AddressError, CurveError or TraceError."""
         self.start()
         self._bound.result()
 
@@ -115,6 +119,10 @@ class StepLoop(threading.Thread):
         options, endpoint = self._options, self._options.step_address(self._replica)
         curve_dir = Path(options.curve_dir) if options.curve_dir and endpoint.startswith("tcp://") else None
         invalid = InvalidMessages(self.metrics.invalid_messages.inc)
+        if options.trace:
+            path = trace_path(options.trace, self._replica)
+            self._trace = TraceWriter(path, options.trace_max_mib << 20, self._replica)
+            stack.callback(self._trace.close)
         context = stack.enter_context(zmq.Context())
         if curve_dir is not None:
             stack.callback(start_authenticator(context, curve_dir).stop)
@@ -196,7 +204,8 @@ class StepLoop(threading.Thread):
         core = self._requests.core
         self._num_swap_blocks = event.num_swap_blocks
         if core is None:
-            self._requests.core = Core(core_settings(self._options, model, event.num_swap_blocks))
+            settings = core_settings(self._options, model, event.num_swap_blocks)
+            self._requests.core = Core(settings) if self._trace is None else TracedCore(settings, self._trace)
         else:
             core.resize(model.num_blocks, event.num_swap_blocks, now=now)
             self._tell_ends(core)
@@ -305,6 +314,8 @@ class StepLoop(threading.Thread):
         if now >= self._next_tick:
             self._next_tick = now + _TICK_S
             self._stats_log.tick(self.status, now)
+            if self._trace is not None:
+                self._trace.flush()
 
     def _end_drain_if_done(self, now: float) -> None:
         if self._drain_deadline is None:
