@@ -34,7 +34,7 @@ class Results:
                 group, choice = sequence.key
                 state.timelines.add(group, Moment.DECODING, now, choice=choice, step=awaited.step)
         # Positions are compared where the columns are.
-        is_usual = not awaited.drafts and result.num_tokens is None
+        is_usual = not awaited.drafts and result.num_tokens is None and not result.failed
         if is_usual and result.sequences.tobytes() == awaited.numbers.tobytes():
             outputs = self._take_columns(awaited, result, now)
         else:

@@ -52,7 +52,7 @@ def test_waiting_requests_are_bounded_and_running_ones_do_not_count():
     assert rejection is not None
     assert rejection.reason is RejectReason.QUEUE_FULL
     assert "max_queued_requests=2" in rejection.message
-    driver.core.cancel(2, None, 0.0)
+    driver.cancel(2)
     assert driver.submit(make_request(5, [1])) is None
     driver.finish()
 

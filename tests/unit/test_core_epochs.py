@@ -1,5 +1,6 @@
 """Cancels, deadlines and lost workers, with a plan in flight or without."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -32,9 +33,9 @@ def test_a_cancel_frees_everything_at_once_wherever_it_finds_a_sequence(reach: C
     driver = CoreDriver(max_num_seqs=1 if reach is waiting else 8)
     reach(driver)
     keys = {key for key in driver.tokens if key[0] == 1}
-    assert set(driver.core.cancel(1, None, 0.0)) == keys
+    assert set(driver.cancel(1)) == keys
     driver.core.check_integrity()
-    assert driver.core.cancel(1, None, 0.0) == []
+    assert driver.cancel(1) == []
     driver.finish()
     assert not keys & driver.ends.keys()
 
@@ -45,13 +46,15 @@ def test_a_cancel_during_the_step_leaves_its_result_unheard():
     driver.submit(make_request(1, range(12)))
     step = driver.schedule()
     assert step is not None
-    assert driver.core.cancel(1, None, 0.0) == [(1, 0)]
+    plan, result = step
+    assert driver.cancel(1) == [(1, 0)]
     assert driver.core.load.num_free_blocks == 4
     driver.submit(make_request(2, range(20, 32)))
-    assert driver.apply(*step) == []
+    assert not len(driver.apply(result).token_ids)
+    freed_row = plan.new_rows[0].row
     plan = driver.step()
     assert plan is not None
-    assert plan.freed_rows == [step[0].new_rows[0].row]
+    assert plan.freed_rows == [freed_row]
     driver.finish()
     assert driver.reason(2) is FinishReason.LENGTH
 
@@ -63,11 +66,11 @@ def test_deadlines_cancel_whole_groups_in_time():
     driver.submit(make_request(3, [3], deadline=6.0))
     driver.submit(make_request(4, [4]))
     driver.step()
-    assert driver.core.expire(4.9) == []
-    assert driver.core.expire(5.0) == [(1, 0), (1, 1)]
-    assert driver.core.expire(5.5) == []
-    assert driver.core.expire(100.0) == [(2, 0), (3, 0)]
-    assert driver.core.expire(200.0) == []
+    assert driver.expire(4.9) == []
+    assert driver.expire(5.0) == [(1, 0), (1, 1)]
+    assert driver.expire(5.5) == []
+    assert driver.expire(100.0) == [(3, 0), (2, 0)]
+    assert driver.expire(200.0) == []
     driver.finish()
     assert set(driver.ends) == {(4, 0)}
 
@@ -77,14 +80,14 @@ def test_a_deadline_ends_with_its_group():
     driver.submit(make_request(1, [1], deadline=5.0))
     driver.finish()
     driver.submit(make_request(1, [1]))
-    assert driver.core.expire(6.0) == []
+    assert driver.expire(6.0) == []
     driver.finish()
 
 
 def test_a_deadline_that_has_passed_at_submission_is_due():
     driver = CoreDriver()
     assert driver.submit(make_request(1, [1], deadline=1.0), now=2.0) is None
-    assert driver.core.expire(2.0) == [(1, 0)]
+    assert driver.expire(2.0) == [(1, 0)]
 
 
 def test_lost_workers_cost_no_stream_a_token():
@@ -96,25 +99,27 @@ def test_lost_workers_cost_no_stream_a_token():
         driver.step()
     step = driver.schedule()
     assert step is not None
-    numbers = {row.planned.sequence for row in driver.worker.rows.values()}
+    numbers = {row.sequence for row in driver.worker.rows.values()}
     driver.lose_workers()
     assert driver.core.load.num_free_blocks == driver.core.load.num_blocks
     # The old plan is void, whether the next one is in flight or not, and so are its rows and blocks: nothing is to be
     # freed, nothing is cached.
-    assert driver.apply(*step) == []
+    stale = dataclasses.replace(step[1], step=step[1].step + 1)
+    assert not len(driver.apply(step[1]).token_ids)
     next_step = driver.schedule()
     assert next_step is not None
-    assert driver.apply(*step) == []
-    plan = next_step[0]
+    assert not len(driver.apply(stale).token_ids)
+    plan, result = next_step
+    assert plan.step == 1
     assert plan.freed_rows == []
     assert plan.new_rows[0].num_computed_tokens == 0
     assert not numbers & {row.sequence for row in plan.new_rows}
-    assert driver.apply(*next_step)
+    assert len(driver.apply(result).token_ids)
     driver.finish()
     for request in requests:
         for start in request.choices:
-            expected, _ = generate(request.prompt_token_ids, (), start.choice, request.stop, frozenset())
-            assert driver.tokens[request.group, start.choice] == expected
+            expected = generate(request.prompt_token_ids, (), start.choice, request.stop)
+            assert driver.tokens[request.group, start.choice] == expected.token_ids
     assert driver.core.stats.num_preemptions == 0
     assert driver.core.take_events() == []
 
@@ -126,7 +131,7 @@ def test_what_no_longer_fits_after_a_loss_ends_with_an_error():
     driver.step()
     driver.submit(make_request(3, range(40), choices=2))
     driver.lose_workers(num_blocks=5)
-    assert {key for key, end in driver.ends.items() if end.finish_reason is FinishReason.ERROR} == {
+    assert {key for key, end in driver.ends.items() if end.reason is FinishReason.ERROR} == {
         (1, 0), (3, 0), (3, 1),
     }  # fmt: skip
     assert "11 KV blocks" in driver.ends[1, 0].message
@@ -143,7 +148,8 @@ def test_keys_are_known_while_a_sequence_runs():
     driver.submit(make_request(1, [1], max_tokens=1))
     step = driver.schedule()
     assert step is not None
-    number = step[0].new_rows[0].sequence
+    plan, result = step
+    number = plan.new_rows[0].sequence
     assert driver.core.key_of(number) == (1, 0)
-    driver.apply(*step)
+    driver.apply(result)
     assert driver.core.key_of(number) is None

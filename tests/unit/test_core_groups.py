@@ -1,10 +1,12 @@
 """Choices of one request: they share its prompt, and none waits for one that has gone."""
 
+import dataclasses
+
 import pytest
 
 from scheduler.messages import ChoiceStart, FinishReason
 from tests.fakes.model import generate
-from tests.support.core import CoreDriver, make_request
+from tests.support.core import CoreDriver, counts_of, make_request
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -14,7 +16,7 @@ def test_choices_share_the_prompts_full_blocks(caching: bool):
     plan = driver.step()
     assert plan is not None
     # The prompt is computed once; the others compute what its full blocks do not hold, in the same step.
-    assert [count for _, count in plan.scheduled] == [10, 2, 2]
+    assert counts_of(plan) == [10, 2, 2]
     tables = [row.block_ids for row in plan.new_rows]
     assert tables[0][:2] == tables[1][:2] == tables[2][:2]
     assert len({table[2] for table in tables}) == 3
@@ -23,7 +25,7 @@ def test_choices_share_the_prompts_full_blocks(caching: bool):
     assert len(set(outputs)) > 1
     for choice, output in enumerate(outputs):
         stop = make_request(1, [1]).stop
-        assert list(output) == generate(tuple(range(10)), (), choice, stop, frozenset())[0]
+        assert list(output) == generate(tuple(range(10)), (), choice, stop).token_ids
 
 
 def test_without_prefix_caching_nothing_is_kept_and_requests_do_not_share():
@@ -32,12 +34,12 @@ def test_without_prefix_caching_nothing_is_kept_and_requests_do_not_share():
         driver.submit(make_request(group, range(10), choices=2))
     plan = driver.step()
     assert plan is not None
-    assert [count for _, count in plan.scheduled] == [10, 2, 10, 2]
+    assert counts_of(plan) == [10, 2, 10, 2]
     driver.finish()
     driver.submit(make_request(3, range(10), choices=2))
     plan = driver.step()
     assert plan is not None
-    assert [count for _, count in plan.scheduled] == [10, 2]
+    assert counts_of(plan) == [10, 2]
     driver.finish()
 
 
@@ -49,7 +51,7 @@ def test_choices_wait_for_the_prompt_and_block_nobody():
     while driver.core.has_work:
         plan = driver.step()
         assert plan is not None
-        counts.append([count for _, count in plan.scheduled])
+        counts.append(counts_of(plan))
     # 20 prompt tokens once; in the third step the second choice hits all its blocks but the last.
     assert counts[:3] == [[8], [8], [4, 4]]
 
@@ -61,20 +63,24 @@ def test_when_the_first_choice_is_cancelled_another_computes_the_prompt(steps: i
     driver.submit(make_request(1, range(20), choices=3))
     for _ in range(steps):
         driver.step()
-    assert driver.core.cancel(1, [0], 0.0) == [(1, 0)]
+    assert driver.cancel(1, 0) == [(1, 0)]
     driver.finish()
     assert (1, 0) not in driver.ends
     assert [driver.reason(1, choice) for choice in (1, 2)] == [FinishReason.LENGTH] * 2
 
 
 def test_when_the_first_choice_fails_another_computes_the_prompt():
-    driver = CoreDriver(max_num_batched_tokens=8)
+    """What the failed one has computed may be the reason: nobody reads it."""
+    driver = CoreDriver(max_num_seqs=1)
     driver.submit(make_request(1, range(20), choices=2))
     step = driver.schedule()
     assert step is not None
     plan, result = step
-    driver.apply(plan, type(result)(sampled=[], failed=frozenset({plan.new_rows[0].sequence})))
+    driver.apply(dataclasses.replace(result, failed=frozenset({plan.new_rows[0].sequence})))
     assert driver.reason(1, 0) is FinishReason.ERROR
+    plan = driver.step()
+    assert plan is not None
+    assert counts_of(plan) == [20]
     driver.finish()
     assert driver.reason(1, 1) is FinishReason.LENGTH
 
@@ -83,7 +89,7 @@ def test_choices_cancelled_while_they_wait_for_the_prompt_are_gone():
     driver = CoreDriver(max_num_batched_tokens=8)
     driver.submit(make_request(1, range(20), choices=3))
     driver.step()
-    assert driver.core.cancel(1, [1, 2, 3], 0.0) == [(1, 1), (1, 2)]
+    assert driver.cancel(1, 1, 2, 3) == [(1, 1), (1, 2)]
     driver.finish()
     assert set(driver.ends) == {(1, 0)}
 

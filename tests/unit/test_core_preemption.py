@@ -29,7 +29,7 @@ def test_the_latest_gives_way_and_comes_back_whole():
     assert driver.core.stats.num_preemptions == 1
     for group, prompt in ((1, tuple(range(8))), (2, tuple(range(20, 28)))):
         request = make_request(group, prompt, max_tokens=9)
-        assert driver.tokens[group, 0] == generate(prompt, (), 0, request.stop, frozenset())[0]
+        assert driver.tokens[group, 0] == generate(prompt, (), 0, request.stop).token_ids
 
 
 def test_priority_decides_who_gives_way():
@@ -85,8 +85,8 @@ def test_a_withdrawn_block_is_not_served():
     output = driver.tokens[2, 0]
     # Otherwise this is not the case it wants to be: the next token was the last of a block.
     assert (7 + len(output)) % 4 == 0
-    driver.core.cancel(2, None, 0.0)
-    full, _ = generate(tuple(range(20, 27)), (), 0, make_request(2, [1], max_tokens=20).stop, frozenset())
+    driver.cancel(2)
+    full = generate(tuple(range(20, 27)), (), 0, make_request(2, [1], max_tokens=20).stop).token_ids
     resumed = ChoiceStart(choice=0, output_token_ids=tuple(full[: len(output) + 3]))
     driver.submit(make_request(4, range(20, 27), max_tokens=20, choices=[resumed]))
     plan = driver.step()
@@ -110,5 +110,5 @@ def test_many_that_hardly_fit_all_end_exactly(budget: int, caching: bool):
     assert driver.core.stats.num_preemptions >= 10
     for request in requests:
         for start in request.choices:
-            expected, _ = generate(request.prompt_token_ids, (), start.choice, request.stop, frozenset())
-            assert driver.tokens[request.group, start.choice] == expected
+            expected = generate(request.prompt_token_ids, (), start.choice, request.stop)
+            assert driver.tokens[request.group, start.choice] == expected.token_ids

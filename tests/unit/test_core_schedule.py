@@ -7,17 +7,18 @@ from tests.support.core import CoreDriver, make_request
 def counts(driver: CoreDriver, plan: Plan | None) -> list[tuple[int, int]]:
     """(group, tokens) of a plan in batch order; to be asked before the plan's result is applied."""
     assert plan is not None
-    keys = {row: driver.core.key_of(state.planned.sequence) for row, state in driver.worker.rows.items()}
-    found = [(keys[row], count) for row, count in plan.scheduled]
-    return [(key[0], count) for key, count in found if key is not None]
+    keys = {row: driver.core.key_of(state.sequence) for row, state in driver.worker.rows.items()}
+    batch = [(row, 1) for row in plan.decode_rows.tolist()] + plan.chunks
+    return [(key[0], count) for row, count in batch if (key := keys[row]) is not None]
 
 
 def step_counts(driver: CoreDriver) -> list[tuple[int, int]]:
     step = driver.schedule()
     assert step is not None
-    result = counts(driver, step[0])
-    driver.apply(*step)
-    return result
+    plan, result = step
+    found = counts(driver, plan)
+    driver.apply(result)
+    return found
 
 
 def test_decodes_come_first_and_the_last_prefill_is_chunked():
@@ -55,7 +56,7 @@ def test_rows_bound_the_sequences_and_are_used_again_once_freed():
     # The very plan that frees the rows fills them: no step is lost.
     assert sorted(step[0].freed_rows) == [0, 1]
     assert {row.row for row in step[0].new_rows} == {0, 1}
-    driver.apply(*step)
+    driver.apply(step[1])
     driver.finish()
 
 
@@ -114,7 +115,10 @@ def test_steady_decodes_are_told_as_differences():
     driver.submit(make_request(1, range(5), max_tokens=8))
     driver.step()
     plans = [driver.step() for _ in range(5)]
-    grown = [plan.grown_rows for plan in plans if plan is not None]
-    assert [len(entries) for entries in grown] == [0, 0, 0, 1, 0]
-    assert all(plan is not None and not plan.new_rows and plan.scheduled == [(0, 1)] for plan in plans)
+    assert [len(plan.grown_rows) for plan in plans if plan is not None] == [0, 0, 0, 1, 0]
+    for plan in plans:
+        assert plan is not None
+        assert plan.decode_rows.tolist() == [0]
+        assert not plan.new_rows
+        assert not plan.chunks
     driver.finish()

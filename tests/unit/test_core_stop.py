@@ -1,25 +1,40 @@
 """When a sequence ends, and what it says then."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from scheduler.core import Core
-from scheduler.messages import ChoiceStart, FinishReason, Plan, Result, Sampled, SequenceOutput, StopRules
-from tests.support.core import CoreDriver, make_request, make_settings
+from scheduler.messages import ChoiceStart, FinishReason, Plan, Result, StepOutputs, StopRules
+from tests.support.core import CoreDriver, make_request, make_settings, tokens_of
 
 EOS, OWN = 7, 9
 
 
-def say(rules: StopRules, tokens: list[int], **settings: object) -> list[SequenceOutput]:
+def make_result(step: int, *entries: tuple[int, int, int], **fields: object) -> Result:
+    """entries: (sequence, position, token)."""
+    sequences, positions, token_ids = zip(*entries, strict=True) if entries else ((), (), ())
+    return Result(
+        step=step,
+        sequences=np.array(sequences, np.int64),
+        positions=np.array(positions, np.int32),
+        token_ids=np.array(token_ids, np.int32),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def say(rules: StopRules, tokens: list[int], **settings: object) -> list[StepOutputs]:
     """The outputs of a request that the workers give these tokens, until it ends."""
     core = Core(make_settings(eos_token_ids=frozenset({EOS}), **settings))
     assert core.submit(make_request(1, [1, 2], stop=rules), 0.0) is None
-    outputs: list[SequenceOutput] = []
+    outputs: list[StepOutputs] = []
     for position, token_id in enumerate(tokens):
         plan = core.schedule(0.0)
         if plan is None:
             break
-        sampled = Sampled(sequence=1, position=position, token_id=token_id, logprobs=("of", token_id))
-        outputs += core.apply(plan, Result(sampled=[sampled]), 0.0)
+        result = make_result(plan.step, (1, position, token_id), logprobs={1: [("of", token_id)]})
+        outputs.append(core.apply(result, 0.0))
     core.check_integrity()
     return outputs
 
@@ -47,17 +62,18 @@ def test_stop_rules(
     rules: StopRules, tokens: list[int], num_tokens: int, reason: FinishReason, stop_token_id: int | None
 ):
     outputs = say(rules, tokens)
-    assert [output.token_ids for output in outputs] == [[token] for token in tokens[:num_tokens]]
-    assert [output.first_token for output in outputs] == list(range(num_tokens))
-    assert [output.logprobs for output in outputs] == [[("of", token)] for token in tokens[:num_tokens]]
-    assert [output.finish_reason for output in outputs] == [None] * (num_tokens - 1) + [reason]
-    assert outputs[-1].stop_token_id == stop_token_id
+    assert [tokens_of(output) for output in outputs] == [{(1, 0): [token]} for token in tokens[:num_tokens]]
+    assert [output.first_tokens.tolist() for output in outputs] == [[i] for i in range(num_tokens)]
+    assert [output.logprobs for output in outputs] == [{0: [("of", token)]} for token in tokens[:num_tokens]]
+    assert [len(output.ends) for output in outputs] == [0] * (num_tokens - 1) + [1]
+    (end,) = outputs[-1].ends
+    assert (end.key, end.reason, end.stop_token_id) == ((1, 0), reason, stop_token_id)
 
 
 def test_max_model_len_is_reached_and_not_passed():
     outputs = say(StopRules(max_tokens=8), [1] * 20, max_model_len=10)
     assert len(outputs) == 8
-    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    assert outputs[-1].ends[0].reason is FinishReason.LENGTH
 
 
 def run_one() -> tuple[CoreDriver, Plan, Result]:
@@ -69,10 +85,17 @@ def run_one() -> tuple[CoreDriver, Plan, Result]:
     return driver, *step
 
 
-def test_one_that_fails_ends_with_an_error_and_the_others_go_on():
+def entries_of(result: Result) -> list[tuple[int, int, int]]:
+    return list(zip(result.sequences.tolist(), result.positions.tolist(), result.token_ids.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_one_that_fails_ends_with_an_error_and_the_others_go_on(is_told: bool):
+    """is_told: what it sampled is among the columns all the same. That means nothing."""
     driver, plan, result = run_one()
     number = plan.new_rows[0].sequence
-    driver.apply(plan, Result(sampled=result.sampled, failed=frozenset({number, 999})))
+    entries = entries_of(result) if is_told else entries_of(result)[1:]
+    driver.apply(make_result(plan.step, *entries, failed=frozenset({number, 999})))
     assert driver.reason(1) is FinishReason.ERROR
     assert driver.tokens[1, 0] == []
     assert "not finite" in driver.ends[1, 0].message
@@ -82,27 +105,35 @@ def test_one_that_fails_ends_with_an_error_and_the_others_go_on():
 
 def test_results_that_name_nobody_or_another_position_are_ignored():
     driver, plan, result = run_one()
-    first, second = result.sampled
-    stray = [
-        Sampled(sequence=999, position=0, token_id=1),
-        Sampled(sequence=first.sequence, position=1, token_id=1),
-        first,
-        first,
-        second,
-    ]
-    outputs = driver.apply(plan, Result(sampled=stray))
-    assert [output.token_ids for output in outputs] == [[first.token_id], [second.token_id]]
+    first, second = entries_of(result)
+    strays = [(999, 0, 1), (first[0], 1, 1), first, first, second]
+    outputs = driver.apply(make_result(plan.step, *strays))
+    assert tokens_of(outputs) == {(1, 0): [first[2]], (2, 0): [second[2]]}
     driver.finish()
 
 
-def test_a_sequence_that_the_workers_forgot_ends_with_an_error():
+@pytest.mark.parametrize("position", [None, 1])
+def test_a_sequence_that_the_workers_forgot_ends_with_an_error(position: int | None):
     """It would wait for ever otherwise: the workers believe it is further than the core does."""
     driver, plan, result = run_one()
-    driver.apply(plan, Result(sampled=result.sampled[1:]))
+    first, second = entries_of(result)
+    entries = [second] if position is None else [(first[0], position, first[2]), second]
+    driver.apply(make_result(plan.step, *entries))
     assert driver.reason(1) is FinishReason.ERROR
     assert "no token" in driver.ends[1, 0].message
     driver.finish()
     assert driver.reason(2) is FinishReason.LENGTH
+
+
+def test_more_tokens_than_drafts_were_planned_are_an_error():
+    driver, _, result = run_one()
+    too_many = dataclasses.replace(
+        result, num_tokens=np.array([2, 1], np.int32), token_ids=np.array([1, 1, 1], np.int32)
+    )
+    driver.apply(too_many)
+    assert driver.reason(1) is FinishReason.ERROR
+    assert "too many tokens" in driver.ends[1, 0].message
+    assert len(driver.tokens[2, 0]) == 1
 
 
 @pytest.mark.parametrize(
@@ -115,9 +146,8 @@ def test_a_resumed_choice_that_has_ended_already_ends_at_once(output: tuple[int,
     starts = [ChoiceStart(choice=0, output_token_ids=output), ChoiceStart(choice=4)]
     driver.submit(make_request(1, [1], stop=rules, choices=starts))
     end = driver.ends.get((1, 0))
-    assert (end and end.finish_reason) == reason
-    if end:
-        assert (end.token_ids, end.first_token) == ([], len(output))
+    assert (end and end.reason) == reason
+    assert driver.tokens[1, 0] == list(output)
     driver.finish()
     assert driver.reason(1, 4) is not None
 

@@ -1,5 +1,6 @@
 """Which prefixes count as equal, and what a hit leaves to compute."""
 
+import dataclasses
 import hashlib
 import struct
 
@@ -26,7 +27,7 @@ def write(pool: BlockPool, cache: PrefixCache, sequence: Sequence) -> list[int]:
     return blocks
 
 
-def test_a_name_is_the_sha256_of_tagged_length_prefixed_fields():
+def test_a_name_is_the_sha256_of_the_one_before_it_and_the_tokens():
     """The names are to stay what they are: other tools compute them too, to route by prefix."""
 
     def field(content: bytes) -> bytes:
@@ -35,10 +36,9 @@ def test_a_name_is_the_sha256_of_tagged_length_prefixed_fields():
     pool = BlockPool(10)
     cache = PrefixCache(pool, 4, enabled=True)
     blocks = write(pool, cache, make_sequence(cache, range(1, 9), cache_salt="s"))
-    parent = b""
+    parent = hashlib.sha256(b"\x00" + b"".join(map(field, [b"octavo.kv-block.v2", b"salt", b"s"]))).digest()
     for block, token_ids in zip(blocks, [(1, 2, 3, 4), (5, 6, 7, 8)], strict=True):
-        fields = [b"octavo.kv-block.v1", parent, b"salt", b"s", struct.pack("<4I", *token_ids)]
-        parent = hashlib.sha256(b"".join(map(field, fields))).digest()
+        parent = hashlib.sha256(b"\x01" + parent + struct.pack("<4i", *token_ids)).digest()
         assert pool.find(parent) == block
 
 
@@ -103,7 +103,7 @@ def test_a_reader_shares_the_step_with_the_writer():
     first, second = plan.new_rows
     assert second.num_computed_tokens == 8
     assert second.block_ids[:2] == first.block_ids[:2]
-    assert plan.scheduled == [(first.row, 10), (second.row, 2)]
+    assert plan.chunks == [(first.row, 10), (second.row, 2)]
     driver.finish()
 
 
@@ -151,7 +151,7 @@ def test_what_failed_is_not_served_to_others():
     assert step is not None
     plan, result = step
     sequence = plan.new_rows[0].sequence
-    driver.apply(plan, type(result)(sampled=[], failed=frozenset({sequence})))
+    driver.apply(dataclasses.replace(result, failed=frozenset({sequence})))
     driver.submit(make_request(2, range(10)))
     plan = driver.step()
     assert plan is not None

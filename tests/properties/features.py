@@ -1,0 +1,30 @@
+"""Counts what happens, so that nobody takes a quiet walk for a proof."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler.messages import Plan, Result
+
+if TYPE_CHECKING:
+    from tests.properties.world import World
+
+
+def count_plan(world: World, plan: Plan, result: Result) -> None:
+    """What a plan that the worker has just carried out shows."""
+    seen = world.seen
+    seen["decode steps"] += not plan.chunks
+    seen["mixed steps"] += bool(plan.chunks) and len(plan.decode_rows) > 0
+    seen["several plans in flight"] += len(world.in_flight) > 1
+    seen["three plans in flight"] += len(world.in_flight) > 2
+    seen["look-ahead blocks given back"] += len(plan.trimmed_rows)
+    seen["drafts planned"] += sum(len(drafts) for _, drafts in plan.drafts)
+    if result.num_tokens is not None:
+        seen["drafts accepted"] += int(result.num_tokens.sum()) - len(result.num_tokens)
+    partial = sum(world.worker.rows[row].num_lacking > 0 for row, _ in plan.chunks if row in world.worker.rows)
+    seen["a prefill was chunked"] += partial > 0
+    seen["several prefills were chunked"] += partial > 1
+    tables = [
+        set(planned.block_ids[: planned.num_computed_tokens // world.settings.block_size]) for planned in plan.new_rows
+    ]
+    seen["prefix hit within a batch"] += any(a & b for i, a in enumerate(tables) for b in tables[:i])

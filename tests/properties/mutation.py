@@ -1,0 +1,90 @@
+"""Cores with deliberate bugs: one place in the source of one scheduler module is replaced, and compiled in memory."""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+
+from scheduler.core import Core
+
+# Values that go in and out: the tests hold these very classes.
+_SHARED = {"scheduler.messages"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    # What somebody who wrote it would have got wrong, or what it leads to.
+    why: str
+    # A module of the package scheduler, and text that stands in it once.
+    module: str
+    old: str
+    new: str
+
+    def source(self) -> str:
+        """The module's source with the bug. Raises AssertionError if the text to replace does not stand there once."""
+        spec = importlib.util.find_spec(f"scheduler.{self.module}")
+        assert spec is not None
+        assert isinstance(spec.loader, importlib.abc.InspectLoader)
+        source = spec.loader.get_source(spec.name)
+        assert source is not None
+        assert source.count(self.old) == 1, (
+            f"{self.name}: {self.old!r} is in {spec.name} {source.count(self.old)} times"
+        )
+        return source.replace(self.old, self.new)
+
+
+class _Loader(importlib.abc.InspectLoader):
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def get_source(self, fullname: str) -> str:
+        return self._source
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module: the mutated one."""
+
+    def __init__(self, name: str, source: str) -> None:
+        self._name, self._source = name, source
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        return importlib.util.spec_from_loader(fullname, _Loader(self._source))
+
+
+@contextmanager
+def _fresh_modules() -> Iterator[None]:
+    """Modules of the scheduler that are imported within are new ones; afterwards all is as it was."""
+    ours = {name: module for name, module in sys.modules.items() if name.startswith("scheduler.")}
+    for name in ours.keys() - _SHARED:
+        del sys.modules[name]
+    package = sys.modules["scheduler"]
+    attributes = dict(vars(package))
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.startswith("scheduler.")]:
+            del sys.modules[name]
+        sys.modules.update(ours)
+        vars(package).clear()
+        vars(package).update(attributes)
+
+
+def mutated_core(mutant: Mutant) -> type[Core]:
+    """The core with that bug. The one that everybody else uses stays as it is."""
+    finder = _Finder(f"scheduler.{mutant.module}", mutant.source())
+    with _fresh_modules():
+        sys.meta_path.insert(0, finder)
+        try:
+            return importlib.import_module("scheduler.core").Core
+        finally:
+            sys.meta_path.remove(finder)

@@ -1,0 +1,190 @@
+"""What must be true of every plan, and of a step without one: budget, rows, order, and that nobody idles without need.
+
+Who may come before somebody earlier in the order, when a row is given away:
+- nobody, with one exception:
+- with max_long_partial_prefills below max_num_partial_prefills, a prefill of at most long_prefill_token_threshold
+  tokens passes one that is longer, while as many long ones as may are unfinished.
+Within a step a decode of a later sequence goes before a prefill of an earlier one (without chunked prefill: the other
+way round), and before nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler.block_pool import num_blocks_for
+from scheduler.messages import Plan
+from tests.properties.model import ModelSequence, plans_between, work_of
+
+if TYPE_CHECKING:
+    from tests.properties.world import World
+
+
+def rest_of_batch(world: World) -> int:
+    """Plans until all that is live has ended, at most, if nothing new comes."""
+    return plans_between(world.settings) * sum(work_of(sequence, world.settings) for sequence in world.live.values())
+
+
+def check_plan(world: World, plan: Plan) -> int:
+    """Before the worker has seen it. Returns how many sequences were passed by later ones."""
+    settings = world.settings
+    assert len(world.in_flight) < settings.max_steps_in_flight, "too many plans in flight"
+    assert plan.step == (world.in_flight[-1].plan.step + 1 if world.in_flight else world.worker.step + 1)
+    assert 1 <= plan.num_tokens <= settings.max_num_batched_tokens, "over the token budget, or empty"
+    assert sorted(plan.freed_rows) == sorted(world.rows_to_free), "not the rows that have become free"
+    named = {row for flight in world.in_flight for row in flight.rows}
+    assert not named & {planned.row for planned in plan.new_rows}, "a row is given away while a step that names it runs"
+    batch = set(plan.decode_rows.tolist()) | {row for row, _ in plan.chunks}
+    rows = {sequence.row for sequence in world.stays.values()} | {planned.row for planned in plan.new_rows}
+    assert batch <= rows, "a row that nobody has is scheduled"
+    assert len(rows) <= settings.max_num_seqs
+    if settings.num_stages > 1:
+        assert not named & batch, "a sequence is in two steps of a pipeline"
+    _check_drafts(world, plan)
+    _check_kinds(world, plan)
+    _check_decodes(world, plan, batch)
+    return _check_admissions(world, plan)
+
+
+def _check_drafts(world: World, plan: Plan) -> None:
+    settings = world.settings
+    known_later = {row for flight in world.in_flight for row, _ in flight.plan.drafts}
+    batch = set(plan.decode_rows.tolist()) | {row for row, _ in plan.chunks}
+    assert not known_later & batch, "a sequence goes on before its drafts are verified"
+    by_row = {sequence.row: sequence for sequence in world.stays.values()}
+    for row, drafts in plan.drafts:
+        assert 1 <= len(drafts) <= settings.num_speculative_tokens
+        # All of them together with the token that follows may be accepted.
+        assert world.worker.rows[row].num_outputs + len(drafts) < by_row[row].request.stop.max_tokens, (
+            "drafts past the end"
+        )
+
+
+def _check_kinds(world: World, plan: Plan) -> None:
+    """Without chunked prefill, prefills are whole, and not mixed with decodes; with it, few are left unfinished."""
+    settings = world.settings
+    num_drafts = {row: len(drafts) for row, drafts in plan.drafts}
+    new = {planned.row: planned for planned in plan.new_rows}
+    prefills = []
+    num_partial = num_long = 0
+    is_over_budget = False
+    for row, count in plan.chunks:
+        if row in new:
+            lacking = len(new[row].token_ids) - new[row].num_computed_tokens
+        else:
+            lacking = world.worker.rows[row].num_lacking
+        if world.worker.rows.get(row) is not None and world.worker.rows[row].has_failed and row not in new:
+            continue
+        if row in num_drafts and lacking == 1:
+            continue
+        prefills.append(row)
+        threshold = settings.long_prefill_token_threshold
+        assert not threshold or count <= threshold, "a chunk beyond the threshold"
+        if count < lacking:
+            num_partial += 1
+            is_over_budget = lacking > settings.max_num_batched_tokens
+            num_long += bool(threshold) and lacking > threshold
+    if settings.enable_chunked_prefill:
+        assert num_partial <= settings.max_num_partial_prefills, "too many prefills are left unfinished"
+        assert num_long <= settings.max_long_partial_prefills, "too many long prefills are left unfinished"
+    else:
+        # What is computed again may be longer than any prompt that was let in.
+        assert not num_partial or is_over_budget, "a prefill is not whole"
+        is_mixed = prefills and len(prefills) < len(plan.decode_rows) + len(plan.chunks)
+        assert not is_mixed, "prefills are mixed with decodes"
+
+
+def _can_go_on(world: World, sequence: ModelSequence) -> bool:
+    """Running, with a token to compute that no result must come before. False where only the core can tell."""
+    assert sequence.row is not None
+    row = world.worker.rows[sequence.row]
+    if row.has_failed or row.num_outputs >= sequence.request.stop.max_tokens:
+        return False
+    is_named = any(sequence.row in flight.rows for flight in world.in_flight)
+    if not is_named:
+        return True
+    # Drafts may come with the result, and the next token waits for them.
+    return world.settings.num_stages == 1 and not (row.has_sampled and world.settings.num_speculative_tokens)
+
+
+def _may_sit_out(world: World, sequence: ModelSequence) -> bool:
+    """It lacks a block, and may take none from itself and those behind it, for one of them has just come back."""
+    assert sequence.row is not None
+    row = world.worker.rows[sequence.row]
+    lacks_block = len(row.block_ids) * world.settings.block_size < len(row.token_ids)
+    return lacks_block and any(other.is_protected and other.order >= sequence.order for other in world.stays.values())
+
+
+def _check_decodes(world: World, plan: Plan, batch: set[int]) -> None:
+    """Those that decode do so in every step, and if the budget does not reach, the first in order do."""
+    settings = world.settings
+    drafting = {row for row, _ in plan.drafts}
+    if not settings.enable_chunked_prefill and {row for row, _ in plan.chunks} - drafting:
+        return
+    rows = world.worker.rows
+    decodes = {
+        row: sequence
+        for sequence in world.stays.values()
+        if (row := sequence.row) is not None
+        and rows[row].has_sampled
+        and rows[row].num_lacking == 1
+        and _can_go_on(world, sequence)
+    }
+    left_out = [
+        sequence.order for row, sequence in decodes.items() if row not in batch and not _may_sit_out(world, sequence)
+    ]
+    if left_out:
+        # Stages share the decodes, but not those with drafts.
+        taken = decodes.keys() & batch - (drafting if settings.num_stages > 1 else set())
+        late = [decodes[row].key for row in taken if decodes[row].order > min(left_out)]
+        assert not late, f"decodes of {late} go before an earlier one"
+        world.seen["decodes beyond the budget"] += 1
+
+
+def _check_admissions(world: World, plan: Plan) -> int:
+    """Nobody gets a row before somebody earlier who waits."""
+    settings = world.settings
+    new = []
+    for planned in plan.new_rows:
+        key = world.core.key_of(planned.sequence)
+        assert key in world.live, "a row for nobody"
+        new.append((world.live[key], planned))
+    taken = {sequence.key for sequence, _ in new}
+    waiting = [sequence for sequence in world.waiting if sequence.key not in taken]
+    passed = set()
+    for sequence, planned in new:
+        for earlier in waiting:
+            if earlier.order > sequence.order:
+                continue
+            may_pass = settings.max_long_partial_prefills < settings.max_num_partial_prefills
+            threshold = settings.long_prefill_token_threshold
+            assert may_pass, f"{sequence.key} passes {earlier.key}"
+            assert earlier.num_tokens > threshold, "a short prefill is passed"
+            assert len(planned.token_ids) - planned.num_computed_tokens <= threshold, "a long prefill passes another"
+            passed.add(earlier.key)
+    return len(passed)
+
+
+def check_no_plan(world: World, *, has_preempted: bool) -> None:
+    """Nothing could have been done: too many plans are out, or all depends on their results.
+
+    has_preempted: somebody has just lost his blocks, and nobody takes them in the same step.
+    """
+    settings = world.settings
+    if len(world.in_flight) == settings.max_steps_in_flight:
+        return
+    if not world.in_flight:
+        assert not world.live, "an empty step while something waits"
+        return
+    running = list(world.stays.values())
+    ready = [sequence.key for sequence in running if _can_go_on(world, sequence) and not _may_sit_out(world, sequence)]
+    assert not ready, f"an empty step while {ready} could go on"
+    # Choices wait for the prompt that another one computes, and prefills that may share a step are few.
+    if has_preempted or not world.waiting or any(not world.worker.rows[each.row].has_sampled for each in running):  # type: ignore[index]
+        return
+    first = min(world.waiting, key=lambda sequence: sequence.order)
+    free_rows = settings.max_num_seqs - len(world.resting_rows) - len(running)
+    # Its whole context, and what those that run may need next.
+    needed = num_blocks_for(first.num_tokens, settings.block_size) + len(running)
+    fits = needed <= world.core.load.num_free_blocks
+    assert not (fits and free_rows), f"an empty step while {first.key} could come in"

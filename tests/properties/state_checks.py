@@ -1,0 +1,78 @@
+"""What must be true of a core and its worker at any time, right after a plan, and when nothing is left to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from scheduler.messages import Moment
+from tests.properties import inside
+
+if TYPE_CHECKING:
+    from tests.properties.world import World
+
+
+def check(world: World) -> None:
+    """What must be true at any time."""
+    core = world.core
+    core.check_integrity()
+    load, stats, num_running = core.load, core.stats, len(world.stays)
+    assert core.has_work == bool(world.live)
+    assert core.num_steps_in_flight == len(world.in_flight)
+    assert (load.num_running, load.num_waiting) == (num_running, len(world.live) - num_running)
+    assert load.num_queued_tokens == sum(world.queued.values())
+    assert load.num_blocks == world.worker.num_blocks
+    tables = inside.tables(core)
+    assert tables.keys() == {sequence.key for sequence in world.stays.values()}
+    held = {block for table in tables.values() for block in table.block_ids}
+    assert load.num_free_blocks == load.num_blocks - len(held), "blocks are lost"
+    assert (stats.num_output_tokens, stats.num_preemptions, stats.num_steps) == (
+        world.num_output_tokens, world.num_preemptions, world.num_plans,
+    )  # fmt: skip
+    assert not core.take_ends()
+    events = core.take_cache_events()
+    if world.mirror is None:
+        assert not events
+    else:
+        world.seen["cache events"] += len(events)
+        world.mirror.take(events)
+        assert world.mirror.names == inside.names(core), "the events tell of another cache"
+
+
+def check_tables(world: World) -> None:
+    """Right after a plan: the worker's tables, made of differences, are the core's."""
+    drafting = {row for flight in world.in_flight for row, _ in flight.plan.drafts}
+    for key, table in inside.tables(world.core).items():
+        row = world.worker.rows[table.row]
+        assert row.sequence == table.number == world.live[key].number
+        assert row.block_ids == table.block_ids, f"{key}: the worker's table is not the core's"
+        if not row.has_failed and table.row not in drafting:
+            assert row.num_computed_tokens == table.num_computed_tokens, f"{key}: another num_computed_tokens"
+        known = world.live[key].request.prompt_token_ids + tuple(world.live[key].tokens)
+        assert tuple(row.token_ids[: len(known)]) == known
+
+
+def check_idle(world: World) -> None:
+    """Nothing is live: nothing is held."""
+    load = world.core.load
+    assert (load.num_running, load.num_waiting, load.num_queued_tokens) == (0, 0, 0)
+    assert load.num_free_blocks == load.num_blocks
+    assert load.num_free_swap_blocks == world.worker.num_swap_blocks
+    assert world.core.num_steps_in_flight == 0
+    for group in world.finished_groups:
+        _check_timeline(world, group)
+
+
+def _check_timeline(world: World, group: int) -> None:
+    (timeline,) = world.core.explain(f"request-{group}")
+    assert timeline.is_finished
+    moments = [entry.moment for entry in timeline.entries]
+    assert moments[0] is Moment.QUEUED
+    assert moments[-1] is Moment.FINISHED
+    times = [entry.time for entry in timeline.entries]
+    assert times == sorted(times)
+    if not timeline.num_dropped:
+        count = Counter(moments)
+        assert count[Moment.RESUMED] <= count[Moment.PREEMPTED]
+        assert bool(count[Moment.SCHEDULED] or count[Moment.CHUNKED]) == bool(count[Moment.ADMITTED])
+        world.seen["timelines checked"] += 1

@@ -1,0 +1,67 @@
+"""Random walks over all policies and modes; the same at greater length: benchmarks/scheduler_properties.py."""
+
+from collections import Counter
+
+from tests.properties.walk import walks
+
+NUM_STEPS = 20_000
+# What must have happened, or the walks have become too tame to prove anything.
+FEATURES = [
+    "a long prefill was passed",
+    "a prefill was chunked",
+    "a result for one that has gone",
+    "bypassed the prefix cache",
+    "cache events",
+    "came back",
+    "cancelled: preempted",
+    "cancelled: running",
+    "cancelled: swapped",
+    "cancelled: waiting",
+    "chunked prefill: False",
+    "chunked prefill: True",
+    "decode steps",
+    "decodes beyond the budget",
+    "drafts accepted",
+    "drafts planned",
+    "ended at once",
+    "ended by its own stop token",
+    "ended within its drafts",
+    "ended: length",
+    "ended: stop",
+    "failed",
+    "forgotten by the workers",
+    "look-ahead blocks given back",
+    "mixed steps",
+    "past a deadline",
+    "policy: deadline",
+    "policy: fcfs",
+    "policy: priority",
+    "preempted",
+    "preempted with a result in flight",
+    "preemption rule: first_chunk",
+    "preemption rule: whole_context",
+    "prefix cache reset",
+    "prefix hit",
+    "prefix hit after a preemption",
+    "prefix hit within a batch",
+    "refused: invalid",
+    "refused: queue_full",
+    "resumed by a client",
+    "several choices",
+    "several plans in flight",
+    "several prefills were chunked",
+    "stale results",
+    "swapped in",
+    "swapped out",
+    "three plans in flight",
+    "timelines checked",
+    "too long for the new blocks",
+    "workers lost",
+]
+
+
+def test_no_invariant_breaks_and_everything_happens():
+    seen: Counter[str] = Counter()
+    for each in walks(0, NUM_STEPS):
+        seen += each.seen
+    assert not [feature for feature in FEATURES if not seen[feature]], seen

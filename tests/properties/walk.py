@@ -1,0 +1,148 @@
+"""Random walks: a core under random settings and a random load, driven without rhyme or reason.
+
+One seed, one walk: a failure can be looked at again.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from scheduler.core import Core
+from scheduler.messages import CoreSettings
+from tests.fakes.model import VOCAB_SIZE
+from tests.fakes.plan_worker import Drafter
+from tests.properties.workloads import Workload, random_settings
+from tests.properties.world import World
+
+MOST_STEPS = 400
+
+
+class WalkError(AssertionError):
+    """An invariant did not hold. Says how to see it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    settings: CoreSettings
+    num_steps: int
+    seen: Counter[str]
+
+
+def walk(seed: str, *, core_class: type[Core] = Core, **changes: object) -> Walk:
+    """One walk of up to MOST_STEPS plans. changes: of its settings. Raises WalkError."""
+    choose = Random(seed)
+    settings = random_settings(choose, **changes)
+    walker = _Walker(choose, settings, core_class)
+    try:
+        walker.run()
+    except Exception as error:
+        step = walker.world.num_plans
+        raise WalkError(f"seed {seed!r}, plan {step}: {type(error).__name__}: {error}; {settings}") from error
+    world = walker.world
+    world.seen[f"policy: {settings.scheduling_policy}"] += world.num_plans
+    world.seen[f"chunked prefill: {settings.enable_chunked_prefill}"] += world.num_plans
+    world.seen[f"preemption rule: {settings.preemption_policy}"] += world.num_plans
+    return Walk(settings, world.num_plans, world.seen)
+
+
+def walks(seed: int, num_steps: int, *, core_class: type[Core] = Core, **changes: object) -> Iterator[Walk]:
+    """Walks of at least so many plans in all."""
+    index = 0
+    while num_steps > 0:
+        each = walk(f"{seed}/{index}", core_class=core_class, **changes)
+        yield each
+        num_steps -= each.num_steps
+        index += 1
+
+
+class _Walker:
+    def __init__(self, choose: Random, settings: CoreSettings, core_class: type[Core]) -> None:
+        self._choose = choose
+        self._workload = Workload.random(choose)
+        self.world = World(settings, core_class=core_class, seed=choose.randrange(2**32))
+        # How far results lag behind, how busy it is, how much goes wrong.
+        self._arrivals = choose.choice([0.05, 0.3, 1.0])
+        self._patience = choose.choice([0.0, 0.3, 0.7])
+        self._mishaps = choose.choice([0.0, 0.01, 0.05])
+        self._drafter = self._make_drafter()
+
+    def _make_drafter(self) -> Drafter | None:
+        most = self.world.settings.num_speculative_tokens
+        if not most:
+            return None
+        choose, skill = self._choose, self._choose.choice([0.0, 0.5, 0.9])
+
+        def guess(true_tokens: list[int]) -> tuple[int, ...]:
+            """Too many at times: the next tokens, or others."""
+            count = choose.randint(0, most)
+            return tuple(
+                token if choose.random() < skill else choose.randrange(VOCAB_SIZE) for token in true_tokens[:count]
+            )
+
+        return guess
+
+    def run(self) -> None:
+        world, choose = self.world, self._choose
+        length = choose.randint(20, MOST_STEPS)
+        idle = 0
+        while world.num_plans < length and idle < 50:
+            before = world.num_plans
+            self._act()
+            idle = idle + 1 if world.num_plans == before and not world.live else 0
+        world.drain()
+        # Once more from idle: what was left behind would show.
+        self._submit()
+        world.drain()
+
+    def _act(self) -> None:
+        world, choose = self.world, self._choose
+        if choose.random() < self._arrivals and len(world.live) < 24:
+            for _ in range(choose.choice([1, 1, 1, 6])):
+                self._submit()
+        if choose.random() < 0.05:
+            world.pass_time(choose.uniform(0, 8))
+        if world.live and choose.random() < 0.02:
+            self._cancel()
+        if choose.random() < self._mishaps:
+            self._mishap()
+        self._step()
+
+    def _step(self) -> None:
+        """A plan, unless there can't be one; then results, as they come."""
+        world, choose = self.world, self._choose
+        drafter = self._drafter if choose.random() < 0.8 else None
+        is_planned = world.schedule(failing=choose.random() < self._mishaps, drafter=drafter)
+        if is_planned and choose.random() < self._patience:
+            return
+        while world.in_flight:
+            world.deliver(forget=choose.random() < self._mishaps / 4, strays=choose.random() < self._mishaps)
+            if choose.random() < self._patience:
+                return
+
+    def _submit(self) -> None:
+        world = self.world
+        request = self._workload.request(self._choose, world.num_groups + 1, world.now, world.settings)
+        world.submit(request)
+
+    def _cancel(self) -> None:
+        world, choose = self.world, self._choose
+        group, choice = choose.choice(sorted(world.live))
+        world.cancel(group, None if choose.random() < 0.5 else [choice])
+        world.cancel(world.num_groups + 7, None)
+
+    def _mishap(self) -> None:
+        world, choose = self.world, self._choose
+        match choose.randrange(4):
+            case 0:
+                if choose.random() < 0.5:
+                    capacity = choose.randint(16, 48)
+                    world.lose_workers(capacity // world.settings.block_size, choose.choice([0, 4, 12, 40]))
+                else:
+                    world.lose_workers()
+            case 1:
+                world.reset_prefix_cache()
+            case 2:
+                world.watch_cache(choose.random() < 0.8)
+            case _:
+                world.deliver_again([flight.result for flight in list(world.in_flight)[1:]])

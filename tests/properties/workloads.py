@@ -1,0 +1,115 @@
+"""Random settings and requests: small, so that everything that is scarce runs out all the time."""
+
+from dataclasses import dataclass
+from random import Random
+
+from scheduler.messages import ChoiceStart, CoreSettings, GroupRequest, StopRules
+from tests.fakes.model import VOCAB_SIZE, FakeSampling
+
+EOS = frozenset({0})
+MAX_MODEL_LEN = 40
+
+
+def random_settings(choose: Random, **changes: object) -> CoreSettings:
+    """Any combination that the options allow, of small numbers."""
+    block_size = choose.choice([1, 2, 4, 4])
+    is_chunked = choose.random() < 0.8
+    num_partial = choose.choice([1, 1, 2, 3]) if is_chunked else 1
+    num_stages = choose.choice([1, 1, 2, 3])
+    num_swap_blocks = choose.choice([0, 4, 12, 40])
+    settings: dict[str, object] = {
+        "block_size": block_size,
+        "num_blocks": choose.randint(20, 48) // block_size,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": choose.randint(1, 8),
+        # Without chunks a prompt longer than this is refused.
+        "max_num_batched_tokens": choose.choice([1, 3, 5, 8, 16, 64] if is_chunked else [8, 16, 40, 64]),
+        "eos_token_ids": EOS,
+        "enable_prefix_caching": choose.random() < 0.75,
+        "scheduling_policy": choose.choice(["fcfs", "fcfs", "priority", "deadline"]),
+        "enable_chunked_prefill": is_chunked,
+        "long_prefill_token_threshold": choose.choice([0, 0, 2, 5]) if is_chunked else 0,
+        "max_num_partial_prefills": num_partial,
+        "max_long_partial_prefills": choose.randint(1, num_partial),
+        "preemption_mode": choose.choice(["recompute", "swap"]),
+        "num_swap_blocks": num_swap_blocks,
+        "preemption_policy": "first_chunk" if choose.random() < 0.1 else "whole_context",
+        "max_steps_in_flight": choose.choice([1, 1, 2, 3, 4]),
+        "num_stages": num_stages,
+        "num_speculative_tokens": choose.choice([0, 0, 1, 2, 3]),
+        "max_queued_requests": choose.choice([4, 1000, 1000]),
+        "max_queued_tokens": choose.choice([60, 100_000, 100_000]),
+        "max_finished_timelines": choose.choice([0, 3, 1000]),
+    }
+    return CoreSettings(**(settings | changes))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How often requests have what; drawn once a walk, so that walks differ in kind."""
+
+    most_tokens: int
+    most_prompt_tokens: int
+    num_prefixes: int
+    many_choices: float
+    resumed: float
+    deadlines: float
+    stops: float
+
+    @classmethod
+    def random(cls, choose: Random) -> "Workload":
+        return cls(
+            most_tokens=choose.choice([1, 4, 14, 24]),
+            most_prompt_tokens=choose.choice([4, 16, 30]),
+            num_prefixes=choose.choice([1, 2, 20]),
+            many_choices=choose.choice([0.0, 0.2, 0.6]),
+            resumed=choose.choice([0.0, 0.1, 0.4]),
+            deadlines=choose.choice([0.0, 0.1, 0.5]),
+            stops=choose.choice([0.0, 0.5]),
+        )
+
+    def request(self, choose: Random, group: int, now: float, settings: CoreSettings) -> GroupRequest:
+        salt = choose.choice(["", "", "", "s"])
+        num_choices = choose.randint(2, 4) if choose.random() < self.many_choices else 1
+        return GroupRequest(
+            group=group,
+            request_id=f"request-{group}",
+            prompt_token_ids=self._prompt(choose),
+            choices=tuple(
+                ChoiceStart(choice=choice, output_token_ids=self._output(choose))
+                for choice in sorted(choose.sample(range(5), num_choices))
+            ),
+            stop=self._stop(choose),
+            # KV of one salt must never serve another; nor KV of one group, if nothing is cached.
+            sampling=FakeSampling(
+                scope=len(salt) if settings.enable_prefix_caching else group,
+                seed=choose.randrange(3),
+                has_logprobs=choose.random() < 0.1,
+            ),
+            bypass_prefix_cache=choose.random() < 0.1,
+            priority=choose.randint(-1, 1),
+            cache_salt=salt,
+            deadline=now + choose.uniform(0, 60) if choose.random() < self.deadlines else None,
+        )
+
+    def _prompt(self, choose: Random) -> tuple[int, ...]:
+        base, length = choose.randrange(self.num_prefixes), choose.randint(1, self.most_prompt_tokens)
+        prompt = [(base * 7 + i) % VOCAB_SIZE for i in range(length)]
+        if choose.random() < 0.5:
+            prompt[-choose.randint(1, min(6, length)) :] = choose.choices(range(VOCAB_SIZE), k=choose.randint(1, 3))
+        return tuple(prompt)
+
+    def _output(self, choose: Random) -> tuple[int, ...]:
+        if choose.random() >= self.resumed:
+            return ()
+        return tuple(choose.choices(range(VOCAB_SIZE), k=choose.randint(1, 6)))
+
+    def _stop(self, choose: Random) -> StopRules:
+        max_tokens = choose.randint(1, self.most_tokens)
+        has_stops = choose.random() < self.stops
+        return StopRules(
+            max_tokens=max_tokens,
+            min_tokens=choose.choice([0, 0, min(5, max_tokens)]),
+            stop_token_ids=frozenset(choose.sample(range(VOCAB_SIZE), choose.randint(0, 2)) if has_stops else ()),
+            ignore_eos=not has_stops or choose.random() < 0.5,
+        )

@@ -1,0 +1,397 @@
+"""A core, its worker, and what must be true of both after whatever may happen to them.
+
+`World` does what callers of the core do, in any order that its driver chooses, and knows what has to come of it: every
+sequence's output is known when it is submitted, and so is everybody's place in the order. It asserts in every action
+that the core's answer is the only right one, as far as the contract says; `tests.properties.plan_checks` does so for
+plans, and `tests.properties.state_checks` for what must be true at any time.
+"""
+
+from collections import Counter, deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from random import Random
+
+from scheduler.block_pool import num_blocks_for
+from scheduler.core import Core
+from scheduler.messages import (
+    CoreSettings,
+    FinishReason,
+    GroupRequest,
+    Plan,
+    Preempted,
+    RejectReason,
+    Result,
+    SequenceEnd,
+    SequenceKey,
+    StepOutputs,
+)
+from tests.fakes.model import Output, logprobs_of, outputs_alone
+from tests.fakes.plan_worker import Drafter, PlanWorker
+from tests.properties import inside
+from tests.properties.features import count_plan
+from tests.properties.mishaps import NOBODY, with_strays, without
+from tests.properties.model import ModelSequence, order_of, plans_between, stay_of, work_of
+from tests.properties.plan_checks import check_no_plan, check_plan, rest_of_batch
+from tests.properties.state_checks import check, check_idle, check_tables
+
+ERROR, CANCELLED = FinishReason.ERROR, FinishReason.CANCELLED
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A plan whose result has not been delivered."""
+
+    plan: Plan
+    result: Result
+    # In its batch.
+    rows: frozenset[int]
+
+
+class World:
+    """Group numbers count from 1."""
+
+    def __init__(self, settings: CoreSettings, *, core_class: type[Core] = Core, seed: int = 0) -> None:
+        """core_class: another one to be driven, such as a core with a bug. seed: of what drafters guess."""
+        self.settings = settings
+        self.core = core_class(settings)
+        self.worker = self._make_worker(settings.num_blocks, settings.num_swap_blocks)
+        self.now = 0.0
+        # What has happened, and how often.
+        self.seen: Counter[str] = Counter()
+        self.num_plans = 0
+        self.live: dict[SequenceKey, ModelSequence] = {}
+        # By the number of the stay.
+        self.stays: dict[int, ModelSequence] = {}
+        self.in_flight: deque[Flight] = deque()
+        # Rows that the next plan must free.
+        self.rows_to_free: set[int] = set()
+        # Rows that somebody left, until the result of the last plan that was out then.
+        self.resting_rows: dict[int, int] = {}
+        # Live sequences of groups that have never run: their groups are queued.
+        self.num_groups = 0
+        self.queued: dict[int, int] = {}
+        self.mirror: inside.CacheMirror | None = None
+        self._guess = Random(seed)
+        self._groups: dict[int, list[ModelSequence]] = {}
+        self.finished_groups: deque[int] = deque(maxlen=settings.max_finished_timelines)
+        self.num_output_tokens = 0
+        self.num_preemptions = 0
+
+    def _make_worker(self, num_blocks: int, num_swap_blocks: int) -> PlanWorker:
+        return PlanWorker(
+            block_size=self.settings.block_size,
+            num_blocks=num_blocks,
+            num_swap_blocks=num_swap_blocks,
+            max_num_seqs=self.settings.max_num_seqs,
+            max_num_batched_tokens=self.settings.max_num_batched_tokens,
+        )
+
+    @property
+    def waiting(self) -> list[ModelSequence]:
+        return [sequence for sequence in self.live.values() if not sequence.is_running]
+
+    # --- Requests
+
+    def submit(self, request: GroupRequest) -> None:
+        """`request.group` is the next number."""
+        self.num_groups += 1
+        assert request.group == self.num_groups
+        is_valid, is_full = self._is_valid(request), self._is_full(request)
+        rejection = self.core.submit(request, self.now)
+        if rejection is not None:
+            assert not is_valid or is_full, f"refused without need: {rejection.message}"
+            assert (rejection.reason is RejectReason.QUEUE_FULL) == is_valid
+            self.seen[f"refused: {rejection.reason.value}"] += 1
+            assert not self.core.take_ends()
+            return
+        assert is_valid, "taken, although it can't run"
+        assert not is_full, "taken, although the queue is full"
+        self._add(request, outputs_alone(request, self.settings.eos_token_ids))
+
+    def _is_valid(self, request: GroupRequest) -> bool:
+        settings, num_prompt_tokens = self.settings, len(request.prompt_token_ids)
+        capacity = self.worker.num_blocks * settings.block_size + 1
+        if num_prompt_tokens + request.stop.max_tokens > min(settings.max_model_len, capacity):
+            return False
+        return settings.enable_chunked_prefill or num_prompt_tokens <= settings.max_num_batched_tokens
+
+    def _is_full(self, request: GroupRequest) -> bool:
+        num_tokens = sum(self.queued.values()) + len(request.prompt_token_ids)
+        return len(self.queued) >= self.settings.max_queued_requests or num_tokens > self.settings.max_queued_tokens
+
+    def _add(self, request: GroupRequest, outputs: dict[int, Output]) -> None:
+        members = []
+        for index, start in enumerate(request.choices):
+            order = order_of(self.settings, request, request.group, index)
+            members.append(
+                ModelSequence(request, start, order, outputs[start.choice], tokens=list(start.output_token_ids))
+            )
+        over = [each for each in members if len(each.tokens) >= len(each.expected.token_ids)]
+        self.live |= {sequence.key: sequence for sequence in members}
+        self._take_ends(self.core.take_ends(), [(each, each.expected.reason) for each in over])
+        members = [sequence for sequence in members if sequence.is_live]
+        if members:
+            self._groups[request.group] = members
+            self.queued[request.group] = len(request.prompt_token_ids)
+        self.seen["several choices"] += len(members) > 1
+        self.seen["resumed by a client"] += any(sequence.start.output_token_ids for sequence in members)
+        self.seen["ended at once"] += len(over)
+        factor = plans_between(self.settings)
+        for new in members:
+            others = sum(work_of(each, self.settings) for each in self.live.values())
+            new.last_plan = self.num_plans + factor * others
+        for earlier in self.live.values():
+            if earlier.request is not request:
+                ahead = [each for each in members if each.order < earlier.order]
+                earlier.last_plan += factor * sum(work_of(each, self.settings) for each in ahead)
+
+    def cancel(self, group: int, choices: Collection[int] | None) -> None:
+        gone = [s for key, s in self.live.items() if key[0] == group and (choices is None or key[1] in choices)]
+        for sequence in gone:
+            state = "swapped" if sequence.is_swapped else "running" if sequence.is_running else "waiting"
+            self.seen[f"cancelled: {'preempted' if state == 'waiting' and sequence.has_run else state}"] += 1
+        self._take_ends(self.core.cancel(group, choices, self.now), [(each, CANCELLED) for each in gone])
+
+    def pass_time(self, seconds: float) -> None:
+        """Deadlines may pass."""
+        self.now += seconds
+        due = [
+            sequence
+            for sequence in self.live.values()
+            if sequence.request.deadline is not None and sequence.request.deadline <= self.now
+        ]
+        self.seen["past a deadline"] += len(due)
+        self._take_ends(self.core.expire(self.now), [(each, CANCELLED) for each in due])
+
+    # --- Steps
+
+    def schedule(self, *, failing: bool = False, drafter: Drafter | None = None) -> bool:
+        """Whether there was a plan; the worker has carried it out. failing: one that samples in it fails."""
+        plan = self.core.schedule(self.now)
+        preemptions = self.core.take_events()
+        for event in preemptions:
+            self._take_preemption(event)
+        if plan is None:
+            check_no_plan(self, has_preempted=bool(preemptions))
+            return False
+        self.num_plans += 1
+        overtaken = check_plan(self, plan)
+        self.seen["a long prefill was passed"] += overtaken
+        self.rows_to_free.clear()
+        for planned in plan.new_rows:
+            key = self.core.key_of(planned.sequence)
+            assert key in self.live, "a row for nobody"
+            self._take_row(self.live[key], planned.row, planned.sequence, planned.num_computed_tokens, plan)
+        numbers = [planned.sequence for planned in plan.new_rows] or list(self.stays)
+        result = self.worker.run(plan, failing=[self._guess.choice(numbers)] if failing else (), drafter=drafter)
+        self.in_flight.append(Flight(plan, result, frozenset(plan.decode_rows.tolist() + [r for r, _ in plan.chunks])))
+        count_plan(self, plan, result)
+        late = [sequence.key for sequence in self.live.values() if self.num_plans > sequence.last_plan]
+        if self.settings.preemption_policy == "whole_context":
+            assert not late, f"{late} should have ended by now"
+        check(self)
+        check_tables(self)
+        return True
+
+    def _take_row(self, sequence: ModelSequence, row: int, number: int, num_computed: int, plan: Plan) -> None:
+        assert not sequence.is_running, "a second row for one sequence"
+        if not sequence.has_run:
+            sequence.has_run = True
+            sequence.num_cached_tokens = min(num_computed, len(sequence.request.prompt_token_ids))
+            self.queued.pop(sequence.request.group, None)
+            self.seen["prefix hit"] += num_computed > 0
+        elif sequence.is_swapped:
+            self.seen["swapped in"] += bool(plan.swapped_in)
+        else:
+            self.seen["came back"] += 1
+            self.seen["prefix hit after a preemption"] += num_computed > 0
+        first = sequence.request.choices[0].choice
+        if sequence.request.bypass_prefix_cache and sequence.start.choice == first and not sequence.tokens:
+            assert num_computed == 0 or sequence.is_swapped, "prompt logprobs were wanted"
+            self.seen["bypassed the prefix cache"] += 1
+        sequence.is_swapped = False
+        sequence.row, sequence.number = row, number
+        self.stays[number] = sequence
+
+    def _take_preemption(self, event: Preempted) -> None:
+        self.num_preemptions += 1
+        assert event.num_preemptions == self.num_preemptions
+        sequence = self.live[event.key]
+        assert sequence.is_running, "preempted without a row"
+        assert event.request_id == sequence.request.request_id
+        assert sequence.number is not None
+        assert sequence.row is not None
+        if self.settings.preemption_policy == "whole_context":
+            assert len(sequence.tokens) > sequence.num_tokens_when_preempted, "preempted twice without progress"
+        sequence.num_tokens_when_preempted = len(sequence.tokens)
+        sequence.num_preemptions += 1
+        sequence.is_swapped = event.swapped
+        self.seen["swapped out" if event.swapped else "preempted"] += 1
+        self.seen["preempted with a result in flight"] += any(sequence.row in each.rows for each in self.in_flight)
+        self._leave_row(sequence)
+        later = [each for each in self.stays.values() if each.order > sequence.order and not each.is_protected]
+        assert not later or self.settings.preemption_policy != "whole_context", "preempted before later ones"
+
+    def _leave_row(self, sequence: ModelSequence) -> None:
+        assert sequence.number is not None
+        assert sequence.row is not None
+        del self.stays[sequence.number]
+        self.rows_to_free.add(sequence.row)
+        if self.in_flight:
+            self.resting_rows[sequence.row] = self.in_flight[-1].plan.step
+        sequence.leave_row()
+
+    def deliver(self, *, forget: bool = False, strays: bool = False) -> None:
+        """The oldest result. forget: it lacks one sequence. strays: it also names sequences that do not exist."""
+        flight = self.in_flight.popleft()
+        result, step = flight.result, flight.plan.step
+        self.resting_rows = {row: last for row, last in self.resting_rows.items() if last > step}
+        if forget and len(result.sequences):
+            result = without(result, self._guess.randrange(len(result.sequences)))
+        if strays:
+            result = with_strays(result)
+        expected_tokens, expected_ends = self._expect(flight, result)
+        outputs = self.core.apply(result, self.now)
+        self._take_outputs(outputs, expected_tokens)
+        self._take_ends(outputs.ends, expected_ends)
+        check(self)
+
+    def _expect(
+        self, flight: Flight, result: Result
+    ) -> tuple[dict[SequenceKey, list[int]], list[tuple[ModelSequence, FinishReason]]]:
+        """What a result must lead to: tokens by sequence, and ends."""
+        tokens: dict[SequenceKey, list[int]] = {}
+        ends = [(self.stays[number], ERROR) for number in sorted(result.failed) if number in self.stays]
+        self.seen["failed"] += len(ends)
+        counts = [1] * len(result.sequences) if result.num_tokens is None else result.num_tokens.tolist()
+        start = 0
+        for number, position, count in zip(result.sequences.tolist(), result.positions.tolist(), counts, strict=True):
+            sampled = result.token_ids[start : start + count].tolist()
+            start += count
+            sequence = self.stays.get(number)
+            if sequence is None or position != len(sequence.tokens) or sequence.key in tokens:
+                self.seen["a result for one that has gone"] += number < NOBODY
+                continue
+            missing = len(sequence.expected.token_ids) - len(sequence.tokens)
+            tokens[sequence.key] = sampled[:missing]
+            if count >= missing:
+                ends.append((sequence, sequence.expected.reason))
+                self.seen[f"ended: {sequence.expected.reason.value}"] += 1
+                self.seen["ended by its own stop token"] += sequence.expected.stop_token_id is not None
+                self.seen["ended within its drafts"] += count > missing
+        for number in set(flight.result.sequences.tolist()) - set(result.sequences.tolist()):
+            if number in self.stays:
+                ends.append((self.stays[number], ERROR))
+                self.seen["forgotten by the workers"] += 1
+        return tokens, ends
+
+    def deliver_again(self, results: list[Result]) -> None:
+        """Results of plans that are not the oldest in flight: nothing comes of them."""
+        for result in results:
+            if not self.in_flight or result.step != self.in_flight[0].plan.step:
+                outputs = self.core.apply(result, self.now)
+                assert not len(outputs.token_ids), "a stale result counts"
+                assert not outputs.ends, "a stale result counts"
+                self.seen["stale results"] += 1
+
+    # --- What comes of it
+
+    def _take_outputs(self, outputs: StepOutputs, expected: dict[SequenceKey, list[int]]) -> None:
+        keys = list(zip(outputs.groups.tolist(), outputs.choices.tolist(), strict=True))
+        counts = [1] * len(keys) if outputs.num_tokens is None else outputs.num_tokens.tolist()
+        assert len(set(keys)) == len(keys) == len(outputs.first_tokens)
+        assert sum(counts) == len(outputs.token_ids)
+        assert set(keys) == expected.keys(), "tokens of others than those who sampled"
+        start = 0
+        for index, (key, count) in enumerate(zip(keys, counts, strict=True)):
+            sequence = self.live[key]
+            token_ids = outputs.token_ids[start : start + count].tolist()
+            start += count
+            assert outputs.first_tokens[index] == len(sequence.tokens), "a gap"
+            assert token_ids == expected[key]
+            sequence.tokens += token_ids
+            assert sequence.tokens == sequence.expected.token_ids[: len(sequence.tokens)], "not what it gets alone"
+            if sequence.request.sampling.has_logprobs:  # type: ignore[attr-defined]
+                assert outputs.logprobs[index] == [logprobs_of(token_id) for token_id in token_ids]
+            else:
+                assert index not in outputs.logprobs
+        self.num_output_tokens += len(outputs.token_ids)
+
+    def _take_ends(self, ends: list[SequenceEnd], expected: list[tuple[ModelSequence, FinishReason]]) -> None:
+        assert sorted((end.key, end.reason.value) for end in ends) == sorted(
+            (sequence.key, reason.value) for sequence, reason in expected
+        ), "not the ends that it had to be"
+        for end in ends:
+            sequence = self.live.pop(end.key)
+            sequence.is_live = False
+            assert end.num_cached_tokens == sequence.num_cached_tokens
+            if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert sequence.tokens == sequence.expected.token_ids
+                assert end.stop_token_id == sequence.expected.stop_token_id
+            else:
+                assert end.stop_token_id is None
+            assert bool(end.message) == (end.reason is ERROR)
+            if sequence.is_running:
+                self._leave_row(sequence)
+            group = sequence.request.group
+            if group in self._groups and not any(each.is_live for each in self._groups[group]):
+                del self._groups[group]
+                self.queued.pop(group, None)
+                self.finished_groups.append(group)
+
+    # --- Epochs and the prefix cache
+
+    def lose_workers(self, num_blocks: int | None = None, num_swap_blocks: int = 0) -> None:
+        """An epoch ends. num_blocks: of the next one, if it is told."""
+        stale = [flight.result for flight in self.in_flight]
+        self.core.lose_workers(self.now)
+        assert not self.core.take_events(), "a loss is no preemption"
+        self.in_flight.clear()
+        self.stays.clear()
+        self.rows_to_free.clear()
+        self.resting_rows.clear()
+        for sequence in self.live.values():
+            sequence.leave_row()
+            sequence.is_swapped = False
+        if num_blocks is not None:
+            self.core.resize(num_blocks, num_swap_blocks, now=self.now)
+            too_long = [
+                (sequence, ERROR)
+                for sequence in self.live.values()
+                if num_blocks_for(sequence.max_num_tokens - 1, self.settings.block_size) > num_blocks
+            ]
+            self.seen["too long for the new blocks"] += len(too_long)
+            self._take_ends(self.core.take_ends(), too_long)
+            self.worker = self._make_worker(num_blocks, num_swap_blocks)
+        else:
+            self.worker = self._make_worker(self.worker.num_blocks, self.worker.num_swap_blocks)
+        again = sum(stay_of(sequence, self.settings) for sequence in self.live.values())
+        for sequence in self.live.values():
+            sequence.last_plan += plans_between(self.settings) * again
+        self.seen["workers lost"] += 1
+        check(self)
+        self.deliver_again(stale)
+
+    def reset_prefix_cache(self) -> None:
+        known = inside.names(self.core)
+        assert self.core.reset_prefix_cache() == len(known)
+        assert not inside.names(self.core)
+        self.seen["prefix cache reset"] += len(known) > 0
+        check(self)
+
+    def watch_cache(self, enabled: bool) -> None:
+        self.core.watch_cache(enabled)
+        self.mirror = inside.CacheMirror() if enabled else None
+
+    # --- To the end
+
+    def drain(self) -> None:
+        """Runs until nothing is left, which takes a bounded number of plans."""
+        remaining = rest_of_batch(self)
+        while self.live or self.in_flight:
+            if self.schedule():
+                remaining -= 1
+                assert remaining >= 0 or self.settings.preemption_policy != "whole_context", "no end in sight"
+            else:
+                self.deliver()
+        check_idle(self)
