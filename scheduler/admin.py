@@ -38,7 +38,7 @@ class AdminService(AdminServicer):
                 f"now and the latest that have finished since it started",
             )
         latest = timelines[-_MAX_TIMELINES:]
-        return pb.ExplainResponse(timelines=[_message(timeline, self._replica_id, now) for timeline in latest])
+        return pb.ExplainResponse(timelines=[timeline_message(timeline, self._replica_id, now) for timeline in latest])
 
     async def ResetPrefixCache(
         self, request: pb.ResetPrefixCacheRequest, context: Context
@@ -48,7 +48,7 @@ class AdminService(AdminServicer):
         return pb.ResetPrefixCacheResponse(num_blocks=await asyncio.wrap_future(order.answer))
 
 
-def _message(timeline: Timeline, replica_id: str, now: float) -> pb.RequestTimeline:
+def timeline_message(timeline: Timeline, replica_id: str, now: float) -> pb.RequestTimeline:
     began = timeline.entries[0].time
     return pb.RequestTimeline(
         request_id=timeline.request_id,

@@ -34,7 +34,7 @@ _CALLS_BETWEEN_PROGRESS = 1000
 class Difference:
     """Where a replay first leaves its trace."""
 
-    # The step planned, or planned last.
+    # Of the trace: the step planned, or planned last.
     step: int
     # Seconds since the first call of the file.
     time: float
@@ -201,7 +201,7 @@ class Replay:
 
     def _compare(self, call: Schedule) -> Differing | None:
         expected = None if call.plan is None else self._columns.lengthen(call.plan)
-        self._step = self._step + 1 if expected is None else expected.step
+        self._step = self._step if expected is None else expected.step
         plan = self.core.schedule(call.now)
         differing = differing_plans(expected, None if plan is None else plan_record(plan))
         if differing is None and plan is None:
