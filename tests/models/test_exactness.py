@@ -92,16 +92,29 @@ def test_chunks_of_32_change_nothing(
     assert generate(chunked, CHATS[:3] * 2, SAMPLED) == sampled
 
 
-def test_preemptions_change_nothing(
+def test_whole_prefills_and_steps_ahead_change_nothing(
     prompts: list[list[int]], greedy: list[list[list[int]]], sampled: list[list[list[int]]]
 ) -> None:
-    tight = LLM(dtype="float32", num_blocks_override=40, worker_threads=2)
-    assert generate(tight, prompts, GREEDY) == greedy
-    assert tight.num_preemptions >= 10
-    before = tight.num_preemptions
-    crowd = generate(tight, CHATS[:3] * 2 + prompts[9:], SAMPLED + [GREEDY] * len(prompts[9:]))
-    assert crowd[:6] == sampled
-    assert tight.num_preemptions > before
+    whole = LLM(dtype="float32", enable_chunked_prefill=False, max_steps_in_flight=2, worker_threads=2)
+    crowd = generate(whole, CHATS[:3] * 2 + prompts[10:], SAMPLED + [GREEDY] * len(prompts[10:]))
+    assert crowd == sampled + greedy[10:]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"max_steps_in_flight": 2},
+        {"preemption_mode": "swap", "swap_space": 0.05, "max_steps_in_flight": 2},
+    ],
+)
+def test_preemptions_change_nothing(
+    prompts: list[list[int]], greedy: list[list[list[int]]], sampled: list[list[list[int]]], changes: dict
+) -> None:
+    tight = LLM(dtype="float32", num_blocks_override=28, worker_threads=2, **changes)
+    crowd = generate(tight, CHATS[:3] * 2 + prompts[11:], SAMPLED + [GREEDY] * len(prompts[11:]))
+    assert crowd == sampled + greedy[11:]
+    assert tight.num_preemptions >= 3
 
 
 def test_samples_are_the_same_alone(llm: LLM, sampled: list[list[list[int]]]) -> None:

@@ -1,5 +1,7 @@
 """Outputs on their way to a router: columns, split by Session and into messages of at most 1 MiB."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,9 @@ from scheduler.messages import FinishReason
 from scheduler.outputs import Columns, Outbox
 
 
-def columns(groups: list[int], tokens: list[list[int]] | list[int], logprobs: dict[int, list[object]] | None = None):
+def columns(
+    groups: list[int], tokens: list[list[int]] | list[int], logprobs: Mapping[int, Sequence[object]] | None = None
+) -> Columns:
     """tokens: one each, or a list each."""
     several = bool(tokens) and isinstance(tokens[0], list)
     each = [token if isinstance(token, list) else [token] for token in tokens]
@@ -80,7 +84,7 @@ def test_more_than_a_message_holds_is_split_in_order(several: bool):
 def test_logprobs_stay_with_their_tokens_where_messages_split():
     # Each sequence's logprobs take 0.3 MiB: three to a message.
     groups = list(range(1, 9))
-    asked: dict[int, list[object]] = {
+    asked: dict[int, Sequence[object]] = {
         i: [logprob(1000 * i, 12_000), logprob(1000 * i + 1, 12_000)] for i in range(8) if i != 2
     }
     outbox = Outbox()
@@ -91,6 +95,30 @@ def test_logprobs_stay_with_their_tokens_where_messages_split():
     for message in messages:
         ids = [token for group, _, _, tokens in rebuilt([message]) if group != 3 for token in tokens]
         assert [entry.chosen.token_id for entry in message.outputs.logprobs] == ids
+
+
+def test_the_largest_entries_there_can_be_stay_below_the_bound():
+    entry = inference_pb2.TokenLogprob(token_id=2**31, logprob=-1.0, rank=2**31)
+    logprobs = {i: [inference_pb2.TokenLogprobs(chosen=entry, top=[entry] * 20)] for i in range(6000)}
+    outbox = Outbox()
+    outbox.add_columns(
+        Columns(
+            groups=np.arange(6000) + 2**60,
+            choices=np.full(6000, 63, np.int32),
+            first_tokens=np.full(6000, 2**31 - 1, np.int32),
+            num_tokens=None,
+            token_ids=np.full(6000, 2**31 - 1, np.int32),
+            logprobs=logprobs,
+        )
+    )
+    payloads = outbox.take(scheduler_pb2.Load(num_running=6000), scheduler_pb2.Welcome(epoch=1))
+    assert len(payloads) > 1
+    assert max(map(len, payloads)) <= SESSION_MESSAGE_BYTES
+    messages = [scheduler_pb2.SchedulerMessage.FromString(payload) for payload in payloads]
+    assert [group for message in messages for group in message.outputs.groups] == list(range(2**60, 2**60 + 6000))
+    assert all(len(message.outputs.logprobs) == len(message.outputs.token_ids) for message in messages)
+    assert [message.HasField("load") for message in messages] == [True] + [False] * (len(messages) - 1)
+    assert [message.HasField("welcome") for message in messages] == [True] + [False] * (len(messages) - 1)
 
 
 def test_a_part_of_the_columns_keeps_tokens_and_logprobs():
