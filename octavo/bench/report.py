@@ -49,7 +49,8 @@ class Report:
     """One measurement.
 
     Keys of `as_json`: engine, model, dtype, concurrency, prompt_len, output_len, num_requests, num_errors, duration_s,
-    requests_s, output_tok_s, total_tok_s; and ttft_s, itl_ms, e2e_s: each a mean, and with _p50, _p90, _p99.
+    requests_s, output_tok_s, total_tok_s; and ttft_s, itl_ms, e2e_s: each a mean, and with _p50, _p90, _p99. Then those
+    of `extra`.
     """
 
     model: str
@@ -59,7 +60,7 @@ class Report:
     output_len: int
     duration: float
     traces: Sequence[RequestTrace]
-    # More keys, such as where a step's time went.
+    # More keys, such as where a step's time went; what is a dict is not in tables.
     extra: dict[str, object]
 
     def as_json(self) -> dict[str, object]:
@@ -79,14 +80,14 @@ class Report:
             "output_tok_s": round(num_output / self.duration, 2),
             "total_tok_s": round((num_output + self.prompt_len * len(done)) / self.duration, 2),
         }
-        values |= _summary("ttft_s", [trace.ttft for trace in done if trace.token_times], 1.0)
-        values |= _summary("itl_ms", [gap for trace in done for gap in trace.itl], 1e3)
-        values |= _summary("e2e_s", [trace.e2e for trace in done], 1.0)
+        values |= summary("ttft_s", [trace.ttft for trace in done if trace.token_times], 1.0)
+        values |= summary("itl_ms", [gap for trace in done for gap in trace.itl], 1e3)
+        values |= summary("e2e_s", [trace.e2e for trace in done], 1.0)
         return values | self.extra
 
 
-def _summary(key: str, seconds: Sequence[float], scale: float) -> dict[str, float | None]:
-    """Mean and percentiles; None where there is nothing to measure."""
+def summary(key: str, seconds: Sequence[float] | np.ndarray, scale: float) -> dict[str, float | None]:
+    """Mean and percentiles under `key`, `key`_p50 and so on; None where there is nothing to measure."""
     names = [key, *(f"{key}_p{percent}" for percent in PERCENTILES)]
     if not len(seconds):
         return dict.fromkeys(names)
@@ -103,8 +104,9 @@ def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
         return
     first = columns[0]
     table = Table(show_header=False)
-    for key in first:
-        if key not in _IN_TITLE:
+    for key, value in first.items():
+        # What is no single value is for programs.
+        if key not in _IN_TITLE and not isinstance(value, dict):
             table.add_row(key, *(_shown(column[key]) for column in columns), style="bold" if key in _BOLD else None)
     for column in table.columns[1:]:
         column.justify = "right"

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 
 from configs.options import Options
 from octavo.bench.profile import StepProfile
@@ -11,6 +11,7 @@ from octavo.bench.report import Report, RequestTrace
 from octavo.bench.workload import random_prompts
 from octavo.engine import Engine, StepTimes, build_engine
 from octavo.errors import InvalidRequest
+from octavo.plan.samples import EngineSettings, StepRecorder
 from protos import inference_pb2 as pb
 
 # Enough for every shape of a step to have been seen once.
@@ -29,6 +30,13 @@ class Bench:
         self._groups = itertools.count(1)
         self._seeds = itertools.count(seed)
         model = self._engine.model
+        self._max_num_seqs = options.max_num_seqs
+        self._settings = EngineSettings(
+            block_size=model.block_size,
+            num_blocks=model.num_blocks,
+            max_model_len=model.max_model_len,
+            kv_cache_memory=0.0 if options.num_blocks_override else options.kv_cache_memory,
+        )
         if prompt_len + output_len > model.max_model_len:
             raise InvalidRequest(
                 f"prompt_len={prompt_len} and output_len={output_len} exceed max_model_len={model.max_model_len}"
@@ -39,9 +47,12 @@ class Bench:
         self._run(concurrency, min(_WARM_UP_TOKENS, self._output_len), lambda count: None)
         before = _copy(self._engine.times)
         start = time.perf_counter()
-        traces = self._run(concurrency, self._output_len, on_tokens)
+        steps = StepRecorder(self._max_num_seqs)
+        traces = self._run(concurrency, self._output_len, on_tokens, steps)
         duration = time.perf_counter() - start
         extra = _time_split(before, self._engine.times)
+        # What `octavo plan --fit` makes a cost model of.
+        extra |= {"engine_settings": asdict(self._settings), "steps": steps.as_json()}
         if profile:
             with StepProfile(self._engine) as profiled:
                 self._run(concurrency, min(_PROFILED_TOKENS, self._output_len), lambda count: None)
@@ -57,7 +68,13 @@ class Bench:
             extra=extra,
         )
 
-    def _run(self, concurrency: int, output_len: int, on_tokens: Callable[[int], None]) -> list[RequestTrace]:
+    def _run(
+        self,
+        concurrency: int,
+        output_len: int,
+        on_tokens: Callable[[int], None],
+        steps: StepRecorder | None = None,
+    ) -> list[RequestTrace]:
         """Prompts are new ones each time, so that no run finds the blocks of another."""
         engine = self._engine
         prompts = random_prompts(concurrency, self._prompt_len, engine.model.vocab_size, next(self._seeds))
@@ -71,15 +88,18 @@ class Bench:
             traces[group] = RequestTrace(began=time.perf_counter(), token_times=[], token_counts=[])
             engine.submit(group, prompt, sampling)
         while engine.has_work:
-            outputs = engine.step().sequences
+            before = engine.times.total
+            step = engine.step()
             now = time.perf_counter()
-            for output in outputs:
-                trace = traces[output.key[0]]
+            if steps is not None:
+                steps.add(step.plan, engine.times.total - before)
+            for sequence in step.sequences:
+                trace = traces[sequence.key[0]]
                 trace.token_times.append(now)
-                trace.token_counts.append(len(output.token_ids))
-                if output.end is not None:
-                    trace.ended, trace.error = now, output.end.message
-            on_tokens(sum(len(output.token_ids) for output in outputs))
+                trace.token_counts.append(len(sequence.token_ids))
+                if sequence.end is not None:
+                    trace.ended, trace.error = now, sequence.end.message
+            on_tokens(sum(len(sequence.token_ids) for sequence in step.sequences))
         return list(traces.values())
 
 

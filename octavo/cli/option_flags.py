@@ -1,7 +1,7 @@
 """Flags and their help, made from the definitions in configs.options."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -23,13 +23,13 @@ CONFIG_FLAG = Annotated[
 ]
 
 
-def with_option_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds a flag for every option of Options to a command that takes them as `**flags`."""
+def with_option_flags(command: Callable[..., Any], names: Collection[str] = Options.model_fields) -> Callable[..., Any]:
+    """Adds a flag for every option of Options, or those of these names, to a command that takes them as `**flags`."""
     signature = inspect.signature(command)
     own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    clashes = {p.name for p in own} & set(Options.model_fields)
+    clashes = {p.name for p in own} & set(names)
     assert not clashes, f"parameters that are options too: {clashes}"
-    flags = [_flag(name, info) for name, info in Options.model_fields.items()]
+    flags = [_flag(name, info) for name, info in Options.model_fields.items() if name in names]
     command.__signature__ = signature.replace(parameters=own + flags)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in own + flags}
     return command

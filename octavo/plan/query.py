@@ -1,0 +1,182 @@
+"""From what a user asks to what they get: the steps of `octavo plan`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from configs.load import load_options
+from configs.options import Options
+from octavo.bench.progress import progress_bar
+from octavo.plan.errors import PlanError
+from octavo.plan.gpus import find_gpu
+from octavo.plan.grid import AXES, Limits, best_of, parse_axis, settings_of, try_settings
+from octavo.plan.interconnect import default_interconnect, parse_interconnect
+from octavo.plan.model_files import read_shape
+from octavo.plan.recommend import layouts, print_recommendation, recommend
+from octavo.plan.report import print_json, print_table
+from octavo.plan.samples import read_measurements
+from octavo.plan.targets import GpuTarget, Setting, Target, measured_target
+from octavo.plan.workload import Workload, parse_lengths, read_arrivals, synthesize
+
+_OPTION_AXES = ("max_num_seqs", "max_num_batched_tokens", "data_parallel_size")
+_LAYOUT_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuQuery:
+    """name: empty if the costs are measured. num_gpus: 0, or how many to find a layout for."""
+
+    name: str
+    model: str
+    num_gpus: int
+    interconnect: str
+    gpus_per_node: int
+    gpu_memory_utilization: float
+    quantization: str
+    kv_cache_dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadQuery:
+    num_requests: int
+    request_rate: float
+    concurrency: int
+    prompt_len: str
+    output_len: str
+    shared_prefix: float
+    num_prefixes: int
+    arrivals: Path | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Flags of the command as they came, those of options and of axes as text."""
+
+    config: Path | None
+    option_flags: Mapping[str, object]
+    # By name, of all AXES; empty: one value, the option's.
+    axes: Mapping[str, str]
+    fit: Sequence[Path]
+    gpu: GpuQuery
+    workload: WorkloadQuery
+    max_itl_ms: float | None
+    max_ttft_ms: float | None
+
+
+def answer(query: Query, *, plot: Path | None, as_json: bool) -> bool:
+    """Simulates, and prints what came of it. False if no setting keeps the limits.
+
+    Raises PlanError (and ConfigError of options, ModelNotFoundError), also if no setting fits.
+    """
+    target = _target(query)
+    settings = _settings(query, target)
+
+    def options_of(setting: Setting) -> Options:
+        return load_options(query.config, {**query.option_flags, **{n: getattr(setting, n) for n in _OPTION_AXES}})
+
+    limits = Limits(itl_ms=query.max_itl_ms, ttft_ms=query.max_ttft_ms)
+    workload = _workload(query.workload, target.max_model_len)
+    with progress_bar("settings", len(settings), hidden=as_json) as advance:
+        outcomes = try_settings(settings, target, options_of, workload, advance)
+    if all(outcome.run is None for outcome in outcomes):
+        # The last one asks for the most GPUs.
+        raise PlanError(outcomes[-1].obstacle)
+    best = best_of(outcomes, limits)
+    recommendation = recommend(outcomes, limits, best) if query.gpu.num_gpus else None
+    if as_json:
+        print_json(outcomes, limits, best, recommendation and recommendation.reasons)
+    else:
+        print_table(outcomes, limits, best, title=target.title, with_obstacles=recommendation is None)
+        if recommendation:
+            print_recommendation(recommendation)
+    if plot:
+        from octavo.plan.plots import draw  # matplotlib takes half a second
+
+        draw(plot, outcomes, limits, best, title=target.title)
+    return best is not None
+
+
+def _base_options(query: Query) -> Options:
+    """Of the one setting that all share, so far as there is one."""
+    single = {name: query.axes[name] for name in _OPTION_AXES if query.axes[name] and "," not in query.axes[name]}
+    return load_options(query.config, {**query.option_flags, **single})
+
+
+def _target(query: Query) -> Target:
+    if bool(query.fit) == bool(query.gpu.name):
+        raise PlanError(
+            "octavo plan needs to know what a step costs: give either --fit FILE, which "
+            "`octavo bench throughput --json > FILE` makes, or --gpu NAME"
+        )
+    options = _base_options(query)
+    if query.fit:
+        if query.gpu.num_gpus:
+            raise PlanError(f"--num-gpus={query.gpu.num_gpus} needs --gpu: measured steps say nothing of other layouts")
+        return measured_target(read_measurements(query.fit), options)
+    return _gpu_target(query.gpu, options)
+
+
+def _gpu_target(query: GpuQuery, options: Options) -> GpuTarget:
+    gpu, model = find_gpu(query.name), read_shape(query.model or options.model)
+    if not 0 < query.gpu_memory_utilization <= 1:
+        raise PlanError(f"--gpu-memory-utilization={query.gpu_memory_utilization:g} is not above 0 and up to 1")
+    for flag, value, known in (
+        ("--quantization", query.quantization, ("none", "fp8")),
+        ("--kv-cache-dtype", query.kv_cache_dtype, ("auto", "fp8")),
+    ):
+        if value not in known:
+            raise PlanError(f"{flag}={value!r} is not known; use {' or '.join(known)}")
+    if query.quantization == "fp8":
+        model = replace(model, layer_param_bytes=1.0)
+    if options.max_model_len > model.max_model_len:
+        raise PlanError(
+            f"max_model_len={options.max_model_len} is beyond the context length of {model.name}: use "
+            f"{model.max_model_len} or less"
+        )
+    return GpuTarget(
+        gpu=gpu,
+        model=model,
+        interconnect=parse_interconnect(query.interconnect or default_interconnect(gpu), gpu, query.gpus_per_node),
+        gpu_memory_utilization=query.gpu_memory_utilization,
+        kv_value_bytes=1.0 if query.kv_cache_dtype == "fp8" else 2.0,
+        max_model_len=options.max_model_len or model.max_model_len,
+    )
+
+
+def _settings(query: Query, target: Target) -> list[Setting]:
+    options = _base_options(query)
+    axes = {
+        name: parse_axis(query.axes[name], name) if query.axes[name] else (getattr(options, name, 1),) for name in AXES
+    }
+    num_gpus = query.gpu.num_gpus
+    if not num_gpus:
+        return settings_of(axes)
+    assert isinstance(target, GpuTarget)
+    given = [name for name in _LAYOUT_AXES if query.axes[name]]
+    if given:
+        raise PlanError(f"--num-gpus={num_gpus} tries every layout: leave out {', '.join(given)}, or --num-gpus")
+    return [
+        setting
+        for tensor, stages, replicas in layouts(num_gpus, target.model)
+        for setting in settings_of(axes | dict(zip(_LAYOUT_AXES, ((tensor,), (stages,), (replicas,)), strict=True)))
+    ]
+
+
+def _workload(query: WorkloadQuery, max_model_len: int) -> Workload:
+    if query.arrivals:
+        workload = read_arrivals(query.arrivals, shared_prefix=query.shared_prefix)
+        return replace(workload, concurrency=query.concurrency)
+    if not query.request_rate > 0:
+        raise PlanError(f"--request-rate={query.request_rate:g} is not above 0")
+    return synthesize(
+        num_requests=query.num_requests,
+        rate=query.request_rate,
+        concurrency=query.concurrency,
+        prompt_len=parse_lengths(query.prompt_len, "--prompt-len"),
+        output_len=parse_lengths(query.output_len, "--output-len"),
+        max_model_len=max_model_len,
+        shared_prefix=query.shared_prefix,
+        num_prefixes=query.num_prefixes,
+        seed=query.seed,
+    )

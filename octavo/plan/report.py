@@ -1,0 +1,156 @@
+"""What a plan says: for a program a JSON object a line, for a person a table."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from octavo.bench.report import summary
+from octavo.plan.grid import AXES, Limits, Outcome, violations
+from octavo.plan.simulate import Run
+from octavo.plan.targets import Setting
+
+_SHORT = {
+    "max_num_seqs": "seqs",
+    "max_num_batched_tokens": "tokens",
+    "tensor_parallel_size": "TP",
+    "pipeline_parallel_size": "PP",
+    "data_parallel_size": "DP",
+}
+
+
+def as_json(outcome: Outcome, limits: Limits, *, is_best: bool) -> dict[str, object]:
+    """Keys: those of the setting, best, and either does_not_fit or what a run has.
+
+    As in `octavo bench`: num_requests, duration_s, requests_s, output_tok_s, total_tok_s; ttft_s, itl_ms, e2e_s, each a
+    mean, and with _p50, _p90, _p99; num_steps, step_ms. Besides: num_refused, num_preemptions, prefix_hit_rate,
+    kv_usage_mean, kv_usage_peak, idle, step_parts (share of the stages' busy time by part), violations, and
+    simulated_in_s, real seconds.
+    """
+    values: dict[str, object] = {**asdict(outcome.setting), "best": is_best}
+    run = outcome.run
+    if run is None:
+        return values | {"does_not_fit": outcome.obstacle}
+    values |= {
+        "num_requests": run.num_requests,
+        "num_refused": run.num_refused,
+        "duration_s": round(run.duration, 4),
+        "requests_s": round(run.per_second(run.num_requests), 3),
+        "output_tok_s": round(run.output_tokens_per_second, 2),
+        "total_tok_s": round(run.per_second(run.num_prompt_tokens + run.num_output_tokens), 2),
+    }
+    values |= summary("ttft_s", run.ttft, 1.0) | summary("itl_ms", run.gaps, 1e3) | summary("e2e_s", run.e2e, 1.0)
+    queries = run.num_prefix_queries
+    return values | {
+        "num_steps": run.num_steps,
+        "step_ms": round(_busy(run) / run.num_steps * 1e3, 4) if run.num_steps else 0.0,
+        "num_preemptions": run.num_preemptions,
+        "prefix_hit_rate": round(run.num_prefix_hits / queries, 4) if queries else 0.0,
+        "kv_usage_mean": round(run.kv_usage_mean, 4),
+        "kv_usage_peak": round(run.kv_usage_peak, 4),
+        "idle": round(max(0.0, run.idle), 4),
+        "step_parts": {part: round(share, 4) for part, share in step_split(run).items()},
+        "violations": violations(run, limits),
+        "simulated_in_s": round(outcome.wall_time, 3),
+    }
+
+
+def step_split(run: Run) -> dict[str, float]:
+    """Share of each part in the time of all steps; parts that took none are left out."""
+    busy = _busy(run)
+    return {part: seconds / busy for part, seconds in run.part_seconds.items() if seconds} if busy else {}
+
+
+def _busy(run: Run) -> float:
+    return sum(run.part_seconds.values())
+
+
+def print_json(
+    outcomes: Sequence[Outcome], limits: Limits, best: Outcome | None, reasons: Mapping[Setting, str] | None = None
+) -> None:
+    """reasons: for or against each setting, under the key reason."""
+    for outcome in outcomes:
+        values = as_json(outcome, limits, is_best=outcome is best)
+        if reasons is not None:
+            values["reason"] = reasons[outcome.setting]
+        print(json.dumps(values), flush=True)
+
+
+def print_table(
+    outcomes: Sequence[Outcome], limits: Limits, best: Outcome | None, *, title: str, with_obstacles: bool = True
+) -> None:
+    """One setting in full; of several a row each, the best one marked. with_obstacles: say why some don't fit."""
+    console = Console()
+    console.print(title, style="bold", highlight=False)
+    if len(outcomes) == 1 and (run := outcomes[0].run):
+        console.print(_details(as_json(outcomes[0], limits, is_best=True), run))
+    else:
+        console.print(_rows(outcomes, limits, best))
+        notes = "TTFT in s and ITL in ms: p50 / p99. step: what takes most of its time. * the best, ! over a limit"
+        console.print(notes, style="dim", highlight=False)
+    for outcome in outcomes:
+        if outcome.obstacle and with_obstacles:
+            console.print(outcome.obstacle, style="yellow", highlight=False)
+    ran = [(outcome, outcome.run) for outcome in outcomes if outcome.run]
+    if ran:
+        requests = sum(run.num_requests + run.num_refused for _, run in ran)
+        steps, seconds = sum(run.num_steps for _, run in ran), sum(outcome.wall_time for outcome, _ in ran)
+        console.print(f"simulated {requests:,} requests in {steps:,} steps: {seconds:.2f} s", highlight=False)
+
+
+def _details(values: dict[str, object], run: Run) -> Table:
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    hidden = {"best", "step_parts", "violations", "simulated_in_s"}
+    for key, value in values.items():
+        if key not in hidden:
+            table.add_row(key, f"{value:,.5g}" if isinstance(value, float) else f"{value:,}")
+    table.add_section()
+    for part, share in step_split(run).items():
+        table.add_row(f"step time: {part}", f"{share:.1%}")
+    for text in values["violations"]:  # type: ignore[union-attr]
+        table.add_row("exceeds a limit", text, style="yellow")
+    return table
+
+
+def _rows(outcomes: Sequence[Outcome], limits: Limits, best: Outcome | None) -> Table:
+    # Settings that are everywhere the same say nothing here.
+    axes = [axis for axis in AXES if len({getattr(outcome.setting, axis) for outcome in outcomes}) > 1]
+    table = Table(padding=(0, 0), box=SIMPLE_HEAD)
+    for heading in (*(_SHORT[axis] for axis in axes), "tok/s", "TTFT", "ITL", "preempted", "KV peak"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("step")
+    table.add_column("")
+    for outcome in outcomes:
+        cells = [f"{getattr(outcome.setting, axis):,}" for axis in axes]
+        run = outcome.run
+        if run is None:
+            table.add_row(*cells, *("-",) * 5, "does not fit", "", style="dim")
+            continue
+        over = violations(run, limits)
+        table.add_row(
+            *cells,
+            f"{run.output_tokens_per_second:,.5g}",
+            _pair(run.percentile_ms(run.ttft, 50) / 1e3, run.percentile_ms(run.ttft) / 1e3),
+            _pair(run.percentile_ms(run.gaps, 50), run.percentile_ms(run.gaps)),
+            f"{run.num_preemptions:,}",
+            f"{run.kv_usage_peak:.0%}",
+            largest_parts(run, 1),
+            "*" if outcome is best else "!" if over else "",
+            style="bold" if outcome is best else "dim" if over else None,
+        )
+    return table
+
+
+def largest_parts(run: Run, count: int) -> str:
+    """What a step's time goes to most, in words."""
+    parts = sorted(step_split(run).items(), key=lambda item: -item[1])[:count]
+    return ", ".join(f"{part} {share:.0%}" for part, share in parts)
+
+
+def _pair(low: float, high: float) -> str:
+    return f"{low:,.3g} / {high:,.3g}"

@@ -1,0 +1,167 @@
+"""Runs a workload through replicas under one virtual clock."""
+
+import heapq
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.plan.cost_model import CostModel
+from octavo.plan.replica import Replica
+from octavo.plan.workload import Workload
+from scheduler.messages import CoreSettings, FinishReason, StepOutputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What happened. Times in seconds; columns have one entry a request that ended, gaps one a token but the first."""
+
+    num_requests: int
+    # That a full queue turned away.
+    num_refused: int
+    # From the first arrival to the last end.
+    duration: float
+    ttft: np.ndarray
+    e2e: np.ndarray
+    gaps: np.ndarray
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_steps: int
+    # By part of the cost model: seconds on one stage, summed over steps and replicas.
+    part_seconds: dict[str, float]
+    # Share of all stages' time in which they had no step.
+    idle: float
+    num_preemptions: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+    # Share of the blocks in use: mean over time and replicas, and the most that any replica had.
+    kv_usage_mean: float
+    kv_usage_peak: float
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        return self.per_second(self.num_output_tokens)
+
+    def per_second(self, count: float) -> float:
+        return count / self.duration if self.duration else 0.0
+
+    @staticmethod
+    def percentile_ms(seconds: np.ndarray, percent: float = 99) -> float:
+        """Of one of the columns; 0 if it is empty."""
+        return float(np.percentile(seconds, percent)) * 1e3 if len(seconds) else 0.0
+
+
+def simulate(settings: CoreSettings, cost: CostModel, workload: Workload, *, num_replicas: int = 1) -> Run:
+    """Every request goes to the replica with the fewest under way, as the router's least-loaded policy has it.
+
+    Raises PlanError for a request that can never be served.
+    """
+    return _Simulation(settings, cost, workload, num_replicas).run()
+
+
+class _Simulation:
+    def __init__(self, settings: CoreSettings, cost: CostModel, workload: Workload, num_replicas: int) -> None:
+        self._cost, self._workload = cost, workload
+        self._replicas = [Replica(settings, cost) for _ in range(num_replicas)]
+        self._next_request = 0
+        self._num_under_way = 0
+        self._num_refused = 0
+        # (when a step's result is there, replica).
+        self._results: list[tuple[float, int]] = []
+        count = len(workload)
+        self._began = np.full(count, math.nan)
+        self._first_token = np.full(count, math.nan)
+        self._last_token = np.full(count, math.nan)
+        self._ended = np.full(count, math.nan)
+        self._gaps: list[np.ndarray] = []
+
+    def run(self) -> Run:
+        now = 0.0
+        while (event := self._next_event(now)) < math.inf:
+            now = event
+            # All that happens at one time is known before the next steps are planned.
+            busy: set[int] = set()
+            while self._results and self._results[0][0] <= now:
+                busy.add(self._finish_step(now))
+            busy |= self._admit(now)
+            for index in sorted(busy):
+                while (end := self._replicas[index].start_step(now)) is not None:
+                    heapq.heappush(self._results, (end, index))
+        assert not any(replica.core.has_work for replica in self._replicas), "requests wait that can never run"
+        return self._summary(now)
+
+    # --- Events
+
+    @property
+    def _may_enter(self) -> bool:
+        """Another request may come, as far as the workload's concurrency goes."""
+        concurrency = self._workload.concurrency
+        return self._next_request < len(self._workload) and (not concurrency or self._num_under_way < concurrency)
+
+    def _next_event(self, now: float) -> float:
+        arrival = max(now, self._workload.arrivals[self._next_request]) if self._may_enter else math.inf
+        return min(float(arrival), self._results[0][0] if self._results else math.inf)
+
+    def _admit(self, now: float) -> set[int]:
+        """Lets in what has arrived; gives the replicas that got something."""
+        chosen = set()
+        while self._may_enter and self._workload.arrivals[self._next_request] <= now:
+            request = self._next_request
+            self._next_request += 1
+            index = min(range(len(self._replicas)), key=lambda i: self._replicas[i].num_outstanding)
+            if self._replicas[index].submit(self._workload, request, now):
+                self._began[request] = now if self._workload.concurrency else self._workload.arrivals[request]
+                self._num_under_way += 1
+                chosen.add(index)
+            else:
+                self._num_refused += 1
+        return chosen
+
+    def _finish_step(self, now: float) -> int:
+        _, index = heapq.heappop(self._results)
+        self._record(self._replicas[index].finish_step(now), now)
+        return index
+
+    def _record(self, outputs: StepOutputs, now: float) -> None:
+        requests = outputs.groups
+        is_first = outputs.first_tokens == 0
+        if is_first.any():
+            self._first_token[requests[is_first]] = now
+            self._gaps.append(now - self._last_token[requests[~is_first]])
+        else:
+            self._gaps.append(now - self._last_token[requests])
+        self._last_token[requests] = now
+        for end in outputs.ends:
+            assert end.reason is FinishReason.LENGTH, end
+            self._ended[end.key[0]] = now
+        self._num_under_way -= len(outputs.ends)
+
+    # --- The end
+
+    def _summary(self, now: float) -> Run:
+        workload, replicas = self._workload, self._replicas
+        done = ~np.isnan(self._ended)
+        start = float(np.nanmin(self._began)) if done.any() else 0.0
+        seconds = [sum(of_replicas) for of_replicas in zip(*(each.part_seconds for each in replicas), strict=True)]
+        duration = now - start
+        # Every stage of a replica spends the same time on each step.
+        idle = 1.0 - sum(seconds) / (duration * len(replicas)) if duration else 0.0
+        stats = [replica.core.stats for replica in replicas]
+        return Run(
+            num_requests=int(done.sum()),
+            num_refused=self._num_refused,
+            duration=duration,
+            ttft=(self._first_token - self._began)[done],
+            e2e=(self._ended - self._began)[done],
+            gaps=np.concatenate(self._gaps) if self._gaps else np.empty(0),
+            num_prompt_tokens=int(workload.prompt_lens[done].sum()),
+            num_output_tokens=int(workload.output_lens[done].sum()),
+            num_steps=sum(replica.num_steps for replica in replicas),
+            part_seconds=dict(zip(self._cost.parts, seconds, strict=True)),
+            idle=idle,
+            num_preemptions=sum(each.num_preemptions for each in stats),
+            num_prefix_queries=sum(each.num_prefix_queries for each in stats),
+            num_prefix_hits=sum(each.num_prefix_hits for each in stats),
+            kv_usage_mean=sum(replica.mean_kv_usage(now) for replica in replicas) / len(replicas) if now else 0.0,
+            kv_usage_peak=max(replica.kv_usage_peak for replica in replicas),
+        )

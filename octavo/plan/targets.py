@@ -1,0 +1,188 @@
+"""What a plan is made for: a measured engine, or GPUs by name. Each turns a setting into a core and its costs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from configs.options import Options
+from octavo.plan.calibrate import Calibrated, calibrate
+from octavo.plan.cost_model import CostModel
+from octavo.plan.errors import PlanError
+from octavo.plan.fitted import fit
+from octavo.plan.gpus import Gpu
+from octavo.plan.interconnect import Interconnect
+from octavo.plan.memory import Placement, fit_memory
+from octavo.plan.model_shape import ModelShape
+from octavo.plan.roofline import Roofline
+from octavo.plan.samples import Measurements
+from protos import inference_pb2
+from scheduler.messages import CoreSettings
+from scheduler.settings import core_settings
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Setting:
+    """One point of the grid; the names are those of the options."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+
+class Target(Protocol):
+    @property
+    def title(self) -> str:
+        """In words for people."""
+        ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    def prepare(self, setting: Setting, options: Options) -> tuple[CoreSettings, CostModel]:
+        """options: with the setting's values. Raises DoesNotFit, or PlanError for what this target does not know."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTarget:
+    """The machine on which steps were measured."""
+
+    measurements: Measurements
+    cost: Calibrated
+    max_model_len: int
+
+    @property
+    def title(self) -> str:
+        engine, name = self.cost.engine, self.measurements.model
+        text = f"{name}, fitted to {engine.num_samples} measured samples (median error {engine.median_error:.1%})"
+        if not self.measurements.serve:
+            return text
+        return (
+            f"{text} and {len(self.measurements.serve)} runs of a cluster: {self.cost.factor:.2f} x the engine, "
+            f"{self.cost.step_seconds * 1e3:.2f} ms a step, {self.cost.token_seconds * 1e6:.0f} us a token"
+        )
+
+    def prepare(self, setting: Setting, options: Options) -> tuple[CoreSettings, CostModel]:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(setting, name) != 1:
+                raise PlanError(
+                    f"{name}={getattr(setting, name)}: the measured engine is one rank, and says nothing of others; "
+                    "plan with --gpu for that"
+                )
+        return _measured_settings(self.measurements, options), self.cost
+
+
+def measured_target(measurements: Measurements, options: Options) -> MeasuredTarget:
+    """options: of the cluster whose runs (`octavo bench serve`) are among the measurements."""
+    engine = fit(measurements.samples)
+    settings = _measured_settings(measurements, options)
+    cost = Calibrated(engine=engine)
+    if measurements.serve:
+        cost = calibrate(engine, measurements.serve, settings, num_replicas=options.data_parallel_size)
+    return MeasuredTarget(measurements=measurements, cost=cost, max_model_len=settings.max_model_len)
+
+
+def _measured_settings(measurements: Measurements, options: Options) -> CoreSettings:
+    """Blocks as measured, but for what the options say themselves about them."""
+    engine, given = measurements.engine, options.model_fields_set
+    block_size = options.block_size if "block_size" in given else engine.block_size
+    num_blocks = engine.num_blocks * engine.block_size // block_size
+    num_swap_blocks = 0
+    if options.num_blocks_override:
+        num_blocks = options.num_blocks_override
+    elif "kv_cache_memory" in given and engine.kv_cache_memory:
+        num_blocks = int(num_blocks * options.kv_cache_memory / engine.kv_cache_memory)
+    if options.preemption_mode == "swap":
+        if not engine.kv_cache_memory:
+            raise PlanError(
+                "preemption_mode=swap: how large a block is cannot be told from steps that were measured with "
+                "num_blocks_override; measure without it"
+            )
+        num_swap_blocks = int(options.swap_space / engine.kv_cache_memory * engine.num_blocks)
+    max_model_len = min(options.max_model_len or engine.max_model_len, num_blocks * block_size)
+    info = inference_pb2.ModelInfo(block_size=block_size, num_blocks=num_blocks, max_model_len=max_model_len)
+    return core_settings(options, info, num_swap_blocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTarget:
+    """GPUs of one kind, a model's shape, and what connects them."""
+
+    gpu: Gpu
+    model: ModelShape
+    interconnect: Interconnect
+    gpu_memory_utilization: float
+    kv_value_bytes: float
+    max_model_len: int
+
+    @property
+    def title(self) -> str:
+        within, between = self.interconnect.within.name, self.interconnect.between.name
+        node = f"{within} within {self.interconnect.gpus_per_node} GPUs"
+        links = within if within == between else f"{node}, {between} between"
+        return (
+            f"{self.model.name} ({self.model.num_params / 1e9:.3g} B parameters, "
+            f"{self.model.weight_bytes / _GIB:.1f} GiB) on {self.gpu.name}, {links}"
+        )
+
+    def prepare(self, setting: Setting, options: Options) -> tuple[CoreSettings, CostModel]:
+        placement = Placement(
+            tensor_parallel_size=setting.tensor_parallel_size,
+            pipeline_parallel_size=setting.pipeline_parallel_size,
+            kv_value_bytes=self.kv_value_bytes,
+        )
+        self._check(setting)
+        memory = fit_memory(
+            self.model,
+            self.gpu,
+            placement,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            block_size=options.block_size,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            min_tokens=options.max_model_len or 1,
+        )
+        num_blocks = options.num_blocks_override or memory.num_blocks
+        block_bytes = memory.kv_cache / memory.num_blocks
+        info = inference_pb2.ModelInfo(
+            block_size=options.block_size,
+            num_blocks=num_blocks,
+            max_model_len=min(self.max_model_len, num_blocks * options.block_size),
+        )
+        swap_blocks = int(options.swap_space * _GIB // block_bytes) if options.preemption_mode == "swap" else 0
+        settings = core_settings(options, info, swap_blocks)
+        if "max_steps_in_flight" not in options.model_fields_set:
+            # On a GPU the scheduler's time is worth hiding, and every stage wants a step of its own.
+            settings = replace(settings, max_steps_in_flight=setting.pipeline_parallel_size + 1)
+        cost = Roofline(
+            model=self.model,
+            gpu=self.gpu,
+            placement=placement,
+            interconnect=self.interconnect,
+            block_size=options.block_size,
+        )
+        return replace(settings, num_stages=setting.pipeline_parallel_size), cost
+
+    def _check(self, setting: Setting) -> None:
+        tensor, model = setting.tensor_parallel_size, self.model
+        if model.num_heads % tensor or (model.num_kv_heads % tensor and tensor % (model.num_kv_heads or 1)):
+            raise PlanError(
+                f"tensor_parallel_size={tensor} does not divide the {model.num_heads} heads and "
+                f"{model.num_kv_heads} KV heads of {model.name} evenly"
+            )
+        if setting.pipeline_parallel_size > model.num_layers:
+            raise PlanError(
+                f"pipeline_parallel_size={setting.pipeline_parallel_size} exceeds the {model.num_layers} layers of "
+                f"{model.name}"
+            )
+
+
+OptionsOf = Callable[[Setting], Options]
