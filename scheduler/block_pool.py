@@ -55,6 +55,11 @@ class BlockPool:
         """Blocks that can be taken at once."""
         return len(self._free) + len(self._cached)
 
+    @property
+    def names(self) -> list[bytes]:
+        """Of the blocks that can be found."""
+        return list(self._block_of)
+
     def fits(self, shared: Iterable[int], count: int) -> bool:
         """Whether `count` blocks could be taken after holding the `shared` ones."""
         num_holders = self._num_holders
@@ -131,11 +136,7 @@ class BlockPool:
 
     def watch(self, enabled: bool) -> None:
         """Keeps events for `take_events` from now on, beginning with what can be found now; or stops."""
-        self._events = self.snapshot() if enabled else None
-
-    def snapshot(self) -> list[CacheEvent]:
-        """What can be found now, as events."""
-        return [CacheCleared(), *map(BlockStored, self._block_of)]
+        self._events = [CacheCleared(), *map(BlockStored, self._block_of)] if enabled else None
 
     def take_events(self) -> list[CacheEvent]:
         """Changes since the last call, in order."""

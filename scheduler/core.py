@@ -176,9 +176,9 @@ class Core:
         """Changes of what can be found, in order, since the last call."""
         return self._state.pool.take_events()
 
-    def cache_snapshot(self) -> list[CacheEvent]:
-        """What can be found now, as events for one who begins to watch."""
-        return self._state.pool.snapshot()
+    def cached_names(self) -> list[bytes]:
+        """Of the blocks that can be found now: for one who begins to watch while others do."""
+        return self._state.pool.names
 
     # --- As it is
 

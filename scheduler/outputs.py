@@ -139,7 +139,6 @@ class Outbox:
         self._message.rejected.add(group=group, reason=reason, message=text)
 
     def add_cache_events(self, events: Iterable[CacheEvent]) -> None:
-        """0.7 us each, measured: 70 ms once for a router that joins a replica with 100,000 cached blocks."""
         for event in events:
             self._make_room(_CACHE_EVENT_BYTES)
             added = self._message.cache_events.add()

@@ -8,7 +8,7 @@ from protos import scheduler_pb2
 from router.cache_view import CacheView
 from runtime.wire import SESSION_MESSAGE_BYTES
 from scheduler.block_pool import BlockPool
-from scheduler.cache_watchers import CacheWatchers
+from scheduler.cache_watchers import MAX_UNTOLD_AT_ONCE, CacheWatchers
 from scheduler.messages import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from scheduler.outputs import Outbox
 
@@ -20,7 +20,7 @@ def name(number: int) -> bytes:
 class Cache:
     """A core's part in it, around a real pool."""
 
-    def __init__(self, num_blocks: int = 4) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self.pool = BlockPool(num_blocks)
         self.is_watched = False
 
@@ -37,8 +37,8 @@ class Cache:
     def take_cache_events(self) -> list[CacheEvent]:
         return self.pool.take_events()
 
-    def cache_snapshot(self) -> list[CacheEvent]:
-        return self.pool.snapshot()
+    def cached_names(self) -> list[bytes]:
+        return self.pool.names
 
 
 def messages_of(events: list[CacheEvent]) -> list[scheduler_pb2.SchedulerMessage]:
@@ -50,14 +50,15 @@ def messages_of(events: list[CacheEvent]) -> list[scheduler_pb2.SchedulerMessage
 class Watching:
     """Sessions that watch a cache, and what each knows of it."""
 
-    def __init__(self) -> None:
-        self.cache, self.watchers = Cache(), CacheWatchers()
+    def __init__(self, num_blocks: int = 4) -> None:
+        self.num_blocks = num_blocks
+        self.cache, self.watchers = Cache(num_blocks), CacheWatchers()
         self.views: dict[int, CacheView] = {}
         self.heard: dict[int, list[CacheEvent]] = {}
 
     def join(self, session: int) -> None:
         self.watchers.join(session)
-        self.views[session] = CacheView(block_size=1, max_blocks=4)
+        self.views[session] = CacheView(block_size=1, max_blocks=self.num_blocks)
 
     def take(self) -> None:
         self.heard = {session: list(events) for session, events in self.watchers.take(self.cache)}
@@ -82,7 +83,8 @@ def test_each_session_knows_what_the_cache_holds_whenever_it_joined():
     watching.join(20)
     watching.take()
     assert watching.heard[10] == [BlockStored(name(2))]
-    assert watching.heard[20] == [CacheCleared(), BlockStored(name(1)), BlockStored(name(2))]
+    assert watching.heard[20][0] == CacheCleared()
+    assert watching.knows(20, 1, 2)
     for number in (3, 4, 5):
         watching.cache.store(number)
     watching.take()
@@ -129,6 +131,29 @@ def test_events_are_kept_only_while_somebody_watches():
     watching.join(50)
     watching.take()
     assert watching.knows(50, 1)
+
+
+@pytest.mark.parametrize("is_cleared", [False, True])
+def test_a_large_cache_is_told_bit_by_bit_and_changes_meanwhile(is_cleared: bool):
+    count = 2 * MAX_UNTOLD_AT_ONCE + 100
+    watching = Watching(count)
+    for number in range(count):
+        watching.cache.store(number)
+    watching.join(10)
+    watching.take()
+    assert len(watching.views[10]) == MAX_UNTOLD_AT_ONCE
+    # Displaces the oldest, of which some are told already and some are not.
+    for number in range(count, 2 * count - 100):
+        watching.cache.store(number)
+    if is_cleared:
+        watching.cache.pool.unpublish_all()
+    for _ in range(3):
+        watching.take()
+        assert len(watching.heard.get(10, ())) <= MAX_UNTOLD_AT_ONCE + 2 * count
+    left = () if is_cleared else range(count - 100, 2 * count - 100)
+    assert watching.knows(10, *left)
+    watching.take()
+    assert not watching.heard
 
 
 def test_a_large_cache_is_told_in_messages_that_may_be_sent():
