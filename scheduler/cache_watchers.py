@@ -5,8 +5,8 @@ from typing import Protocol
 
 from scheduler.messages import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 
-# Names of what a cache held before, told between two steps: 7 ms of the step loop, measured, and 150 KB for the router to
-# read. A million at once would be more than may wait for a router.
+# Names of what a cache held before, told between two steps: 7 ms of the step loop, measured, and 150 KB. A million at
+# once would be more than may wait for a router.
 MAX_UNTOLD_AT_ONCE = 4096
 
 
