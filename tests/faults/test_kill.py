@@ -1,6 +1,7 @@
 """kill -9 of any one process in mid-stream: SmolLM2 in float32 says the same tokens as without it.
 
-Two replicas of one worker each under `octavo up`, real weights, real sockets, 12 streams, greedy and sampled.
+Two replicas of one worker each under `octavo up`, real weights, real sockets, 12 streams, greedy and sampled; steps
+are planned ahead, so that some are in flight when the process dies.
 """
 
 import asyncio
@@ -31,7 +32,8 @@ BEGUN = 4
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     with Up(
         tmp_path_factory.mktemp("faults"), "--data-parallel-size=2", "--dtype=float32", "--kv-cache-memory=0.1",
-        "--max-num-seqs=16", "--worker-threads=1", real=True, metrics_port=free_port(),
+        "--max-num-seqs=16", "--worker-threads=1", "--max-steps-in-flight=2", "--preemption-mode=swap",
+        "--swap-space=0.05", real=True, metrics_port=free_port(),
     ) as up:  # fmt: skip
         up.wait_for("serving; Ctrl-C to stop")
         yield up
