@@ -15,7 +15,7 @@ _LONG_PREFILL_FRACTION = 0.04
 def core_settings(options: Options, model: inference_pb2.ModelInfo, num_swap_blocks: int = 0) -> CoreSettings:
     """model, num_swap_blocks: as the workers' Ready says, the block counts being the least over the ranks.
 
-    Logs a warning if the options make some prompts impossible.
+    Logs a warning if the options make some prompts impossible, or have no effect.
     """
     threshold = options.long_prefill_token_threshold
     if not threshold and options.max_num_partial_prefills > 1:
@@ -52,3 +52,8 @@ def _warn(settings: CoreSettings) -> None:
             "or lower max_model_len",
             budget, max_model_len, budget, max_model_len,
         )  # fmt: skip
+    if settings.preemption_mode == "swap" and not settings.num_swap_blocks:
+        log.warning(
+            "preemption_mode=swap, but the workers have no host blocks, so preempted sequences are computed again: "
+            "give the workers the same preemption_mode and swap_space"
+        )

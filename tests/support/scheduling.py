@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -46,6 +47,23 @@ async def running_worker(options: Options, **settings) -> AsyncIterator[FakeWork
     finally:
         await asyncio.to_thread(worker.stop)
     assert not worker.runner.violations
+
+
+class Gate:
+    """Holds a worker before its steps from `first` on, until opened; tells how many have come."""
+
+    def __init__(self, first: int = 1) -> None:
+        self.first = first
+        self.reached = threading.Event()
+        self._open = threading.Event()
+
+    def __call__(self, plan) -> None:
+        if plan.step >= self.first:
+            self.reached.set()
+            assert self._open.wait(60)
+
+    def open(self) -> None:
+        self._open.set()
 
 
 class RouterEnd:

@@ -44,3 +44,10 @@ def test_prompts_that_whole_prefills_cannot_take_are_told_of_at_start(caplog: py
     core_settings(Options(enable_chunked_prefill=False, max_num_batched_tokens=512), MODEL)
     [warning] = caplog.messages
     assert "max_num_batched_tokens=512 is below max_model_len=4000: prompts of more than 512 tokens are" in warning
+
+
+def test_swap_without_host_blocks_is_told_of(caplog: pytest.LogCaptureFixture):
+    core_settings(Options(preemption_mode="swap"), MODEL, 1)
+    assert not caplog.messages
+    core_settings(Options(preemption_mode="swap"), MODEL, 0)
+    assert "preemption_mode=swap, but the workers have no host blocks" in caplog.text
