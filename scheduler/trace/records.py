@@ -14,7 +14,8 @@ from scheduler.trace.snapshot import Snapshot
 # Grows with every change that an older or newer reader would misunderstand.
 FORMAT_VERSION = 1
 
-_BlockCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+# Far more than fit into any machine, and still no danger to one that replays.
+_BlockCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 26)]
 
 
 class Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

@@ -23,7 +23,7 @@ from scheduler.trace.records import (
     Schedule,
     Submit,
 )
-from scheduler.trace.snapshot import Snapshot
+from scheduler.trace.snapshot import Snapshot, check_sizes
 
 # Before a difference.
 _NUM_CALLS_SHOWN = 10
@@ -122,6 +122,7 @@ class Replay:
         self._groups: set[int] = set()
         self.outcome = Replayed(path=file.path, origin=file.origin)
         try:
+            check_sizes(file.snapshot)
             self.core = Core(file.snapshot.settings)
             self.core.restore(file.snapshot)
         except (AssertionError, LookupError, ValueError, OverflowError) as error:

@@ -17,6 +17,9 @@ from scheduler.request import Group, Order, Sequence, SequenceStatus
 from scheduler.state import State
 from scheduler.timelines import Entry
 
+# Beyond any use.
+_MOST_TOKENS_A_BLOCK, _MOST_STEPS = 1 << 16, 1 << 10
+
 
 class SavedSequence(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The fields mean what they mean in `Sequence`."""
@@ -166,6 +169,33 @@ def _save_step(awaited: Awaited) -> SavedStep:
 
 
 # --- Into a core
+
+
+def check_sizes(snapshot: Snapshot) -> None:
+    """To be called before a core is made: what its settings have it allocate must be there in the snapshot.
+
+    Raises ValueError.
+    """
+    settings, pool, rows = snapshot.settings, snapshot.pool, snapshot.rows
+    sequences = [sequence for group in snapshot.groups for sequence in group.sequences]
+    held = {block for sequence in sequences for block in sequence.block_ids}
+    for name, size, expected in (
+        ("num_blocks", settings.num_blocks, len(pool.free) + len(pool.cached) + len(held)),
+        (
+            "max_num_seqs",
+            settings.max_num_seqs,
+            len(rows.free) + len(rows.resting) + sum(s.row >= 0 for s in sequences),
+        ),
+        (
+            "num_swap_blocks",
+            settings.num_swap_blocks,
+            len(snapshot.free_host_blocks) + sum(len(sequence.host_blocks) for sequence in sequences),
+        ),
+    ):
+        if size != expected:
+            raise ValueError(f"{name} is {size}, but {expected} are free or held")
+    if not (0 < settings.block_size <= _MOST_TOKENS_A_BLOCK and 0 < settings.max_steps_in_flight <= _MOST_STEPS):
+        raise ValueError(f"block_size={settings.block_size}, max_steps_in_flight={settings.max_steps_in_flight}")
 
 
 def restore(snapshot: Snapshot, state: State) -> None:

@@ -11,10 +11,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from typer.testing import CliRunner
 
 from configs.options import Options
+from octavo.cli.main import app
+from scheduler.rows import Rows
 from tests.support.repository import ROOT
 from tests.support.scheduling import TIMEOUT, RouterEnd, make_options
+from tests.support.traces import record
 from tests.support.up import COMMAND, environment
 
 NUM_REQUESTS = 30
@@ -111,6 +115,22 @@ async def test_a_scheduler_that_was_killed_leaves_a_trace_of_what_came_before(tm
     assert f"{NUM_REQUESTS} requests" in done.stdout
     assert "part of a record that was cut off" in done.stdout
     assert "every plan is equal" in done.stdout
+
+
+def test_a_difference_is_drawn_and_exits_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "run.trace"
+    record(file)
+    monkeypatch.setattr(Rows, "take", lambda self: self._free.pop(0))
+    done = CliRunner().invoke(app, ["replay", str(file)])
+    assert done.exit_code == 1
+    assert "step 1, 0.000000 s after the first call: new_rows[0].row differs" in done.output
+    for line in ("in the trace  0", "replayed      3", "0.000000 s  submit group 1 (request-1): "):
+        assert line in done.output
+    assert "every plan is equal" not in done.output
+    as_json = CliRunner().invoke(app, ["replay", str(file), "--json"])
+    assert as_json.exit_code == 1
+    outcome = json.loads(as_json.stdout)
+    assert (outcome["equal"], outcome["difference"]["field"]) == (False, "new_rows[0].row")
 
 
 @pytest.mark.parametrize("name", ["nowhere.trace", "README.md"])

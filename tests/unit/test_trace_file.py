@@ -1,15 +1,17 @@
 """A trace's files: what is on disk, who may read it, and what becomes of one that is not whole."""
 
+import dataclasses
 import errno
 import logging
 import os
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from scheduler.trace.errors import TraceError
-from scheduler.trace.frames import FIRST_LINE, TraceFile
+from scheduler.trace.frames import FIRST_LINE, TraceFile, frame
 from scheduler.trace.replay import replay
 from scheduler.trace.writer import TraceWriter, trace_path
 from tests.support.traces import record
@@ -107,6 +109,17 @@ def test_what_is_not_a_trace_of_this_version_is_told_so(tmp_path: Path, content:
     path = tmp_path / "other"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=words):
+        replay([path])
+
+
+@pytest.mark.parametrize("field", ["num_blocks", "max_num_seqs", "num_swap_blocks", "block_size"])
+def test_a_snapshot_cannot_have_its_reader_allocate_more_than_it_holds(tmp_path: Path, trace: Path, field: str):
+    with TraceFile(trace) as file:
+        origin, snapshot = file.origin, file.snapshot
+    settings = dataclasses.replace(snapshot.settings, **{field: 1 << 40})
+    path = tmp_path / "huge.trace"
+    path.write_bytes(FIRST_LINE + frame(origin) + frame(msgspec.structs.replace(snapshot, settings=settings)))
+    with pytest.raises(TraceError, match=f"its snapshot contradicts itself: {field}"):
         replay([path])
 
 
