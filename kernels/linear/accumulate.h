@@ -12,55 +12,80 @@ namespace octavo {
 template <class V>
 constexpr int kTileRows = V::W == 8 ? 6 : 12;
 
-// Vectors of columns of a tile with so many rows: enough sums to hide the latency of an addition.
+// Vectors of columns of a tile with so many rows: enough sums to hide the latency of an addition (8 with AVX2), and
+// few enough that none is spilled.
 template <class V, int R>
-constexpr int kTileVectors = R <= 1 ? 8 : R <= 3 ? 4 : V::W == 16 && R <= 6 ? 4 : 2;
+constexpr int kTileVectors = R == 1 ? 8 : R == 2 ? 4 : V::W == 16 && R <= 6 ? 4 : 2;
 
-// acc[r][v] += sum over k of a[r][k] * b[v][k], in order of k. b[v]: the first of a vector's columns, `stride` elements
-// from one k (float32) or pair of k (bf16) to the next.
-template <class V, int R, int N>
-inline void accumulate(V (&acc)[R][N], const float* a, int64_t lda, const float* const (&b)[N], int64_t stride,
-                       int64_t count) {
-    for (int64_t k = 0; k < count; k++) {
+// What to bring into L2 meanwhile: a line of each of some panels, `step` bytes further with each step of a sum.
+template <int kPanels>
+struct Ahead {
+    const char* place;
+    int64_t apart, step;
+    void fetch(int64_t k) const {
+        for (int i = 0; i < kPanels; i++) _mm_prefetch(place + i * apart + k * step, _MM_HINT_T1);
+    }
+};
+
+struct NothingAhead {
+    void fetch(int64_t) const {}
+};
+
+// acc[r][v] += row(r) * column(v). What there are fewer of is held in registers, beside the sums.
+template <class V, int R, int N, class Row, class Column>
+inline void multiply_add(V (&acc)[R][N], Row&& row, Column&& column) {
+    if constexpr (R <= N) {
+        V rows[R];
+        for (int r = 0; r < R; r++) rows[r] = row(r);
+        for (int v = 0; v < N; v++) {
+            V x = column(v);
+            for (int r = 0; r < R; r++) acc[r][v] = fma(rows[r], x, acc[r][v]);
+        }
+    } else {
         V columns[N];
-        for (int v = 0; v < N; v++) columns[v] = V::load(b[v] + k * stride);
+        for (int v = 0; v < N; v++) columns[v] = column(v);
         for (int r = 0; r < R; r++) {
-            V x = V::all(a[r * lda + k]);
+            V x = row(r);
             for (int v = 0; v < N; v++) acc[r][v] = fma(x, columns[v], acc[r][v]);
         }
     }
 }
 
-template <class V, int R, int N>
+// acc[r][v] += sum over k of a[r][k] * b[v][k], in order of k. b[v]: the first of a vector's columns, `stride` elements
+// from one k (float32) or pair of k (bf16) to the next.
+template <class V, int R, int N, class Fetch = NothingAhead>
+inline void accumulate(V (&acc)[R][N], const float* a, int64_t lda, const float* const (&b)[N], int64_t stride,
+                       int64_t count, Fetch ahead = {}) {
+    for (int64_t k = 0; k < count; k++) {
+        ahead.fetch(k);
+        multiply_add(acc, [&](int r) { return V::all(a[r * lda + k]); },
+                     [&](int v) { return V::load(b[v] + k * stride); });
+    }
+}
+
+template <class V, int R, int N, class Fetch = NothingAhead>
 inline void accumulate(V (&acc)[R][N], const float* a, int64_t lda, const bf16* const (&b)[N], int64_t stride,
-                       int64_t count) {
+                       int64_t count, Fetch ahead = {}) {
     for (int64_t k = 0; k < count / 2; k++) {
-        V columns[N];
-        for (int v = 0; v < N; v++) columns[v] = V::first(b[v] + k * stride);
-        for (int r = 0; r < R; r++) {
-            V x = V::all(a[r * lda + 2 * k]);
-            for (int v = 0; v < N; v++) acc[r][v] = fma(x, columns[v], acc[r][v]);
-        }
-        for (int v = 0; v < N; v++) columns[v] = V::second(b[v] + k * stride);
-        for (int r = 0; r < R; r++) {
-            V x = V::all(a[r * lda + 2 * k + 1]);
-            for (int v = 0; v < N; v++) acc[r][v] = fma(x, columns[v], acc[r][v]);
-        }
+        ahead.fetch(k);
+        multiply_add(acc, [&](int r) { return V::all(a[r * lda + 2 * k]); },
+                     [&](int v) { return V::first(b[v] + k * stride); });
+        multiply_add(acc, [&](int r) { return V::all(a[r * lda + 2 * k + 1]); },
+                     [&](int v) { return V::second(b[v] + k * stride); });
     }
     if (count % 2) {
-        for (int v = 0; v < N; v++) {
-            V column = V::first(b[v] + count / 2 * stride);
-            for (int r = 0; r < R; r++) acc[r][v] = fma(V::all(a[r * lda + count - 1]), column, acc[r][v]);
-        }
+        multiply_add(acc, [&](int r) { return V::all(a[r * lda + count - 1]); },
+                     [&](int v) { return V::first(b[v] + count / 2 * stride); });
     }
 }
 
 #ifdef __AVX512BF16__
 // Two products and a sum in one instruction: the inputs are bf16, the sums float32.
-template <int R, int N>
+template <int R, int N, class Fetch = NothingAhead>
 inline void accumulate(V16 (&acc)[R][N], const bf16* a, int64_t lda, const bf16* const (&b)[N], int64_t stride,
-                       int64_t count) {
+                       int64_t count, Fetch ahead = {}) {
     for (int64_t k = 0; k < (count + 1) / 2; k++) {
+        ahead.fetch(k);
         __m512bh columns[N];
         for (int v = 0; v < N; v++) columns[v] = (__m512bh)_mm512_loadu_si512(b[v] + k * stride);
         for (int r = 0; r < R; r++) {

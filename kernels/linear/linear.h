@@ -108,9 +108,11 @@ struct Output {
     }
 };
 
-// R rows from row r on, times panels [begin, end).
+// R rows from row r on, times panels [begin, end). This is tile `nth` of `tiles` that read the same panels: each brings
+// its share of the next panel from memory while it computes, so that memory is read at an even pace.
 template <class V, int R, class A, class T>
-void tile(const Output<V>& output, const A* a, int64_t lda, int64_t r, int64_t begin, int64_t end) {
+void tile(const Output<V>& output, const A* a, int64_t lda, int64_t r, int64_t begin, int64_t end, int64_t nth,
+          int64_t tiles) {
     constexpr int N = kTileVectors<V, R>;
     constexpr int kPair = sizeof(T) == 2 ? 2 : 1;
     constexpr int64_t kStride = kPanel<V> * kPair;
@@ -125,7 +127,10 @@ void tile(const Output<V>& output, const A* a, int64_t lda, int64_t r, int64_t b
             b[v] = panels + std::min(p + v / 2, end - 1) * panel_size + v % 2 * V::W * kPair;
             for (int i = 0; i < R; i++) acc[i][v] = V::zero();
         }
-        accumulate(acc, a + r * lda, lda, b, kStride, count);
+        const int64_t bytes = panel_size * sizeof(T), step = kStride * sizeof(T);
+        const char* next = reinterpret_cast<const char*>(panels + (p + end - begin) * panel_size);
+        accumulate(acc, a + r * lda, lda, b, kStride, count,
+                   Ahead<N / 2>{next + bytes * nth / tiles, bytes, step / tiles});
         for (int v = 0; v < N && p + v / 2 < end; v += 2) {
             for (int i = 0; i < R; i++) output.panel({acc[i][v], acc[i][v + 1]}, r + i, p + v / 2);
         }
@@ -134,20 +139,21 @@ void tile(const Output<V>& output, const A* a, int64_t lda, int64_t r, int64_t b
 
 // Rows [first, last) in tiles of nearly equal heights, for each panel or few: those stay in L1 for all tiles.
 template <class V, class A, class T, int R = kTileRows<V>>
-void tiles_of(int rows, const Output<V>& output, const A* a, int64_t lda, int64_t r, int64_t begin, int64_t end) {
-    if (rows == R) return tile<V, R, A, T>(output, a, lda, r, begin, end);
-    if constexpr (R > 1) tiles_of<V, A, T, R - 1>(rows, output, a, lda, r, begin, end);
+void tiles_of(int rows, const Output<V>& output, const A* a, int64_t lda, int64_t r, int64_t begin, int64_t end,
+              int64_t nth, int64_t tiles) {
+    if (rows == R) return tile<V, R, A, T>(output, a, lda, r, begin, end, nth, tiles);
+    if constexpr (R > 1) tiles_of<V, A, T, R - 1>(rows, output, a, lda, r, begin, end, nth, tiles);
 }
 
 template <class V, class A, class T>
 void block(const Output<V>& output, const A* a, int64_t lda, int64_t first, int64_t last, int64_t begin, int64_t end) {
     const int64_t rows = last - first;
     const int64_t tiles = (rows + kTileRows<V> - 1) / kTileRows<V>;
-    const int64_t panels_at_once = rows <= 1 ? 4 : rows <= 3 ? 2 : V::W == 16 && rows <= 6 ? 2 : 1;
+    const int64_t panels_at_once = rows == 1 ? 4 : rows == 2 || (V::W == 16 && rows <= 6) ? 2 : 1;
     for (int64_t p = begin; p < end; p += panels_at_once) {
         for (int64_t i = 0; i < tiles; i++) {
             int64_t top = first + rows * i / tiles, bottom = first + rows * (i + 1) / tiles;
-            tiles_of<V, A, T>(bottom - top, output, a, lda, top, p, std::min(p + panels_at_once, end));
+            tiles_of<V, A, T>(bottom - top, output, a, lda, top, p, std::min(p + panels_at_once, end), i, tiles);
         }
     }
 }

@@ -29,7 +29,7 @@ class NativeLinear:
         self._num_outputs = num_rows // 2 if gated else num_rows
         # Pairs of inputs lie together in bfloat16: an odd one is padded.
         padded_inputs = num_inputs + num_inputs % 2 if is_bf16 else num_inputs
-        self._panels = torch.empty(len(order_P) * padded_inputs, dtype=weight_OI.dtype)
+        self._panels = kernels.weights.empty(len(order_P) * padded_inputs, weight_OI.dtype)
         self._norm_I = None if norm_I is None else norm_I.float().contiguous()
         self._bias_P: torch.Tensor | None = None
         if bias_O is not None:

@@ -4,6 +4,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
+from kernels.native.memory import WeightMemory
 from kernels.native.paths import NativePath
 
 
@@ -72,6 +73,7 @@ class NativeKernels:
         """Raises OSError if the library cannot be loaded."""
         functions = ctypes.CDLL(str(library))
         self.path = path
+        self.weights = WeightMemory()
         functions.octavo_panel_width.restype = c_int32
         # Columns of a panel of packed weights.
         self.panel_width: int = functions.octavo_panel_width()

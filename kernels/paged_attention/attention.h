@@ -19,6 +19,10 @@ namespace octavo {
 
 constexpr int64_t kChunk = 64;
 constexpr int64_t kSegment = 512;
+// Vectors of a tile of R query heads. 3 heads share keys in many models; 3 x 4 sums would spill (16 registers), and 3 x 2
+// would wait for each other.
+template <int R>
+constexpr int kVectors = R == 3 ? 3 : kTileVectors<V8, R>;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // As kernels/paged_attention/native.py lays it out; the arrays are those of one step.
@@ -149,7 +153,7 @@ private:
 
     template <int R>
     void score(int64_t r, int64_t base, int64_t count) {
-        constexpr int N = kTileVectors<V8, R>;
+        constexpr int N = kVectors<R>;
         const int64_t vectors = (count + 7) / 8, stride = step_.block_size * layout_.kPair;
         for (int64_t first = 0; first < vectors; first += N) {
             V8 acc[R][N];
@@ -204,7 +208,7 @@ private:
 
     template <int R>
     void add_values(int64_t r, int64_t base, int64_t count) {
-        constexpr int N = kTileVectors<V8, R>;
+        constexpr int N = kVectors<R>;
         const int64_t size = step_.head_size, vectors = size / 8;
         for (int64_t first = 0; first < vectors; first += N) {
             V8 acc[R][N];
