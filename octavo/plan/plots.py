@@ -21,9 +21,9 @@ _SHORT = {
     "pipeline_parallel_size": "PP",
     "data_parallel_size": "DP",
 }
-# More points than this have no room for a label each.
-_MAX_LABELS = 16
 _MAX_BARS = 24
+# Points that differ by less, as a share of the plot, get one label.
+_SAME_PLACE = 0.025
 
 _Ran = Sequence[tuple[Outcome, Run]]
 
@@ -41,11 +41,12 @@ def draw(path: Path, outcomes: Sequence[Outcome], limits: Limits, best: Outcome 
     figure = Figure(figsize=(13, 13.5 if has_maps else 9.5), layout="constrained")
     figure.suptitle(title, fontsize=12)
     grid = figure.add_gridspec(3 if has_maps else 2, 2)
-    _scatter(figure.add_subplot(grid[0, 0]), ran, axes, limits, best, "ITL p99, ms", lambda run: run.gaps)
-    _scatter(figure.add_subplot(grid[0, 1]), ran, axes, limits, best, "TTFT p99, ms", lambda run: run.ttft)
+    _scatter(figure.add_subplot(grid[0, 0]), ran, limits, best, "ITL p99, ms", lambda run: run.gaps, limits.itl_ms)
+    _scatter(figure.add_subplot(grid[0, 1]), ran, limits, best, "TTFT p99, ms", lambda run: run.ttft, limits.ttft_ms)
     if has_maps:
-        _map(figure.add_subplot(grid[1, 0]), ran, axes, "output tokens/s", lambda run: run.output_tokens_per_second)
-        _map(figure.add_subplot(grid[1, 1]), ran, axes, "ITL p99, ms", lambda run: run.percentile_ms(run.gaps))
+        cells = _Cells(ran, axes)
+        cells.draw(figure.add_subplot(grid[1, 0]), "output tokens/s", lambda run: run.output_tokens_per_second)
+        cells.draw(figure.add_subplot(grid[1, 1]), "ITL p99, ms", lambda run: run.percentile_ms(run.gaps))
     _split(figure.add_subplot(grid[-1, :]), ran, axes)
     try:
         figure.savefig(path, dpi=120)
@@ -60,66 +61,74 @@ def _label(outcome: Outcome, axes: Sequence[str]) -> str:
 def _scatter(
     plot: Axes,
     ran: _Ran,
-    axes: Sequence[str],
     limits: Limits,
     best: Outcome | None,
     name: str,
     column: Callable[[Run], np.ndarray],
+    limit: float | None,
 ) -> None:
-    latencies = [run.percentile_ms(column(run)) for _, run in ran]
-    rates = [run.output_tokens_per_second for _, run in ran]
+    """A point a setting, with its number in the chart below."""
+    points = np.array([(run.percentile_ms(column(run)), run.output_tokens_per_second) for _, run in ran])
     colors = [_BEST if o is best else _OVER if violations(run, limits) else _WITHIN for o, run in ran]
-    plot.scatter(latencies, rates, c=colors, s=45, zorder=3)
+    plot.scatter(*points.T, c=colors, s=45, zorder=3)
     # Those that no other beats in both.
-    order = np.argsort(latencies)
-    front = [i for n, i in enumerate(order) if rates[i] > max((rates[j] for j in order[:n]), default=0.0)]
-    plot.plot([latencies[i] for i in front], [rates[i] for i in front], color=_WITHIN, alpha=0.4, linewidth=1)
-    for i, (outcome, _) in enumerate(ran):
-        if len(ran) <= _MAX_LABELS or i in front or outcome is best:
-            text = _label(outcome, axes)
-            plot.annotate(text, (latencies[i], rates[i]), textcoords="offset points", xytext=(6, 4), fontsize=7)
-    limit = limits.itl_ms if name.startswith("ITL") else limits.ttft_ms
+    order = np.lexsort((-points[:, 1], points[:, 0]))
+    front = [i for n, i in enumerate(order) if points[i, 1] > max(points[order[:n], 1], default=0.0)]
+    plot.plot(*points[front].T, color=_WITHIN, alpha=0.4, linewidth=1)
     if limit is not None:
         plot.axvline(limit, color=_BEST, linestyle="--", linewidth=1, label="limit")
         plot.legend(fontsize=8)
-    if max(latencies) > 20 * max(min(latencies), 1e-9) > 0:
-        plot.set_xscale("log")
-    else:
-        plot.set_xlim(left=0)
-    plot.margins(x=0.15)
-    plot.set_ylim(bottom=0, top=max(rates) * 1.12)
+    plot.margins(0.12)
+    size = np.maximum(np.ptp(points, axis=0), 1e-9)
+    unlabelled = list(range(len(points)))
+    while unlabelled:
+        place = points[unlabelled[0]]
+        here = [i for i in unlabelled if (abs(points[i] - place) < _SAME_PLACE * size).all()]
+        unlabelled = [i for i in unlabelled if i not in here]
+        text = ", ".join(str(i + 1) for i in here)
+        plot.annotate(text, place, textcoords="offset points", xytext=(6, 4), fontsize=9)
     plot.set_xlabel(name)
     plot.set_ylabel("output tokens/s")
+    plot.set_title("red: the best within the limits; gray: beyond them", fontsize=9)
     plot.grid(alpha=0.3)
 
 
-def _map(plot: Axes, ran: _Ran, axes: Sequence[str], name: str, value: Callable[[Run], float]) -> None:
-    """Over the two axes with the most values; of settings that differ in others the first one is shown."""
-    x_axis, y_axis = sorted(axes, key=lambda axis: -len({getattr(o.setting, axis) for o, _ in ran}))[:2]
-    xs = sorted({getattr(outcome.setting, x_axis) for outcome, _ in ran})
-    ys = sorted({getattr(outcome.setting, y_axis) for outcome, _ in ran})
-    values = np.full((len(ys), len(xs)), np.nan)
-    for outcome, run in reversed(ran):
-        values[ys.index(getattr(outcome.setting, y_axis)), xs.index(getattr(outcome.setting, x_axis))] = value(run)
-    image = plot.imshow(values, cmap="viridis", origin="lower", aspect="auto")
-    middle = (np.nanmin(values) + np.nanmax(values)) / 2
-    for (y, x), number in np.ndenumerate(values):
-        text = "-" if np.isnan(number) else f"{number:,.4g}"
-        plot.text(x, y, text, ha="center", va="center", fontsize=9, color="white" if number < middle else "black")
-    plot.set_xticks(range(len(xs)), [f"{x:,}" for x in xs])
-    plot.set_yticks(range(len(ys)), [f"{y:,}" for y in ys])
-    plot.set_xlabel(x_axis)
-    plot.set_ylabel(y_axis)
-    others = [f"{axis}={getattr(ran[0][0].setting, axis)}" for axis in axes if axis not in (x_axis, y_axis)]
-    plot.set_title(name + (f" ({', '.join(others)})" if others else ""), fontsize=10)
-    figure = plot.figure
-    assert isinstance(figure, Figure)
-    figure.colorbar(image, ax=plot)
+class _Cells:
+    """The settings over the two axes with the most values; of those in one cell, the one with the most throughput."""
+
+    def __init__(self, ran: _Ran, axes: Sequence[str]) -> None:
+        def values_of(axis: str) -> list[int]:
+            return sorted({getattr(outcome.setting, axis) for outcome, _ in ran})
+
+        self._x_axis, self._y_axis = sorted(axes, key=lambda axis: -len(values_of(axis)))[:2]
+        self._xs, self._ys = values_of(self._x_axis), values_of(self._y_axis)
+        self._runs: dict[tuple[int, int], Run] = {}
+        for outcome, run in sorted(ran, key=lambda pair: pair[1].output_tokens_per_second):
+            x, y = getattr(outcome.setting, self._x_axis), getattr(outcome.setting, self._y_axis)
+            self._runs[self._ys.index(y), self._xs.index(x)] = run
+        others = [axis for axis in axes if axis not in (self._x_axis, self._y_axis)]
+        self._note = f" (with the best {', '.join(others)})" if len(self._runs) < len(ran) else ""
+
+    def draw(self, plot: Axes, name: str, value: Callable[[Run], float]) -> None:
+        values = np.full((len(self._ys), len(self._xs)), np.nan)
+        for cell, run in self._runs.items():
+            values[cell] = value(run)
+        image = plot.imshow(values, cmap="viridis", origin="lower", aspect="auto")
+        middle = (np.nanmin(values) + np.nanmax(values)) / 2
+        for (y, x), number in np.ndenumerate(values):
+            text = "-" if np.isnan(number) else f"{number:,.4g}"
+            plot.text(x, y, text, ha="center", va="center", fontsize=9, color="white" if number < middle else "black")
+        plot.set_xticks(range(len(self._xs)), [f"{x:,}" for x in self._xs])
+        plot.set_yticks(range(len(self._ys)), [f"{y:,}" for y in self._ys])
+        plot.set_xlabel(self._x_axis)
+        plot.set_ylabel(self._y_axis)
+        plot.set_title(name + self._note, fontsize=10)
+        plot.figure.colorbar(image, ax=plot)
 
 
 def _split(plot: Axes, ran: _Ran, axes: Sequence[str]) -> None:
     shown = ran[:_MAX_BARS]
-    names = [_label(outcome, axes) or "all steps" for outcome, _ in shown]
+    names = [f"{number} {_label(outcome, axes)}".strip() for number, (outcome, _) in enumerate(shown, 1)]
     left = np.zeros(len(shown))
     splits = [step_split(run) for _, run in shown]
     for part in shown[0][1].part_seconds:
@@ -133,4 +142,4 @@ def _split(plot: Axes, ran: _Ran, axes: Sequence[str]) -> None:
     plot.xaxis.set_major_formatter(PercentFormatter(1.0))
     more = f", the first {len(shown)} of {len(ran)} settings" if len(shown) < len(ran) else ""
     plot.set_title(f"where the time of a step goes{more}", fontsize=10)
-    plot.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+    plot.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=8, fontsize=9, frameon=False)
