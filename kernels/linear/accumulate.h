@@ -22,13 +22,13 @@ template <int kPanels>
 struct Ahead {
     const char* place;
     int64_t apart, step;
-    void fetch(int64_t k) const {
+    void operator()(int64_t k) const {
         for (int i = 0; i < kPanels; i++) _mm_prefetch(place + i * apart + k * step, _MM_HINT_T1);
     }
 };
 
 struct NothingAhead {
-    void fetch(int64_t) const {}
+    void operator()(int64_t) const {}
 };
 
 // acc[r][v] += row(r) * column(v). What there are fewer of is held in registers, beside the sums.
@@ -57,7 +57,7 @@ template <class V, int R, int N, class Fetch = NothingAhead>
 inline void accumulate(V (&acc)[R][N], const float* a, int64_t lda, const float* const (&b)[N], int64_t stride,
                        int64_t count, Fetch ahead = {}) {
     for (int64_t k = 0; k < count; k++) {
-        ahead.fetch(k);
+        ahead(k);
         multiply_add(acc, [&](int r) { return V::all(a[r * lda + k]); },
                      [&](int v) { return V::load(b[v] + k * stride); });
     }
@@ -67,7 +67,7 @@ template <class V, int R, int N, class Fetch = NothingAhead>
 inline void accumulate(V (&acc)[R][N], const float* a, int64_t lda, const bf16* const (&b)[N], int64_t stride,
                        int64_t count, Fetch ahead = {}) {
     for (int64_t k = 0; k < count / 2; k++) {
-        ahead.fetch(k);
+        ahead(k);
         multiply_add(acc, [&](int r) { return V::all(a[r * lda + 2 * k]); },
                      [&](int v) { return V::first(b[v] + k * stride); });
         multiply_add(acc, [&](int r) { return V::all(a[r * lda + 2 * k + 1]); },
@@ -85,7 +85,7 @@ template <int R, int N, class Fetch = NothingAhead>
 inline void accumulate(V16 (&acc)[R][N], const bf16* a, int64_t lda, const bf16* const (&b)[N], int64_t stride,
                        int64_t count, Fetch ahead = {}) {
     for (int64_t k = 0; k < (count + 1) / 2; k++) {
-        ahead.fetch(k);
+        ahead(k);
         __m512bh columns[N];
         for (int v = 0; v < N; v++) columns[v] = (__m512bh)_mm512_loadu_si512(b[v] + k * stride);
         for (int r = 0; r < R; r++) {

@@ -34,7 +34,8 @@ struct AttentionStep {
     const int32_t* splits;  // [num_splits][4]: row, first partial, number of partials, unused
     float* partials;        // [partial][kv_heads][heads of one * (head_size + 2)]
     int64_t table_stride, num_items, num_splits;
-    int32_t heads, kv_heads, head_size, block_size;
+    int32_t heads, kv_heads, head_size;
+    int32_t block_size;  // a power of 2 from 8 to 64
     int32_t window;  // positions that a query sees, its own included; 0: all before it
     int32_t bf16_cache;
 };
@@ -75,7 +76,8 @@ public:
     TileAttention(const AttentionStep& step, const T* cache, float scale, const Item& item, int64_t kv_head)
         : step_(step), cache_(cache), scale_(scale), layout_{step.kv_heads, step.head_size, step.block_size},
           table_(step.block_tables + item.row * step.table_stride), kv_head_(kv_head),
-          group_(step.heads / step.kv_heads), rows_(item.num_queries * group_) {
+          group_(step.heads / step.kv_heads), rows_(item.num_queries * group_),
+          block_shift_(__builtin_ctz(step.block_size)) {
         const int64_t queries = step.query_starts[item.row + 1] - step.query_starts[item.row];
         first_token_ = step.query_starts[item.row] + item.first_query;
         first_position_ = step.context_lens[item.row] - queries + item.first_query;
@@ -136,13 +138,26 @@ private:
 
     // Positions [base, base + count).
     void chunk(int64_t base, int64_t count) {
+        find(base, count);
         for (int64_t r = 0; r < rows_; r += 6) with_rows<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
-            score<rows()>(r, base, count);
+            score<rows()>(r, count);
         });
         for (int64_t r = 0; r < rows_; r++) weigh(r, base, count);
         for (int64_t r = 0; r < rows_; r += 6) with_rows<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
-            add_values<rows()>(r, base, count);
+            add_values<rows()>(r, count);
         });
+    }
+
+    // Where the keys and values of each 8 positions of the chunk are, and the keys of the next chunk.
+    void find(int64_t base, int64_t count) {
+        for (int64_t v = 0; v < (count + 7) / 8; v++) {
+            const int64_t position = base + 8 * v, offset = position & (step_.block_size - 1);
+            const int64_t block = table_[position >> block_shift_];
+            keys_[v] = cache_ + layout_.keys(block, kv_head_) + layout_.key(offset, 0);
+            values_[v] = cache_ + layout_.values(block, kv_head_) + layout_.value(offset, 0);
+            const int64_t later = std::min(position + kChunk, end_ - 1) >> block_shift_;
+            next_keys_[v] = reinterpret_cast<const char*>(cache_ + layout_.keys(table_[later], kv_head_));
+        }
     }
 
     template <int R, class F>
@@ -151,20 +166,23 @@ private:
         if constexpr (R > 1) with_rows<R - 1>(rows, f);
     }
 
+    // Brings the values of the same positions along, which are needed next.
     template <int R>
-    void score(int64_t r, int64_t base, int64_t count) {
+    void score(int64_t r, int64_t count) {
         constexpr int N = kVectors<R>;
-        const int64_t vectors = (count + 7) / 8, stride = step_.block_size * layout_.kPair;
+        const int64_t vectors = (count + 7) / 8, size = step_.head_size;
         for (int64_t first = 0; first < vectors; first += N) {
             V8 acc[R][N];
             const T* b[N];
+            const char* ahead[N];
             for (int v = 0; v < N; v++) {
-                const int64_t position = base + 8 * std::min(first + v, vectors - 1);
-                b[v] = cache_ + layout_.keys(table_[position / step_.block_size], kv_head_) +
-                       layout_.key(position % step_.block_size, 0);
+                b[v] = keys_[std::min(first + v, vectors - 1)];
+                ahead[v] = reinterpret_cast<const char*>(values_[std::min(first + v, vectors - 1)]);
                 for (int i = 0; i < R; i++) acc[i][v] = V8::zero();
             }
-            accumulate(acc, queries_ + r * step_.head_size, step_.head_size, b, stride, step_.head_size);
+            // 8 values of D numbers over D numbers, or D / 2 pairs.
+            accumulate(acc, queries_ + r * size, size, b, step_.block_size * layout_.kPair, size,
+                       [&](int64_t k) { for (const char* place : ahead) _mm_prefetch(place + k * 32, _MM_HINT_T0); });
             for (int v = 0; v < N && first + v < vectors; v++) {
                 for (int i = 0; i < R; i++) acc[i][v].store(scores_ + (r + i) * kChunk + (first + v) * 8);
             }
@@ -206,22 +224,29 @@ private:
         for (int64_t i = 0; i < size; i += 8) (V8::load(values + i) * shrink).store(values + i);
     }
 
+    // Brings the keys of the next chunk along.
     template <int R>
-    void add_values(int64_t r, int64_t base, int64_t count) {
+    void add_values(int64_t r, int64_t count) {
         constexpr int N = kVectors<R>;
-        const int64_t size = step_.head_size, vectors = size / 8;
+        const int64_t size = step_.head_size, vectors = size / 8, tokens = std::min<int64_t>(step_.block_size, 16);
+        const int64_t share = layout_.part() * sizeof(T) * N / vectors * layout_.kPair / step_.block_size;
         for (int64_t first = 0; first < vectors; first += N) {
             V8 acc[R][N];
             for (int v = 0; v < N; v++) {
                 const int64_t column = 8 * std::min(first + v, vectors - 1);
                 for (int i = 0; i < R; i++) acc[i][v] = V8::load(part_.values + (r + i) * size + column);
             }
-            for (int64_t done = 0; done < count; done += step_.block_size) {
-                const T* block = cache_ + layout_.values(table_[(base + done) / step_.block_size], kv_head_);
+            for (int64_t done = 0; done < count; done += tokens) {
                 const T* b[N];
-                for (int v = 0; v < N; v++) b[v] = block + layout_.value(0, 8 * std::min(first + v, vectors - 1));
+                for (int v = 0; v < N; v++) {
+                    b[v] = values_[done / 8] + layout_.value(0, 8 * std::min(first + v, vectors - 1));
+                }
+                const char* ahead = next_keys_[done / 8] + first / N * (share * step_.block_size / layout_.kPair);
                 accumulate(acc, scores_ + r * kChunk + done, kChunk, b, size * layout_.kPair,
-                               std::min<int64_t>(step_.block_size, count - done));
+                           std::min(tokens, count - done), [&](int64_t k) {
+                               _mm_prefetch(ahead + k * share, _MM_HINT_T0);
+                               _mm_prefetch(ahead + k * share + 64, _MM_HINT_T0);
+                           });
             }
             for (int v = 0; v < N && first + v < vectors; v++) {
                 for (int i = 0; i < R; i++) acc[i][v].store(part_.values + (r + i) * size + (first + v) * 8);
@@ -235,8 +260,11 @@ private:
     const CacheLayout<T> layout_;
     const int32_t* table_;
     const int64_t kv_head_, group_, rows_;
+    const int block_shift_;
     int64_t first_token_, first_position_, begin_, end_;  // of the positions that any of the queries sees
     float *queries_, *scores_;
+    const T *keys_[kChunk / 8], *values_[kChunk / 8];
+    const char* next_keys_[kChunk / 8];
     Running part_, whole_;
 };
 
