@@ -125,7 +125,10 @@ class Core:
         return no_outputs() if awaited is None else self._results.apply(awaited, result, now)
 
     def take_ends(self) -> list[SequenceEnd]:
-        """Ends that no step brought about, since the last call: to be asked for after `submit` and after `resize`."""
+        """Ends that no step brought about, since the last call.
+
+        To be asked for after `submit`, `blame_step` and `resize`.
+        """
         ends, self._state.ends = self._state.ends, []
         return ends
 
@@ -144,6 +147,24 @@ class Core:
     def lose_workers(self, now: float) -> None:
         """An epoch has ended: all that runs waits again, plans in flight are void, rows and blocks hold nothing."""
         self._state.lose_workers(now)
+
+    def blame_step(self, now: float) -> int:
+        """Right after `lose_workers`, if the epoch ended because the workers failed, or died: was it in a step?
+
+        Whoever was in one may be why. Groups that were so twice in a row, without having got further in between, are
+        computed alone from now on, one after the other; returns how many there are. One that is alone again when the
+        workers fail ends with ERROR, told by `take_ends`. `scheduler.suspects` has the reasons.
+        """
+        state, suspects = self._state, self._state.suspects
+        assert not len(state.running), "the workers have begun anew"
+        suspects.lost = {group: choices for group, choices in suspects.lost.items() if group in state.groups}
+        culprit = suspects.blame()
+        if culprit is not None:
+            num_failures = suspects.by_group[culprit].num_failures
+            message = f"the workers failed in each of {num_failures} steps that computed it"
+            for sequence in list(state.groups[culprit].sequences.values()):
+                state.ends.append(state.fail(sequence, message, now))
+        return suspects.num_to_isolate
 
     def resize(self, num_blocks: int, num_swap_blocks: int = 0, *, now: float) -> None:
         """Takes the block counts of a new epoch, right after `lose_workers`.

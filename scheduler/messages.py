@@ -207,6 +207,8 @@ class PreemptionReason(Enum):
     NO_BLOCKS = "no_blocks"
     # Its epoch of workers ended.
     WORKERS_LOST = "workers_lost"
+    # Another one is computed alone, to find out whether workers fail because of it.
+    SET_ASIDE = "set_aside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

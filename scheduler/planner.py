@@ -24,6 +24,8 @@ class Planner:
         state, settings = self._state, self._state.settings
         if len(state.in_flight) >= settings.max_steps_in_flight:
             return None
+        if state.suspects.is_isolating and not self._isolate(now):
+            return None
         draft, budget = PlanDraft(), settings.max_num_batched_tokens
         selection, version = _NOBODY, state.decodes.version
         if not settings.enable_chunked_prefill:
@@ -43,6 +45,21 @@ class Planner:
         if not draft.chunks and not _size(selection):
             return None
         return self._finish(draft, selection)
+
+    def _isolate(self, now: float) -> bool:
+        """Only one suspect runs. False: the steps of the one before must return first."""
+        state = self._state
+        suspects = state.suspects
+        if suspects.alone is not None:
+            return True
+        if state.in_flight:
+            return False
+        # Whoever is computed alone finds all the room there is. Those who were cleared before find their KV again, in
+        # the prefix cache or in host blocks. The last one just goes on.
+        if suspects.choose(state.groups):
+            for sequence in list(state.running.from_last()):
+                state.set_aside(sequence, now)
+        return True
 
     # --- Decodes
 
@@ -193,6 +210,9 @@ class Planner:
         Only a prefill that is kept out for being long lets others pass, where the settings say so.
         """
         state, passed = self._state, []
+        if state.suspects.is_isolating:
+            self._admit_suspect(draft, chunking, now)
+            return
         while chunking.budget and state.rows.num_free and (sequence := state.waiting.peek()) is not None:
             if chunking.passes(sequence.num_tokens) and len(passed) < state.settings.max_num_seqs:
                 passed.append(state.waiting.pop())
@@ -201,8 +221,19 @@ class Planner:
         for sequence in passed:
             state.waiting.push(sequence)
 
+    def _admit_suspect(self, draft: PlanDraft, chunking: Chunking, now: float) -> None:
+        """Lets in the one group that is computed alone."""
+        state = self._state
+        assert state.suspects.alone is not None
+        sequences = state.groups[state.suspects.alone].sequences.values()
+        for sequence in sorted(sequences, key=lambda sequence: sequence.order):
+            if sequence.status is SequenceStatus.RUNNING:
+                continue
+            if not chunking.budget or not state.rows.num_free or not self._admit(sequence, draft, chunking, now):
+                break
+
     def _admit(self, sequence: Sequence, draft: PlanDraft, chunking: Chunking, now: float) -> bool:
-        """Lets in the first that waits; False if it has to stay."""
+        """Lets in one that waits; False if it has to stay."""
         state, block_size = self._state, self._state.settings.block_size
         if sequence.group.is_computing_prompt:
             # Another choice is at it; this one will find the blocks.
@@ -221,7 +252,7 @@ class Planner:
         num_missing = num_blocks_for(num_with_blocks, block_size) - len(shared)
         if not state.pool.fits(shared, num_missing + self._preemption.headroom(state.running)):
             return False
-        state.waiting.pop()
+        state.waiting.remove(sequence)
         if is_new:
             self._count_first_run(sequence, num_found)
         state.pool.hold(shared)

@@ -42,6 +42,8 @@ class Results:
         state.stats.num_output_tokens += len(outputs.token_ids)
         for number, drafts in result.drafts.items():
             self._take_drafts(number, drafts)
+        if state.suspects.by_group:
+            state.clear_suspects()
         return outputs
 
     # --- The usual way

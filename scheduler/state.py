@@ -14,6 +14,7 @@ from scheduler.prefix_cache import PrefixCache
 from scheduler.request import Group, Sequence, SequenceStatus
 from scheduler.rows import Rows
 from scheduler.running import Running
+from scheduler.suspects import Suspects
 from scheduler.timelines import Timelines
 from scheduler.waiting import WaitingQueue
 
@@ -32,6 +33,7 @@ class State:
         self.running = Running(self.rows, self.pool, self.decodes)
         self.waiting = WaitingQueue()
         self.in_flight = InFlight()
+        self.suspects = Suspects()
         self.deadlines = Deadlines()
         self.end_tokens = EndTokens()
         self.groups: dict[int, Group] = {}
@@ -54,15 +56,9 @@ class State:
     # --- Transitions
 
     def preempt(self, sequence: Sequence, now: float) -> None:
-        """For want of blocks. It waits in its old place, with its KV in host blocks if it is to be swapped."""
-        if sequence.is_decoding:
-            self.decodes.settle(sequence)
-        self.prefix_cache.publish(sequence)
-        num_lost = min(sequence.num_computed_tokens, sequence.num_tokens)
-        swapped = self.settings.preemption_mode == "swap" and self._swap_out(sequence, num_lost)
-        self.running.remove(sequence, last_step=self.in_flight.last_step)
+        """For want of blocks."""
+        swapped = self._put_back(sequence, PreemptionReason.NO_BLOCKS, now)
         sequence.num_tokens_when_preempted = sequence.num_tokens
-        self._wait_again(sequence)
         stats = self.stats
         stats.num_preemptions += 1
         stats.num_swaps += swapped
@@ -74,7 +70,22 @@ class State:
                 num_preemptions=stats.num_preemptions,
             )
         )
-        self._note(sequence, Moment.PREEMPTED, now, num_tokens=num_lost, reason=PreemptionReason.NO_BLOCKS.value)
+
+    def set_aside(self, sequence: Sequence, now: float) -> None:
+        """For another one to be computed alone."""
+        self._put_back(sequence, PreemptionReason.SET_ASIDE, now)
+
+    def _put_back(self, sequence: Sequence, reason: PreemptionReason, now: float) -> bool:
+        """It waits in its old place, its KV in host blocks if it is to be swapped: whether it was."""
+        if sequence.is_decoding:
+            self.decodes.settle(sequence)
+        self.prefix_cache.publish(sequence)
+        num_lost = min(sequence.num_computed_tokens, sequence.num_tokens)
+        swapped = self.settings.preemption_mode == "swap" and self._swap_out(sequence, num_lost)
+        self.running.remove(sequence, last_step=self.in_flight.last_step)
+        self._wait_again(sequence)
+        self._note(sequence, Moment.PREEMPTED, now, num_tokens=num_lost, reason=reason.value)
+        return swapped
 
     def _swap_out(self, sequence: Sequence, num_tokens: int) -> bool:
         """False if there is no room: it is computed again then."""
@@ -93,6 +104,7 @@ class State:
 
     def lose_workers(self, now: float) -> None:
         """All that runs waits again; plans in flight are void; rows, blocks and host blocks hold nothing."""
+        self.suspects.lost = self._tokens_in_flight()
         for sequence in self.running.forget():
             num_lost = min(sequence.num_computed_tokens, sequence.num_tokens)
             self._wait_again(sequence)
@@ -105,6 +117,33 @@ class State:
         self.swapped_out.clear()
         self.trimmed.clear()
         self.step = 0
+
+    def _tokens_in_flight(self) -> dict[int, dict[int, int]]:
+        """By group and choice of those in steps in flight: their tokens, once those steps have returned."""
+        first_step, found = self.in_flight.first_step, {}
+        if not first_step:
+            return found
+        sampling = self.in_flight.numbers
+        for number, sequence in self.running.by_number.items():
+            if number in sampling or (not sequence.is_decoding and sequence.last_step >= first_step):
+                num_tokens = self.decodes.num_planned(sequence) if sequence.is_decoding else sequence.num_tokens + 1
+                found.setdefault(sequence.group.number, {})[sequence.choice] = num_tokens
+        return found
+
+    def clear_suspects(self) -> None:
+        """Whoever has got past the steps that failed is suspected no longer."""
+        for number, suspicion in list(self.suspects.by_group.items()):
+            sequences = self.groups[number].sequences
+            for choice, num_tokens in suspicion.cleared_at.items():
+                sequence = sequences.get(choice)
+                if sequence is not None and self.num_known(sequence) < num_tokens:
+                    break
+            else:
+                self.suspects.forget(number)
+
+    def num_known(self, sequence: Sequence) -> int:
+        """Its num_tokens, whether it decodes or not."""
+        return self.decodes.num_known(sequence) if sequence.is_decoding else sequence.num_tokens
 
     def _wait_again(self, sequence: Sequence) -> None:
         """The caller has seen to row and blocks."""
@@ -135,6 +174,7 @@ class State:
             self.deadlines.remove(group.number)
             self.admission.dequeue(group.number)
             self.timelines.finish(group.number)
+            self.suspects.forget(group.number)
 
     def fail(self, sequence: Sequence, message: str, now: float) -> SequenceEnd:
         # What it computed, or read, may be what is wrong: nobody shall find it any more.
@@ -167,4 +207,5 @@ class State:
         self.end_tokens.check_integrity(sequence.end_token_ids for sequence in self.running.by_number.values())
         assert all(group.sequences for group in self.groups.values()), "a group has no sequence left"
         self.timelines.check_integrity(self.groups)
+        self.suspects.check_integrity(self.groups)
         assert self.in_flight or not any(sequence.last_step > self.step for sequence in live)

@@ -17,7 +17,10 @@ class WaitingQueue:
         return len(self._heap) - len(self._removed)
 
     def push(self, sequence: Sequence) -> None:
-        heapq.heappush(self._heap, (sequence.order, sequence))
+        if sequence.order in self._removed:
+            self._removed.remove(sequence.order)  # its entry is still there
+        else:
+            heapq.heappush(self._heap, (sequence.order, sequence))
 
     def peek(self) -> Sequence | None:
         """The first; None if nothing waits."""
@@ -30,7 +33,7 @@ class WaitingQueue:
         return heapq.heappop(self._heap)[1]
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes out a sequence that waits and will not come back."""
+        """Takes out a sequence that waits, wherever it stands."""
         self._removed.add(sequence.order)
         if 2 * len(self._removed) > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[0] not in self._removed]

@@ -1,6 +1,16 @@
 """Calls of a trace in words."""
 
-from scheduler.trace.records import Apply, Call, Cancel, LoseWorkers, ResetPrefixCache, Resize, Schedule, Submit
+from scheduler.trace.records import (
+    Apply,
+    BlameStep,
+    Call,
+    Cancel,
+    LoseWorkers,
+    ResetPrefixCache,
+    Resize,
+    Schedule,
+    Submit,
+)
 
 
 def describe(call: Call) -> str:
@@ -29,6 +39,8 @@ def describe(call: Call) -> str:
             return f"apply the result of step {result.step}: {len(result.token_ids) // 4} tokens{failed}"
         case LoseWorkers():
             return "lose workers"
+        case BlameStep():
+            return "blame the steps that were in flight"
         case Resize():
             return f"resize to {call.num_blocks} blocks and {call.num_swap_blocks} host blocks"
         case ResetPrefixCache():

@@ -110,6 +110,10 @@ class LoseWorkers(Record, tag="lose_workers"):
     now: float
 
 
+class BlameStep(Record, tag="blame_step"):
+    now: float
+
+
 class Resize(Record, tag="resize"):
     now: float
     num_blocks: _BlockCount
@@ -121,5 +125,5 @@ class ResetPrefixCache(Record, tag="reset_prefix_cache"):
 
 
 # Deadlines that passed are there as cancels.
-Call = Submit | Cancel | Schedule | Apply | LoseWorkers | Resize | ResetPrefixCache
+Call = Submit | Cancel | Schedule | Apply | LoseWorkers | BlameStep | Resize | ResetPrefixCache
 AnyRecord = Origin | Snapshot | Call

@@ -14,6 +14,7 @@ from scheduler.trace.errors import TraceError
 from scheduler.trace.frames import TraceFile
 from scheduler.trace.records import (
     Apply,
+    BlameStep,
     Call,
     Cancel,
     LoseWorkers,
@@ -193,6 +194,9 @@ class Replay:
             case LoseWorkers():
                 outcome.num_epochs_lost += 1
                 core.lose_workers(call.now)
+            case BlameStep():
+                core.blame_step(call.now)
+                self._note_ends(core.take_ends())
             case Resize():
                 core.resize(call.num_blocks, call.num_swap_blocks, now=call.now)
                 self._note_ends(core.take_ends())

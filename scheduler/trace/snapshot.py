@@ -15,6 +15,7 @@ from scheduler.in_flight import Awaited
 from scheduler.messages import ChoiceStart, CoreSettings, CoreStats, GroupRequest
 from scheduler.request import Group, Order, Sequence, SequenceStatus
 from scheduler.state import State
+from scheduler.suspects import Suspicion
 from scheduler.timelines import Entry
 
 # Beyond any use.
@@ -82,6 +83,15 @@ class SavedRows(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     untold: list[int]
 
 
+class SavedSuspects(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """The fields mean what they mean in `Suspects`; by_group has the fields of `Suspicion`."""
+
+    by_group: dict[int, tuple[int, dict[int, int]]]
+    lost: dict[int, dict[int, int]]
+    is_isolating: bool
+    alone: int | None
+
+
 class Snapshot(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="snapshot"):
     settings: CoreSettings
     stats: CoreStats
@@ -97,6 +107,7 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     swapped_out: list[tuple[int, int]]
     # (number of the stay, leading blocks it keeps) that no plan has told yet.
     trimmed: list[tuple[int, int]]
+    suspects: SavedSuspects
 
 
 # --- From a core
@@ -120,6 +131,17 @@ def save(state: State, num_arrivals: int) -> Snapshot:
         swapped_out=list(state.swapped_out),
         # The others have no row any more.
         trimmed=[(number, kept) for sequence, number, kept in state.trimmed if sequence.number == number],
+        suspects=_save_suspects(state),
+    )
+
+
+def _save_suspects(state: State) -> SavedSuspects:
+    suspects = state.suspects
+    return SavedSuspects(
+        by_group={group: (each.num_failures, dict(each.cleared_at)) for group, each in suspects.by_group.items()},
+        lost={group: dict(choices) for group, choices in suspects.lost.items()},
+        is_isolating=suspects.is_isolating,
+        alone=suspects.alone,
     )
 
 
@@ -215,6 +237,17 @@ def restore(snapshot: Snapshot, state: State) -> None:
     state.step = snapshot.step
     state.swapped_out = list(snapshot.swapped_out)
     state.trimmed = [(by_number[number], number, kept) for number, kept in snapshot.trimmed]
+    _restore_suspects(snapshot.suspects, state)
+
+
+def _restore_suspects(saved: SavedSuspects, state: State) -> None:
+    suspects = state.suspects
+    suspects.by_group = {
+        group: Suspicion(num_failures=num_failures, cleared_at=dict(cleared_at))
+        for group, (num_failures, cleared_at) in saved.by_group.items()
+    }
+    suspects.lost = {group: dict(choices) for group, choices in saved.lost.items()}
+    suspects.is_isolating, suspects.alone = saved.is_isolating, saved.alone
 
 
 def _restore_group(saved: SavedGroup, state: State) -> None:

@@ -6,7 +6,17 @@ from collections.abc import Collection
 from scheduler.core import Core
 from scheduler.messages import CoreSettings, GroupRequest, Plan, Rejection, Result, SequenceEnd, StepOutputs
 from scheduler.trace.columns import Columns, plan_record
-from scheduler.trace.records import Apply, Call, Cancel, LoseWorkers, ResetPrefixCache, Resize, Schedule, Submit
+from scheduler.trace.records import (
+    Apply,
+    BlameStep,
+    Call,
+    Cancel,
+    LoseWorkers,
+    ResetPrefixCache,
+    Resize,
+    Schedule,
+    Submit,
+)
 from scheduler.trace.writer import TraceWriter
 
 
@@ -51,6 +61,10 @@ class TracedCore(Core):
         self._record(LoseWorkers(now))
         super().lose_workers(now)
         self._trace.flush()
+
+    def blame_step(self, now: float) -> int:
+        self._record(BlameStep(now))
+        return super().blame_step(now)
 
     def resize(self, num_blocks: int, num_swap_blocks: int = 0, *, now: float) -> None:
         self._record(Resize(now, num_blocks, num_swap_blocks))
