@@ -3,7 +3,7 @@
     python -m benchmarks.plan_accuracy [--output DIR]
 
 Some runs make the cost model: the engine alone at concurrencies 1 to 48 (`octavo bench throughput`), and the local
-cluster (configs/local.yaml: a router and two replicas) at concurrencies 4, 16 and 48. Others are held out, and
+cluster (configs/local.yaml: a router and two replicas) at concurrencies 2 to 48. Others are held out, and
 predicted: the cluster's output tokens a second at 8, 32 and 64, and with five values of max_num_batched_tokens, each
 measured three times. Predictions have to be within 15% of the medians, and in the order of every pair of budgets whose
 medians differ by more than 10%. Exits with 1 if they are not.
@@ -38,12 +38,12 @@ TOLERANCE = 0.15
 MIN_DIFFERENCE = 0.10
 
 PROMPT_LEN, OUTPUT_LEN = 96, 48
-FIT_CONCURRENCIES, HELD_OUT_CONCURRENCIES = (4, 16, 48), (8, 32, 64)
+FIT_CONCURRENCIES, HELD_OUT_CONCURRENCIES = (2, 4, 16, 48), (8, 32, 64)
 # Long prompts and short outputs, for that is where the budget matters.
 BUDGETS = (16, 32, 64, 256, 1024)
 BUDGET_PROMPT_LEN, BUDGET_OUTPUT_LEN, BUDGET_CONCURRENCY, BUDGET_REQUESTS = 256, 16, 12, 24
-# Engine runs: concurrencies and budget. The second has the small chunks that the first lacks.
-ENGINE_RUNS = (("1,4,16,48", 2048), ("6", 48))
+# Engine runs: concurrencies and budget. The later ones have the small chunks that the first lacks.
+ENGINE_RUNS = (("1,4,16,48", 2048), ("6", 96), ("6", 48), ("4", 24), ("3", 12))
 
 Line = dict[str, Any]
 

@@ -13,8 +13,10 @@ from octavo.plan.step_shape import StepShape
 from octavo.plan.workload import Workload, parse_lengths, synthesize
 from scheduler.messages import CoreSettings
 
-# A factor away from 1 counts as an error this many times smaller. Few results must not fit three numbers freely.
-_PRIOR = 0.2
+# What the three numbers cost, so that a few noisy results do not choose them freely: a factor off by 10% as much as a
+# result missed by 1%, and 10% of the time on what is added as much as one missed by 7%. So the factor explains what all
+# results have in common, and the others what is different between few rows and many.
+_FACTOR_PRIOR, _ADDED_PRIOR = 0.1, 0.7
 # The number of steps hardly depends on how long they take: it settles at once.
 _NUM_ROUNDS = 3
 
@@ -54,22 +56,23 @@ def calibrate(
     """
     found = Calibrated(engine=engine)
     for _ in range(_NUM_ROUNDS):
-        rows, targets = [], []
-        for result in results:
-            run = simulate(settings, found, _workload(result, settings.max_model_len), num_replicas=num_replicas)
-            steps, tokens = run.num_steps / num_replicas, run.num_output_tokens / num_replicas
-            added = found.step_seconds * steps + found.token_seconds * tokens
-            engine_seconds = (run.duration - added) / found.factor
-            rows.append(np.array((engine_seconds, steps, tokens)) / result.duration)
-            targets.append(1.0)
-        rows.append(np.array((_PRIOR, 0.0, 0.0)))
-        targets.append(_PRIOR)
-        scale = np.maximum(np.max(rows, axis=0), 1e-300)
-        factor, step, token = nnls(np.array(rows) / scale, np.array(targets))[0] / scale
+        shares = np.array([_shares(result, found, settings, num_replicas) for result in results])
+        weight = np.diag((_FACTOR_PRIOR, _ADDED_PRIOR, _ADDED_PRIOR)) * np.sqrt(len(results))
+        scale = np.maximum(shares.mean(axis=0), 1e-300)
+        targets = np.concatenate((np.ones(len(results)), weight @ (scale[0], 0.0, 0.0)))
+        factor, step, token = nnls(np.vstack((shares / scale, weight)), targets)[0] / scale
         found = Calibrated(
             engine=engine, factor=max(float(factor), 1e-3), step_seconds=float(step), token_seconds=float(token)
         )
     return found
+
+
+def _shares(result: ServeResult, found: Calibrated, settings: CoreSettings, num_replicas: int) -> tuple[float, ...]:
+    """What a factor of 1, and a second more each step and each token, take of the time measured."""
+    run = simulate(settings, found, _workload(result, settings.max_model_len), num_replicas=num_replicas)
+    steps, tokens = run.num_steps / num_replicas, run.num_output_tokens / num_replicas
+    engine = (run.duration - found.step_seconds * steps - found.token_seconds * tokens) / found.factor
+    return engine / result.duration, steps / result.duration, tokens / result.duration
 
 
 def _workload(result: ServeResult, max_model_len: int) -> Workload:

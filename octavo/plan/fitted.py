@@ -16,6 +16,7 @@ _PARTS = (
     "prefill rows",
     "sampling",
     "decode context",
+    "prefill context",
     "prefill attention",
 )
 # Residuals beyond so many median ones count less (Huber's weights): a step that met another process's burst.
@@ -32,6 +33,7 @@ def _terms(num_steps: int, shape: StepShape) -> tuple[int, ...]:
         shape.num_chunks,
         shape.num_sampled,
         shape.decode_context,
+        shape.chunk_context,
         shape.attention_pairs,
     )
 

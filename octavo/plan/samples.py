@@ -106,8 +106,11 @@ def read_measurements(paths: Sequence[Path]) -> Measurements:
             where = f"{path}, line {number}"
             try:
                 line = json.loads(text)
-                models.setdefault(line["model"], where)
+                if not isinstance(line, dict):
+                    raise TypeError("not a JSON object")
                 if "steps" in line:
+                    # A cluster's is the name it serves under, which may be any.
+                    models.setdefault(line["model"], where)
                     engines.append(EngineSettings(**line["engine_settings"]))
                     samples += _samples(line["steps"])
                 elif "request_rate" in line:

@@ -16,8 +16,9 @@ from scheduler.core import Core
 from scheduler.messages import ChoiceStart, GroupRequest, Plan, StopRules
 from tests.support.plan import settings, workload
 
-# Milliseconds each: a step, a decode, a prefill token, a prompt, a sampled row, a token of context, a pair.
-KNOWN = np.array([4.0, 0.2, 0.3, 0.05, 0.1, 1e-3, 1e-5]) * 1e-3
+# Milliseconds each: a step, a decode, a prefill token, a prompt, a sampled row, a token of a decode's context and of a
+# prompt's, a pair.
+KNOWN = np.array([4.0, 0.2, 0.3, 0.05, 0.1, 1e-3, 2e-3, 1e-5]) * 1e-3
 
 
 def shape(decodes: int, prefill: int, chunks: int, context: int) -> StepShape:
@@ -27,7 +28,7 @@ def shape(decodes: int, prefill: int, chunks: int, context: int) -> StepShape:
         num_chunks=chunks,
         num_sampled=decodes + chunks // 2,
         decode_context=decodes * context,
-        chunk_context=prefill,
+        chunk_context=prefill + chunks * context,
         attention_pairs=prefill * (prefill + 1) // 2,
     )
 
@@ -39,7 +40,8 @@ def known_cost() -> Fitted:
 def known_samples(noise: float = 0.0) -> list[StepSample]:
     random = np.random.default_rng(0)
     shapes = [shape(d, 0, 0, c) for d in (1, 4, 8, 32, 64) for c in (50, 200, 600)]
-    shapes += [shape(d, p, n, 100) for d in (0, 8, 40) for p, n in ((16, 1), (100, 2), (500, 5), (2000, 16))]
+    chunks = ((16, 1), (100, 2), (500, 5), (2000, 16))
+    shapes += [shape(d, p, n, c) for d, c in ((0, 100), (8, 700), (40, 30)) for p, n in chunks]
     cost = known_cost()
     return [StepSample(1, s, sum(cost.stage_seconds(s)) * random.lognormal(0, noise)) for s in shapes]
 
@@ -123,7 +125,7 @@ def recorded() -> StepRecorder:
 def test_what_is_recorded_is_read_again_and_adds_up(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     serve = {
-        "model": "m", "request_rate": "inf", "num_requests": 4, "num_errors": 0, "concurrency": 2, "prompt_len": 8,
+        "model": "its-served-name", "request_rate": "inf", "num_requests": 4, "num_errors": 0, "concurrency": 2, "prompt_len": 8,
         "output_len": 4, "duration_s": 3.0,
     }  # fmt: skip
     failed = serve | {"num_errors": 1}
@@ -152,7 +154,8 @@ def test_long_runs_are_summed_up() -> None:
     ("text", "message"),
     [
         ("", "holds no measured step"),
-        ("{}\n", "line 1 is no result of octavo bench"),
+        ("{}\n", "holds no measured step"),
+        ("[]\n", "line 1 is no result of octavo bench"),
         ("not json\n", "line 1 is no result of octavo bench"),
         ('{"model": "m", "output_tok_s": 5.0}\n', "holds no measured step; `octavo bench throughput --json`"),
         (bench_line(recorded()) + bench_line(recorded(), model="other"), "results of several models"),
@@ -192,5 +195,5 @@ def test_a_calibration_finds_what_a_cluster_adds() -> None:
     # A concurrency that was not among them.
     requests = workload(*[(0.0, 40, 20)] * 32, concurrency=12)
     predicted, true = (simulate(core, cost, requests, num_replicas=2).duration for cost in (found, cluster))
-    assert predicted == pytest.approx(true, rel=0.02)
+    assert predicted == pytest.approx(true, rel=0.05)
     assert simulate(core, engine, requests, num_replicas=2).duration < 0.9 * true
