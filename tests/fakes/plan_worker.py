@@ -96,8 +96,8 @@ class PlanWorker:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.step = 0
         self.rows: dict[int, WorkerRow] = {}
-        # Blocks that a failed sequence may have spoiled, until somebody writes them anew.
-        self.spoiled: set[int] = set()
+        # Blocks that the last step has begun to write, or swapped in: what they held before is gone.
+        self.renewed: set[int] = set()
         self._kv: Digests = [None] * ((num_blocks + 1) * block_size)
         self._host: dict[int, Digests] = {}
         self._seen: set[int] = set()
@@ -108,6 +108,7 @@ class PlanWorker:
         failing: sequences whose logits are not finite, if they sample. drafter: guesses for all that sampled.
         """
         self.step += 1
+        self.renewed = set()
         assert plan.step == self.step, f"plan {plan.step} instead of {self.step}"
         for row in plan.freed_rows:
             assert self.rows.pop(row, None) is not None, f"row {row} was free already"
@@ -145,7 +146,7 @@ class PlanWorker:
             self._check_block_ids([block])
             # Once back, the host's copy is good for nothing.
             self._kv[self._slots(block)] = self._host.pop(host)
-            self.spoiled.discard(block)
+            self.renewed.add(block)
 
     def _add_row(self, planned: PlannedRow) -> None:
         assert planned.row not in self.rows, f"row {planned.row} is taken"
@@ -259,7 +260,7 @@ class PlanWorker:
                 slot = block * block_size + offset
                 kv[slot : slot + stop - position] = row.digests[position + 1 : stop + 1]
                 if not offset:
-                    self.spoiled.discard(block)
+                    self.renewed.add(block)
                 position = stop
 
     def _check_context(self, row: WorkerRow) -> None:
@@ -288,7 +289,6 @@ class PlanWorker:
             # It goes on with some token: a step planned before the scheduler knows may name it once more.
             row.has_failed = True
             row.extend([0])
-            self.spoiled.update(row.block_ids)
             sampled.failed.add(row.sequence)
             return
         token_ids = self._next_tokens(row, len(drafts) + 1)

@@ -1,9 +1,9 @@
-"""What a test knows of each sequence, from nothing but what it said to the core and what the core said to it."""
+"""What a test knows of each sequence and each plan, from nothing but what it said to the core and was told by it."""
 
 from dataclasses import dataclass, field
 from math import inf
 
-from scheduler.messages import ChoiceStart, CoreSettings, GroupRequest, SequenceKey
+from scheduler.messages import ChoiceStart, CoreSettings, GroupRequest, Plan, Result, SequenceKey
 from tests.fakes.model import Output
 
 Order = tuple[float, int, int]
@@ -56,6 +56,16 @@ class ModelSequence:
 
     def leave_row(self) -> None:
         self.row = self.number = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A plan whose result has not been delivered."""
+
+    plan: Plan
+    result: Result
+    # In its batch.
+    rows: frozenset[int]
 
 
 def order_of(settings: CoreSettings, request: GroupRequest, arrival: int, index: int) -> Order:

@@ -5,7 +5,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -25,6 +25,8 @@ class Mutant:
     module: str
     old: str
     new: str
+    # Settings of walks in which it shows.
+    focus: Mapping[str, object]
 
     def source(self) -> str:
         """The module's source with the bug. Raises AssertionError if the text to replace does not stand there once."""

@@ -46,6 +46,13 @@ def check_plan(world: World, plan: Plan) -> int:
     return _check_admissions(world, plan)
 
 
+def check_found_blocks(world: World, plan: Plan) -> None:
+    """After the worker has written: whoever comes in reads nothing of a sequence that is known to have failed."""
+    for planned in plan.new_rows:
+        found = planned.block_ids[: planned.num_computed_tokens // world.settings.block_size]
+        assert not world.spoiled & set(found), "a block of one that has failed is found"
+
+
 def _check_drafts(world: World, plan: Plan) -> None:
     settings = world.settings
     known_later = {row for flight in world.in_flight for row, _ in flight.plan.drafts}

@@ -4,9 +4,10 @@ One seed, one walk: a failure can be looked at again.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
+from types import MappingProxyType
 
 from scheduler.core import Core
 from scheduler.messages import CoreSettings
@@ -29,10 +30,10 @@ class Walk:
     seen: Counter[str]
 
 
-def walk(seed: str, *, core_class: type[Core] = Core, **changes: object) -> Walk:
+def walk(seed: str, *, core_class: type[Core] = Core, changes: Mapping[str, object] = MappingProxyType({})) -> Walk:
     """One walk of up to MOST_STEPS plans. changes: of its settings. Raises WalkError."""
     choose = Random(seed)
-    settings = random_settings(choose, **changes)
+    settings = random_settings(choose, changes)
     walker = _Walker(choose, settings, core_class)
     try:
         walker.run()
@@ -46,11 +47,11 @@ def walk(seed: str, *, core_class: type[Core] = Core, **changes: object) -> Walk
     return Walk(settings, world.num_plans, world.seen)
 
 
-def walks(seed: int, num_steps: int, *, core_class: type[Core] = Core, **changes: object) -> Iterator[Walk]:
+def walks(seed: int, num_steps: int) -> Iterator[Walk]:
     """Walks of at least so many plans in all."""
     index = 0
     while num_steps > 0:
-        each = walk(f"{seed}/{index}", core_class=core_class, **changes)
+        each = walk(f"{seed}/{index}")
         yield each
         num_steps -= each.num_steps
         index += 1
@@ -60,7 +61,12 @@ class _Walker:
     def __init__(self, choose: Random, settings: CoreSettings, core_class: type[Core]) -> None:
         self._choose = choose
         self._workload = Workload.random(choose)
-        self.world = World(settings, core_class=core_class, seed=choose.randrange(2**32))
+        self.world = World(
+            settings,
+            core_class=core_class,
+            seed=choose.randrange(2**32),
+            diligence=choose.choice([1.0, 1.0, 1.0, 0.05]),
+        )
         # How far results lag behind, how busy it is, how much goes wrong.
         self._arrivals = choose.choice([0.05, 0.3, 1.0])
         self._patience = choose.choice([0.0, 0.3, 0.7])
@@ -101,7 +107,7 @@ class _Walker:
             for _ in range(choose.choice([1, 1, 1, 6])):
                 self._submit()
         if choose.random() < 0.05:
-            world.pass_time(choose.uniform(0, 8))
+            world.pass_time(choose.randint(0, 16) / 2)
         if world.live and choose.random() < 0.02:
             self._cancel()
         if choose.random() < self._mishaps:

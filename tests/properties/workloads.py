@@ -1,5 +1,6 @@
 """Random settings and requests: small, so that everything that is scarce runs out all the time."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -10,8 +11,8 @@ EOS = frozenset({0})
 MAX_MODEL_LEN = 40
 
 
-def random_settings(choose: Random, **changes: object) -> CoreSettings:
-    """Any combination that the options allow, of small numbers."""
+def random_settings(choose: Random, changes: Mapping[str, object]) -> CoreSettings:
+    """Any combination that the options allow, of small numbers, but for `changes`."""
     block_size = choose.choice([1, 2, 4, 4])
     is_chunked = choose.random() < 0.8
     num_partial = choose.choice([1, 1, 2, 3]) if is_chunked else 1
@@ -41,7 +42,7 @@ def random_settings(choose: Random, **changes: object) -> CoreSettings:
         "max_queued_tokens": choose.choice([60, 100_000, 100_000]),
         "max_finished_timelines": choose.choice([0, 3, 1000]),
     }
-    return CoreSettings(**(settings | changes))  # type: ignore[arg-type]
+    return CoreSettings(**(settings | dict(changes)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Workload:
             bypass_prefix_cache=choose.random() < 0.1,
             priority=choose.randint(-1, 1),
             cache_salt=salt,
-            deadline=now + choose.uniform(0, 60) if choose.random() < self.deadlines else None,
+            deadline=now + choose.randint(0, 120) / 2 if choose.random() < self.deadlines else None,
         )
 
     def _prompt(self, choose: Random) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ plans, and `tests.properties.state_checks` for what must be true at any time.
 
 from collections import Counter, deque
 from collections.abc import Collection
-from dataclasses import dataclass
 from random import Random
 
 from scheduler.block_pool import num_blocks_for
@@ -28,30 +27,26 @@ from scheduler.messages import (
 from tests.fakes.model import Output, logprobs_of, outputs_alone
 from tests.fakes.plan_worker import Drafter, PlanWorker
 from tests.properties import inside
+from tests.properties.admission import is_full, is_valid
 from tests.properties.features import count_plan
 from tests.properties.mishaps import NOBODY, with_strays, without
-from tests.properties.model import ModelSequence, order_of, plans_between, stay_of, work_of
-from tests.properties.plan_checks import check_no_plan, check_plan, rest_of_batch
+from tests.properties.model import Flight, ModelSequence, order_of, plans_between, stay_of, work_of
+from tests.properties.plan_checks import check_found_blocks, check_no_plan, check_plan, rest_of_batch
 from tests.properties.state_checks import check, check_idle, check_tables
 
 ERROR, CANCELLED = FinishReason.ERROR, FinishReason.CANCELLED
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A plan whose result has not been delivered."""
-
-    plan: Plan
-    result: Result
-    # In its batch.
-    rows: frozenset[int]
-
-
 class World:
     """Group numbers count from 1."""
 
-    def __init__(self, settings: CoreSettings, *, core_class: type[Core] = Core, seed: int = 0) -> None:
-        """core_class: another one to be driven, such as a core with a bug. seed: of what drafters guess."""
+    def __init__(
+        self, settings: CoreSettings, *, core_class: type[Core] = Core, seed: int = 0, diligence: float = 1.0
+    ) -> None:
+        """core_class: another one to be driven, such as a core with a bug. seed: of what fails.
+
+        diligence: share of the steps after which the core's inside is looked at, which brings lazy parts up to date.
+        """
         self.settings = settings
         self.core = core_class(settings)
         self.worker = self._make_worker(settings.num_blocks, settings.num_swap_blocks)
@@ -71,7 +66,10 @@ class World:
         self.num_groups = 0
         self.queued: dict[int, int] = {}
         self.mirror: inside.CacheMirror | None = None
+        # Blocks of sequences that are known to have failed: nobody may find them until they are written anew.
+        self.spoiled: set[int] = set()
         self._guess = Random(seed)
+        self._diligence = diligence
         self._groups: dict[int, list[ModelSequence]] = {}
         self.finished_groups: deque[int] = deque(maxlen=settings.max_finished_timelines)
         self.num_output_tokens = 0
@@ -96,28 +94,17 @@ class World:
         """`request.group` is the next number."""
         self.num_groups += 1
         assert request.group == self.num_groups
-        is_valid, is_full = self._is_valid(request), self._is_full(request)
+        valid, full = is_valid(self, request), is_full(self, request)
         rejection = self.core.submit(request, self.now)
         if rejection is not None:
-            assert not is_valid or is_full, f"refused without need: {rejection.message}"
-            assert (rejection.reason is RejectReason.QUEUE_FULL) == is_valid
+            assert not valid or full, f"refused without need: {rejection.message}"
+            assert (rejection.reason is RejectReason.QUEUE_FULL) == valid
             self.seen[f"refused: {rejection.reason.value}"] += 1
             assert not self.core.take_ends()
             return
-        assert is_valid, "taken, although it can't run"
-        assert not is_full, "taken, although the queue is full"
+        assert valid, "taken, although it can't run"
+        assert not full, "taken, although the queue is full"
         self._add(request, outputs_alone(request, self.settings.eos_token_ids))
-
-    def _is_valid(self, request: GroupRequest) -> bool:
-        settings, num_prompt_tokens = self.settings, len(request.prompt_token_ids)
-        capacity = self.worker.num_blocks * settings.block_size + 1
-        if num_prompt_tokens + request.stop.max_tokens > min(settings.max_model_len, capacity):
-            return False
-        return settings.enable_chunked_prefill or num_prompt_tokens <= settings.max_num_batched_tokens
-
-    def _is_full(self, request: GroupRequest) -> bool:
-        num_tokens = sum(self.queued.values()) + len(request.prompt_token_ids)
-        return len(self.queued) >= self.settings.max_queued_requests or num_tokens > self.settings.max_queued_tokens
 
     def _add(self, request: GroupRequest, outputs: dict[int, Output]) -> None:
         members = []
@@ -184,13 +171,16 @@ class World:
             self._take_row(self.live[key], planned.row, planned.sequence, planned.num_computed_tokens, plan)
         numbers = [planned.sequence for planned in plan.new_rows] or list(self.stays)
         result = self.worker.run(plan, failing=[self._guess.choice(numbers)] if failing else (), drafter=drafter)
+        self.spoiled -= self.worker.renewed
+        check_found_blocks(self, plan)
         self.in_flight.append(Flight(plan, result, frozenset(plan.decode_rows.tolist() + [r for r, _ in plan.chunks])))
         count_plan(self, plan, result)
         late = [sequence.key for sequence in self.live.values() if self.num_plans > sequence.last_plan]
         if self.settings.preemption_policy == "whole_context":
             assert not late, f"{late} should have ended by now"
-        check(self)
-        check_tables(self)
+        if self._guess.random() < self._diligence:
+            check(self)
+            check_tables(self)
         return True
 
     def _take_row(self, sequence: ModelSequence, row: int, number: int, num_computed: int, plan: Plan) -> None:
@@ -254,7 +244,8 @@ class World:
         outputs = self.core.apply(result, self.now)
         self._take_outputs(outputs, expected_tokens)
         self._take_ends(outputs.ends, expected_ends)
-        check(self)
+        if self._guess.random() < self._diligence:
+            check(self)
 
     def _expect(
         self, flight: Flight, result: Result
@@ -262,6 +253,9 @@ class World:
         """What a result must lead to: tokens by sequence, and ends."""
         tokens: dict[SequenceKey, list[int]] = {}
         ends = [(self.stays[number], ERROR) for number in sorted(result.failed) if number in self.stays]
+        for row in self.worker.rows.values():
+            if row.sequence in result.failed and row.sequence in self.stays:
+                self.spoiled.update(row.block_ids)
         self.seen["failed"] += len(ends)
         counts = [1] * len(result.sequences) if result.num_tokens is None else result.num_tokens.tolist()
         start = 0
@@ -350,6 +344,7 @@ class World:
         self.stays.clear()
         self.rows_to_free.clear()
         self.resting_rows.clear()
+        self.spoiled.clear()
         for sequence in self.live.values():
             sequence.leave_row()
             sequence.is_swapped = False
