@@ -89,7 +89,7 @@ def test_a_core_that_fails_fails_again_in_the_same_call(tmp_path: Path, monkeypa
         patched.setattr(Planner, "plan", fail_in_step_5)
         writer = TraceWriter(tmp_path / "run.trace", 1 << 20, 0)
         with pytest.raises(WalkError, match="a bug"):
-            walk("fails", core_class=traced(writer), max_num_batched_tokens=64)
+            walk("fails", core_class=traced(writer), changes={"max_num_batched_tokens": 64})
         writer.close()
         (replayed,) = replay([tmp_path / "run.trace"])
     assert replayed.difference is not None

@@ -138,6 +138,9 @@ class TwinCore(Core):
         super().lose_workers(now)
         self.twin.lose_workers(now)
 
+    def blame_step(self, now: float) -> int:
+        return same(super().blame_step(now), self.twin.blame_step(now))
+
     def resize(self, num_blocks: int, num_swap_blocks: int = 0, *, now: float) -> None:
         super().resize(num_blocks, num_swap_blocks, now=now)
         self.twin.resize(num_blocks, num_swap_blocks, now=now)
@@ -159,7 +162,7 @@ def test_a_copy_made_at_any_time_plans_what_the_core_plans(kind: str):
         held = seen
 
     for index in range(NUM_WALKS):
-        walk(f"snapshot/{kind}/{index}", core_class=Twin, **KINDS[kind])
+        walk(f"snapshot/{kind}/{index}", core_class=Twin, changes=KINDS[kind])
     assert not [each for each in HELD[kind] if not seen[each]], seen
 
 
