@@ -14,8 +14,8 @@ constexpr int kTileRows = V::W == 8 ? 6 : 12;
 
 // Vectors of columns of a tile with so many rows: enough sums to hide the latency of an addition (8 with AVX2), and
 // few enough that none is spilled.
-template <class V, int R>
-constexpr int kTileVectors = R == 1 ? 8 : R == 2 ? 4 : V::W == 16 && R <= 6 ? 4 : 2;
+template <int R>
+constexpr int kTileVectors = R == 1 ? 8 : R == 2 ? 4 : 2;
 
 // What to bring into L2 meanwhile: a line of each of some panels, `step` bytes further with each step of a sum.
 template <int kPanels>

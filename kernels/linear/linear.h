@@ -113,7 +113,7 @@ struct Output {
 template <class V, int R, class A, class T>
 void tile(const Output<V>& output, const A* a, int64_t lda, int64_t r, int64_t begin, int64_t end, int64_t nth,
           int64_t tiles) {
-    constexpr int N = kTileVectors<V, R>;
+    constexpr int N = kTileVectors<R>;
     constexpr int kPair = sizeof(T) == 2 ? 2 : 1;
     constexpr int64_t kStride = kPanel<V> * kPair;
     const int64_t count = output.linear.inputs;
@@ -149,7 +149,7 @@ template <class V, class A, class T>
 void block(const Output<V>& output, const A* a, int64_t lda, int64_t first, int64_t last, int64_t begin, int64_t end) {
     const int64_t rows = last - first;
     const int64_t tiles = (rows + kTileRows<V> - 1) / kTileRows<V>;
-    const int64_t panels_at_once = rows == 1 ? 4 : rows == 2 || (V::W == 16 && rows <= 6) ? 2 : 1;
+    const int64_t panels_at_once = rows == 1 ? 4 : rows == 2 ? 2 : 1;
     for (int64_t p = begin; p < end; p += panels_at_once) {
         for (int64_t i = 0; i < tiles; i++) {
             int64_t top = first + rows * i / tiles, bottom = first + rows * (i + 1) / tiles;

@@ -22,7 +22,7 @@ constexpr int64_t kSegment = 512;
 // Vectors of a tile of R query heads. 3 heads share keys in many models; 3 x 4 sums would spill (16 registers), and 3 x 2
 // would wait for each other.
 template <int R>
-constexpr int kVectors = R == 3 ? 3 : kTileVectors<V8, R>;
+constexpr int kVectors = R == 3 ? 3 : kTileVectors<R>;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // As kernels/paged_attention/native.py lays it out; the arrays are those of one step.
