@@ -154,9 +154,10 @@ class Decodes:
         """The sequences at these indices, settled."""
         sequences, found = self.sequences, []
         computed, known = self._computed.take(indices).tolist(), self._known.take(indices).tolist()
+        settle = self._settle
         for index, num_computed, num_known in zip(indices.tolist(), computed, known, strict=True):
             sequence = sequences[index]
-            self._settle(sequence, num_computed, num_known)
+            settle(sequence, num_computed, num_known)
             found.append(sequence)
         return found
 

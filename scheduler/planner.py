@@ -32,7 +32,7 @@ class Planner:
             # Prefills go first, and never together with decodes.
             self._prefill(draft, budget, now)
         if not draft.chunks:
-            num_drafting = self._choose_drafts(budget)
+            num_drafting = self._choose_drafts(budget) if state.running.drafting else 0
             selection = self._make_room_for_decodes(draft, budget - num_drafting, now)
             version = state.decodes.version
             budget -= _size(selection) + num_drafting
@@ -135,8 +135,6 @@ class Planner:
         """
         state, pool, block_size = self._state, self._state.pool, self._state.settings.block_size
         drafting = [sequence for sequence in state.running.drafting if not self._is_held(sequence)]
-        if not drafting:
-            return 0
         decodes = self._select(len(state.decodes))
         num_tokens_left = budget - _size(decodes) - len(drafting)
         num_blocks_left = pool.num_available - len(state.decodes.without_room(decodes))

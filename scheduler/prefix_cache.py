@@ -45,9 +45,18 @@ class PrefixCache:
     def publish(self, sequence: Sequence) -> None:
         """Publishes the blocks that computed, known tokens fill. They may be computed in the very step being planned:
         each layer writes all KV before any attention reads it, so a reader can share the step with the writer."""
-        first = sequence.num_published_blocks
-        num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // self._block_size
+        first, block_size = sequence.num_published_blocks, self._block_size
+        num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // block_size
         if num_full <= first:
+            return
+        names, start = sequence.block_names, first * block_size - sequence.num_prompt_tokens
+        if start >= 0 and num_full == first + 1 and len(names) == first and self._enabled:
+            # One more block of output: what 1 of block_size decodes does in every step.
+            parent = names[-1] if names else sequence.group.cache_scope
+            name = block_name(parent, sequence.output_token_ids[start : start + block_size].tobytes())
+            names.append(name)
+            self._pool.publish(sequence.block_ids[first], name)
+            sequence.num_published_blocks = num_full
             return
         for index in range(first, min(num_full, self._num_nameable(sequence.group))):
             self._pool.publish(sequence.block_ids[index], self._name(sequence, index))

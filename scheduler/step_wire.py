@@ -161,9 +161,11 @@ class StepCodec:
             positions=positions,
             num_tokens=num_tokens,
             token_ids=token_ids,
-            drafts={each.sequence: tuple(each.token_ids) for each in result.drafts},
-            failed=frozenset(result.failed_sequences),
         )
+        if result.drafts:
+            decoded.drafts = {each.sequence: tuple(each.token_ids) for each in result.drafts}
+        if result.failed_sequences:
+            decoded.failed = frozenset(result.failed_sequences)
         if self._logprob_sequences or result.logprobs:
             decoded.logprobs = self._logprobs(decoded, result.logprobs)
         return StepOutcome(
