@@ -10,7 +10,7 @@ from configs.options import Options
 from protos import inference_pb2
 from runtime.model_files import resolve_model
 from runtime.version import octavo_version
-from worker.capacity import resolve_max_model_len, resolve_num_blocks
+from worker.capacity import resolve_max_model_len, resolve_num_blocks, resolve_num_swap_blocks
 from worker.fingerprint import fingerprint
 from worker.kv_cache import KVCache
 from worker.rows import Rows
@@ -50,12 +50,13 @@ def build_runner(options: Options, progress: Callable[[float], None] = lambda fr
     )
     # Block 0, the null block, comes on top of those that can be given out.
     kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, dtype=kv_dtype)
-    runner = Runner(loaded.model, kv_cache, rows, info)
+    num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, kv_dtype)
+    runner = Runner(loaded.model, kv_cache, rows, info, num_swap_blocks=num_swap_blocks)
     runner.warm_up()
     _log.info(
-        "%s (%s, %s) ready in %.1f s: %d KV blocks of %d tokens, max_model_len %d, fingerprint %s",
+        "%s (%s, %s) ready in %.1f s: %d KV blocks of %d tokens (and %d for swap), max_model_len %d, fingerprint %s",
         info.name, info.architecture, info.dtype, time.monotonic() - start, num_blocks, info.block_size,
-        info.max_model_len, info.fingerprint,
+        num_swap_blocks, info.max_model_len, info.fingerprint,
     )  # fmt: skip
     return runner
 

@@ -10,8 +10,9 @@ BLOCK_SIZES = (8, 16, 32)
 class KVCache:
     """KV blocks of all layers.
 
-    A layer's cache is [num_blocks, block_size, 2, num_kv_heads, head_size]: a token's keys and values lie side by
-    side, so that one copy writes both, and one block is one contiguous run, so that gathering blocks is memcpy.
+    A layer's cache is [num_blocks, block_size, 2, num_kv_heads, head_size], and a block is one contiguous run. In which
+    order the numbers of a block lie is the business of the kernels that write and read them: PyTorch's path has them as
+    the shape says, a token's keys and values side by side; the C++ path as kernels/paged_attention/cache_layout.h says.
     Block 0 is the null block: block tables are padded with it, it is never given out, and it stays finite.
     """
 
