@@ -198,9 +198,82 @@ def test_a_restarted_scheduler_hears_hello_again_and_weights_stay(start: Start):
         first = scheduler.step(PREFILL)
         scheduler.heartbeats.wait_for(lambda beat: beat.step == 1)
     with StepScheduler(worker.endpoint, instance=2) as scheduler:
-        scheduler.join()
+        # Epochs grow over restarts: the connection that the worker has left may still hold its identity of epoch 1.
+        scheduler.join(epoch=2)
         assert scheduler.step(PREFILL).token_ids == first.token_ids
     assert builds == [1]
+
+
+def test_a_scheduler_that_ends_before_it_has_answered_a_heartbeat_costs_no_weights(start: Start):
+    # Nothing but its Reset tells the worker which scheduler that was.
+    loads, loaded = [], threading.Event()
+
+    def build(progress: Callable[[float], None]) -> StepRunner:
+        loads.append(1)
+        loaded.set()
+        return fake_runner()
+
+    worker = start(build)
+    with StepScheduler(worker.endpoint, instance=1) as scheduler:
+        scheduler.heartbeats.set_silent(True)
+        identity, _ = scheduler.expect_hello()
+        scheduler.send_reset(1, identity)
+        assert loaded.wait(60)
+    with StepScheduler(worker.endpoint, instance=2) as scheduler:
+        scheduler.join(epoch=2)
+        assert scheduler.step(PREFILL).token_ids
+    assert loads == [1]
+
+
+class Exploding:
+    """A runner whose steps raise, as long as `left` is above 0."""
+
+    def __init__(self, left: int) -> None:
+        self._runner, self.left = fake_runner(), left
+        self.model_info, self.num_swap_blocks = self._runner.model_info, 0
+
+    @property
+    def num_live_rows(self) -> int:
+        return self._runner.num_live_rows
+
+    def reset(self) -> None:
+        self._runner.reset()
+
+    def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
+        result = self._runner.execute(plan)
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("shape mismatch")
+        return result
+
+
+def test_a_step_that_cannot_be_computed_ends_the_epoch_and_not_the_worker(start: Start):
+    runner = Exploding(left=1)
+    worker = start(lambda progress: runner)
+    with StepScheduler(worker.endpoint) as scheduler:
+        scheduler.join()
+        scheduler.send_plan(PREFILL)
+        # Behind it in the socket; its rows are void.
+        scheduler.send_plan(DECODE)
+        failure = scheduler.expect("failure")
+        assert failure.message == "step 1 failed: RuntimeError: shape mismatch"
+        assert not failure.permanent
+        scheduler.reset(2)
+        assert scheduler.step(PREFILL).token_ids
+
+
+def test_a_worker_that_computes_nothing_any_more_ends(start: Start):
+    # Another process may do better, for example if a device has been lost.
+    worker = start(lambda progress: Exploding(left=100))
+    with StepScheduler(worker.endpoint) as scheduler:
+        scheduler.join()
+        for epoch in range(2, 9):
+            scheduler.send_plan(PREFILL)
+            scheduler.expect("failure")
+            scheduler.reset(epoch)
+        scheduler.send_plan(PREFILL)
+        assert scheduler.expect("failure").message == "RuntimeError: shape mismatch"
+        assert worker.exit_code() == EXIT_FAILED
 
 
 def test_a_scheduler_that_was_silent_too_long_hears_hello_again(start: Start):
@@ -237,7 +310,7 @@ def test_heartbeats_flow_while_weights_load(start: Start):
     worker = start(build)
     with StepScheduler(worker.endpoint) as scheduler:
         identity, _ = scheduler.expect_hello()
-        scheduler.send(step_pb2.SchedulerToWorker(reset=step_pb2.Reset(epoch=4)), identity)
+        scheduler.send_reset(4, identity)
         beat = scheduler.heartbeats.wait_for(lambda beat: beat.progress == 0.25)
         assert (beat.state, beat.epoch, beat.instance) == (step_pb2.WORKER_STATE_LOADING, 4, 42)
         loaded.set()
@@ -257,7 +330,7 @@ def test_a_stop_is_heard_while_weights_load(start: Start):
     worker = start(build)
     with StepScheduler(worker.endpoint) as scheduler:
         identity, _ = scheduler.expect_hello()
-        scheduler.send(step_pb2.SchedulerToWorker(reset=step_pb2.Reset(epoch=1)), identity)
+        scheduler.send_reset(1, identity)
         assert begun.wait(60)
         worker.wakeup.request_stop()
         stopped.set()
@@ -285,7 +358,7 @@ def test_a_model_that_does_not_load_is_told_before_exit(start: Start, error: Exc
     worker = start(build)
     with StepScheduler(worker.endpoint) as scheduler:
         identity, _ = scheduler.expect_hello()
-        scheduler.send(step_pb2.SchedulerToWorker(reset=step_pb2.Reset(epoch=1)), identity)
+        scheduler.send_reset(1, identity)
         failure = scheduler.expect("failure")
         assert str(error) in failure.message
         assert failure.permanent == permanent
