@@ -5,11 +5,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
+from configs.options import Options
 from octavo.plan.errors import DoesNotFit, PlanError
 from octavo.plan.simulate import Run, simulate
-from octavo.plan.targets import OptionsOf, Setting, Target
+from octavo.plan.targets import Setting, Target
 from octavo.plan.workload import Workload
 
+# The options with a setting's values.
+OptionsOf = Callable[[Setting], Options]
 AXES = tuple(field.name for field in fields(Setting))
 
 

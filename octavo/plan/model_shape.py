@@ -65,6 +65,11 @@ class ModelShape:
         embeddings = self.num_params - self.stored_layer_params
         return self.stored_layer_params * self.layer_param_bytes + embeddings * self.embedding_param_bytes
 
+    def divides_among(self, num_ranks: int) -> bool:
+        """Every rank gets as many heads, and KV heads are divided or repeated evenly."""
+        kv_heads = self.num_kv_heads or 1
+        return not self.num_heads % num_ranks and (not kv_heads % num_ranks or not num_ranks % kv_heads)
+
     def touched_layer_params(self, num_tokens: int) -> float:
         """Parameters that so many tokens read, in all layers together: few tokens miss most experts.
 

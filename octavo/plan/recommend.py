@@ -36,12 +36,9 @@ def layouts(num_gpus: int, model: ModelShape) -> list[tuple[int, int, int]]:
     """(tensor, pipeline, data) parallel sizes that use all the GPUs and divide the model. Raises PlanError."""
     found = []
     for tensor in _divisors(num_gpus):
-        kv_heads = model.num_kv_heads or 1
-        if model.num_heads % tensor or (kv_heads % tensor and tensor % kv_heads):
-            continue
-        for stages in _divisors(num_gpus // tensor):
-            if stages <= model.num_layers:
-                found.append((tensor, stages, num_gpus // tensor // stages))
+        if model.divides_among(tensor):
+            stages = [count for count in _divisors(num_gpus // tensor) if count <= model.num_layers]
+            found += [(tensor, count, num_gpus // tensor // count) for count in stages]
     if not found:
         raise PlanError(f"--num-gpus={num_gpus}: {model.name} cannot be split over them")
     return found

@@ -1,6 +1,5 @@
 """What a plan is made for: a measured engine, or GPUs by name. Each turns a setting into a core and its costs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -173,7 +172,7 @@ class GpuTarget:
 
     def _check(self, setting: Setting) -> None:
         tensor, model = setting.tensor_parallel_size, self.model
-        if model.num_heads % tensor or (model.num_kv_heads % tensor and tensor % (model.num_kv_heads or 1)):
+        if not model.divides_among(tensor):
             raise PlanError(
                 f"tensor_parallel_size={tensor} does not divide the {model.num_heads} heads and "
                 f"{model.num_kv_heads} KV heads of {model.name} evenly"
@@ -183,6 +182,3 @@ class GpuTarget:
                 f"pipeline_parallel_size={setting.pipeline_parallel_size} exceeds the {model.num_layers} layers of "
                 f"{model.name}"
             )
-
-
-OptionsOf = Callable[[Setting], Options]
