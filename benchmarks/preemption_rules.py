@@ -5,8 +5,8 @@
 The workers are fakes: the next token is a function of the tokens before it, and each KV slot remembers what it was
 written for, so that an output which differs from the unpreempted run's would be seen. Prints a line for each of: a
 pool that holds everything; whole_context (ours) and first_chunk (vLLM V1's) with a quarter of it, by recompute and by
-swap: {rule, mode, blocks, requests, equal, preemptions, steps, computed_tokens}. Exits 1 if an output differs, a request
-does not end, or ours preempts no less often.
+swap: {rule, mode, blocks, requests, equal, preemptions, steps, computed_tokens}. Exits 1 if an output differs, a
+request does not end, or ours preempts no less often.
 """
 
 import argparse

@@ -3,6 +3,7 @@
 Reads a line of JSON a measurement from standard input: {prompts, block_size, steps}; all of them decode at once. Writes
 a line for each: {schedule_us, update_us}, medians over the steps. It uses nothing of Octavo.
 """
+# pyright: reportMissingImports=false
 
 import json
 import os
