@@ -31,7 +31,7 @@ struct AttentionStep {
     const int32_t* context_lens;
     const int32_t* block_tables;
     const int32_t* items;   // [num_items][6]: see Item
-    const int32_t* splits;  // [num_splits][4]: row, first partial, number of partials, unused
+    const int32_t* splits;  // [num_splits][3]: see Split
     float* partials;        // [partial][kv_heads][heads of one * (head_size + 2)]
     int64_t table_stride, num_items, num_splits;
     int32_t heads, kv_heads, head_size;
@@ -44,6 +44,11 @@ struct AttentionStep {
 struct Item {
     int32_t row, first_query, num_queries, first_segment, end_segment;
     int32_t partial;  // -1: the result is whole and goes to the output
+};
+
+// A row of one query whose segments are computed apart: where their results are.
+struct Split {
+    int32_t row, first_partial, num_partials;
 };
 
 // Maxima, sums and weighted values of some query heads, over the keys seen so far.
@@ -290,11 +295,11 @@ void attention(const AttentionStep& step, const float* q, int64_t stride, const 
         std::copy(result.values, result.values + group * size, kept.values);
     });
     parallel(step.num_splits * step.kv_heads, [&](int64_t task) {
-        const int32_t* split = step.splits + task / step.kv_heads * 4;
+        const Split& split = reinterpret_cast<const Split*>(step.splits)[task / step.kv_heads];
         const int64_t head = task % step.kv_heads;
-        Running whole = partial(split[1], head);
-        for (int64_t i = 1; i < split[2]; i++) whole.fold(partial(split[1] + i, head), group, size);
-        float* place = out + step.query_starts[split[0]] * width + head * group * size;
+        Running whole = partial(split.first_partial, head);
+        for (int64_t i = 1; i < split.num_partials; i++) whole.fold(partial(split.first_partial + i, head), group, size);
+        float* place = out + step.query_starts[split.row] * width + head * group * size;
         for (int64_t h = 0; h < group; h++) TileAttention<T>::normalized(whole, h, size, place + h * size);
     });
 }

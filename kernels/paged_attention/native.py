@@ -76,7 +76,7 @@ class NativeAttentionPlan:
 def _work(
     query_starts: np.ndarray, context_lens: np.ndarray, heads: HeadShape, window: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Items [I, 6] and splits [., 4], as attention.h has them, and the number of partial results.
+    """Items [I, 6] and splits [., 3], as attention.h has them, and the number of partial results.
 
     A row of several queries is cut into tiles; a row of one query, if its context is longer than a segment, into its
     segments, whose results are put together afterwards: a split.
@@ -107,5 +107,5 @@ def _work(
 
     split_rows = np.flatnonzero(is_split_S)
     numbers = num_segments_S[split_rows]
-    splits_SC = np.stack((split_rows, numbers.cumsum() - numbers, numbers, np.zeros_like(numbers)), axis=1)
+    splits_SC = np.stack((split_rows, numbers.cumsum() - numbers, numbers), axis=1)
     return items_IC, splits_SC, int(numbers.sum())

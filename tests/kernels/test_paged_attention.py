@@ -87,6 +87,18 @@ def test_agrees_with_float64(rows: list[tuple[int, int]], window: int, dtype: to
     torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [(4, 4, 8), (7, 1, 16), (32, 1, 8), (8, 2, 40), (10, 2, 128)])
+def test_any_number_of_heads_on_a_kv_head(
+    heads: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles hold 6 heads at most, and vectors 8 numbers: what fills none and what overflows them."""
+    shape = HeadShape(num_heads=heads[0], num_kv_heads=heads[1], head_size=heads[2])
+    monkeypatch.setitem(globals(), "HEADS", shape)
+    case = Case((1, 12), (9, 71), (1, 130), dtype=dtype)
+    torch.testing.assert_close(case.run("native").double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("window", [0, 70, 700])
 def test_contexts_longer_than_a_segment(window: int) -> None:
     """Segments of a decode are computed apart and put together; those of a prompt one after the other."""
