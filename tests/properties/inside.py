@@ -32,6 +32,11 @@ def names(core: Core) -> set[bytes]:
     return set(core._state.pool._block_of)
 
 
+def is_isolating(core: Core) -> bool:
+    """One group is computed alone, for it may be why workers fail: the usual order does not hold."""
+    return core._state.suspects.is_isolating
+
+
 class CacheMirror:
     """What a router that listens believes can be found."""
 

@@ -122,8 +122,8 @@ MUTANTS = [
     ),
     _mutant(
         "unknown-tokens-named", "prefix_cache",
-        "min(sequence.num_computed_tokens, sequence.num_tokens) // self._block_size",
-        "sequence.num_computed_tokens // self._block_size",
+        "min(sequence.num_computed_tokens, sequence.num_tokens) // block_size",
+        "sequence.num_computed_tokens // block_size",
         "a block is named while tokens in it are not known", **_AHEAD,
     ),
     _mutant(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.block_pool import num_blocks_for
 from scheduler.messages import Plan
+from tests.properties import inside
 from tests.properties.model import ModelSequence, plans_between, work_of
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ def _may_sit_out(world: World, sequence: ModelSequence) -> bool:
 def _check_decodes(world: World, plan: Plan, batch: set[int]) -> None:
     """Those that decode do so in every step, and if the budget does not reach, the first in order do."""
     settings = world.settings
+    if world.is_isolating:
+        return
     drafting = {row for row, _ in plan.drafts}
     if not settings.enable_chunked_prefill and {row for row, _ in plan.chunks} - drafting:
         return
@@ -156,6 +159,11 @@ def _check_admissions(world: World, plan: Plan) -> int:
         key = world.core.key_of(planned.sequence)
         assert key in world.live, "a row for nobody"
         new.append((world.live[key], planned))
+    if world.is_isolating:
+        # It may have come to an end in this very step.
+        is_alone = len({sequence.request.group for sequence, _ in new}) <= 1
+        assert is_alone or not inside.is_isolating(world.core), "a suspect is not alone"
+        return 0
     taken = {sequence.key for sequence, _ in new}
     waiting = [sequence for sequence in world.waiting if sequence.key not in taken]
     passed = set()
@@ -182,6 +190,8 @@ def check_no_plan(world: World, *, has_preempted: bool) -> None:
         return
     if not world.in_flight:
         assert not world.live, "an empty step while something waits"
+        return
+    if world.is_isolating:
         return
     running = list(world.stays.values())
     ready = [sequence.key for sequence in running if _can_go_on(world, sequence) and not _may_sit_out(world, sequence)]

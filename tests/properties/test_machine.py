@@ -148,11 +148,17 @@ class CoreMachine(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
-    @rule(capacity=st.one_of(st.none(), st.integers(20, 48)), num_swap_blocks=st.sampled_from([0, 6, 40]))
-    def lose_workers(self, capacity: int | None, num_swap_blocks: int) -> None:
+    @rule(
+        capacity=st.one_of(st.none(), st.integers(20, 48)),
+        num_swap_blocks=st.sampled_from([0, 6, 40]),
+        has_failed=st.booleans(),
+    )
+    def lose_workers(self, capacity: int | None, num_swap_blocks: int, has_failed: bool) -> None:
         settings = self.world.settings
         self.world.lose_workers(
-            capacity and capacity // settings.block_size, num_swap_blocks if settings.preemption_mode == "swap" else 0
+            capacity and capacity // settings.block_size,
+            num_swap_blocks if settings.preemption_mode == "swap" else 0,
+            has_failed=has_failed,
         )
 
     @rule()
@@ -175,7 +181,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = settings(
-    max_examples=200,
+    max_examples=120,
     stateful_step_count=40,
     derandomize=True,
     deadline=None,

@@ -137,15 +137,23 @@ class _Walker:
         world.cancel(group, None if choose.random() < 0.5 else [choice])
         world.cancel(world.num_groups + 7, None)
 
+    def _lose_workers(self) -> None:
+        world, choose = self.world, self._choose
+        has_failed = choose.random() < 0.7
+        if choose.random() < 0.3:
+            num_blocks = choose.randint(16, 48) // world.settings.block_size
+            world.lose_workers(num_blocks, choose.choice([0, 4, 12, 40]), has_failed=has_failed)
+        else:
+            world.lose_workers(has_failed=has_failed)
+
     def _mishap(self) -> None:
         world, choose = self.world, self._choose
         match choose.randrange(4):
             case 0:
-                if choose.random() < 0.5:
-                    capacity = choose.randint(16, 48)
-                    world.lose_workers(capacity // world.settings.block_size, choose.choice([0, 4, 12, 40]))
-                else:
-                    world.lose_workers()
+                # Several times in a row, a step may be why.
+                for _ in range(choose.choice([1, 1, 3, 6])):
+                    self._lose_workers()
+                    self._step()
             case 1:
                 world.reset_prefix_cache()
             case 2:

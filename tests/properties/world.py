@@ -29,9 +29,9 @@ from tests.fakes.plan_worker import Drafter, PlanWorker
 from tests.properties import inside
 from tests.properties.admission import is_full, is_valid
 from tests.properties.features import count_plan
-from tests.properties.mishaps import NOBODY, with_strays, without
 from tests.properties.model import Flight, ModelSequence, order_of, plans_between, stay_of, work_of
 from tests.properties.plan_checks import check_found_blocks, check_no_plan, check_plan, rest_of_batch
+from tests.properties.results import expect, with_strays, without
 from tests.properties.state_checks import check, check_idle, check_tables
 
 ERROR, CANCELLED = FinishReason.ERROR, FinishReason.CANCELLED
@@ -66,6 +66,8 @@ class World:
         self.num_groups = 0
         self.queued: dict[int, int] = {}
         self.mirror: inside.CacheMirror | None = None
+        # In the present step.
+        self.is_isolating = False
         # Blocks of sequences that are known to have failed: nobody may find them until they are written anew.
         self.spoiled: set[int] = set()
         self._guess = Random(seed)
@@ -154,10 +156,13 @@ class World:
 
     def schedule(self, *, failing: bool = False, drafter: Drafter | None = None) -> bool:
         """Whether there was a plan; the worker has carried it out. failing: one that samples in it fails."""
+        self.is_isolating = inside.is_isolating(self.core)
         plan = self.core.schedule(self.now)
+        self.is_isolating |= inside.is_isolating(self.core)
         preemptions = self.core.take_events()
         for event in preemptions:
             self._take_preemption(event)
+        self._set_aside()
         if plan is None:
             check_no_plan(self, has_preempted=bool(preemptions))
             return False
@@ -222,6 +227,15 @@ class World:
         later = [each for each in self.stays.values() if each.order > sequence.order and not each.is_protected]
         assert not later or self.settings.preemption_policy != "whole_context", "preempted before later ones"
 
+    def _set_aside(self) -> None:
+        """Those that lost their rows for a suspect: no event tells of them."""
+        for number, sequence in list(self.stays.items()):
+            if self.core.key_of(number) is None:
+                assert self.is_isolating, "a sequence lost its row without being preempted"
+                sequence.is_swapped = self.settings.preemption_mode == "swap"
+                self._leave_row(sequence)
+                self.seen["set aside for a suspect"] += 1
+
     def _leave_row(self, sequence: ModelSequence) -> None:
         assert sequence.number is not None
         assert sequence.row is not None
@@ -240,44 +254,12 @@ class World:
             result = without(result, self._guess.randrange(len(result.sequences)))
         if strays:
             result = with_strays(result)
-        expected_tokens, expected_ends = self._expect(flight, result)
+        expected_tokens, expected_ends = expect(self, flight, result)
         outputs = self.core.apply(result, self.now)
         self._take_outputs(outputs, expected_tokens)
         self._take_ends(outputs.ends, expected_ends)
         if self._guess.random() < self._diligence:
             check(self)
-
-    def _expect(
-        self, flight: Flight, result: Result
-    ) -> tuple[dict[SequenceKey, list[int]], list[tuple[ModelSequence, FinishReason]]]:
-        """What a result must lead to: tokens by sequence, and ends."""
-        tokens: dict[SequenceKey, list[int]] = {}
-        ends = [(self.stays[number], ERROR) for number in sorted(result.failed) if number in self.stays]
-        for row in self.worker.rows.values():
-            if row.sequence in result.failed and row.sequence in self.stays:
-                self.spoiled.update(row.block_ids)
-        self.seen["failed"] += len(ends)
-        counts = [1] * len(result.sequences) if result.num_tokens is None else result.num_tokens.tolist()
-        start = 0
-        for number, position, count in zip(result.sequences.tolist(), result.positions.tolist(), counts, strict=True):
-            sampled = result.token_ids[start : start + count].tolist()
-            start += count
-            sequence = self.stays.get(number)
-            if sequence is None or position != len(sequence.tokens) or sequence.key in tokens:
-                self.seen["a result for one that has gone"] += number < NOBODY
-                continue
-            missing = len(sequence.expected.token_ids) - len(sequence.tokens)
-            tokens[sequence.key] = sampled[:missing]
-            if count >= missing:
-                ends.append((sequence, sequence.expected.reason))
-                self.seen[f"ended: {sequence.expected.reason.value}"] += 1
-                self.seen["ended by its own stop token"] += sequence.expected.stop_token_id is not None
-                self.seen["ended within its drafts"] += count > missing
-        for number in set(flight.result.sequences.tolist()) - set(result.sequences.tolist()):
-            if number in self.stays:
-                ends.append((self.stays[number], ERROR))
-                self.seen["forgotten by the workers"] += 1
-        return tokens, ends
 
     def deliver_again(self, results: list[Result]) -> None:
         """Results of plans that are not the oldest in flight: nothing comes of them."""
@@ -335,8 +317,10 @@ class World:
 
     # --- Epochs and the prefix cache
 
-    def lose_workers(self, num_blocks: int | None = None, num_swap_blocks: int = 0) -> None:
-        """An epoch ends. num_blocks: of the next one, if it is told."""
+    def lose_workers(
+        self, num_blocks: int | None = None, num_swap_blocks: int = 0, *, has_failed: bool = False
+    ) -> None:
+        """An epoch ends. num_blocks: of the next one, if it is told. has_failed: a step may be the reason."""
         stale = [flight.result for flight in self.in_flight]
         self.core.lose_workers(self.now)
         assert not self.core.take_events(), "a loss is no preemption"
@@ -348,6 +332,8 @@ class World:
         for sequence in self.live.values():
             sequence.leave_row()
             sequence.is_swapped = False
+        if has_failed:
+            self._blame()
         if num_blocks is not None:
             self.core.resize(num_blocks, num_swap_blocks, now=self.now)
             too_long = [
@@ -362,10 +348,21 @@ class World:
             self.worker = self._make_worker(self.worker.num_blocks, self.worker.num_swap_blocks)
         again = sum(stay_of(sequence, self.settings) for sequence in self.live.values())
         for sequence in self.live.values():
-            sequence.last_plan += plans_between(self.settings) * again
+            # Suspects run one after the other, each of them at the cost of a stay of all.
+            times = len(self.live) if has_failed else 1
+            sequence.last_plan += plans_between(self.settings) * again * times
         self.seen["workers lost"] += 1
         check(self)
         self.deliver_again(stale)
+
+    def _blame(self) -> None:
+        num_suspects = self.core.blame_step(self.now)
+        self.seen["suspects"] += num_suspects > 0
+        ends = self.core.take_ends()
+        culprits = {end.key[0] for end in ends}
+        assert len(culprits) <= 1, "more than one is blamed"
+        self.seen["blamed"] += len(culprits)
+        self._take_ends(ends, [(sequence, ERROR) for key, sequence in self.live.items() if key[0] in culprits])
 
     def reset_prefix_cache(self) -> None:
         known = inside.names(self.core)

@@ -1,0 +1,83 @@
+"""What a result must lead to, and results as they should not be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scheduler.messages import FinishReason, Result, SequenceKey
+from tests.properties.model import Flight, ModelSequence
+
+if TYPE_CHECKING:
+    from tests.properties.world import World
+
+# A sequence number that no core reaches.
+NOBODY = 2**40
+
+
+def expect(
+    world: World, flight: Flight, result: Result
+) -> tuple[dict[SequenceKey, list[int]], list[tuple[ModelSequence, FinishReason]]]:
+    """What a result must lead to: tokens by sequence, and ends."""
+    tokens: dict[SequenceKey, list[int]] = {}
+    ends = [(world.stays[number], FinishReason.ERROR) for number in sorted(result.failed) if number in world.stays]
+    for row in world.worker.rows.values():
+        if row.sequence in result.failed and row.sequence in world.stays:
+            world.spoiled.update(row.block_ids)
+    world.seen["failed"] += len(ends)
+    counts = [1] * len(result.sequences) if result.num_tokens is None else result.num_tokens.tolist()
+    start = 0
+    for number, position, count in zip(result.sequences.tolist(), result.positions.tolist(), counts, strict=True):
+        sampled = result.token_ids[start : start + count].tolist()
+        start += count
+        sequence = world.stays.get(number)
+        if sequence is None or position != len(sequence.tokens) or sequence.key in tokens:
+            world.seen["a result for one that has gone"] += number < NOBODY
+            continue
+        missing = len(sequence.expected.token_ids) - len(sequence.tokens)
+        tokens[sequence.key] = sampled[:missing]
+        if count >= missing:
+            ends.append((sequence, sequence.expected.reason))
+            world.seen[f"ended: {sequence.expected.reason.value}"] += 1
+            world.seen["ended by its own stop token"] += sequence.expected.stop_token_id is not None
+            world.seen["ended within its drafts"] += count > missing
+    for number in set(flight.result.sequences.tolist()) - set(result.sequences.tolist()):
+        if number in world.stays:
+            ends.append((world.stays[number], FinishReason.ERROR))
+            world.seen["forgotten by the workers"] += 1
+    return tokens, ends
+
+
+def without(result: Result, index: int) -> Result:
+    """The result as it would be had the workers forgotten one of its sequences."""
+    counts = np.ones(len(result.sequences), np.int32) if result.num_tokens is None else result.num_tokens
+    start = int(counts[:index].sum())
+    kept = np.delete(counts, index)
+    return Result(
+        step=result.step,
+        sequences=np.delete(result.sequences, index),
+        positions=np.delete(result.positions, index),
+        num_tokens=None if result.num_tokens is None else kept,
+        token_ids=np.delete(result.token_ids, slice(start, start + int(counts[index]))),
+        logprobs=result.logprobs,
+        drafts=result.drafts,
+        failed=result.failed,
+    )
+
+
+def with_strays(result: Result) -> Result:
+    """The result with entries before and behind the others that name nobody, or a position that is not the next."""
+    sequences = [NOBODY, *result.sequences.tolist(), NOBODY + 1]
+    positions = [0, *result.positions.tolist(), 7]
+    counts = [1] * len(result.sequences) if result.num_tokens is None else result.num_tokens.tolist()
+    return Result(
+        step=result.step,
+        sequences=np.array(sequences, np.int64),
+        positions=np.array(positions, np.int32),
+        num_tokens=None if result.num_tokens is None else np.array([1, *counts, 1], np.int32),
+        token_ids=np.array([1, *result.token_ids.tolist(), 1], np.int32),
+        logprobs=result.logprobs,
+        drafts=result.drafts,
+        failed=result.failed | {NOBODY + 2},
+    )
