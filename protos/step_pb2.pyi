@@ -74,12 +74,14 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., octavo_version: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., model: _Optional[str] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., pid: _Optional[int] = ..., instance: _Optional[int] = ...) -> None: ...
 
 class Reset(_message.Message):
-    __slots__ = ("epoch", "rendezvous")
+    __slots__ = ("epoch", "rendezvous", "scheduler")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rendezvous: str
-    def __init__(self, epoch: _Optional[int] = ..., rendezvous: _Optional[str] = ...) -> None: ...
+    scheduler: int
+    def __init__(self, epoch: _Optional[int] = ..., rendezvous: _Optional[str] = ..., scheduler: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("epoch", "rank", "model", "num_swap_blocks")

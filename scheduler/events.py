@@ -14,6 +14,8 @@ class EpochBegun:
     model: inference_pb2.ModelInfo
     # Host blocks for swapped KV, the least of theirs.
     num_swap_blocks: int = 0
+    # The epoch before was ended by ranks that failed, or have died: not by a connection that broke.
+    after_failure: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

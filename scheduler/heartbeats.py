@@ -25,12 +25,11 @@ _SEND_QUEUE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """A rank's latest heartbeat, and when it came (monotonic seconds). since: when the first of this epoch did."""
+    """A rank's latest heartbeat, and when it came (monotonic seconds)."""
 
     rank: int
     instance: int
     heard: float
-    since: float
     state: step_pb2.WorkerState
     epoch: int
     step: int
@@ -46,7 +45,7 @@ class Heartbeats(threading.Thread):
         """instance: random, of this process; a rank that sees another one knows that the scheduler was restarted."""
         super().__init__(name="heartbeats", daemon=True)
         self._context, self._endpoint, self._curve_dir = context, endpoint, curve_dir
-        self._instance, self._invalid = instance, invalid
+        self.instance, self._invalid = instance, invalid
         self._stop_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._beats: dict[tuple[int, int], Beat] = {}
@@ -63,10 +62,6 @@ class Heartbeats(threading.Thread):
     def latest(self, rank: int, instance: int) -> Beat | None:
         with self._lock:
             return self._beats.get((rank, instance))
-
-    def all_latest(self) -> list[Beat]:
-        with self._lock:
-            return list(self._beats.values())
 
     def stop(self) -> None:
         """Ends and joins the thread."""
@@ -109,7 +104,7 @@ class Heartbeats(threading.Thread):
             self._invalid.note(peer, f"{len(frames[1])} bytes that are no Heartbeat")
             return
         self._remember(beat, time.monotonic())
-        answer = step_pb2.Heartbeat(epoch=self.epoch, step=self.step, instance=self._instance)
+        answer = step_pb2.Heartbeat(epoch=self.epoch, step=self.step, instance=self.instance)
         try:
             socket.send_multipart([peer, answer.SerializeToString()], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -120,12 +115,10 @@ class Heartbeats(threading.Thread):
         with self._lock:
             if key not in self._beats and len(self._beats) >= _MAX_PEERS:
                 self._beats.clear()  # only a peer that makes up instances gets here; live ranks are back in a second
-            before = self._beats.get(key)
             self._beats[key] = Beat(
                 rank=beat.rank,
                 instance=beat.instance,
                 heard=now,
-                since=before.since if before is not None and before.epoch == beat.epoch else now,
                 state=beat.state,
                 epoch=beat.epoch,
                 step=beat.step,

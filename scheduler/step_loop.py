@@ -207,6 +207,8 @@ class StepLoop(threading.Thread):
             settings = core_settings(self._options, model, event.num_swap_blocks)
             self._requests.core = Core(settings) if self._trace is None else TracedCore(settings, self._trace)
         else:
+            if event.after_failure:
+                self._blame_step(core, now)
             core.resize(model.num_blocks, event.num_swap_blocks, now=now)
             self._tell_ends(core)
         self._codec = StepCodec(event.epoch)
@@ -225,6 +227,11 @@ class StepLoop(threading.Thread):
             "epoch %d is ready: %s, %d KV blocks of %d tokens, max_model_len %d",
             event.epoch, model.name, model.num_blocks, model.block_size, model.max_model_len,
         )  # fmt: skip
+
+    def _blame_step(self, core: Core, now: float) -> None:
+        num_alone = core.blame_step(now)
+        if num_alone:
+            log.warning("the workers failed twice in a row: %d requests are computed alone, to see why", num_alone)
 
     def _tell_ends(self, core: Core) -> None:
         """Ends that no step brought about come after what the steps before gave."""

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from zmq.utils.monitor import parse_monitor_message
 
 from protos import inference_pb2, step_pb2
-from runtime.wire import STEP_MESSAGE_BYTES, rank_identity
+from runtime.wire import STEP_MESSAGE_BYTES
 from scheduler.addresses import bind_zmq
 from scheduler.events import EpochBegun, EpochEnded, Event, Fatal, StepReturned
 from scheduler.heartbeats import Beat, Heartbeats
@@ -32,8 +32,6 @@ _MAX_MESSAGES = 256
 _REENTRY_GRACE_S = 5.0
 # A rank heard from so recently lives: another process that says Hello for it is one too many.
 _ALIVE_S = 3.0
-# A rank of another scheduler's epoch sees soon that this is another one, and says Hello; after so long it never will.
-_STRANGER_S = 5.0
 # ZeroMQ reports a disconnect a little before it forgets the peer, so the peers are probed more than once.
 _PROBE_DELAYS_S = (0.0, 0.02, 0.2, 1.0)
 # Between an epoch in which no step succeeded and the next one.
@@ -69,6 +67,10 @@ class Workers:
         # An epoch's Resets are out, and it has not ended.
         self._is_epoch_open = False
         self.is_ready = False
+        # Ranks have failed, or died, since the last epoch that was ready. A rank that was lost has died if it is
+        # another process that comes back: the instance of the one that ended that epoch is kept until then.
+        self._has_failed = False
+        self._missing_instance: int | None = None
         self._model: inference_pb2.ModelInfo | None = None
         self._model_name = terms.model
         self._events: list[Event] = []
@@ -122,7 +124,7 @@ class Workers:
             elif now - self._heard(rank) <= _ALIVE_S and self._is_reachable(rank.identity):
                 log.info("%s is back", rank.name)
                 rank.is_present = True
-        self._send_strangers_home(now)
+                self._note_return(rank, rank.instance)
         self._begin_epoch_if_complete(now)
         return self._take_events()
 
@@ -138,8 +140,8 @@ class Workers:
         return self._take_events()
 
     def fail_epoch(self, cause: str) -> list[Event]:
-        """The step loop has lost trust in the ranks' state: they begin anew."""
-        self._end_epoch(cause)
+        """The ranks' step has failed, in the step loop's judgement: they begin anew."""
+        self._end_epoch(cause, has_failed=True)
         return self._take_events()
 
     def close(self, reason: str) -> None:
@@ -198,6 +200,8 @@ class Workers:
                 self._refuse(peer, text, permanent=False)
                 return
             self._lose(known, f"was replaced by pid {hello.pid}")
+        if known is not None:
+            self._note_return(known, hello.instance)
         self._model_name = hello.model
         self._ranks[hello.rank] = Rank.of(hello, peer, now)
         log.info("%s has joined", self._ranks[hello.rank].name)
@@ -207,6 +211,7 @@ class Workers:
             return  # said before its Reset came
         was_waiting_for_reset = self._is_epoch_open and rank.model is None and rank.is_present
         rank.return_from(peer, now)
+        self._note_return(rank, rank.instance)
         if was_waiting_for_reset:
             self._reset(rank, now)  # the one before went to a connection that it had left
         elif self._is_epoch_open:
@@ -217,7 +222,7 @@ class Workers:
         if failure.permanent and (rank is not None or not self._is_present(failure.rank)):
             self._events.append(Fatal(cause=f"{who} failed for good: {failure.message}", permanent=True))
         elif rank is not None and failure.epoch == self._epoch:
-            self._end_epoch(f"{who} failed: {failure.message}")
+            self._end_epoch(f"{who} failed: {failure.message}", has_failed=True)
         else:
             log.error("%s failed: %s", who, failure.message)
 
@@ -237,7 +242,10 @@ class Workers:
             return
         self.is_ready = True
         num_swap_blocks = min(rank.num_swap_blocks for rank in self._ranks.values())
-        self._events.append(EpochBegun(epoch=self._epoch, model=self._model, num_swap_blocks=num_swap_blocks))
+        has_failed, self._has_failed, self._missing_instance = self._has_failed, False, None
+        self._events.append(
+            EpochBegun(epoch=self._epoch, model=self._model, num_swap_blocks=num_swap_blocks, after_failure=has_failed)
+        )
 
     # --- Epochs
 
@@ -253,12 +261,14 @@ class Workers:
             self._reset(rank, now)
 
     def _reset(self, rank: Rank, now: float) -> None:
-        is_sent = self._send(rank.identity, step_pb2.SchedulerToWorker(reset=step_pb2.Reset(epoch=self._epoch)))
+        reset = step_pb2.Reset(epoch=self._epoch, scheduler=self._heartbeats.instance)
+        is_sent = self._send(rank.identity, step_pb2.SchedulerToWorker(reset=reset))
         rank.begin_reset(self._epoch, now)
         if not is_sent:
             self._lose(rank, "is gone")
 
-    def _end_epoch(self, cause: str) -> None:
+    def _end_epoch(self, cause: str, *, has_failed: bool = False, lost: Rank | None = None) -> None:
+        """has_failed: by what ranks did. lost: the rank that went, if it is not known yet whether it has died."""
         if not self._is_epoch_open:
             return
         self._is_epoch_open = False
@@ -267,13 +277,21 @@ class Workers:
         log.warning("epoch %d has ended: %s", self._epoch, cause)
         if self.is_ready:
             self.is_ready = False
+            self._has_failed = has_failed
+            self._missing_instance = None if lost is None else lost.instance
             self._events.append(EpochEnded(cause=cause))
 
     def _lose(self, rank: Rank, cause: str) -> None:
         if rank.is_present:
             rank.is_present = False
             log.warning("%s is lost: it %s", rank.name, cause)
-            self._end_epoch(f"{rank.name} {cause}")
+            self._end_epoch(f"{rank.name} {cause}", lost=rank)
+
+    def _note_return(self, rank: Rank, instance: int) -> None:
+        """A process of this instance is, or takes, the rank."""
+        if rank.instance == self._missing_instance:
+            self._has_failed |= instance != rank.instance
+            self._missing_instance = None
 
     # --- Liveness
 
@@ -303,15 +321,6 @@ class Workers:
         if is_stepping and wait > (rank.num_complaints + 1) * self._step_timeout:
             rank.num_complaints += 1
             log.error("%s has not left its step for %.0f s: end that process if it hangs", rank.name, wait)
-
-    def _send_strangers_home(self, now: float) -> None:
-        """A scheduler that ended before it had answered one heartbeat leaves ranks behind that wait for it for ever."""
-        for beat in self._heartbeats.all_latest():
-            known = self._ranks.get(beat.rank)
-            is_known = known is not None and known.instance == beat.instance
-            if not is_known and beat.epoch and now - beat.heard <= _ALIVE_S and now - beat.since > _STRANGER_S:
-                reason = "this scheduler was restarted and does not know this rank: start it again"
-                self._refuse(rank_identity(beat.epoch, beat.rank), reason, permanent=False)
 
     def _watch_connections(self, now: float) -> None:
         while True:

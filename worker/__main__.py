@@ -24,6 +24,7 @@ from worker.link import Link
 from worker.loop import EXIT_PERMANENT, StepRunner, WorkerLoop
 from worker.metrics import WorkerMetrics
 from worker.wakeup import Wakeup
+from worker.watchdog import Watchdog
 
 _log = logging.getLogger("octavo.worker")
 
@@ -84,6 +85,7 @@ def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metr
             instance=instance,
             timeout=options.heartbeat_timeout,
             on_loss=wakeup.notify,
+            on_beat=Watchdog(status, options.step_timeout).check,
         )
         heartbeat.start()
         code = EXIT_PERMANENT

@@ -2,6 +2,7 @@
 
 WorkerError
 ├── PlanError       a plan that contradicts the wire's invariants: this epoch is over, the next one may be fine
+├── StepError       a step that can't be computed: likewise
 └── PermanentError  a model or an option that no restart would mend (ValueErrors of loading become this one)
 """
 
@@ -12,6 +13,10 @@ class WorkerError(Exception):
 
 class PlanError(WorkerError):
     """A message from the scheduler that breaks an invariant of protos/step.proto; names the field and the value."""
+
+
+class StepError(WorkerError):
+    """The model raised something in a step; a request in it may be why."""
 
 
 class PermanentError(WorkerError):

@@ -28,6 +28,8 @@ class StatusSnapshot:
     epoch: int = 0
     step: int = 0
     progress: float = 0.0
+    # When this was said (monotonic seconds).
+    since: float = 0.0
 
 
 class WorkerStatus:
@@ -57,6 +59,7 @@ class WorkerStatus:
                 epoch=old.epoch if epoch is None else epoch,
                 step=old.step if step is None else step,
                 progress=old.progress if progress is None else progress,
+                since=time.monotonic(),
             )
 
     @contextmanager
@@ -71,8 +74,9 @@ class WorkerStatus:
 class HeartbeatThread(threading.Thread):
     """Sends a heartbeat each second and watches the answers.
 
-    `num_losses` counts how often the scheduler turned out to be another one, or was back after a silence longer than
-    `timeout`: after either, it knows this rank no more. `on_loss` is called on this thread.
+    `num_losses` counts how often the scheduler turned out to be another one than that of the last Reset or answer, or
+    was back after a silence longer than `timeout`: after either, it knows this rank no more. `on_loss` is called on
+    this thread, and so is `on_beat`, before each heartbeat.
     """
 
     def __init__(
@@ -86,15 +90,22 @@ class HeartbeatThread(threading.Thread):
         instance: int,
         timeout: float,
         on_loss: Callable[[], None],
+        on_beat: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._context, self._endpoint, self._curve_dir = context, endpoint, curve_dir
         self._status, self._rank, self._instance, self._timeout = status, rank, instance, timeout
-        self._on_loss = on_loss
+        self._on_loss, self._on_beat = on_loss, on_beat
         self._stop_reader, self._stop_writer = socket.socketpair()
         self.num_losses = 0
+        self._lock = threading.Lock()
         self._scheduler: int | None = None
         self._last_answer = 0.0
+
+    def follow(self, scheduler: int) -> None:
+        """A Reset of this instance of the scheduler has come; it need not have answered a heartbeat yet."""
+        with self._lock:
+            self._scheduler, self._last_answer = scheduler, time.monotonic()
 
     def stop(self) -> None:
         """Ends and joins the thread."""
@@ -119,6 +130,7 @@ class HeartbeatThread(threading.Thread):
         while True:
             wait = next_beat - time.monotonic()
             if wait <= 0:
+                self._on_beat()
                 self._send(dealer)
                 next_beat = time.monotonic() + _INTERVAL
                 continue
@@ -146,13 +158,15 @@ class HeartbeatThread(threading.Thread):
             _log.warning("an answer to a heartbeat could not be read; it is ignored")
             return
         now = time.monotonic()
-        if self._scheduler is not None:
-            silence = now - self._last_answer
-            if answer.instance != self._scheduler:
-                self._lose("another scheduler answers: it was restarted")
-            elif silence > self._timeout:
-                self._lose(f"the scheduler is back after {silence:.1f} s of silence")
-        self._scheduler, self._last_answer = answer.instance, now
+        with self._lock:
+            before, silence = self._scheduler, now - self._last_answer
+            self._scheduler, self._last_answer = answer.instance, now
+        if before is None:
+            return
+        if answer.instance != before:
+            self._lose("another scheduler answers: it was restarted")
+        elif silence > self._timeout:
+            self._lose(f"the scheduler is back after {silence:.1f} s of silence")
 
     def _lose(self, how: str) -> None:
         _log.warning("%s", how)

@@ -10,7 +10,7 @@ import zmq
 from google.protobuf.message import DecodeError
 
 from protos import inference_pb2, step_pb2
-from worker.errors import PermanentError, PlanError
+from worker.errors import PermanentError, PlanError, StepError
 from worker.heartbeat import HeartbeatThread, WorkerStatus
 from worker.link import Link
 from worker.metrics import WorkerMetrics
@@ -22,6 +22,9 @@ _log = logging.getLogger("octavo.worker")
 EXIT_FAILED = 1
 # Starting again would fail in the same way; `octavo up` gives up on it.
 EXIT_PERMANENT = 2
+
+# Steps that failed without one that succeeded in between; then a new process may do better.
+_MOST_FAILED_STEPS = 8
 
 _FIRST_HELLO_AGAIN, _LAST_HELLO_AGAIN = 1.0, 32.0
 
@@ -66,6 +69,7 @@ class WorkerLoop:
         self._epoch = 0
         # Plans are computed. False before the first Reset, and from a failure to the next Reset.
         self._is_ready = False
+        self._num_failed_steps = 0
         self._exit_code: int | None = None
         # While joining, when to say Hello again, and after what pause; None: not joining.
         self._hello_due: float | None = None
@@ -125,7 +129,7 @@ class WorkerLoop:
                 return
             try:
                 self._handle(frames)
-            except PlanError as error:
+            except (PlanError, StepError) as error:
                 self._fail_epoch(str(error))
 
     def _handle(self, frames: list[bytes]) -> None:
@@ -155,16 +159,33 @@ class WorkerLoop:
         assert self._runner is not None
         self._chain.follow(plan, payload)
         with self._status.stepping(plan.step):
-            result = self._runner.execute(plan)
+            result = self._compute(plan)
             result.timing.total = time.perf_counter() - arrival
             if not self._link.send(step_pb2.WorkerToScheduler(result=result)):
                 raise PlanError(f"step: the result of {plan.step} can't be sent, for nobody takes results")
         self._metrics.count_step(plan, result, self._runner.num_live_rows)
 
+    def _compute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
+        """Whatever the model raises ends the epoch. The process stays, its weights loaded, as long as that may help."""
+        assert self._runner is not None
+        try:
+            result = self._runner.execute(plan)
+        except PlanError:
+            raise
+        except Exception as error:
+            self._num_failed_steps += 1
+            if self._num_failed_steps >= _MOST_FAILED_STEPS:
+                raise
+            _log.exception("step %d failed", plan.step)
+            raise StepError(f"step {plan.step} failed: {type(error).__name__}: {error}") from error
+        self._num_failed_steps = 0
+        return result
+
     def _reset(self, reset: step_pb2.Reset) -> None:
         self._hello_due, self._hello_pause = None, _FIRST_HELLO_AGAIN
         self._is_ready = False
         self._epoch = reset.epoch
+        self._heartbeat.follow(reset.scheduler)
         self._link.enter(reset.epoch, self._rank)
         if reset.rendezvous:
             raise PermanentError(f"rendezvous: {reset.rendezvous!r}, but this worker computes alone (world_size 1)")

@@ -46,6 +46,8 @@ class _Launcher:
             self._specs,
             environment=child_environment(),
             max_restarts=options.max_restarts,
+            metrics_host=options.metrics_host,
+            silence_timeout=options.heartbeat_timeout,
             on_line=self._display.line,
             on_event=self._display.event,
         )

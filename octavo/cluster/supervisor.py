@@ -11,11 +11,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from octavo.cluster.errors import ProcessFailed
 from octavo.cluster.processes import ProcessSpec, Stage
+from octavo.cluster.readiness import read_health
 
 # The exit code of a process that would fail in the same way again: a bad option, no such model, a corrupt file.
 PERMANENT_FAILURE = 2
 RESTART_WINDOW = 60.0
 MAX_RESTART_DELAY = 32.0
+# Between two questions whether a worker is there still.
+_HEALTH_INTERVAL = 2.0
 _LAST_LINES = 20
 _LONGEST_LINE = 64 * 1024
 
@@ -58,7 +61,12 @@ class ManagedProcess:
 
 
 class Supervisor:
-    """on_line: called with each line a process writes. on_event: with what became of a process, for people."""
+    """Restarts processes that die, and ends workers that hang.
+
+    metrics_host: where their /health is; a worker that was well, and then does not answer for `silence_timeout`
+    seconds, is killed. on_line: called with each line a process writes. on_event: with what became of a process, for
+    people.
+    """
 
     def __init__(
         self,
@@ -66,12 +74,15 @@ class Supervisor:
         *,
         environment: Mapping[str, str],
         max_restarts: int,
+        metrics_host: str,
+        silence_timeout: float,
         on_line: Callable[[ProcessSpec, str], None],
         on_event: Callable[[ProcessSpec, str], None],
     ):
         self.processes = [ManagedProcess(spec) for spec in specs]
         self._environment = dict(environment)
         self._max_restarts = max_restarts
+        self._metrics_host, self._silence_timeout = metrics_host, silence_timeout
         self._on_line = on_line
         self._on_event = on_event
         self._stopping = asyncio.Event()
@@ -156,11 +167,32 @@ class Supervisor:
             # `stop` could not see it yet.
             process.kill()
         reading = asyncio.create_task(self._read_lines(each, process))
+        watching = asyncio.create_task(self._kill_if_hung(each))
         code = await process.wait()
+        watching.cancel()
         # A grandchild may hold the pipe open; the last words are there already.
         await asyncio.wait([reading], timeout=1.0)
         reading.cancel()
         return code
+
+    async def _kill_if_hung(self, each: ManagedProcess) -> None:
+        """A process that is stopped, or stuck where Python can't run, ends by nothing else.
+
+        Workers only, and once they have loaded: loading may hold the interpreter for long.
+        """
+        spec = each.spec
+        is_loaded, silent_since = False, None
+        while spec.stage is Stage.WORKER and spec.health_port:
+            await asyncio.sleep(min(_HEALTH_INTERVAL, self._silence_timeout))
+            health, now = await read_health(self._metrics_host, spec.health_port), time.monotonic()
+            if health is not None:
+                is_loaded, silent_since = is_loaded or health[0], None
+            elif is_loaded:
+                silent_since = silent_since or now
+                if now - silent_since >= self._silence_timeout:
+                    self._on_event(spec, f"has not answered for {now - silent_since:.0f} s: it hangs and is killed")
+                    each.send_signal(signal.SIGKILL)
+                    return
 
     async def _read_lines(self, each: ManagedProcess, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

@@ -36,7 +36,11 @@ _TOKENS = {
     "resumed": "found",
     "finished": "output",
 }
-_REASONS = {"no_blocks": "others needed its KV blocks", "workers_lost": "its workers were lost"}
+_REASONS = {
+    "no_blocks": "others needed its KV blocks",
+    "workers_lost": "its workers were lost",
+    "set_aside": "another is computed alone",
+}
 _LONGEST_BAR = 60
 
 

@@ -72,6 +72,7 @@ class StepScheduler:
         self._socket.bind(endpoint)
         self.heartbeats = HeartbeatAnswers(self._context, heartbeat_endpoint(endpoint), instance, curve_dir)
         self.heartbeats.start()
+        self._instance = instance
         self._digest = b""
         self._step = 0
         self.epoch = 0
@@ -113,12 +114,16 @@ class StepScheduler:
 
     def reset(self, epoch: int, identity: bytes | None = None) -> step_pb2.Ready:
         """Begins an epoch and waits for Ready. identity: of a rank that has said Hello; None: of the epoch before."""
-        self.send(step_pb2.SchedulerToWorker(reset=step_pb2.Reset(epoch=epoch)), identity)
+        self.send_reset(epoch, identity)
         self.epoch, self._step, self._digest = epoch, 0, b""
         sender, message = self.receive()
         assert message.WhichOneof("message") == "ready", message
         assert sender == rank_identity(epoch, 0)
         return message.ready
+
+    def send_reset(self, epoch: int, identity: bytes | None = None) -> None:
+        reset = step_pb2.Reset(epoch=epoch, scheduler=self._instance)
+        self.send(step_pb2.SchedulerToWorker(reset=reset), identity)
 
     def join(self, epoch: int = 1) -> step_pb2.Ready:
         identity, _ = self.expect_hello()

@@ -10,10 +10,11 @@ As a process: python -m tests.fakes.worker -c FILE --replica I [--rank R] [any o
 import hashlib
 import os
 import secrets
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,11 +34,15 @@ from worker.link import Link
 from worker.loop import WorkerLoop
 from worker.metrics import WorkerMetrics
 from worker.wakeup import Wakeup
+from worker.watchdog import Watchdog
 
 # Ids below it are never said but as EOS.
 FIRST_TOKEN = 20
 # A prompt that holds this token has logits that are not finite.
 BAD_TOKEN = 7
+# A step that computes a prompt with one of these raises, is the end of the process, or has no end; the latter two only
+# in a process of its own.
+RAISING_TOKEN, DEADLY_TOKEN, ENDLESS_TOKEN = 8, 9, 10
 
 
 def _extend(digest: bytes, token_id: int) -> bytes:
@@ -102,6 +107,18 @@ class _Row:
     choice: int
 
 
+def _fail() -> None:
+    raise RuntimeError("this prompt can't be computed")
+
+
+_POISONS: dict[int, Callable[[], object]] = {
+    RAISING_TOKEN: _fail,
+    # As the kernel does when memory runs out.
+    DEADLY_TOKEN: lambda: os.kill(os.getpid(), signal.SIGKILL),
+    ENDLESS_TOKEN: lambda: threading.Event().wait(),
+}
+
+
 @dataclass
 class HashRunner:
     """Computes plans and checks every promise of step.proto. before_step: called with each plan, may block."""
@@ -109,6 +126,8 @@ class HashRunner:
     model: HashModel
     options: Options
     before_step: Callable[[step_pb2.StepPlan], None] = lambda plan: None
+    # By token of a prompt: what becomes of a step that computes it.
+    poisons: Mapping[int, Callable[[], object]] = field(default_factory=lambda: {RAISING_TOKEN: _fail})
     num_steps: int = 0
     # What was wrong with plans, over all epochs.
     violations: list[str] = field(default_factory=list)
@@ -166,6 +185,8 @@ class HashRunner:
         starts = {row: self._rows[row].num_computed_tokens for row, _ in scheduled}
         for row, count in scheduled:
             self._write(self._rows[row], count)
+            for token_id in self.poisons.keys() & self._rows[row].token_ids:
+                self.poisons[token_id]()
         said: list[tuple[int, int, int]] = []
         for row, _ in scheduled:
             self._add_prompt_logprobs(self._rows[row], starts[row], result)
@@ -273,8 +294,12 @@ class FakeWorker:
         before_step: Callable[[step_pb2.StepPlan], None] = lambda plan: None,
         hello: dict[str, object] | None = None,
         load: Callable[[], None] = lambda: None,
+        is_process: bool = False,
     ) -> None:
-        """hello: fields of its Hello to change. load: what loading weights does; a ValueError is permanent."""
+        """hello: fields of its Hello to change. load: what loading weights does; a ValueError is permanent.
+
+        is_process: it may end this process.
+        """
         self.runner = HashRunner(model or HashModel(), options, before_step)
         self.exit_code: int | None = None
         self._load = load
@@ -282,11 +307,14 @@ class FakeWorker:
         endpoint = options.step_address(replica)
         curve_dir = Path(options.curve_dir) if options.curve_dir else None
         status, instance = WorkerStatus(), secrets.randbits(63)
+        if is_process:
+            self.runner.poisons = _POISONS
         self._context = zmq.Context()
         self._link = Link(self._context, endpoint, curve_dir)
         self._heartbeat = HeartbeatThread(
             self._context, heartbeat_endpoint(endpoint), curve_dir, status, rank=rank, instance=instance,
             timeout=options.heartbeat_timeout, on_loss=self._wakeup.notify,
+            on_beat=Watchdog(status, options.step_timeout).check if is_process else lambda: None,
         )  # fmt: skip
         self._loop = WorkerLoop(
             hello=_hello(options, rank, instance, hello or {}),
@@ -373,7 +401,13 @@ def main(argv: list[str]) -> int:
         max_model_len=own_number(extras, "max_len", 512, 2**31),
     )
     worker = FakeWorker(
-        options, replica, rank=rank, model=model, load=load, before_step=lambda plan: time.sleep(seconds)
+        options,
+        replica,
+        rank=rank,
+        model=model,
+        load=load,
+        before_step=lambda plan: time.sleep(seconds),
+        is_process=True,
     )
     return worker.run()
 

@@ -304,18 +304,6 @@ async def test_a_rank_whose_connection_broke_is_taken_back_without_a_new_hello(t
             assert (await rank.expect("reset")).epoch == epoch + 1
 
 
-async def test_a_rank_that_waits_for_a_scheduler_that_is_gone_is_told_to_start_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("scheduler.workers._STRANGER_S", 0.0)
-    options = make_options(tmp_path)
-    endpoint = options.step_address(0)
-    async with running_scheduler(options):
-        with Peer(endpoint, rank_identity(5, 0)) as rank, Peer(heartbeat_endpoint(endpoint), b"beat") as beats:
-            beats.socket.send(step_pb2.Heartbeat(epoch=5, instance=9).SerializeToString())
-            assert not (await rank.expect("shutdown")).permanent
-
-
 def test_an_epoch_needs_every_rank_and_all_get_the_same_plans(tmp_path: Path):
     endpoint = f"ipc://{tmp_path}/step"
     options = make_options(tmp_path, step_addresses=(endpoint,))

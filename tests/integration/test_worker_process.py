@@ -189,7 +189,7 @@ def test_a_damaged_file_is_named_to_scheduler_and_person(tmp_path: Path, spawn: 
     worker = spawn(flags_of(tmp_path, damaged, load_format="auto"))
     with StepScheduler(f"ipc://{tmp_path}/step.sock") as scheduler:
         identity, _ = scheduler.expect_hello()
-        scheduler.send(step_pb2.SchedulerToWorker(reset=step_pb2.Reset(epoch=1)), identity)
+        scheduler.send_reset(1, identity)
         failure = scheduler.expect("failure")
         assert failure.permanent
         assert "damaged.gguf" in failure.message
