@@ -173,6 +173,8 @@ def test_health_and_metrics_over_http(tmp_path: Path, model: Path, spawn: Spawn)
     with StepScheduler(f"ipc://{tmp_path}/step.sock") as scheduler:
         scheduler.join(epoch=6)
         scheduler.step(plans()[0])
+        # The result leaves a moment before the step is over.
+        scheduler.heartbeats.wait_for(lambda beat: beat.step == 1 and beat.state == step_pb2.WORKER_STATE_IDLE)
         health = urllib.request.urlopen(f"http://127.0.0.1:{port}/health").read().decode()
         assert health.strip() == "idle, epoch 6, step 1"
         metrics = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()

@@ -1,0 +1,114 @@
+"""A worker that is there but does not answer: what `octavo up` does about it. Small processes, real signals."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo.cluster.processes import ProcessSpec, Stage
+from octavo.cluster.supervisor import Supervisor
+from tests.support.repository import ROOT
+from tests.support.up import environment, free_port
+
+TIMEOUT = 60.0
+# Its /health says what a file says: "well" or "loading"; "silent": there is none.
+PROGRAM = """
+import sys, threading
+from pathlib import Path
+from prometheus_client import CollectorRegistry
+from runtime.http import ObservabilityServer
+
+state = Path(sys.argv[2])
+
+def health():
+    text = state.read_text()
+    print("asked:", text, flush=True)
+    return text == "well", text
+
+server = ObservabilityServer("127.0.0.1", int(sys.argv[1]), CollectorRegistry(), health)
+if state.read_text() != "silent":
+    server.start()
+print("started", flush=True)
+threading.Event().wait()
+"""
+
+
+class Supervised:
+    """A supervisor with one process; what is said of it and by it."""
+
+    def __init__(self, directory: Path, stage: Stage = Stage.WORKER, *, state: str = "well") -> None:
+        self.state = directory / "state"
+        self.state.write_text(state)
+        port = free_port()
+        self.lines: list[str] = []
+        self.events: list[str] = []
+        self._changed = asyncio.Condition()
+        spec = ProcessSpec(
+            name="it",
+            stage=stage,
+            command=(sys.executable, "-c", PROGRAM, str(port), str(self.state)),
+            health_port=port,
+        )
+        self.supervisor = Supervisor(
+            [spec],
+            environment=environment(PYTHONPATH=str(ROOT)),
+            max_restarts=5,
+            metrics_host="127.0.0.1",
+            silence_timeout=0.5,
+            on_line=lambda spec, line: self._note(self.lines, line),
+            on_event=lambda spec, text: self._note(self.events, text),
+        )
+
+    async def __aenter__(self) -> "Supervised":
+        self._running = asyncio.create_task(self.supervisor.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.supervisor.kill()
+        await self._running
+
+    def _note(self, log: list[str], text: str) -> None:
+        log.append(text)
+        asyncio.get_running_loop().create_task(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def wait_for(self, log: list[str], words: str, count: int = 1) -> None:
+        async with asyncio.timeout(TIMEOUT), self._changed:
+            await self._changed.wait_for(lambda: sum(words in text for text in log) >= count)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.supervisor.processes[0].send_signal(number)
+
+
+async def test_a_stopped_worker_is_killed_and_started_again(tmp_path: Path):
+    async with Supervised(tmp_path) as it:
+        await it.wait_for(it.lines, "asked: well", 2)
+        it.signal(signal.SIGSTOP)
+        await it.wait_for(it.events, "it hangs and is killed")
+        await it.wait_for(it.events, "was killed by SIGKILL; starting it again")
+        await it.wait_for(it.lines, "started", 2)
+
+
+async def test_a_worker_that_only_says_it_is_not_well_lives(tmp_path: Path):
+    async with Supervised(tmp_path) as it:
+        await it.wait_for(it.lines, "asked: well")
+        it.state.write_text("loading")
+        await it.wait_for(it.lines, "asked: loading", 4)
+        assert not it.events
+
+
+@pytest.mark.parametrize(("stage", "state"), [(Stage.WORKER, "silent"), (Stage.SCHEDULER, "well")])
+async def test_loading_and_other_kinds_of_process_may_be_silent(tmp_path: Path, stage: Stage, state: str):
+    # Loading may hold the interpreter for long; others are not asked.
+    async with Supervised(tmp_path, stage, state=state) as it:
+        await it.wait_for(it.lines, "started")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await it.wait_for(it.lines, "asked")
+        assert it.lines == ["started"]
+        assert not it.events
