@@ -166,7 +166,11 @@ class Options(BaseModel):
         PARALLEL, 10.0, "Seconds of silence after which a worker or a scheduler counts as dead.", gt=0, le=3600
     )
     step_timeout: float = option(
-        PARALLEL, 300.0, "Seconds after which a step that has not returned counts as stalled.", gt=0, le=86_400
+        PARALLEL,
+        300.0,
+        "Seconds after which a step that has not returned counts as failed. Its worker ends itself up to 10 s later.",
+        gt=0,
+        le=86_400,
     )
     max_restarts: int = option(
         PARALLEL, 5, "Times within a minute that `octavo up` starts a process again before it gives up.", ge=0, le=1000

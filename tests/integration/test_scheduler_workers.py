@@ -304,6 +304,30 @@ async def test_a_rank_whose_connection_broke_is_taken_back_without_a_new_hello(t
             assert (await rank.expect("reset")).epoch == epoch + 1
 
 
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_step_is_blamed_for_a_death_and_not_for_a_lost_connection(tmp_path: Path, dies: bool):
+    # Both break the connection while the step is in flight; what tells them apart is who comes back.
+    options = make_options(tmp_path)
+    model, endpoint = HashModel().info(options), options.step_address(0)
+    async with running_scheduler(options) as server, RouterEnd(server.address) as router:
+        group = 0
+        for life in range(5):
+            with Peer(endpoint, b"join-%d" % life) as joining:
+                joining.say_hello(instance=life if dies else 7)
+                epoch = (await joining.expect("reset")).epoch
+            with Peer(endpoint, rank_identity(epoch, 0)) as rank:
+                rank.say_ready(epoch, model)
+                group = group or await router.submit(PROMPT, max_tokens=4)
+                if dies and life == 3:
+                    finish = await router.finish(group)
+                    assert finish.message == "the workers failed in each of 3 steps that computed it"
+                    break
+                assert (await rank.expect("plan")).step == 1
+                await router.wait_for(lambda: router.loads[-1].workers_ready)
+            await router.wait_for(lambda: not router.loads[-1].workers_ready)
+        assert (group, 0) in router.finishes or not dies
+
+
 def test_an_epoch_needs_every_rank_and_all_get_the_same_plans(tmp_path: Path):
     endpoint = f"ipc://{tmp_path}/step"
     options = make_options(tmp_path, step_addresses=(endpoint,))
