@@ -111,10 +111,10 @@ def test_whole_prefills_and_steps_ahead_change_nothing(
 def test_preemptions_change_nothing(
     prompts: list[list[int]], greedy: list[list[list[int]]], sampled: list[list[list[int]]], changes: dict
 ) -> None:
-    tight = LLM(dtype="float32", num_blocks_override=28, worker_threads=2, **changes)
+    tight = LLM(dtype="float32", num_blocks_override=36, block_size=8, worker_threads=2, **changes)
     crowd = generate(tight, CHATS[:3] * 2 + prompts[11:], SAMPLED + [GREEDY] * len(prompts[11:]))
     assert crowd == sampled + greedy[11:]
-    assert tight.num_preemptions >= 3
+    assert tight.num_preemptions >= 10
 
 
 def test_samples_are_the_same_alone(llm: LLM, sampled: list[list[list[int]]]) -> None:
