@@ -6,11 +6,11 @@
     python benchmarks/scheduler_cost.py --plot FILE.png         growth with the requests that change in a step
     python benchmarks/scheduler_cost.py --long                  one step of a request of 1,000 and of 1,000,000 tokens
 
-Medians over the steps of a steady state, in microseconds of the thread's CPU time: what other processes do meanwhile
-does not count. plan: `Core.schedule`. encode: `StepCodec.encode`. apply: a
-worker parses the frame and applies it to its rows. update: the scheduler parses and decodes a result and the core
-applies it. bytes: of the frame. All sequences decode; prompts are of different lengths, so that in each step one in 16
-fills a block, which is named and published (prefix caching is on), and gets a new one.
+Medians over the steps of a steady state, in microseconds. The machine should be idle otherwise: the longer a step, the
+likelier something comes between. plan: `Core.schedule`. encode: `StepCodec.encode`. apply: a worker parses the frame
+and applies it to its rows. update: the scheduler parses and decodes a result and the core applies it. bytes: of the
+frame. All sequences decode; prompts are of different lengths, so that in each step one in 16 fills a block, which is
+named and published (prefix caching is on), and gets a new one.
 
 vLLM: `Scheduler.schedule` and `update_from_output` of the environment that benchmarks/peers/install_vllm.sh makes, with
 the same prompts, block size and prefix caching, its statistics off. Sizes are measured in turns, in rounds.
@@ -108,18 +108,18 @@ class Bench:
 
     def step(self) -> tuple[float, float, float]:
         """Microseconds of plan, encode and update."""
-        begin = time.thread_time()
+        begin = time.perf_counter()
         plan = self.core.schedule(0.0)
-        planned = time.thread_time()
+        planned = time.perf_counter()
         assert plan is not None
         frame = self._codec.encode(plan)
-        encoded = time.thread_time()
+        encoded = time.perf_counter()
         self.frames.append(frame)
         result = self._result(plan)
-        started = time.thread_time()
+        started = time.perf_counter()
         outcome = self._codec.decode(step_pb2.StepResult.FromString(result))
         outputs = self.core.apply(outcome.result, 0.0)
-        ended = time.thread_time()
+        ended = time.perf_counter()
         assert len(outputs.groups) == self._num_running
         for _ in outputs.ends:
             self.submit()
@@ -146,9 +146,9 @@ class Bench:
         """Microseconds that a worker takes to parse and apply each frame."""
         rows, spans = self._make_rows(), []
         for frame in self.frames:
-            begin = time.thread_time()
+            begin = time.perf_counter()
             scheduled = rows.apply(step_pb2.SchedulerToWorker.FromString(frame).plan)
-            spans.append(1e6 * (time.thread_time() - begin))
+            spans.append(1e6 * (time.perf_counter() - begin))
             rows.advance(scheduled.rows_S, scheduled.num_tokens_S)
             rows.append(scheduled.rows_S, np.full(len(scheduled.rows_S), 7))
         return spans
@@ -274,11 +274,11 @@ class _LongBench:
 
     def step(self) -> float:
         """Microseconds."""
-        begin = time.thread_time()
+        begin = time.perf_counter()
         plan = self._core.schedule(0.0)
         assert plan is not None
         self._codec.encode(plan)
-        encoded = time.thread_time()
+        encoded = time.perf_counter()
         result = step_pb2.StepResult(
             epoch=1,
             step=plan.step,
@@ -287,9 +287,9 @@ class _LongBench:
             token_ids=np.array([7], "<i4").tobytes(),
         )
         self._position += 1
-        started = time.thread_time()
+        started = time.perf_counter()
         outputs = self._core.apply(self._codec.decode(result).result, 0.0)
-        ended = time.thread_time()
+        ended = time.perf_counter()
         assert len(outputs.token_ids) == 1
         return 1e6 * (encoded - begin + ended - started)
 

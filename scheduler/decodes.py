@@ -23,7 +23,7 @@ class Decodes:
 
     def __init__(self, num_rows: int, block_size: int, max_steps_in_flight: int) -> None:
         self.block_size = block_size
-        self._columns = np.zeros((10, num_rows), np.int64)
+        self._columns = np.zeros((11, num_rows), np.int64)
         # Views of the columns. Tokens are counted from the beginning of the prompt.
         (
             self._row,
@@ -41,6 +41,8 @@ class Decodes:
             self._limit,
             # Tokens for which it has blocks.
             self._capacity,
+            # Where its row's latest tokens begin in `_tail`.
+            self._tail_start,
         ) = self._columns
         # The latest tokens of each row, at their position modulo the width: those sampled since the last `settle`,
         # which comes once a block at least, and those that were in flight at that time.
@@ -82,6 +84,7 @@ class Decodes:
             sequence.num_tokens,
             num_prompt_tokens + sequence.max_tokens,
             len(sequence.block_ids) * self.block_size,
+            sequence.row * self._tail_width,
         )
         self.sequences.insert(index, sequence)
         sequence.is_decoding = True
@@ -204,8 +207,8 @@ class Decodes:
 
     def append(self, selection: Selection, token_ids: np.ndarray) -> np.ndarray:
         """Adds a sampled token (int32) to each. Returns which (mask) have reached their limit."""
-        known, width = self._known[selection], self._tail_width
-        self._tail[self._row[selection] * width + (known & (width - 1))] = token_ids
+        known = self._known[selection]
+        self._tail[self._tail_start[selection] + (known & (self._tail_width - 1))] = token_ids
         known = known + 1
         self._known[selection] = known
         return known >= self._limit[selection]
@@ -231,7 +234,8 @@ class Decodes:
             column = self._columns[:, index].tolist()
             expected = [sequence.row, sequence.number, *sequence.key, sequence.num_prompt_tokens]
             assert column[:5] == expected, "a column belongs to another sequence"
-            computed, planned, known, limit, capacity = column[5:]
+            computed, planned, known, limit, capacity, tail_start = column[5:]
+            assert tail_start == sequence.row * self._tail_width
             assert known == sequence.num_tokens
             assert known <= planned == computed + 1
             assert planned <= limit == sequence.num_prompt_tokens + sequence.max_tokens

@@ -10,6 +10,7 @@ from protos import inference_pb2, step_pb2
 from runtime.wire import PROMPT_LOGPROBS_FRAME_BYTES, plan_digest
 from scheduler.messages import Plan, PlannedRow, Result, SequenceKey
 
+_INT64, _INT32 = np.dtype("<i8"), np.dtype("<i4")
 # What surrounds the logprobs of a frame.
 _FRAME_OVERHEAD_BYTES = 1024
 
@@ -141,14 +142,14 @@ class StepCodec:
             _, sequence = self._leaving.popleft()
             self._logprob_sequences.discard(sequence)
             self._scoring_sequences.pop(sequence, None)
-        sequences = _column(result.sequences, "sequences", "<i8")
-        positions = _column(result.positions, "positions", "<i4")
-        token_ids = _column(result.token_ids, "token_ids", "<i4")
-        num_tokens = _column(result.num_tokens, "num_tokens", "<i4") if result.num_tokens else None
+        sequences = _column(result.sequences, "sequences", _INT64)
+        positions = _column(result.positions, "positions", _INT32)
+        token_ids = _column(result.token_ids, "token_ids", _INT32)
+        num_tokens = _column(result.num_tokens, "num_tokens", _INT32) if result.num_tokens else None
         if len(positions) != len(sequences):
             raise ResultError(f"positions has {len(positions)} entries for {len(sequences)} sequences")
         _check_counts(len(sequences), num_tokens, len(token_ids))
-        if len(token_ids) and token_ids.min() < 0:
+        if len(token_ids) and np.minimum.reduce(token_ids) < 0:
             raise ResultError(f"token_ids holds {token_ids.min()}")
         for row in result.prompt_logprobs:
             if row.sequence not in self._scoring_sequences:
@@ -189,11 +190,10 @@ class StepCodec:
         return found
 
 
-def _column(data: bytes, field: str, dtype: str) -> np.ndarray:
+def _column(data: bytes, field: str, dtype: np.dtype) -> np.ndarray:
     """Raises ResultError."""
-    size = np.dtype(dtype).itemsize
-    if len(data) % size:
-        raise ResultError(f"{field} has {len(data)} bytes, which are no whole entries of {size}")
+    if len(data) % dtype.itemsize:
+        raise ResultError(f"{field} has {len(data)} bytes, which are no whole entries of {dtype.itemsize}")
     return np.frombuffer(data, dtype)
 
 
