@@ -10,7 +10,7 @@ import pytest
 from protos import inference_pb2
 from scheduler.messages import CoreLoad, Plan
 from scheduler.step_wire import StepCodec
-from tests.fakes.worker import HashModel
+from tests.fakes.hash_runner import HashModel
 from tests.support.scheduling import Gate, RouterEnd, make_options, running_scheduler, running_worker
 
 PROMPT = list(range(20, 60))

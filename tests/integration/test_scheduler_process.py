@@ -21,7 +21,7 @@ from prometheus_client.utils import floatToGoString
 
 from configs.options import Options
 from protos import scheduler_pb2
-from tests.fakes.worker import HashModel
+from tests.fakes.hash_runner import HashModel
 from tests.support.repository import ROOT
 from tests.support.scheduler_process import Process, scheduler_process
 from tests.support.scheduling import TIMEOUT, RouterEnd, make_options, running_worker

@@ -9,7 +9,7 @@ import pytest
 
 from protos import inference_pb2, scheduler_pb2
 from runtime.wire import PROTOCOL_VERSION
-from tests.fakes.worker import BAD_TOKEN, HashModel
+from tests.fakes.hash_runner import BAD_TOKEN, HashModel
 from tests.support.scheduling import Gate, RouterEnd, make_options, running_scheduler, running_worker
 
 PROMPT = list(range(20, 60))

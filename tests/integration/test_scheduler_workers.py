@@ -17,16 +17,17 @@ import zmq
 
 from configs.options import Options
 from protos import inference_pb2, step_pb2
-from runtime.curve import client_curve, make_keys
-from runtime.version import octavo_version
-from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint, rank_identity
+from runtime.curve import make_keys
+from runtime.wire import heartbeat_endpoint, rank_identity
 from scheduler.heartbeats import Heartbeats
 from scheduler.invalid import InvalidMessages
 from scheduler.membership import Terms
 from scheduler.messages import Plan, PlannedRow
 from scheduler.step_wire import GroupSampling, StepCodec
 from scheduler.workers import EpochBegun, EpochEnded, Event, StepReturned, Workers
-from tests.fakes.worker import FakeWorker, HashModel
+from tests.fakes.hash_runner import HashModel
+from tests.fakes.worker import FakeWorker
+from tests.support.peer import Peer
 from tests.support.repository import ROOT
 from tests.support.scheduling import TIMEOUT, RouterEnd, make_options, running_scheduler, running_worker
 from tests.support.steps import result_columns
@@ -51,48 +52,6 @@ def worker_process(options: Options, *flags: str) -> Iterator[subprocess.Popen[b
     finally:
         process.kill()
         process.wait()
-
-
-class Peer:
-    """A rank made by hand: says what it is told to, and no more."""
-
-    def __init__(self, endpoint: str, identity: bytes, curve_dir: Path | None = None) -> None:
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.IDENTITY, identity)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        if curve_dir is not None:
-            client_curve(self.socket, curve_dir)
-        self.socket.connect(endpoint)
-
-    def __enter__(self) -> "Peer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-        self.context.term()
-
-    def say_hello(self, instance: int = 1) -> None:
-        hello = step_pb2.Hello(
-            protocol_version=PROTOCOL_VERSION, octavo_version=octavo_version(), world_size=1, model="hashes",
-            block_size=8, max_num_seqs=16, max_num_batched_tokens=64, instance=instance,
-        )  # fmt: skip
-        self.send(step_pb2.WorkerToScheduler(hello=hello))
-
-    def say_ready(self, epoch: int, model: inference_pb2.ModelInfo) -> None:
-        self.send(step_pb2.WorkerToScheduler(ready=step_pb2.Ready(epoch=epoch, model=model)))
-
-    def send(self, message: step_pb2.WorkerToScheduler) -> None:
-        self.socket.send(message.SerializeToString())
-
-    async def expect(self, kind: str):
-        """The next message of this kind; others are passed over."""
-        for _ in range(50):
-            assert await asyncio.to_thread(self.socket.poll, int(TIMEOUT * 1000)), f"no {kind} came"
-            message = step_pb2.SchedulerToWorker.FromString(self.socket.recv())
-            if message.WhichOneof("message") == kind:
-                return getattr(message, kind)
-        raise AssertionError(f"no {kind} among 50 messages")
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -1,0 +1,54 @@
+"""One end of the step wire, made by hand."""
+
+import asyncio
+from pathlib import Path
+
+import zmq
+
+from protos import inference_pb2, step_pb2
+from runtime.curve import client_curve
+from runtime.version import octavo_version
+from runtime.wire import PROTOCOL_VERSION
+from tests.support.scheduling import TIMEOUT
+
+
+class Peer:
+    """A rank made by hand: says what it is told to, and no more."""
+
+    def __init__(self, endpoint: str, identity: bytes, curve_dir: Path | None = None) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.IDENTITY, identity)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        if curve_dir is not None:
+            client_curve(self.socket, curve_dir)
+        self.socket.connect(endpoint)
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+        self.context.term()
+
+    def say_hello(self, instance: int = 1) -> None:
+        hello = step_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION, octavo_version=octavo_version(), world_size=1, model="hashes",
+            block_size=8, max_num_seqs=16, max_num_batched_tokens=64, instance=instance,
+        )  # fmt: skip
+        self.send(step_pb2.WorkerToScheduler(hello=hello))
+
+    def say_ready(self, epoch: int, model: inference_pb2.ModelInfo) -> None:
+        self.send(step_pb2.WorkerToScheduler(ready=step_pb2.Ready(epoch=epoch, model=model)))
+
+    def send(self, message: step_pb2.WorkerToScheduler) -> None:
+        self.socket.send(message.SerializeToString())
+
+    async def expect(self, kind: str):
+        """The next message of this kind; others are passed over."""
+        for _ in range(50):
+            assert await asyncio.to_thread(self.socket.poll, int(TIMEOUT * 1000)), f"no {kind} came"
+            message = step_pb2.SchedulerToWorker.FromString(self.socket.recv())
+            if message.WhichOneof("message") == kind:
+                return getattr(message, kind)
+        raise AssertionError(f"no {kind} among 50 messages")
