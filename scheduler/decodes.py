@@ -6,6 +6,7 @@ decodes 17 us and 5 for each of those, instead of the 400 that a loop over objec
 """
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
@@ -16,6 +17,16 @@ _order = attrgetter("order")
 
 # Which of the columns' entries: the first so many, or by index.
 Selection = slice | np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """Whose the entries of a selection are. For several steps to share, so to be read only."""
+
+    rows: np.ndarray
+    numbers: np.ndarray
+    groups: np.ndarray
+    choices: np.ndarray
 
 
 class Decodes:
@@ -49,6 +60,9 @@ class Decodes:
         self._tail_width = 1 << (block_size + max_steps_in_flight).bit_length()
         self._tail = np.zeros(num_rows * self._tail_width, np.int32)
         self._tail_bytes = self._tail.data.cast("B")
+        # Of all up to a bound, at some version.
+        self._identified = (-1, -1)
+        self._identity_then = self._identify(slice(0, 0))
         self._index_of_row = np.zeros(num_rows, np.int64)
         self._indexed_version = -1
         # To be read only.
@@ -174,13 +188,16 @@ class Decodes:
     def advance(self, selection: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The selection computes its next token in the step being planned.
 
-        Returns rows (uint16), numbers, and positions that the sampled tokens will have, counted from the prompt's
-        beginning.
+        Returns rows (uint16) and numbers, to be read only, and positions that the sampled tokens will have, counted
+        from the prompt's beginning.
         """
-        positions = self._planned[selection].copy()
+        planned, who = self._planned[selection], self._identity(selection)
+        positions = planned.copy()
         self._computed[selection] = positions
-        self._planned[selection] = positions + 1
-        return self._row[selection].astype(np.uint16), self._number[selection].copy(), positions
+        planned += 1
+        if not isinstance(selection, slice):
+            self._planned[selection] = planned
+        return who.rows, who.numbers, positions
 
     # --- Results
 
@@ -199,18 +216,40 @@ class Decodes:
         return (self._known[selection] - self._num_prompt[selection]).astype(np.int32)
 
     def numbers(self, selection: Selection) -> np.ndarray:
-        return self._number[selection]
+        return self._identity(selection).numbers
 
     def keys(self, selection: Selection) -> tuple[np.ndarray, np.ndarray]:
-        """Groups (int64) and choices (int32)."""
-        return self._group[selection].copy(), self._choice[selection].astype(np.int32)
+        """Groups (int64) and choices (int32), to be read only."""
+        who = self._identity(selection)
+        return who.groups, who.choices
+
+    def _identity(self, selection: Selection) -> _Identity:
+        """The same from step to step, while nobody comes or goes."""
+        if not isinstance(selection, slice):
+            return self._identify(selection)
+        which = self.version, selection.stop
+        if self._identified != which:
+            self._identified, self._identity_then = which, self._identify(selection)
+        return self._identity_then
+
+    def _identify(self, selection: Selection) -> _Identity:
+        columns = (
+            self._row[selection].astype(np.uint16),
+            self._number[selection].copy(),
+            self._group[selection].copy(),
+            self._choice[selection].astype(np.int32),
+        )
+        for column in columns:
+            column.setflags(write=False)
+        return _Identity(*columns)
 
     def append(self, selection: Selection, token_ids: np.ndarray) -> np.ndarray:
         """Adds a sampled token (int32) to each. Returns which (mask) have reached their limit."""
         known = self._known[selection]
         self._tail[self._tail_start[selection] + (known & (self._tail_width - 1))] = token_ids
-        known = known + 1
-        self._known[selection] = known
+        known += 1
+        if not isinstance(selection, slice):
+            self._known[selection] = known
         return known >= self._limit[selection]
 
     def append_one(self, sequence: Sequence, token_id: int) -> None:

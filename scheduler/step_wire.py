@@ -46,7 +46,7 @@ class GroupSampling:
         return self._params_without_prompt if has_output or row.choice != self.first_choice else self._params
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepOutcome:
     """A result as the core takes it, and frames of prompt logprobs, which pass it by, with whose they are.
 
@@ -151,7 +151,9 @@ class StepCodec:
         _check_counts(len(sequences), num_tokens, len(token_ids))
         if len(token_ids) and np.minimum.reduce(token_ids) < 0:
             raise ResultError(f"token_ids holds {token_ids.min()}")
-        for row in result.prompt_logprobs:
+        # Asked first, because looping over nothing takes its time, too, and most results have nothing there.
+        frames = list(result.prompt_logprobs) if result.prompt_logprobs else []
+        for row in frames:
             if row.sequence not in self._scoring_sequences:
                 raise ResultError(f"prompt_logprobs has a frame of sequence {row.sequence}, which did not ask for any")
             if row.frame.ByteSize() > PROMPT_LOGPROBS_FRAME_BYTES + _FRAME_OVERHEAD_BYTES:
@@ -171,7 +173,7 @@ class StepCodec:
             decoded.logprobs = self._logprobs(decoded, result.logprobs)
         return StepOutcome(
             result=decoded,
-            prompt_logprobs=[(self._scoring_sequences[row.sequence], row.frame) for row in result.prompt_logprobs],
+            prompt_logprobs=[(self._scoring_sequences[row.sequence], row.frame) for row in frames],
         )
 
     def _logprobs(
