@@ -108,8 +108,7 @@ BUDGET_LOAD = {
 }
 
 
-def measure_fit(threads: int) -> list[Line]:
-    """What the cost model is made of."""
+def measure_engine(threads: int) -> list[Line]:
     lines = []
     for concurrencies, budget in ENGINE_RUNS:
         say(f"engine at concurrency {concurrencies}, max_num_batched_tokens={budget}")
@@ -117,28 +116,30 @@ def measure_fit(threads: int) -> list[Line]:
             *("bench", "throughput", "--concurrency", concurrencies, "--max-num-batched-tokens", budget),
             *("--worker-threads", threads, "--prompt-len", PROMPT_LEN, "--output-len", OUTPUT_LEN),
         )
-    with cluster() as address:
-        for concurrency in FIT_CONCURRENCIES:
-            say(f"cluster at concurrency {concurrency}")
-            lines.append(serve(address, seed=concurrency, **load_at(concurrency)))
     return lines
 
 
-def measure_held_out() -> list[Line]:
-    """Runs to predict; held_out says which: the name of what was varied, and its value."""
-    runs = []
-    with cluster() as address:
-        for repeat, concurrency in itertools.product(range(NUM_REPEATS), HELD_OUT_CONCURRENCIES):
-            say(f"cluster at concurrency {concurrency}, held out, {repeat + 1} of {NUM_REPEATS}")
-            line = serve(address, seed=100 + repeat, **load_at(concurrency))
-            runs.append({"held_out": ["concurrency", concurrency], **line})
-    for budget in BUDGETS:
-        with cluster("--max-num-batched-tokens", budget) as address:
-            for repeat in range(NUM_REPEATS):
-                say(f"cluster with max_num_batched_tokens={budget}, held out, {repeat + 1} of {NUM_REPEATS}")
-                line = serve(address, seed=200 + repeat, **BUDGET_LOAD)
-                runs.append({"held_out": ["max_num_batched_tokens", budget], **line})
-    return runs
+def measure_cluster() -> tuple[list[Line], list[Line]]:
+    """Runs for the fit, and runs to predict, whose held_out names what was varied, and its value.
+
+    Each repeat visits everything once: a machine that is slower for a while is so for all alike.
+    """
+    fit, held_out = [], []
+    for repeat in range(NUM_REPEATS):
+        with cluster() as address:
+            for concurrency in sorted((*FIT_CONCURRENCIES, *HELD_OUT_CONCURRENCIES)):
+                say(f"cluster at concurrency {concurrency}, {repeat + 1} of {NUM_REPEATS}")
+                line = serve(address, seed=100 * concurrency + repeat, **load_at(concurrency))
+                if concurrency in FIT_CONCURRENCIES:
+                    fit.append(line)
+                else:
+                    held_out.append({"held_out": ["concurrency", concurrency], **line})
+        for budget in BUDGETS:
+            with cluster("--max-num-batched-tokens", budget) as address:
+                say(f"cluster with max_num_batched_tokens={budget}, {repeat + 1} of {NUM_REPEATS}")
+                line = serve(address, seed=repeat, **BUDGET_LOAD)
+                held_out.append({"held_out": ["max_num_batched_tokens", budget], **line})
+    return fit, held_out
 
 
 def compare(name: str, value: int, measured: list[Line], predicted: Line) -> Line:
@@ -187,8 +188,10 @@ def main() -> None:
     if not arguments.reuse:
         arguments.output.mkdir(parents=True, exist_ok=True)
         # The cluster's two workers share the cores.
-        write(fit_file, measure_fit(max(1, cores // 2)))
-        write(runs_file, measure_held_out())
+        engine = measure_engine(max(1, cores // 2))
+        of_cluster, held_out = measure_cluster()
+        write(fit_file, engine + of_cluster)
+        write(runs_file, held_out)
     runs: dict[tuple[str, int], list[Line]] = {}
     for run in map(json.loads, runs_file.read_text().splitlines()):
         runs.setdefault(tuple(run["held_out"]), []).append(run)
