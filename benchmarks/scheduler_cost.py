@@ -301,7 +301,7 @@ def growth() -> list[Cost]:
     """With 100,000 waiting: more and more requests of a step's batch end, and others take their places."""
     costs = []
     for num_running in (256, 1024, 4096):
-        for share in (0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4):
+        for share in (0, 1 / 256, 1 / 64, 1 / 32, 1 / 16, 1 / 8):
             costs.append(measure(num_running, 100_000, num_changes=int(num_running * share), num_steps=40))
     return costs
 
