@@ -17,6 +17,7 @@ the same prompts, block size and prefix caching, its statistics off. Sizes are m
 """
 
 import argparse
+import gc
 import json
 import statistics
 import subprocess
@@ -38,8 +39,8 @@ BLOCK_SIZE, PROMPT_LEN, NUM_STEPS = 16, 128, 256
 SIZES = [(64, 0), (256, 0), (1024, 0), (4096, 0), (256, 100_000), (4096, 100_000)]
 PEER_SIZES = [64, 256, 1024]
 EOS = 2
-# Steps before the steady state: prefills, and memory that is touched for the first time.
-_NUM_FIRST = 4
+# Steps before the steady state: prefills, memory that is touched for the first time, a CPU that has just been idle.
+_NUM_FIRST = 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +174,9 @@ def prompt_of(group: int, is_short: bool = False) -> tuple[int, ...]:
 
 def measure(num_running: int, num_waiting: int, *, num_changes: int = 0, num_steps: int = NUM_STEPS) -> Cost:
     bench = Bench(num_running, num_waiting, num_changes=num_changes, num_steps=num_steps)
+    # As the step loop does once it is set up.
+    gc.collect()
+    gc.freeze()
     spans = [bench.step() for _ in range(_NUM_FIRST + num_steps)][_NUM_FIRST:]
     plan_us, encode_us, update_us = (round(statistics.median(column), 1) for column in zip(*spans, strict=True))
     return Cost(

@@ -6,6 +6,7 @@ and deadlines come before results, so that no output speaks of a sequence that h
 """
 
 import dataclasses
+import gc
 import logging
 import math
 import secrets
@@ -206,6 +207,9 @@ class StepLoop(threading.Thread):
         if core is None:
             settings = core_settings(self._options, model, event.num_swap_blocks)
             self._requests.core = Core(settings) if self._trace is None else TracedCore(settings, self._trace)
+            # What is there now stays: the collector need not look through it again and again between two steps.
+            gc.collect()
+            gc.freeze()
         else:
             if event.after_failure:
                 self._blame_step(core, now)

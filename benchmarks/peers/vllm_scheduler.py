@@ -27,6 +27,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+# Steps that do not count, as on the other side: the prefills, and what is slow the first times.
+NUM_FIRST = 28
+
 # A model of no interest: the scheduler reads its context length from it.
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
@@ -84,7 +87,7 @@ def measure(model: str, prompts: list[list[int]], block_size: int, steps: int) -
     gc.freeze()
     schedule_us: list[float] = []
     update_us: list[float] = []
-    for _ in range(steps + 4):
+    for _ in range(NUM_FIRST + steps):
         begin = time.perf_counter()
         output = scheduler.schedule()
         scheduled = time.perf_counter()
@@ -100,7 +103,8 @@ def measure(model: str, prompts: list[list[int]], block_size: int, steps: int) -
         ended = time.perf_counter()
         schedule_us.append(1e6 * (scheduled - begin))
         update_us.append(1e6 * (ended - started))
-    return {"schedule_us": statistics.median(schedule_us[4:]), "update_us": statistics.median(update_us[4:])}
+    schedule_us, update_us = schedule_us[NUM_FIRST:], update_us[NUM_FIRST:]
+    return {"schedule_us": statistics.median(schedule_us), "update_us": statistics.median(update_us)}
 
 
 def main() -> None:
