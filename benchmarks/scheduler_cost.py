@@ -172,8 +172,16 @@ def prompt_of(group: int, is_short: bool = False) -> tuple[int, ...]:
     return tuple((group * 31 + i) % 30_000 + 10 for i in range(length))
 
 
+def wake_up() -> None:
+    """A core that has been idle, as while the other side is measured, is slow at first. Both sides begin with this."""
+    until = time.perf_counter() + 0.5
+    while time.perf_counter() < until:
+        pass
+
+
 def measure(num_running: int, num_waiting: int, *, num_changes: int = 0, num_steps: int = NUM_STEPS) -> Cost:
     bench = Bench(num_running, num_waiting, num_changes=num_changes, num_steps=num_steps)
+    wake_up()
     # As the step loop does once it is set up.
     gc.collect()
     gc.freeze()
