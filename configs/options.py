@@ -65,6 +65,13 @@ class Options(BaseModel):
         MODEL, "auto", "How weights are read. dummy: random weights of the model's shapes, for benchmarks."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(MODEL, "auto", "Of weights and KV cache. auto: bfloat16.")
+    quantization: Literal["none", "int8", "int4"] = option(
+        MODEL,
+        "none",
+        "Of the linear layers, made when they are loaded. int8: weights and inputs in 8 bits, a scale for each output "
+        "and token. int4: weights in 4 bits, a scale and a minimum for each 32 of them; the output head in 8 bits. "
+        "What a GGUF file holds as Q8_0, Q4_0 or Q4_1 stays as it is if it fits.",
+    )
     max_model_len: int = option(
         MODEL,
         0,

@@ -30,7 +30,9 @@ def build_runner(options: Options, progress: Callable[[float], None] = lambda fr
     start = time.monotonic()
     files = resolve_model(options.model)
     dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
-    loaded = load_model(files, dtype=dtype, load_format=options.load_format, progress=progress)
+    loaded = load_model(
+        files, dtype=dtype, load_format=options.load_format, quantization=options.quantization, progress=progress
+    )
     path = loaded.model.path
     if path.native is not None:
         # The C++ kernels have threads of their own by now. torch's, which spin for milliseconds after each op they
@@ -74,7 +76,10 @@ def _model_info(
         name=name,
         architecture=config.architecture,
         fingerprint=fingerprint(
-            weights_digest=loaded.digest, dtype=dtype_name, quantization="", kernels=loaded.model.path.name
+            weights_digest=loaded.digest,
+            dtype=dtype_name,
+            quantization=options.quantization,
+            kernels=loaded.model.path.name,
         ),
         max_model_len=resolve_max_model_len(options, config, num_blocks),
         vocab_size=config.vocab_size,

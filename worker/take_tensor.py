@@ -1,9 +1,25 @@
 """How layers get their weights, wherever those come from."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
+from kernels.linear.weights import Weight
+
 Shape = tuple[int, ...]
-# Gives a tensor by its Hugging Face name, in the model's dtype, as a tensor that the caller may keep.
-TakeTensor = Callable[[str], torch.Tensor]
+
+
+class TakeTensor(Protocol):
+    """Gives tensors by their Hugging Face names, which the caller may keep."""
+
+    def __call__(self, name: str) -> torch.Tensor:
+        """In the model's dtype."""
+        ...
+
+    def weight(self, name: str) -> Weight:
+        """Of a linear layer, in the model's quantization."""
+        ...
+
+    def head_weight(self, name: str) -> Weight:
+        """Of the output head, which quantization to 4 bits leaves at 8."""
+        ...

@@ -6,6 +6,7 @@ import torch
 from kernels.compute_path import ComputePath
 from kernels.linear.native import NativeLinear
 from kernels.linear.onednn import OneDnnLinear
+from kernels.linear.weights import Weight, dequantize
 
 
 class PackedLinear:
@@ -18,7 +19,7 @@ class PackedLinear:
 
     def __init__(
         self,
-        weight_OI: torch.Tensor,
+        weight_OI: Weight,
         bias_O: torch.Tensor | None,
         path: ComputePath,
         *,
@@ -29,6 +30,7 @@ class PackedLinear:
         """norm_I: weights of an RMS norm (with `eps`) that the input goes through first. gated: the first half of the
         outputs are gates of the other half, and the result, half as wide, is silu(gate) * other.
         """
+        weight_OI = dequantize(weight_OI)
         if path.native is not None:
             self._linear = NativeLinear(weight_OI, bias_O, norm_I, eps, gated=gated, kernels=path.native)
         else:

@@ -1,11 +1,13 @@
 """Linear layers as models have them: by the names of their weights, several fused into one where inputs are shared."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from kernels.compute_path import ComputePath
 from kernels.linear import PackedLinear
+from kernels.linear.weights import concatenate, map_rows
 from worker.take_tensor import TakeTensor
 
 
@@ -25,7 +27,7 @@ def load_linear(
     norm: name of the RMS norm (with `eps`) that the input goes through first. gated: of two layers, the first is the
     gate of the second.
     """
-    weight = torch.cat([reorder(name, take(f"{name}.weight")) for name in names])
+    weights = [map_rows(take.weight(f"{name}.weight"), partial(reorder, name)) for name in names]
     bias_O = torch.cat([reorder(name, take(f"{name}.bias")) for name in names]) if bias else None
     norm_I = take(f"{norm}.weight").float() if norm else None
-    return PackedLinear(weight, bias_O, path, norm_I=norm_I, eps=eps, gated=gated)
+    return PackedLinear(concatenate(weights), bias_O, path, norm_I=norm_I, eps=eps, gated=gated)

@@ -44,9 +44,9 @@ class LlamaModel:
         self._embeddings_VE = take("model.embed_tokens.weight")
         self._rotary = Rotary(config.rope, config.head_size)
         self._layers = [LlamaLayer(config, layer, take, path) for layer in range(config.num_layers)]
-        head_VE = self._embeddings_VE if config.tie_word_embeddings else take("lm_head.weight")
+        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
         norm_E = take("model.norm.weight").float()
-        self._head = PackedLinear(head_VE, None, path, norm_I=norm_E, eps=config.rms_norm_eps)
+        self._head = PackedLinear(take.head_weight(head), None, path, norm_I=norm_E, eps=config.rms_norm_eps)
         self._windows = sorted(set(config.layer_windows))
         self._heads = HeadShape(
             num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_size=config.head_size

@@ -22,3 +22,6 @@ class DummySource:
             return torch.ones(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         return torch.randn(shape, generator=generator).mul_(0.02)
+
+    def weight(self, name: str) -> torch.Tensor:
+        return self.tensor(name)

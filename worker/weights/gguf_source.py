@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from kernels.linear.weights import Weight, map_rows
 from worker.model_config import ModelConfig
 from worker.take_tensor import Shape
 from worker.weights.errors import WeightsError, some
 from worker.weights.gguf_header import StoredTensor, read_header
+from worker.weights.gguf_weights import INTEGER_KINDS, integer_weight
 
 QUANTIZATIONS = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K)
 ROPE_FACTORS = "rope_freqs.weight"
@@ -76,22 +78,35 @@ class GGUFSource:
         self._rope_pairs_neighbours = header.metadata["general.architecture"] == "llama"
 
     def tensor(self, name: str) -> torch.Tensor:
-        values = torch.from_numpy(self._dequantized(self._tensors[name]))
+        return self._in_order(name, torch.from_numpy(self._dequantized(self._tensors[name])))
+
+    def weight(self, name: str) -> Weight:
+        tensor = self._tensors[name]
+        if tensor.kind not in INTEGER_KINDS:
+            return self.tensor(name)
+        weight = integer_weight(tensor.kind, self._rows(tensor), tensor.shape[-1])
+        return map_rows(weight, lambda rows: self._in_order(name, rows))
+
+    def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         if self._rope_pairs_neighbours and ".q_proj." in name:
-            return _halves_from_neighbours(values, self.config.num_heads)
+            return _halves_from_neighbours(rows, self.config.num_heads)
         if self._rope_pairs_neighbours and ".k_proj." in name:
-            return _halves_from_neighbours(values, self.config.num_kv_heads)
-        return values
+            return _halves_from_neighbours(rows, self.config.num_kv_heads)
+        return rows
 
     def _dequantized(self, tensor: StoredTensor) -> np.ndarray:
         """float32, owning its memory."""
-        stored = np.frombuffer(self._data, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
+        rows = self._rows(tensor)
         if tensor.kind is Kind.F32:
-            return stored.view("<f4").reshape(tensor.shape).copy()
+            return rows.view("<f4").copy()
         if tensor.kind is Kind.F16:
-            return stored.view("<f2").reshape(tensor.shape).astype(np.float32)
-        rows = stored.reshape(*tensor.shape[:-1], -1)
+            return rows.view("<f2").astype(np.float32)
         return gguf.dequantize(rows, tensor.kind)
+
+    def _rows(self, tensor: StoredTensor) -> np.ndarray:
+        """uint8, a view of the file."""
+        stored = np.frombuffer(self._data, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
+        return stored.reshape(*tensor.shape[:-1], -1)
 
 
 def _halves_from_neighbours(values: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -13,8 +13,9 @@ from worker.weights.digest import files_digest
 from worker.weights.dummy_source import DummySource
 from worker.weights.errors import WeightsError
 from worker.weights.gguf_source import GGUFSource
+from worker.weights.quantization import QUANTIZATIONS, Quantization
 from worker.weights.safetensors_source import SafetensorsSource
-from worker.weights.source import TensorSource, check_tensors, take_from
+from worker.weights.source import Take, TensorSource, check_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +32,18 @@ def load_model(
     *,
     dtype: torch.dtype,
     load_format: str = "auto",
+    quantization: Quantization = "none",
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> LoadedModel:
     """Reads config and weights and packs them for this machine.
 
-    load_format: auto, safetensors, gguf or dummy (random weights at the config's shapes). progress gets fractions
-    from 0 to 1, on this thread. Raises WeightsError.
+    load_format: auto, safetensors, gguf or dummy (random weights at the config's shapes). quantization: of the linear
+    layers' weights. progress gets fractions from 0 to 1, on this thread. Raises WeightsError.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise WeightsError(f"dtype={dtype} is not supported; float32 and bfloat16 are")
+    if quantization not in QUANTIZATIONS:
+        raise WeightsError(f"quantization={quantization!r} is not supported; {', '.join(QUANTIZATIONS)} are")
     file_format = "gguf" if files.is_gguf else "safetensors"
     if load_format not in ("auto", "dummy", file_format):
         raise WeightsError(f"load_format={load_format!r} does not fit {files.path}, which is {file_format}; use auto")
@@ -50,7 +54,7 @@ def load_model(
     tensors: TensorSource = source or DummySource(files.path, shapes)
     check_tensors(tensors, shapes, tied=config.tie_word_embeddings)
     with torch.inference_mode():
-        model = cls(config, take_from(tensors, shapes, dtype, progress), dtype)
+        model = cls(config, Take(tensors, shapes, dtype, quantization, progress), dtype)
     return LoadedModel(model=model, config=config, digest=digest)
 
 

@@ -61,3 +61,6 @@ class SafetensorsSource:
         if not tensor.is_floating_point():
             raise WeightsError(f"{self.path}: {name} is stored as {tensor.dtype}; a float type is expected")
         return tensor
+
+    def weight(self, name: str) -> torch.Tensor:
+        return self.tensor(name)

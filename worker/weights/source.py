@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
-from worker.take_tensor import Shape, TakeTensor
+from kernels.linear.weights import Weight
+from worker.take_tensor import Shape
 from worker.weights.errors import WeightsError, some
+from worker.weights.quantization import Quantization, head_quantization, quantized
+
+_T = TypeVar("_T")
 
 
 class TensorSource(Protocol):
@@ -22,6 +26,10 @@ class TensorSource(Protocol):
 
     def tensor(self, name: str) -> torch.Tensor:
         """In whatever float dtype it is stored. Raises WeightsError if its bytes are damaged."""
+        ...
+
+    def weight(self, name: str) -> Weight:
+        """Of a linear layer, as it is stored. Raises WeightsError."""
         ...
 
 
@@ -49,18 +57,37 @@ def check_tensors(source: TensorSource, expected: Mapping[str, Shape], *, tied: 
         raise WeightsError(f"{source.path}: {len(unexpected)} tensors are not of this architecture: {some(unexpected)}")
 
 
-def take_from(
-    source: TensorSource, expected: Mapping[str, Shape], dtype: torch.dtype, progress: Callable[[float], None]
-) -> TakeTensor:
-    """A TakeTensor that reports the fraction of all elements given out so far."""
-    total = sum(torch.Size(shape).numel() for shape in expected.values())
-    taken = 0
+class Take:
+    """A TakeTensor over a source. Reports the fraction of all elements given out so far."""
 
-    def take(name: str) -> torch.Tensor:
-        nonlocal taken
-        tensor = source.tensor(name).to(dtype)
-        taken += tensor.numel()
-        progress(min(1.0, taken / total))
-        return tensor
+    def __init__(
+        self,
+        source: TensorSource,
+        expected: Mapping[str, Shape],
+        dtype: torch.dtype,
+        quantization: Quantization,
+        progress: Callable[[float], None],
+    ) -> None:
+        self._source, self._dtype, self._quantization, self._progress = source, dtype, quantization, progress
+        self._expected = expected
+        self._total = sum(torch.Size(shape).numel() for shape in expected.values())
+        self._taken = 0
 
-    return take
+    def __call__(self, name: str) -> torch.Tensor:
+        return self._took(name, self._source.tensor(name).to(self._dtype))
+
+    def weight(self, name: str) -> Weight:
+        return self._took(name, self._weight(name, self._quantization))
+
+    def head_weight(self, name: str) -> Weight:
+        return self._took(name, self._weight(name, head_quantization(self._quantization)))
+
+    def _weight(self, name: str, quantization: Quantization) -> Weight:
+        if quantization == "none":
+            return self._source.tensor(name).to(self._dtype)
+        return quantized(self._source.weight(name), quantization)
+
+    def _took(self, name: str, taken: _T) -> _T:
+        self._taken += torch.Size(self._expected[name]).numel()
+        self._progress(min(1.0, self._taken / self._total))
+        return taken
