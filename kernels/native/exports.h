@@ -22,12 +22,29 @@ OCTAVO_EXPORT void octavo_pack(const Linear* linear, const void* rows, void* pan
     }
 }
 
-OCTAVO_EXPORT void octavo_linear(const Linear* linear, const float* x, int64_t rows, float* y, int32_t epilogue) {
-    const auto after = static_cast<Epilogue>(epilogue);
-    if (linear->bf16_weights) {
-        linear_forward<Vector, HalfInput, bf16>(*linear, x, rows, y, after);
+template <class Output>
+void forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
+    if (linear.bf16_weights) {
+        linear_forward<Vector, HalfInput, bf16>(linear, x, rows, output);
     } else {
-        linear_forward<Vector, float, float>(*linear, x, rows, y, after);
+        linear_forward<Vector, float, float>(linear, x, rows, output);
+    }
+}
+
+OCTAVO_EXPORT void octavo_linear(const Linear* linear, const float* x, int64_t rows, float* y, int32_t epilogue) {
+    forward(*linear, x, rows, StoreOutput<Vector>{*linear, y, static_cast<Epilogue>(epilogue)});
+}
+
+// ids[rows] and values[rows] of each row's largest output: see ArgmaxOutput.
+OCTAVO_EXPORT void octavo_linear_argmax(const Linear* linear, const float* x, int64_t rows, int64_t* ids,
+                                        float* values) {
+    using Argmax = ArgmaxOutput<Vector>;
+    auto* best = reinterpret_cast<uint64_t*>(ids);
+    std::fill(best, best + rows, Argmax::kNothing);
+    forward(*linear, x, rows, Argmax{*linear, best});
+    for (int64_t r = 0; r < rows; r++) {
+        values[r] = Argmax::value(best[r]);
+        ids[r] = Argmax::column(best[r]);
     }
 }
 

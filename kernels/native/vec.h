@@ -46,6 +46,9 @@ inline V8 operator/(V8 a, V8 b) { return {_mm256_div_ps(a.x, b.x)}; }
 inline V8 max(V8 a, V8 b) { return {_mm256_max_ps(a.x, b.x)}; }
 inline V8 fma(V8 a, V8 b, V8 c) { return {_mm256_fmadd_ps(a.x, b.x, c.x)}; }
 
+// Whether an element of a is not less than its counterpart in b: greater, equal, or one of both is NaN.
+inline bool any_not_less(V8 a, V8 b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.x, b.x, _CMP_NLT_UQ)) != 0; }
+
 inline float sum(V8 v) {
     __m128 a = _mm_add_ps(_mm256_castps256_ps128(v.x), _mm256_extractf128_ps(v.x, 1));
     a = _mm_add_ps(a, _mm_movehl_ps(a, a));

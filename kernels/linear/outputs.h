@@ -1,0 +1,111 @@
+// What becomes of a linear layer's sums.
+//
+// An Output has `void panel(const V (&acc)[2], int64_t r, int64_t p) const`: tiles call it once for each row r and
+// panel p of theirs, in any order and from any thread, with the sums of the panel's columns before the bias.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "panels.h"
+
+namespace octavo {
+
+enum Epilogue : int32_t { kStore, kAdd };
+
+// Columns i to i + 7 of panel p, of its sums.
+template <class V>
+V8 biased(const Linear& linear, const float* sums, int64_t i, int64_t p) {
+    V8 value = V8::load(sums + i);
+    return linear.bias ? value + V8::load(linear.bias + p * kPanel<V> + i) : value;
+}
+
+// Stores the sums in y[rows, outputs], or adds them to it.
+template <class V>
+struct StoreOutput {
+    const Linear& linear;
+    float* y;
+    Epilogue epilogue;
+
+    // Columns c to c + 7 of row r.
+    void put(V8 value, int64_t r, int64_t c) const {
+        int64_t rest = linear.outputs - c;
+        float* place = y + r * linear.outputs + c;
+        if (rest >= 8) {
+            (epilogue == kAdd ? V8::load(place) + value : value).store(place);
+            return;
+        }
+        float values[8];
+        value.store(values);
+        for (int64_t i = 0; i < rest; i++) place[i] = epilogue == kAdd ? place[i] + values[i] : values[i];
+    }
+
+    void panel(const V (&acc)[2], int64_t r, int64_t p) const {
+        float sums[kPanel<V>];
+        acc[0].store(sums);
+        acc[1].store(sums + V::W);
+        for (int i = 0; i < (linear.gated ? V::W : kPanel<V>); i += 8) {
+            V8 value = biased<V>(linear, sums, i, p);
+            if (!linear.gated) {
+                put(value, r, p * kPanel<V> + i);
+            } else {
+                put(silu(value) * biased<V>(linear, sums, V::W + i, p), r, p * V::W + i);
+            }
+        }
+    }
+};
+
+// The largest output of each row, and its column: of equals the lowest, of NaN, which is larger than all, the first.
+//
+// A row's best so far is one number, which only grows: it ends up the same however columns are dealt to threads.
+template <class V>
+struct ArgmaxOutput {
+    const Linear& linear;  // not gated
+    uint64_t* best;        // by row: from kNothing on, while panels come in
+
+    static constexpr uint64_t kNothing = 0;
+
+    // Ordered by value, then by falling column.
+    static uint64_t key(float value, int64_t column) {
+        const float zero_is_zero = value + 0.0f;
+        uint32_t bits;
+        std::memcpy(&bits, &zero_is_zero, 4);
+        uint32_t ordered = value != value ? ~0u : bits & kSign ? ~bits : bits | kSign;
+        return uint64_t{ordered} << 32 | ~static_cast<uint32_t>(column);
+    }
+
+    static float value(uint64_t key) {
+        uint32_t ordered = key >> 32, bits = ordered & kSign ? ordered ^ kSign : ~ordered;
+        float value;
+        std::memcpy(&value, &bits, 4);
+        return value;
+    }
+
+    static int64_t column(uint64_t key) { return ~static_cast<uint32_t>(key); }
+
+    void panel(const V (&acc)[2], int64_t r, int64_t p) const {
+        float sums[kPanel<V>];
+        acc[0].store(sums);
+        acc[1].store(sums + V::W);
+        uint64_t seen = __atomic_load_n(best + r, __ATOMIC_RELAXED);
+        const V8 largest = V8::all(value(seen));
+        bool may_grow = false;
+        for (int i = 0; i < kPanel<V>; i += 8) {
+            V8 output = biased<V>(linear, sums, i, p);
+            output.store(sums + i);
+            may_grow |= any_not_less(output, largest);
+        }
+        if (!may_grow) return;
+        uint64_t own = kNothing;
+        const int64_t first = p * kPanel<V>, count = std::min<int64_t>(kPanel<V>, linear.outputs - first);
+        for (int64_t i = 0; i < count; i++) own = std::max(own, key(sums[i], first + i));
+        while (own > seen && !__atomic_compare_exchange_n(best + r, &seen, own, true, __ATOMIC_RELAXED,
+                                                          __ATOMIC_RELAXED)) {
+        }
+    }
+
+   private:
+    static constexpr uint32_t kSign = 0x80000000;
+};
+
+}  // namespace octavo

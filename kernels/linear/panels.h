@@ -1,0 +1,61 @@
+// The weights of a linear layer as panels of columns, for the vector V that a path has.
+#pragma once
+
+#include <cstdint>
+
+#include "../native/pool.h"
+#include "../native/vec.h"
+
+namespace octavo {
+
+// As kernels/linear/native.py lays it out.
+struct Linear {
+    const void* panels;  // see pack_linear
+    const float* bias;   // in the order of the panels' columns, or null
+    const float* norm;   // weights of an RMS norm of the input, or null
+    float eps;
+    int32_t inputs;
+    int32_t outputs;  // of the result: half as many as there are weight rows if gated
+    int32_t gated;    // the result is silu(first half of the outputs) * second half
+    int32_t bf16_weights;
+};
+
+template <class V>
+constexpr int kPanel = 2 * V::W;  // columns of a panel
+
+template <class V>
+int64_t num_panels(const Linear& linear) {
+    const int64_t width = linear.gated ? V::W : kPanel<V>;
+    return (linear.outputs + width - 1) / width;
+}
+
+// The weight row behind column c of panel p, or -1 for padding. A gated panel holds V::W gates, then their V::W ups.
+template <class V>
+int64_t weight_row(const Linear& linear, int64_t p, int64_t c) {
+    if (!linear.gated) {
+        int64_t row = p * kPanel<V> + c;
+        return row < linear.outputs ? row : -1;
+    }
+    int64_t row = p * V::W + c % V::W;
+    return row >= linear.outputs ? -1 : c < V::W ? row : row + linear.outputs;
+}
+
+// From rows [weight rows, inputs] to panels: float32 as [panel][input][column], bf16 as [panel][pair of inputs]
+// [column][2], with zeros where there is no column or no second input.
+template <class V, class T>
+void pack_linear(const Linear& linear, const T* rows, T* panels) {
+    constexpr int kPair = sizeof(T) == 2 ? 2 : 1;
+    const int64_t steps = (linear.inputs + kPair - 1) / kPair;
+    parallel(num_panels<V>(linear), [&](int64_t p) {
+        T* panel = panels + p * steps * kPanel<V> * kPair;
+        for (int64_t c = 0; c < kPanel<V>; c++) {
+            int64_t row = weight_row<V>(linear, p, c);
+            for (int64_t i = 0; i < steps * kPair; i++) {
+                T value = row >= 0 && i < linear.inputs ? rows[row * linear.inputs + i] : T{0};
+                panel[i / kPair * kPanel<V> * kPair + c * kPair + i % kPair] = value;
+            }
+        }
+    });
+}
+
+}  // namespace octavo
