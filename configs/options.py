@@ -65,12 +65,13 @@ class Options(BaseModel):
         MODEL, "auto", "How weights are read. dummy: random weights of the model's shapes, for benchmarks."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(MODEL, "auto", "Of weights and KV cache. auto: bfloat16.")
-    quantization: Literal["none", "int8", "int4"] = option(
+    quantization: Literal["auto", "none", "int8", "int4"] = option(
         MODEL,
-        "none",
+        "auto",
         "Of the linear layers, made when they are loaded. int8: weights and inputs in 8 bits, a scale for each output "
         "and token. int4: weights in 4 bits, a scale and a minimum for each 32 of them; the output head in 8 bits. "
-        "What a GGUF file holds as Q8_0, Q4_0 or Q4_1 stays as it is if it fits.",
+        "none: floats. auto: int8 if the checkpoint was made for it (W8A8 by compressed-tensors), else none. What a "
+        "checkpoint holds in as many bits (GGUF's Q8_0, Q4_0, Q4_1; W8A8) stays as it is; FP8 is widened first.",
     )
     max_model_len: int = option(
         MODEL,

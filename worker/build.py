@@ -33,6 +33,7 @@ def build_runner(options: Options, progress: Callable[[float], None] = lambda fr
     loaded = load_model(
         files, dtype=dtype, load_format=options.load_format, quantization=options.quantization, progress=progress
     )
+    _log.debug("weights are loaded, in %.2f s", time.monotonic() - start)
     path = loaded.model.path
     if path.native is not None:
         # The C++ kernels have threads of their own by now. torch's, which spin for milliseconds after each op they
@@ -78,13 +79,14 @@ def _model_info(
         fingerprint=fingerprint(
             weights_digest=loaded.digest,
             dtype=dtype_name,
-            quantization=options.quantization,
+            quantization=loaded.quantization,
             kernels=loaded.model.path.name,
         ),
         max_model_len=resolve_max_model_len(options, config, num_blocks),
         vocab_size=config.vocab_size,
         eos_token_ids=sorted(config.eos_token_ids),
         dtype=dtype_name,
+        quantization=loaded.quantization,
         default_sampling=inference_pb2.SamplingParams(**defaults),
         block_size=options.block_size,
         num_blocks=num_blocks,

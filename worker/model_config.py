@@ -77,10 +77,10 @@ class ModelConfig:
         Raises ValueError, naming the file, for JSON that does not parse, a model that is not supported, or a number
         that is missing.
         """
-        raw = _read_json(path / "config.json")
+        raw = read_json(path / "config.json")
         generation = path / "generation_config.json"
         try:
-            return _from_config_json(raw, _read_json(generation) if generation.is_file() else {})
+            return _from_config_json(raw, read_json(generation) if generation.is_file() else {})
         except KeyError as error:
             raise ValueError(f"{path / 'config.json'}: {error.args[0]} is missing") from None
         except (TypeError, ValueError, ZeroDivisionError) as error:
@@ -102,7 +102,8 @@ class ModelConfig:
             raise ValueError(f"GGUF metadata is damaged: {error}") from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file. Raises ValueError, naming the file, if there is none."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -130,8 +131,6 @@ def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
     architecture = _known((raw.get("architectures") or ["(none named)"])[0])
     if raw.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act={raw['hidden_act']!r} is not supported; silu is")
-    if raw.get("quantization_config"):
-        raise ValueError("quantization_config: quantized safetensors are not supported; use unquantized ones or GGUF")
     num_layers, num_heads = _layer_count(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
     attention_bias = bool(raw.get("attention_bias", False))
     eos = {*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}

@@ -18,7 +18,7 @@ GROUP = 32
 class Int8Weight:
     """weight[o, i] = scales[o, g] * values[o, i]: with float32 scales [O, 1] of whole rows, or float16 ones [O, G]."""
 
-    values_OI: torch.Tensor  # int8
+    values_OI: torch.Tensor  # int8; -128 is made by others only
     scales_OG: torch.Tensor
 
     @property
@@ -47,7 +47,9 @@ def quantize_int8(weight_OI: torch.Tensor) -> Int8Weight:
     """Symmetric, a scale for each output: the largest of a row becomes 127."""
     weight_OI = weight_OI.float()
     scales_O1 = weight_OI.abs().amax(dim=1, keepdim=True) / 127
-    return Int8Weight(values_OI=_divided(weight_OI, scales_O1).round_().to(torch.int8), scales_OG=scales_O1)
+    # The clamp is for scales so small that they are rounded themselves.
+    values_OI = _divided(weight_OI, scales_O1).round_().clamp_(-127, 127)
+    return Int8Weight(values_OI=values_OI.to(torch.int8), scales_OG=scales_O1)
 
 
 def quantize_int4(weight_OI: torch.Tensor) -> Int4Weight:
@@ -86,10 +88,13 @@ def map_rows(weight: Weight, move: Callable[[torch.Tensor], torch.Tensor]) -> We
 
 
 def concatenate(weights: Sequence[Weight]) -> Weight:
-    """The outputs of all, side by side. Parts of different kinds (some checkpoints hold one in 4 bits and its
-    neighbour in 8) become float32."""
+    """The outputs of all, side by side. Quantized parts of different kinds (some checkpoints hold one in 4 bits and
+    its neighbour in 8) become 8 bits with a scale for each output: kernels take one kind a layer."""
     if len(weights) == 1:
         return weights[0]
+    floats = [weight for weight in weights if isinstance(weight, torch.Tensor)]
+    if len(floats) == len(weights):
+        return torch.cat(floats)
     int8 = [weight for weight in weights if isinstance(weight, Int8Weight)]
     if len(int8) == len(weights) and len({weight.is_grouped for weight in int8}) == 1:
         return Int8Weight(
@@ -103,7 +108,7 @@ def concatenate(weights: Sequence[Weight]) -> Weight:
             scales_OG=torch.cat([weight.scales_OG for weight in int4]),
             minima_OG=torch.cat([weight.minima_OG for weight in int4]),
         )
-    return torch.cat([dequantize(weight) for weight in weights])
+    return quantize_int8(torch.cat([dequantize(weight) for weight in weights]))
 
 
 def _grouped(weight_OI: torch.Tensor) -> torch.Tensor:

@@ -93,7 +93,6 @@ def test_windows_by_layer(tmp_path: Path) -> None:
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*LlamaForCausalLM, MistralForCausalLM, Qwen2"),
         ({"architectures": None}, "is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type='longrope'.*yarn"),
         ({"rope_scaling": {"type": "linear"}}, "factor=None"),
         ({"num_key_value_heads": 3}, "num_kv_heads=3"),

@@ -82,9 +82,11 @@ class GGUFSource:
 
     def weight(self, name: str) -> Weight:
         tensor = self._tensors[name]
-        if tensor.kind not in INTEGER_KINDS:
+        weight = None
+        if tensor.kind in INTEGER_KINDS:
+            weight = integer_weight(tensor.kind, self._rows(tensor), tensor.shape[-1])
+        if weight is None:
             return self.tensor(name)
-        weight = integer_weight(tensor.kind, self._rows(tensor), tensor.shape[-1])
         return map_rows(weight, lambda rows: self._in_order(name, rows))
 
     def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:

@@ -14,17 +14,24 @@ INTEGER_KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1)
 _HALF = np.dtype("<f2")
 
 
-def integer_weight(kind: Kind, rows_OB: np.ndarray, num_inputs: int) -> Int8Weight | Int4Weight:
+def integer_weight(kind: Kind, rows_OB: np.ndarray, num_inputs: int) -> Int8Weight | Int4Weight | None:
     """From the bytes of each row: blocks of a scale (Q4_1: and a minimum), then 32 values, all kept as they are.
 
-    Q4_0 counts its values from -8: its minima are -8 scales.
+    Q4_0 counts its values from -8: its minima are -8 scales. None if one of these is beyond float16.
     """
     blocks_OGB = rows_OB.reshape(len(rows_OB), num_inputs // GROUP, -1)
     scales_OG = blocks_OGB[:, :, :2].copy().view(_HALF)[:, :, 0]
     if kind is Kind.Q8_0:
         values_OI = blocks_OGB[:, :, 2:].reshape(len(rows_OB), num_inputs).view(np.int8)
         return Int8Weight(values_OI=torch.from_numpy(values_OI.copy()), scales_OG=_tensor(scales_OG))
-    minima_OG = scales_OG * _HALF.type(-8) if kind is Kind.Q4_0 else blocks_OGB[:, :, 2:4].copy().view(_HALF)[:, :, 0]
+    if kind is Kind.Q4_0:
+        # A multiple by a power of two: exact, if it can be told at all.
+        with np.errstate(over="ignore"):
+            minima_OG = scales_OG * _HALF.type(-8)
+        if not np.isfinite(minima_OG).all():
+            return None
+    else:
+        minima_OG = blocks_OGB[:, :, 2:4].copy().view(_HALF)[:, :, 0]
     # A byte holds the values of inputs i and i + 16.
     bytes_OGB = blocks_OGB[:, :, -GROUP // 2 :]
     values_OGI = np.concatenate((bytes_OGB & 0x0F, bytes_OGB >> 4), axis=2)

@@ -3,28 +3,32 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from runtime.model_files import ModelFiles
-from worker.model_config import ModelConfig
+from worker.model_config import ModelConfig, read_json
 from worker.models.registry import Model, model_class
 from worker.weights.digest import files_digest
 from worker.weights.dummy_source import DummySource
 from worker.weights.errors import WeightsError
 from worker.weights.gguf_source import GGUFSource
-from worker.weights.quantization import QUANTIZATIONS, Quantization
+from worker.weights.quantization import QUANTIZATION_OPTIONS, Quantization, QuantizationOption
+from worker.weights.safetensors_files import SafetensorsFiles
 from worker.weights.safetensors_source import SafetensorsSource
 from worker.weights.source import Take, TensorSource, check_tensors
+from worker.weights.stored_quantization import StoredQuantization, stored_quantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """digest: equal for equal weights and config, whatever machine they were loaded on."""
+    """digest: equal for equal weights and config, whatever machine they were loaded on. quantization: auto resolved."""
 
     model: Model
     config: ModelConfig
     digest: str
+    quantization: Quantization
 
 
 def load_model(
@@ -32,49 +36,69 @@ def load_model(
     *,
     dtype: torch.dtype,
     load_format: str = "auto",
-    quantization: Quantization = "none",
+    quantization: QuantizationOption = "auto",
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> LoadedModel:
     """Reads config and weights and packs them for this machine.
 
     load_format: auto, safetensors, gguf or dummy (random weights at the config's shapes). quantization: of the linear
-    layers' weights. progress gets fractions from 0 to 1, on this thread. Raises WeightsError.
+    layers' weights; auto: what the checkpoint was made for. progress gets fractions from 0 to 1, on this thread. Raises
+    WeightsError.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise WeightsError(f"dtype={dtype} is not supported; float32 and bfloat16 are")
-    if quantization not in QUANTIZATIONS:
-        raise WeightsError(f"quantization={quantization!r} is not supported; {', '.join(QUANTIZATIONS)} are")
+    if quantization not in QUANTIZATION_OPTIONS:
+        raise WeightsError(f"quantization={quantization!r} is not supported; {', '.join(QUANTIZATION_OPTIONS)} are")
     file_format = "gguf" if files.is_gguf else "safetensors"
     if load_format not in ("auto", "dummy", file_format):
         raise WeightsError(f"load_format={load_format!r} does not fit {files.path}, which is {file_format}; use auto")
     progress(0.0)
-    config, source, digest = _open(files, dummy=load_format == "dummy")
+    checkpoint = _open(files, dummy=load_format == "dummy")
+    config = checkpoint.config
+    resolved = checkpoint.made_for if quantization == "auto" else quantization
     cls = model_class(config.architecture)
     shapes = cls.tensor_shapes(config)
-    tensors: TensorSource = source or DummySource(files.path, shapes)
-    check_tensors(tensors, shapes, tied=config.tie_word_embeddings)
+    check_tensors(checkpoint.tensors, shapes, tied=config.tie_word_embeddings)
     with torch.inference_mode():
-        model = cls(config, Take(tensors, shapes, dtype, quantization, progress), dtype)
-    return LoadedModel(model=model, config=config, digest=digest)
+        model = cls(config, Take(checkpoint.tensors, shapes, dtype, resolved, progress), dtype)
+    return LoadedModel(model=model, config=config, digest=checkpoint.digest, quantization=resolved)
 
 
-def _open(
-    files: ModelFiles, *, dummy: bool
-) -> tuple[ModelConfig, GGUFSource | SafetensorsSource | None, str]:
-    """The config, where its tensors are (None: nowhere, they are to be random), and the digest of both."""
-    source: GGUFSource | SafetensorsSource | None = None
-    config_files = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Checkpoint:
+    config: ModelConfig
+    tensors: TensorSource
+    digest: str
+    # The quantization that `auto` stands for.
+    made_for: Quantization = "none"
+
+
+def _open(files: ModelFiles, *, dummy: bool) -> _Checkpoint:
     if files.is_gguf:
         source = GGUFSource(files.path)
-        config = source.config
-    else:
-        config_files = [files.path / "config.json"]
-        try:
-            config = ModelConfig.from_directory(files.path)
-        except ValueError as error:
-            raise WeightsError(str(error)) from None
         if not dummy:
-            source = SafetensorsSource(files.path)
-    if dummy or source is None:
-        return config, None, hashlib.sha256(f"dummy {config}".encode()).hexdigest()
-    return config, source, files_digest([*config_files, *source.files])
+            return _Checkpoint(config=source.config, tensors=source, digest=files_digest(source.files))
+        config, stored = source.config, StoredQuantization()
+    else:
+        config, stored = _read_config(files.path)
+    shapes = model_class(config.architecture).tensor_shapes(config)
+    if dummy:
+        tensors = DummySource(files.path, shapes)
+        digest = hashlib.sha256(f"dummy {config}".encode()).hexdigest()
+    else:
+        stored_files = SafetensorsFiles(files.path)
+        tensors = SafetensorsSource(stored_files, stored, shapes)
+        digest = files_digest([files.path / "config.json", *stored_files.files])
+    return _Checkpoint(config=config, tensors=tensors, digest=digest, made_for=stored.made_for)
+
+
+def _read_config(directory: Path) -> tuple[ModelConfig, StoredQuantization]:
+    try:
+        config = ModelConfig.from_directory(directory)
+    except ValueError as error:
+        raise WeightsError(str(error)) from None
+    file = directory / "config.json"
+    try:
+        return config, stored_quantization(read_json(file))
+    except ValueError as error:
+        raise WeightsError(f"{file}: {error}") from None

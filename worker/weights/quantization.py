@@ -2,18 +2,29 @@
 
 from typing import Literal, get_args
 
+import torch
+
 from kernels.linear.weights import Int4Weight, Int8Weight, Weight, dequantize, quantize_int4, quantize_int8
 
 Quantization = Literal["none", "int8", "int4"]
-QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
+# auto: what the checkpoint was made for.
+QuantizationOption = Literal["auto", "none", "int8", "int4"]
+QUANTIZATION_OPTIONS: tuple[str, ...] = get_args(QuantizationOption)
+
+_LARGEST_HALF = torch.finfo(torch.float16).max
 
 
 def quantized(stored: Weight, quantization: Literal["int8", "int4"]) -> Weight:
-    """What the checkpoint holds in 8 bits stays as it is in either quantization, and in 4 bits under int4: nothing is
-    lost. All else is made from floats."""
-    if isinstance(stored, Int8Weight) or (quantization == "int4" and isinstance(stored, Int4Weight)):
+    """What the checkpoint holds in as many bits stays as it is; all else is made from floats, in float32.
+
+    int4 leaves a weight with numbers beyond float16, of which its scales and minima are, at 8 bits.
+    """
+    if isinstance(stored, Int8Weight if quantization == "int8" else Int4Weight):
         return stored
-    return (quantize_int8 if quantization == "int8" else quantize_int4)(dequantize(stored))
+    floats_OI = dequantize(stored)
+    if quantization == "int4" and floats_OI.abs().max() <= _LARGEST_HALF:
+        return quantize_int4(floats_OI)
+    return quantize_int8(floats_OI)
 
 
 def head_quantization(quantization: Quantization) -> Quantization:

@@ -1,66 +1,131 @@
-"""Tensors of a Hugging Face directory: model.safetensors, or the shards that an index names."""
+"""Tensors of a Hugging Face directory, quantized ones with the scales that belong to them.
 
-import json
-from pathlib import Path
+Legend: O outputs, I inputs, Y and X blocks of them that share a scale.
+"""
+
+from collections.abc import Collection
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from kernels.linear.weights import Int8Weight, Weight
 from worker.take_tensor import Shape
 from worker.weights.errors import WeightsError, some
+from worker.weights.safetensors_files import SafetensorsFiles
+from worker.weights.stored_quantization import Scheme, StoredQuantization
 
-INDEX = "model.safetensors.index.json"
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a directory, by name. Raises WeightsError if there are none, or shards are missing."""
-    index = directory / INDEX
-    if not index.is_file():
-        files = sorted(directory.glob("*.safetensors"))
-        if not files:
-            raise WeightsError(f"{directory}: no *.safetensors file; weights come from safetensors or GGUF only")
-        return files
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise WeightsError(f"{index}: not an index with a weight_map: {error}") from None
-    # An index is data from elsewhere: a name in it must not lead out of the directory.
-    bad = [name for name in names if not isinstance(name, str) or Path(name).name != name]
-    if bad:
-        raise WeightsError(f"{index}: {some([repr(name) for name in bad])} is no file name")
-    missing = [name for name in names if not (directory / name).is_file()]
-    if missing:
-        raise WeightsError(
-            f"{directory}: {len(missing)} of the {len(names)} shards in {INDEX} are missing: {some(missing)}"
-        )
-    return [directory / name for name in names]
+_FLOATS = ("F32", "BF16", "F16", "F64")
+# A quantized layer may have these, too. Nothing needs them: inputs in 8 bits get a scale for each token, which fits
+# them better than one that was set beforehand, and ...
+_SCALES_OF_INPUTS = ("input_scale", "input_scale_ub", "input_zero_point")
+# ... KV stays in the model's dtype. (Beside the layers that make it, or at the attention around them.)
+_SCALES_OF_KV = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale")
 
 
 class SafetensorsSource:
-    """A TensorSource over one or more safetensors files, mapped into memory. Raises WeightsError for a damaged one."""
+    """A TensorSource over safetensors files. Raises WeightsError, naming the tensor, unless each one is stored as
+    `stored` says, and has its scales."""
 
-    def __init__(self, directory: Path) -> None:
-        self.path = directory
-        self.files = weight_files(directory)
-        self.shapes: dict[str, Shape] = {}
-        self._owner: dict[str, safe_open] = {}
-        for file in self.files:
-            try:
-                opened = safe_open(file, framework="pt")
-                for name in opened.keys():  # noqa: SIM118 - a safe_open is no dict
-                    self.shapes[name] = tuple(opened.get_slice(name).get_shape())
-                    self._owner[name] = opened
-            except (SafetensorError, OSError) as error:
-                raise WeightsError(f"{file}: damaged or cut short: {error}") from None
+    def __init__(self, files: SafetensorsFiles, stored: StoredQuantization, expected: Collection[str]) -> None:
+        """expected: the model's tensors."""
+        self.path = files.path
+        self._files = files
+        self._schemes = _schemes(files, stored, expected)
+        self.shapes: dict[str, Shape] = dict(files.shapes)
+        for name in _names_of_scales(self._schemes):
+            self.shapes.pop(name, None)
 
     def tensor(self, name: str) -> torch.Tensor:
-        try:
-            tensor = self._owner[name].get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise WeightsError(f"{self.path}: {name} cannot be read: {error}") from None
-        if not tensor.is_floating_point():
-            raise WeightsError(f"{self.path}: {name} is stored as {tensor.dtype}; a float type is expected")
-        return tensor
+        values = self._files.read(name)
+        scheme = self._schemes.get(name)
+        return values if scheme is None else _scaled(values.float(), self._scales_YX(name, scheme), scheme.block)
 
-    def weight(self, name: str) -> torch.Tensor:
-        return self.tensor(name)
+    def weight(self, name: str) -> Weight:
+        scheme = self._schemes.get(name)
+        if scheme is None or scheme.kind != "I8":
+            return self.tensor(name)
+        values_OI = self._files.read(name)
+        scales_O1 = self._scales_YX(name, scheme).expand(len(values_OI), 1)
+        return Int8Weight(values_OI=values_OI, scales_OG=scales_O1.contiguous())
+
+    def _scales_YX(self, name: str, scheme: Scheme) -> torch.Tensor:
+        """float32."""
+        scale = _beside(name, scheme.scale_name)
+        scales_YX = self._files.read(scale).float()
+        if not scales_YX.isfinite().all():
+            raise WeightsError(f"{self.path}: {scale} holds {_first_not_finite(scales_YX)}; scales must be finite")
+        return scales_YX.reshape(1, 1) if scheme.block == (0, 0) else scales_YX
+
+
+def _schemes(files: SafetensorsFiles, stored: StoredQuantization, expected: Collection[str]) -> dict[str, Scheme]:
+    """Of each expected weight that is quantized."""
+    found: dict[str, Scheme] = {}
+    for name in expected:
+        if name not in files.shapes:
+            continue  # all tensors that a model lacks are told of together
+        scheme = stored.scheme_of(name.removesuffix(".weight")) if _is_linear(name, files.shapes[name]) else None
+        dtype = files.dtypes[name]
+        if scheme is not None:
+            found[name] = scheme
+            if dtype != scheme.kind:
+                raise WeightsError(
+                    f"{files.path}: {name} is stored as {dtype}; by config.json's quantization_config it is "
+                    f"{scheme.kind}, for it is not among the layers left out there"
+                )
+        elif dtype not in _FLOATS:
+            raise WeightsError(
+                f"{files.path}: {name} is stored as {dtype}; {_one_of(_FLOATS)} is expected, for config.json's "
+                "quantization_config says nothing else"
+            )
+    scales = {_beside(name, scheme.scale_name): name for name, scheme in found.items()}
+    missing = [scale for scale in scales if scale not in files.shapes]
+    if missing:
+        raise WeightsError(f"{files.path}: lacks the scales of {len(missing)} of {len(found)} weights: {some(missing)}")
+    for scale, name in scales.items():
+        _check_scale(files, scale, name, found[name])
+    return found
+
+
+def _check_scale(files: SafetensorsFiles, scale: str, name: str, scheme: Scheme) -> None:
+    dtype, shape = files.dtypes[scale], files.shapes[scale]
+    if dtype not in _FLOATS:
+        raise WeightsError(f"{files.path}: {scale} is stored as {dtype}; {_one_of(_FLOATS)} is expected")
+    shapes = scheme.scale_shapes(files.shapes[name])
+    if shape not in shapes:
+        raise WeightsError(
+            f"{files.path}: {scale} has shape {list(shape)}; {list(shapes[0])} is expected for {name}, of shape "
+            f"{list(files.shapes[name])}"
+        )
+
+
+def _one_of(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _is_linear(name: str, shape: Shape) -> bool:
+    return name.endswith(".weight") and len(shape) == 2 and ".embed_tokens." not in name
+
+
+def _names_of_scales(schemes: dict[str, Scheme]) -> set[str]:
+    """Those that the weights need, and those that may be there."""
+    names = {_beside(name, scheme.scale_name) for name, scheme in schemes.items()}
+    names |= {_beside(name, kind) for name in schemes for kind in (*_SCALES_OF_INPUTS, *_SCALES_OF_KV)}
+    around = {name.removesuffix(".weight").rpartition(".")[0] for name in schemes}
+    return names | {f"{module}{attn}.{kind}" for module in around for attn in ("", ".attn") for kind in _SCALES_OF_KV}
+
+
+def _beside(name: str, other: str) -> str:
+    """layer.weight -> layer.other"""
+    return f"{name.removesuffix('weight')}{other}"
+
+
+def _scaled(values_OI: torch.Tensor, scales_YX: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+    """Multiplied in place."""
+    num_outputs, num_inputs = values_OI.shape
+    scales_OX = scales_YX.repeat_interleave(block[0] or num_outputs, dim=0)[:num_outputs]
+    for x, columns_OX in enumerate(values_OI.split(block[1] or num_inputs, dim=1)):
+        columns_OX *= scales_OX[:, x : x + 1]
+    return values_OI
+
+
+def _first_not_finite(scales: torch.Tensor) -> float:
+    return float(scales[~scales.isfinite()][0])

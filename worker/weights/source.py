@@ -68,8 +68,9 @@ class Take:
         quantization: Quantization,
         progress: Callable[[float], None],
     ) -> None:
-        self._source, self._dtype, self._quantization, self._progress = source, dtype, quantization, progress
-        self._expected = expected
+        self._source, self._expected = source, expected
+        self._dtype, self._progress = dtype, progress
+        self._quantization: Quantization = quantization
         self._total = sum(torch.Size(shape).numel() for shape in expected.values())
         self._taken = 0
 

@@ -1,0 +1,65 @@
+"""Tensors of a Hugging Face directory: model.safetensors, or the shards that an index names."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from worker.take_tensor import Shape
+from worker.weights.errors import WeightsError, some
+
+INDEX = "model.safetensors.index.json"
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a directory, by name. Raises WeightsError if there are none, or shards are missing."""
+    index = directory / INDEX
+    if not index.is_file():
+        files = sorted(directory.glob("*.safetensors"))
+        if not files:
+            raise WeightsError(f"{directory}: no *.safetensors file; weights come from safetensors or GGUF only")
+        return files
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WeightsError(f"{index}: not an index with a weight_map: {error}") from None
+    # An index is data from elsewhere: a name in it must not lead out of the directory.
+    bad = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if bad:
+        raise WeightsError(f"{index}: {some([repr(name) for name in bad])} is no file name")
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise WeightsError(
+            f"{directory}: {len(missing)} of the {len(names)} shards in {INDEX} are missing: {some(missing)}"
+        )
+    return [directory / name for name in names]
+
+
+class SafetensorsFiles:
+    """The safetensors files of a directory, mapped into memory. Raises WeightsError for a damaged one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory
+        self.files = weight_files(directory)
+        self.shapes: dict[str, Shape] = {}
+        # As safetensors spells them, such as BF16 and F8_E4M3.
+        self.dtypes: dict[str, str] = {}
+        self._owner: dict[str, safe_open] = {}
+        for file in self.files:
+            try:
+                opened = safe_open(file, framework="pt")
+                for name in opened.keys():  # noqa: SIM118 - a safe_open is no dict
+                    stored = opened.get_slice(name)
+                    self.shapes[name] = tuple(stored.get_shape())
+                    self.dtypes[name] = stored.get_dtype()
+                    self._owner[name] = opened
+            except (SafetensorError, OSError) as error:
+                raise WeightsError(f"{file}: damaged or cut short: {error}") from None
+
+    def read(self, name: str) -> torch.Tensor:
+        """As it is stored."""
+        try:
+            return self._owner[name].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(f"{self.path}: {name} cannot be read: {error}") from None
