@@ -56,6 +56,14 @@ class NativeLinear:
     def add_to_(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
         self._run(x_TI, y_TO, add=True)
 
+    def argmax(self, x_TI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert not self._struct.gated
+        assert x_TI.dtype is torch.float32
+        assert x_TI.is_contiguous()
+        ids_T, values_T = torch.empty(len(x_TI), dtype=torch.int64), torch.empty(len(x_TI))
+        self._kernels.linear_argmax(self._address, x_TI.data_ptr(), len(x_TI), ids_T.data_ptr(), values_T.data_ptr())
+        return ids_T, values_T
+
     def _run(self, x_TI: torch.Tensor, y_TO: torch.Tensor, *, add: bool) -> None:
         assert x_TI.dtype is y_TO.dtype is torch.float32
         assert x_TI.is_contiguous()

@@ -3,6 +3,7 @@
 import torch
 
 from kernels.rms_norm import rms_norm
+from kernels.sampling import greedy
 from kernels.silu_mul import silu_mul
 
 # oneDNN lays weights out for a number of rows. Packed for 64, M = 1 to 64 are as fast as packed for each (within 5%);
@@ -37,3 +38,7 @@ class OneDnnLinear:
 
     def add_to_(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
         y_TO += self(x_TI)
+
+    def argmax(self, x_TI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ids_T, values_T = greedy(self(x_TI).float().numpy())
+        return torch.from_numpy(ids_T), torch.from_numpy(values_T)

@@ -48,8 +48,14 @@ def _check_linear(kernels: NativeKernels, dtype: torch.dtype, generator: torch.G
     _compare(kernels, f"gated linear of {dtype}", got, expected, tolerance)
     added = torch.randn(19, 2 * num_gates, generator=generator)
     expected = added + linear(x, weight, None)
-    PackedLinear(weight, None, path).add_to_(added, x)
+    plain = PackedLinear(weight, None, path)
+    plain.add_to_(added, x)
     _compare(kernels, f"linear of {dtype}", added, expected, tolerance)
+    ids, values = plain.argmax(x)
+    largest = plain(x).max(dim=-1)
+    _compare(kernels, f"argmax of a linear of {dtype}", values, largest.values.double(), 1e-6)
+    if not torch.equal(ids, largest.indices):
+        raise _wrong(kernels, f"argmax of a linear of {dtype} names another column")
 
 
 def _check_attention(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Generator, tolerance: float) -> None:
@@ -88,7 +94,11 @@ def _compare(
 ) -> None:
     error = float((got.double() - expected).abs().max() / expected.abs().max())
     if not error < tolerance:
-        raise NativeKernelsError(
-            f"the {kernels.path.name} kernels compute wrongly on this machine: {what} is off by {error:.1e} of its "
-            f"largest value, where {tolerance:.0e} is allowed; another compiler (CXX=clang++) may help"
-        )
+        raise _wrong(kernels, f"{what} is off by {error:.1e} of its largest value, where {tolerance:.0e} is allowed")
+
+
+def _wrong(kernels: NativeKernels, what: str) -> NativeKernelsError:
+    return NativeKernelsError(
+        f"the {kernels.path.name} kernels compute wrongly on this machine: {what}; another compiler (CXX=clang++) may "
+        "help"
+    )

@@ -83,6 +83,10 @@ class NativeKernels:
         self.pack = _typed(functions.octavo_pack, c_void_p, c_void_p, c_void_p)
         # (linear, x, rows of x, y, whether to add to y)
         self.linear = _typed(functions.octavo_linear, c_void_p, c_void_p, c_int64, c_void_p, c_int32)
+        # (linear, x, rows of x, ids, values): of each row's largest output
+        self.linear_argmax = _typed(
+            functions.octavo_linear_argmax, c_void_p, c_void_p, c_int64, c_void_p, c_void_p
+        )
         # (shape, qkv, tokens, turns, slots, cache)
         self.rope_cache_write = _typed(
             functions.octavo_rope_cache_write, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p

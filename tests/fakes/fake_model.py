@@ -7,6 +7,7 @@ slot, block table, position or context length changes what is sampled.
 import numpy as np
 import torch
 
+from kernels.sampling import greedy
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
@@ -47,6 +48,10 @@ class FakeModel:
 
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
         return torch.stack([context_logits(int(seed), bool(poisoned)) for seed, poisoned in hidden_SE.tolist()])
+
+    def greedy(self, hidden_SE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        token_ids_S, largest_S = greedy(self.logits(hidden_SE).numpy())
+        return torch.from_numpy(token_ids_S), torch.from_numpy(largest_S)
 
 
 def context_hash(tokens: list[int]) -> tuple[int, bool]:

@@ -5,6 +5,7 @@ from kernels.compute_path import ComputePath, torch_path
 from kernels.linear import PackedLinear
 from kernels.linear.reference import linear
 from kernels.rms_norm.reference import rms_norm
+from kernels.sampling import greedy
 from kernels.silu_mul.reference import silu_mul
 from tests.support.kernel_paths import native, path_of
 
@@ -67,6 +68,56 @@ def test_a_row_has_the_same_bits_in_every_batch(dtype: torch.dtype, gated: bool)
     for rows in (*range(1, 70), 97, 200, 399):
         assert torch.equal(packed(x[:rows]), whole[:rows]), rows
         assert torch.equal(packed(x[-rows:]), whole[-rows:]), rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_outputs", [1, 5, 33, 1000])
+def test_argmax_is_that_of_the_outputs(kind: str, dtype: torch.dtype, num_outputs: int) -> None:
+    """To the bit, the lowest of equals: whether outputs are stored must not show in what a greedy row says."""
+    torch.manual_seed(0)
+    weight = _weight(num_outputs, 70, dtype)
+    weight[num_outputs // 2 :] = weight[: num_outputs - num_outputs // 2].clone()  # each output twice
+    for bias in (None, torch.randn(num_outputs).to(dtype) * 2):
+        packed = PackedLinear(weight, bias, path_of(kind, dtype), norm_I=torch.randn(70), eps=1e-5)
+        for rows in (1, 2, 7, 64, 200):
+            x = torch.randn(rows, 70)
+            ids, values = packed.argmax(x)
+            expected_ids, expected = greedy(packed(x).float().numpy())
+            assert (ids.dtype, values.dtype) == (torch.int64, torch.float32)
+            assert ids.tolist() == expected_ids.tolist()
+            assert values.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_argmax_of_rows_that_are_not_finite_or_all_equal(kind: str, dtype: torch.dtype) -> None:
+    """A panel's padding would win where every output is negative, and NaN would vanish in a plain maximum."""
+    weight, bias = torch.ones(37, 8).to(dtype), torch.full((37,), -1.0).to(dtype)
+    packed = PackedLinear(weight, bias, path_of(kind, dtype))
+    x = torch.full((5, 8), -2.0)
+    x[1, 3], x[2, 3], x[3, 3], x[4] = float("nan"), float("inf"), float("-inf"), 0.125
+    ids, values = packed.argmax(x)
+    assert ids.tolist() == [0] * 5
+    torch.testing.assert_close(
+        values, torch.tensor([-17.0, float("nan"), float("inf"), float("-inf"), 0.0]), equal_nan=True
+    )
+
+
+def test_argmax_is_the_same_however_columns_are_dealt_to_threads() -> None:
+    torch.manual_seed(0)
+    kernels = native()
+    packed = PackedLinear(_weight(5000, 64, torch.bfloat16).round(decimals=2), None, path_of("native", torch.bfloat16))
+    x = torch.randn(130, 64).round()  # many equals
+    try:
+        results = []
+        for threads in (1, 2, 3, 5):
+            kernels.set_threads(threads)
+            results.append(packed.argmax(x)[0])
+    finally:
+        kernels.set_threads(torch.get_num_threads())
+    assert all(torch.equal(result, results[0]) for result in results)
+    assert torch.equal(torch.cat([packed.argmax(row[None])[0] for row in x]), results[0])
 
 
 def test_threads_change_no_bit() -> None:

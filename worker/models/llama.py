@@ -67,6 +67,11 @@ class LlamaModel:
             return hidden_SE.new_empty(0, self.config.vocab_size)
         return self._head(hidden_SE).float()
 
+    def greedy(self, hidden_SE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The likeliest token of each row (int64 [S]) and its logit (float32 [S]): see kernels.sampling.greedy, of
+        logits that are not kept."""
+        return self._head.argmax(hidden_SE)
+
     def _context(self, batch: InputBatch, kv_cache: KVCache) -> ForwardContext:
         plans = {
             window: plan_attention(

@@ -36,6 +36,11 @@ class Model(Protocol):
         """float32 [S, vocab_size] from rows of `forward`'s result."""
         ...
 
+    def greedy(self, hidden_SE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The likeliest token of each row (int64 [S]) and its logit (float32 [S]), bit for bit what
+        kernels.sampling.greedy says of `logits`."""
+        ...
+
 
 _CLASSES: dict[str, type[Model]] = dict.fromkeys(
     ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), LlamaModel
