@@ -5,10 +5,12 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "../native/pool.h"
 #include "../rms_norm/rms_norm.h"
 #include "accumulate.h"
+#include "fixed.h"
 #include "outputs.h"
 #include "panels.h"
 
@@ -23,7 +25,7 @@ void tile(const Linear& linear, const Output& output, const A* a, int64_t lda, i
     constexpr int kPair = sizeof(T) == 2 ? 2 : 1;
     constexpr int64_t kStride = kPanel<V> * kPair;
     const int64_t count = linear.inputs;
-    const int64_t panel_size = (count + kPair - 1) / kPair * kStride;
+    const int64_t panel_size = panel_steps<T>(count) * kStride;
     const T* panels = static_cast<const T*>(linear.panels);
     for (int64_t p = begin; p < end; p += N / 2) {
         V acc[R][N];
@@ -70,18 +72,16 @@ void block(const Linear& linear, const Output& output, const A* a, int64_t lda, 
 template <class A>
 const A* linear_inputs(const Linear& linear, const float* x, int64_t rows, int64_t& lda) {
     const int64_t inputs = linear.inputs;
-    lda = inputs;
+    lda = row_size<A>(inputs);
     if constexpr (sizeof(A) == 4) {
         if (!linear.norm) return x;
-    } else {
-        lda = (inputs + 1) / 2 * 2;
     }
     A* copy = static_cast<A*>(scratch(kSlotRows, rows * lda * sizeof(A)));
     const int64_t rows_per_task = std::max<int64_t>(1, 8192 / inputs);
     parallel((rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
         for (int64_t r = task * rows_per_task; r < std::min(rows, (task + 1) * rows_per_task); r++) {
             input_row(x + r * inputs, linear.norm, linear.eps, inputs, copy + r * lda);
-            for (int64_t i = inputs; i < lda; i++) copy[r * lda + i] = 0;
+            if constexpr (std::is_same_v<A, bf16>) std::fill(copy + r * lda + inputs, copy + (r + 1) * lda, bf16{0});
         }
     });
     return copy;

@@ -8,7 +8,7 @@ from kernels.native.library import LinearStruct, NativeKernels
 
 
 class NativeLinear:
-    """What PackedLinear is with C++ kernels. Holds the weights as panels, in the dtype they come in."""
+    """What PackedLinear is with C++ kernels. Holds the weights as panels."""
 
     __slots__ = ("_address", "_bias_P", "_kernels", "_norm_I", "_num_outputs", "_panels", "_struct")
 
@@ -27,15 +27,11 @@ class NativeLinear:
         order_P = _panel_order(num_rows, kernels.panel_width, gated=gated)
         self._kernels = kernels
         self._num_outputs = num_rows // 2 if gated else num_rows
-        # Pairs of inputs lie together in bfloat16: an odd one is padded.
-        padded_inputs = num_inputs + num_inputs % 2 if is_bf16 else num_inputs
-        self._panels = kernels.weights.empty(len(order_P) * padded_inputs, weight_OI.dtype)
         self._norm_I = None if norm_I is None else norm_I.float().contiguous()
         self._bias_P: torch.Tensor | None = None
         if bias_O is not None:
             self._bias_P = torch.where(order_P >= 0, bias_O.float()[order_P.clamp(min=0)], 0.0)
         self._struct = LinearStruct(
-            panels=self._panels.data_ptr(),
             bias=None if self._bias_P is None else self._bias_P.data_ptr(),
             norm=None if self._norm_I is None else self._norm_I.data_ptr(),
             eps=eps,
@@ -45,6 +41,8 @@ class NativeLinear:
             bf16_weights=is_bf16,
         )
         self._address = ctypes.addressof(self._struct)
+        self._panels = kernels.weights.empty(kernels.packed_bytes(self._address), torch.uint8)
+        self._struct.panels = self._panels.data_ptr()
         rows = weight_OI.contiguous()
         kernels.pack(self._address, rows.data_ptr(), self._panels.data_ptr())
 

@@ -40,12 +40,24 @@ int64_t weight_row(const Linear& linear, int64_t p, int64_t c) {
     return row >= linear.outputs ? -1 : c < V::W ? row : row + linear.outputs;
 }
 
+// Elements of a row of inputs as tiles read it.
+template <class A>
+int64_t row_size(int64_t inputs) {
+    return sizeof(A) == 2 ? (inputs + 1) / 2 * 2 : inputs;
+}
+
+// Steps of a panel's sums: a panel holds, for each, an element (float32) or two (16 bits) of each column.
+template <class T>
+int64_t panel_steps(int64_t inputs) {
+    return sizeof(T) == 2 ? (inputs + 1) / 2 : inputs;
+}
+
 // From rows [weight rows, inputs] to panels: float32 as [panel][input][column], bf16 as [panel][pair of inputs]
 // [column][2], with zeros where there is no column or no second input.
 template <class V, class T>
 void pack_linear(const Linear& linear, const T* rows, T* panels) {
     constexpr int kPair = sizeof(T) == 2 ? 2 : 1;
-    const int64_t steps = (linear.inputs + kPair - 1) / kPair;
+    const int64_t steps = panel_steps<T>(linear.inputs);
     parallel(num_panels<V>(linear), [&](int64_t p) {
         T* panel = panels + p * steps * kPanel<V> * kPair;
         for (int64_t c = 0; c < kPanel<V>; c++) {

@@ -1,9 +1,10 @@
-// For CPUs with AVX2 and FMA. bf16 is widened in registers; all arithmetic is float32.
-#include "vec.h"
+// For CPUs with AVX2 and FMA. Linears of bf16 weights multiply integers (see fixed.h); all other arithmetic is float32.
+#include "../linear/fixed.h"
 
 namespace octavo {
 using Vector = V8;
-using HalfInput = float;
+using HalfInput = Fixed;
+using HalfWeight = Fixed;
 }  // namespace octavo
 
 #include "exports.h"

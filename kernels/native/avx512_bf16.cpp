@@ -5,6 +5,7 @@
 namespace octavo {
 using Vector = V16;
 using HalfInput = bf16;
+using HalfWeight = bf16;
 }  // namespace octavo
 
 #include "exports.h"

@@ -1,4 +1,5 @@
-// The functions of a path, as C. A path's file defines Vector, and HalfInput, what its linears of bf16 weights read.
+// The functions of a path, as C. A path's file defines Vector, and HalfInput and HalfWeight, what its linears of bf16
+// weights multiply.
 #pragma once
 
 #include "../linear/linear.h"
@@ -14,9 +15,15 @@ OCTAVO_EXPORT void octavo_set_threads(int32_t count) { set_threads(count); }
 
 OCTAVO_EXPORT int32_t octavo_panel_width() { return kPanel<Vector>; }
 
+// Of the panels that octavo_pack writes.
+OCTAVO_EXPORT int64_t octavo_packed_bytes(const Linear* linear) {
+    const int64_t steps = linear->bf16_weights ? panel_steps<HalfWeight>(linear->inputs) : linear->inputs;
+    return num_panels<Vector>(*linear) * steps * kPanel<Vector> * 4;
+}
+
 OCTAVO_EXPORT void octavo_pack(const Linear* linear, const void* rows, void* panels) {
     if (linear->bf16_weights) {
-        pack_linear<Vector>(*linear, static_cast<const bf16*>(rows), static_cast<bf16*>(panels));
+        pack_linear<Vector>(*linear, static_cast<const bf16*>(rows), static_cast<HalfWeight*>(panels));
     } else {
         pack_linear<Vector>(*linear, static_cast<const float*>(rows), static_cast<float*>(panels));
     }
@@ -25,7 +32,7 @@ OCTAVO_EXPORT void octavo_pack(const Linear* linear, const void* rows, void* pan
 template <class Output>
 void forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
     if (linear.bf16_weights) {
-        linear_forward<Vector, HalfInput, bf16>(linear, x, rows, output);
+        linear_forward<Vector, HalfInput, HalfWeight>(linear, x, rows, output);
     } else {
         linear_forward<Vector, float, float>(linear, x, rows, output);
     }

@@ -79,6 +79,8 @@ class NativeKernels:
         self.panel_width: int = functions.octavo_panel_width()
         # (threads): how many compute, the caller's included.
         self.set_threads = _typed(functions.octavo_set_threads, c_int32)
+        # (linear): bytes of its panels.
+        self.packed_bytes = _typed(functions.octavo_packed_bytes, c_void_p, result=c_int64)
         # (linear, rows of weights, panels)
         self.pack = _typed(functions.octavo_pack, c_void_p, c_void_p, c_void_p)
         # (linear, x, rows of x, y, whether to add to y)
@@ -97,7 +99,9 @@ class NativeKernels:
         )
 
 
-def _typed(function: "ctypes._NamedFuncPointer", *arguments: type) -> "ctypes._NamedFuncPointer":
+def _typed(
+    function: "ctypes._NamedFuncPointer", *arguments: type, result: type | None = None
+) -> "ctypes._NamedFuncPointer":
     function.argtypes = arguments
-    function.restype = None
+    function.restype = result
     return function

@@ -32,7 +32,7 @@ PATHS = (
         source="avx2.cpp",
         cpu_flags=frozenset({"avx2", "fma"}),
         compiler_flags=("-mavx2", "-mfma"),
-        rounds_inputs=False,
+        rounds_inputs=True,
     ),
 )
 

@@ -21,6 +21,13 @@ inline bf16 to_bf16(float x) {
     return static_cast<bf16>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+inline float to_float(bf16 x) {
+    const uint32_t bits = uint32_t{x} << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
 // 8 floats. Every path has these: attention and the elementwise kernels use no other width.
 struct V8 {
     static constexpr int W = 8;
