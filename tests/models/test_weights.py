@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from runtime.model_files import ModelFiles, resolve_model
+from tests.support.gguf_files import write_gguf
 from tests.support.model_runs import ModelRun, relative_error
 from worker.weights import LoadedModel, WeightsError, load_model
 from worker.weights.digest import files_digest
@@ -147,40 +148,12 @@ def test_dummy_weights_need_a_config_only(directory: Path) -> None:
 # --- GGUF
 
 
-def _write_gguf(path: Path, directory: Path, kind: gguf.GGMLQuantizationType, arch: str = "qwen3") -> Path:
-    """The tensors of `directory` under llama.cpp's names, matrices quantized."""
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(2)
-    writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(FFN)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(HEAD)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_token_list([f"t{token}" for token in range(VOCAB)] * 4)  # long enough to be skipped
-    writer.add_vocab_size(VOCAB)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 2)
-    for name, tensor in load_file(directory / "model.safetensors").items():
-        values = tensor.float().numpy()
-        stored_as = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
-        quantized = gguf.quantize(values, stored_as)
-        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert gguf_name is not None
-        writer.add_tensor(gguf_name, quantized, raw_dtype=stored_as)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 @pytest.mark.parametrize(
     ("kind", "tolerance"), [("F32", 1e-6), ("F16", 2e-2), ("BF16", 1e-1), ("Q8_0", 1e-1), ("Q4_0", 1.0), ("Q4_1", 1.0)]
 )
 def test_gguf_gives_what_safetensors_gives(directory: Path, tmp_path: Path, kind: str, tolerance: float) -> None:
     """F32 exactly; the rest to what the format keeps of a number (Q4 here only proves that shapes and names fit)."""
-    path = _write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType[kind])
+    path = write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType[kind])
     assert relative_error(_logits(_load(path)), _logits(_load(directory))) <= tolerance
 
 
@@ -188,7 +161,7 @@ def test_gguf_gives_what_safetensors_gives(directory: Path, tmp_path: Path, kind
 def test_quantized_tensors_are_dequantized_as_gguf_does(tmp_path: Path, directory: Path, kind: str) -> None:
     """Random bytes with finite scales, for gguf cannot quantize to the K formats."""
     quantization = gguf.GGMLQuantizationType[kind]
-    path = _write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.Q8_0)
+    path = write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.Q8_0)
     block_values, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
     rows = np.random.default_rng(0).integers(0, 40, (3, 512 // block_values * block_bytes), dtype=np.uint8)
     file = tmp_path / "rows"
@@ -201,7 +174,7 @@ def test_quantized_tensors_are_dequantized_as_gguf_does(tmp_path: Path, director
 
 def test_a_gguf_file_cut_anywhere_or_with_any_byte_changed_is_refused_in_words(directory: Path, tmp_path: Path) -> None:
     """No position may bring a traceback of numpy or struct, an endless loop, or gigabytes of memory."""
-    path = _write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.Q8_0)
+    path = write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.Q8_0)
     data = path.read_bytes()
     damaged = tmp_path / "damaged.gguf"
     files = ModelFiles(path=damaged, name="damaged")
@@ -220,10 +193,10 @@ def test_a_gguf_file_cut_anywhere_or_with_any_byte_changed_is_refused_in_words(d
 
 
 def test_gguf_quantizations_and_models_that_are_not_supported_are_named(directory: Path, tmp_path: Path) -> None:
-    path = _write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.Q5_0)
+    path = write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.Q5_0)
     with pytest.raises(WeightsError, match="quantization Q5_0 is not supported; F32, F16, BF16, Q8_0"):
         _load(path)
-    path = _write_gguf(tmp_path / "g.gguf", directory, gguf.GGMLQuantizationType.F32, arch="gemma3")
+    path = write_gguf(tmp_path / "g.gguf", directory, gguf.GGMLQuantizationType.F32, arch="gemma3")
     with pytest.raises(WeightsError, match=r"g\.gguf: general\.architecture='gemma3' is not supported"):
         _load(path)
     (tmp_path / "not.gguf").write_bytes(b"PK\3\4" + b"\0" * 100)

@@ -1,0 +1,40 @@
+"""GGUF files made from the safetensors of a tiny model."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import gguf
+from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file
+
+
+def write_gguf(path: Path, directory: Path, kind: Kind, arch: str = "qwen3", others: Mapping[str, Kind] = {}) -> Path:
+    """The tensors of `directory` under llama.cpp's names: matrices of `kind`, or of what `others` says of their Hugging
+    Face name. Rows stay in their order, whatever order `arch` has them in."""
+    config = json.loads((directory / "config.json").read_text())
+    num_layers = config["num_hidden_layers"]
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(num_layers)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    vocab_size = config["vocab_size"]
+    writer.add_token_list([f"t{token}" for token in range(vocab_size)] * 4)  # long enough to be skipped
+    writer.add_vocab_size(vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA if arch == "llama" else gguf.MODEL_ARCH.QWEN3, num_layers)
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        values = tensor.float().numpy()
+        stored_as = others.get(name, kind) if values.ndim == 2 else Kind.F32
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None
+        writer.add_tensor(gguf_name, gguf.quantize(values, stored_as), raw_dtype=stored_as)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
