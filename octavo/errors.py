@@ -16,13 +16,16 @@
 Messages are the server's own words wherever a server said them.
 """
 
-import grpc
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import grpc
 
 
 class OctavoError(Exception):
     """Base of all errors of a client. `code` is the gRPC status behind it, if there is one."""
 
-    def __init__(self, message: str, *, code: grpc.StatusCode | None = None):
+    def __init__(self, message: str, *, code: "grpc.StatusCode | None" = None):
         super().__init__(message)
         self.code = code
 
@@ -71,22 +74,25 @@ class ProtocolError(OctavoError):
     """The server broke the contract of the wire."""
 
 
-_BY_CODE: dict[grpc.StatusCode, type[OctavoError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
-    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
-    grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
-    grpc.StatusCode.ALREADY_EXISTS: DuplicateRequest,
-    grpc.StatusCode.ABORTED: Superseded,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
-    grpc.StatusCode.UNAVAILABLE: Unavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
-    grpc.StatusCode.CANCELLED: Cancelled,
+# By the names of gRPC's codes: whoever catches these exceptions need not have gRPC imported.
+_BY_CODE: dict[str, type[OctavoError]] = {
+    "INVALID_ARGUMENT": InvalidRequest,
+    "OUT_OF_RANGE": InvalidRequest,
+    "FAILED_PRECONDITION": InvalidRequest,
+    "ALREADY_EXISTS": DuplicateRequest,
+    "ABORTED": Superseded,
+    "RESOURCE_EXHAUSTED": Overloaded,
+    "UNAVAILABLE": Unavailable,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "CANCELLED": Cancelled,
 }
 
 
-def from_rpc_error(error: grpc.RpcError, *, not_found: type[OctavoError] = ModelNotFound) -> OctavoError:
+def from_rpc_error(error: "grpc.RpcError", *, not_found: type[OctavoError] = ModelNotFound) -> OctavoError:
     """The exception that stands for a failed call. not_found: what this call can fail to find."""
+    import grpc  # is there, for whoever has such an error
+
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     code: grpc.StatusCode = error.code()
-    kind = not_found if code is grpc.StatusCode.NOT_FOUND else _BY_CODE.get(code, ServerError)
+    kind = not_found if code.name == "NOT_FOUND" else _BY_CODE.get(code.name, ServerError)
     return kind(error.details() or code.name, code=code)

@@ -1,6 +1,5 @@
 """`octavo bench serve` and `octavo bench throughput`."""
 
-import asyncio
 import math
 from typing import Annotated, Any
 
@@ -40,6 +39,8 @@ def serve(
 
     Example: [bold]octavo bench serve --num-requests 200 --request-rate 4[/]
     """
+    import asyncio
+
     from octavo.bench.progress import progress_bar
     from octavo.bench.report import print_reports
     from octavo.bench.serve import Load, measure

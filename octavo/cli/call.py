@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from octavo.cli.target import reaching
-from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.sampling_params import SamplingParams
 
 TARGETS = Annotated[
     list[str], typer.Option("--target", metavar="HOST:PORT", help="A router; several stand in for each other.")
@@ -62,6 +64,8 @@ def chat(
 
     Example: [bold]octavo chat "What is the capital of France?" --temperature 0[/]
     """
+    from octavo.sampling_params import SamplingParams
+
     sampling = SamplingParams(
         temperature=temperature,
         top_p=top_p,
@@ -97,6 +101,8 @@ def complete(
 
     Example: [bold]octavo complete "The capital of France is" --max-tokens 8[/]
     """
+    from octavo.sampling_params import SamplingParams
+
     sampling = SamplingParams(
         temperature=temperature,
         top_p=top_p,
@@ -114,7 +120,7 @@ def complete(
 def _stream(
     targets: Sequence[str],
     prompt: str | list[dict[str, str]],
-    sampling: SamplingParams,
+    sampling: "SamplingParams",
     model: str,
     timeout: float | None,
     *,

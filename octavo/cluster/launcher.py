@@ -10,10 +10,9 @@ from configs.options import Options
 from octavo.cluster.display import Display
 from octavo.cluster.ports import resolve_ports
 from octavo.cluster.processes import ProcessSpec, Stage, cluster_processes
-from octavo.cluster.readiness import grpc_target, read_health, wait_until_serving
+from octavo.cluster.readiness import grpc_target, read_health
 from octavo.cluster.runtime_files import child_environment, locked_runtime_dir, write_options
 from octavo.cluster.supervisor import Supervisor
-from octavo.cluster.welcome import first_completion, how_to_call
 
 # What a drained scheduler or worker needs to end.
 _STOP_GRACE = 10.0
@@ -89,6 +88,11 @@ class _Launcher:
 
     async def _greet(self) -> None:
         """Follows the loading, then says how to call the cluster."""
+        await self._supervisor.all_begun.wait()
+        # gRPC and the client take 0.1 s of CPU to import: while the processes load, not before they start.
+        from octavo.cluster.serving import wait_until_serving
+        from octavo.cluster.welcome import first_completion, how_to_call
+
         watching = [asyncio.create_task(self._watch(spec)) for spec in self._specs]
         try:
             await wait_until_serving(self._target)

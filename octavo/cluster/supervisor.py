@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
 
 from octavo.cluster.errors import ProcessFailed
 from octavo.cluster.processes import ProcessSpec, Stage
@@ -19,6 +20,7 @@ RESTART_WINDOW = 60.0
 MAX_RESTART_DELAY = 32.0
 # Between two questions whether a worker is there still.
 _HEALTH_INTERVAL = 2.0
+_CHILD = Path(__file__).with_name("child.py")
 _LAST_LINES = 20
 _LONGEST_LINE = 64 * 1024
 
@@ -86,6 +88,8 @@ class Supervisor:
         self._on_line = on_line
         self._on_event = on_event
         self._stopping = asyncio.Event()
+        # Each process has been started for the first time.
+        self.all_begun = asyncio.Event()
 
     async def run(self) -> None:
         """Starts all processes and keeps them running until `stop` has ended them.
@@ -151,10 +155,7 @@ class Supervisor:
         """The exit code of one life, negative for a signal."""
         each.last_lines.clear()
         process = each.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "octavo.cluster.child",
-            str(os.getpid()),
+            *(sys.executable, "-I", "-S", str(_CHILD), str(os.getpid())),
             *each.spec.command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -163,6 +164,8 @@ class Supervisor:
             start_new_session=True,
             env=self._environment,
         )
+        if all(other.process is not None for other in self.processes):
+            self.all_begun.set()
         if self._stopping.is_set():
             # `stop` could not see it yet.
             process.kill()

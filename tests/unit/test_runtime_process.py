@@ -5,23 +5,22 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import zmq
 
 from runtime.curve import CurveError, client_curve, make_keys, server_curve, start_authenticator
-from runtime.process import private_directory
+from runtime.process import private_directory, seconds_alive
+from tests.support.repository import ROOT
 
+CHILD = ROOT / "octavo" / "cluster" / "child.py"
 PARENT = """
 import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", '''
-import os, time
-from runtime.process import die_with_parent
-die_with_parent(%d)
-print("up", flush=True)
-time.sleep(600)
-''' % os.getpid()], stdout=subprocess.PIPE)
+program = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+tied = [sys.executable, "-I", "-S", sys.argv[1], str(os.getpid()), *program]
+child = subprocess.Popen(tied, stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)
 sys.stdin.read()
@@ -36,8 +35,17 @@ def test_private_directory_refuses_an_open_one(tmp_path: Path):
         private_directory(made)
 
 
+def test_a_process_knows_its_age_interpreter_and_imports_included():
+    code = "import time; time.sleep(0.3); from runtime.process import seconds_alive; print(seconds_alive())"
+    before = time.monotonic()
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    # Ticks are 10 ms.
+    assert 0.29 < float(said) < time.monotonic() - before + 0.02
+    assert seconds_alive() > 0.0
+
+
 def test_a_child_ends_when_its_parent_is_killed():
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert parent.stdout is not None
     assert parent.stdin is not None
     child = int(parent.stdout.readline())
