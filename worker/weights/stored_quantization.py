@@ -68,7 +68,7 @@ def stored_quantization(config: Mapping[str, Any]) -> StoredQuantization:
     if not raw:
         return StoredQuantization()
     method = raw.get("quant_method") if isinstance(raw, Mapping) else None
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise ValueError(
             f"quantization_config: quant_method={method!r} is not supported; {', '.join(_METHODS)} are, and GGUF files"
         )
@@ -173,7 +173,7 @@ class _CompressedTensors(msgspec.Struct, kw_only=True):
         return StoredQuantization(schemes=tuple(schemes), ignored=self.ignore)
 
 
-_METHODS: dict[Any, type[_Fp8] | type[_FbgemmFp8] | type[_CompressedTensors]] = {
+_METHODS: dict[str, type[_Fp8] | type[_FbgemmFp8] | type[_CompressedTensors]] = {
     "fp8": _Fp8,
     "fbgemm_fp8": _FbgemmFp8,
     "compressed-tensors": _CompressedTensors,
