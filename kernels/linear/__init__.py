@@ -36,10 +36,15 @@ class PackedLinear:
         else:
             self._linear = OneDnnLinear(weight_OI, bias_O, norm_I, eps, gated=gated, dtype=path.compute_dtype)
 
-    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+    @property
+    def num_outputs(self) -> int:
+        """O, the width of the result."""
+        return self._linear.num_outputs
+
+    def __call__(self, x_TI: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[T, O] of the path's compute_dtype from contiguous x_TI, T >= 1: of compute_dtype, or of float32 if there is
-        a norm. Sums are float32."""
-        return self._linear(x_TI)
+        a norm. Sums are float32. out: memory that the result may be put into, float32 and contiguous."""
+        return self._linear(x_TI, out)
 
     def add_to_(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
         """Adds the result to y_TO, float32 and contiguous, in place."""

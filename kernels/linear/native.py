@@ -10,7 +10,7 @@ from kernels.native.library import LinearStruct, NativeKernels
 class NativeLinear:
     """What PackedLinear is with C++ kernels. Holds the weights as panels."""
 
-    __slots__ = ("_address", "_bias_P", "_kernels", "_norm_I", "_num_outputs", "_panels", "_struct")
+    __slots__ = ("_address", "_bias_P", "_kernels", "_norm_I", "_panels", "_struct", "num_outputs")
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class NativeLinear:
         is_bf16 = weight_OI.dtype is torch.bfloat16
         order_P = _panel_order(num_rows, kernels.panel_width, gated=gated)
         self._kernels = kernels
-        self._num_outputs = num_rows // 2 if gated else num_rows
+        self.num_outputs = num_rows // 2 if gated else num_rows
         self._norm_I = None if norm_I is None else norm_I.float().contiguous()
         self._bias_P: torch.Tensor | None = None
         if bias_O is not None:
@@ -36,7 +36,7 @@ class NativeLinear:
             norm=None if self._norm_I is None else self._norm_I.data_ptr(),
             eps=eps,
             inputs=num_inputs,
-            outputs=self._num_outputs,
+            outputs=self.num_outputs,
             gated=gated,
             bf16_weights=is_bf16,
         )
@@ -46,8 +46,9 @@ class NativeLinear:
         rows = weight_OI.contiguous()
         kernels.pack(self._address, rows.data_ptr(), self._panels.data_ptr())
 
-    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
-        y_TO = torch.empty(len(x_TI), self._num_outputs)
+    def __call__(self, x_TI: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        y_TO = torch.empty(len(x_TI), self.num_outputs) if out is None else out
+        assert y_TO.shape == (len(x_TI), self.num_outputs)
         self._run(x_TI, y_TO, add=False)
         return y_TO
 

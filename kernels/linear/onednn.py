@@ -14,7 +14,7 @@ PACKED_FOR_ROWS = 64
 class OneDnnLinear:
     """What PackedLinear is without C++ kernels."""
 
-    __slots__ = ("_bias_O", "_dtype", "_eps", "_gated", "_norm_I", "_weight")
+    __slots__ = ("_bias_O", "_dtype", "_eps", "_gated", "_norm_I", "_weight", "num_outputs")
 
     def __init__(
         self,
@@ -26,12 +26,14 @@ class OneDnnLinear:
         gated: bool,
         dtype: torch.dtype,
     ) -> None:
+        self.num_outputs = len(weight_OI) // 2 if gated else len(weight_OI)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI.to(dtype).contiguous(), PACKED_FOR_ROWS)
         self._bias_O = None if bias_O is None else bias_O.to(dtype)
         self._norm_I, self._eps = norm_I, eps
         self._gated, self._dtype = gated, dtype
 
-    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x_TI: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The result is in memory of its own, never in `out`."""
         x_TI = x_TI.to(self._dtype) if self._norm_I is None else rms_norm(x_TI, self._norm_I, self._eps, self._dtype)
         y_TO = torch.ops.mkldnn._linear_pointwise(x_TI, self._weight, self._bias_O, "none", [], "")
         return silu_mul(y_TO) if self._gated else y_TO

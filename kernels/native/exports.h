@@ -4,6 +4,7 @@
 
 #include "../linear/linear.h"
 #include "../paged_attention/attention.h"
+#include "../paged_attention/work.h"
 #include "../rope_cache_write/rope_cache_write.h"
 
 #define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
@@ -11,7 +12,11 @@
 namespace octavo {
 namespace {
 
-OCTAVO_EXPORT void octavo_set_threads(int32_t count) { set_threads(count); }
+OCTAVO_EXPORT void octavo_set_threads(int32_t count, bool spins) { set_threads(count, spins); }
+
+OCTAVO_EXPORT int32_t octavo_set_cores(const int32_t* cores, int32_t count) { return set_cores(cores, count); }
+
+OCTAVO_EXPORT void octavo_announce() { announce(); }
 
 OCTAVO_EXPORT int32_t octavo_panel_width() { return kPanel<Vector>; }
 
@@ -64,6 +69,10 @@ OCTAVO_EXPORT void octavo_rope_cache_write(const RopeCacheWrite* shape, float* q
     }
 }
 
+OCTAVO_EXPORT void octavo_plan_attention(AttentionStep* step, int64_t rows, int64_t tile_rows) {
+    plan_attention(*step, rows, tile_rows);
+}
+
 OCTAVO_EXPORT void octavo_attention(const AttentionStep* step, const float* q, int64_t stride, const void* cache,
                                     float scale, float* out) {
     if (step->bf16_cache) {
@@ -75,3 +84,5 @@ OCTAVO_EXPORT void octavo_attention(const AttentionStep* step, const float* q, i
 
 }  // namespace
 }  // namespace octavo
+
+#include "replay.h"

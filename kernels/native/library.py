@@ -1,11 +1,17 @@
 """The C functions of a set of kernels, as exports.h declares them."""
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import c_bool, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
+from kernels.native.cores import num_usable_cores
 from kernels.native.memory import WeightMemory
 from kernels.native.paths import NativePath
+from kernels.native.recording import CallStruct, KernelTimes, Op, Recording
 
 
 class NativeKernelsError(RuntimeError):
@@ -77,26 +83,100 @@ class NativeKernels:
         functions.octavo_panel_width.restype = c_int32
         # Columns of a panel of packed weights.
         self.panel_width: int = functions.octavo_panel_width()
-        # (threads): how many compute, the caller's included.
-        self.set_threads = _typed(functions.octavo_set_threads, c_int32)
+        self._set_threads = _typed(functions.octavo_set_threads, c_int32, c_bool)
+        self._set_cores = _typed(functions.octavo_set_cores, c_void_p, c_int32, result=c_int32)
+        # (): calls follow within a millisecond.
+        self.announce = _typed(functions.octavo_announce)
         # (linear): bytes of its panels.
         self.packed_bytes = _typed(functions.octavo_packed_bytes, c_void_p, result=c_int64)
         # (linear, rows of weights, panels)
         self.pack = _typed(functions.octavo_pack, c_void_p, c_void_p, c_void_p)
-        # (linear, x, rows of x, y, whether to add to y)
-        self.linear = _typed(functions.octavo_linear, c_void_p, c_void_p, c_int64, c_void_p, c_int32)
-        # (linear, x, rows of x, ids, values): of each row's largest output
-        self.linear_argmax = _typed(
+        # (step, its rows, query heads of a tile): makes the step's list of work.
+        self.plan_attention = _typed(functions.octavo_plan_attention, c_void_p, c_int64, c_int64)
+        self._linear = _typed(functions.octavo_linear, c_void_p, c_void_p, c_int64, c_void_p, c_int32)
+        self._linear_argmax = _typed(
             functions.octavo_linear_argmax, c_void_p, c_void_p, c_int64, c_void_p, c_void_p
         )
-        # (shape, qkv, tokens, turns, slots, cache)
-        self.rope_cache_write = _typed(
+        self._rope_cache_write = _typed(
             functions.octavo_rope_cache_write, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p
         )
-        # (step, q, floats between tokens of q, cache, scale, out)
-        self.attention = _typed(
+        self._attention = _typed(
             functions.octavo_attention, c_void_p, c_void_p, c_int64, c_void_p, c_float, c_void_p
         )
+        self._replay = _typed(functions.octavo_replay, c_void_p, c_int64, c_int64, c_void_p)
+        self._recording: Recording | None = None
+        self._times: KernelTimes | None = None
+
+    def set_threads(self, count: int) -> None:
+        """How many compute, the caller's included. They spin between calls if there is a core for each."""
+        self._set_threads(count, count <= num_usable_cores())
+
+    def bind_threads(self, cores: Sequence[int]) -> None:
+        """Binds the calling thread to the first of the cores, and the set's to the next ones; if there are more threads
+        than cores, they begin again. Raises OSError."""
+        error = self._set_cores((c_int32 * len(cores))(*cores), len(cores))
+        if error:
+            raise OSError(error, os.strerror(error))
+
+    def linear(self, linear: int, x: int, rows: int, y: int, epilogue: int) -> None:
+        """y [rows, outputs] from x. epilogue: whether to add to y."""
+        call = CallStruct(op=Op.LINEAR, epilogue=epilogue, operation=linear, input=x, output=y)
+        with self._observed(call):
+            self._linear(linear, x, rows, y, epilogue)
+
+    def linear_argmax(self, linear: int, x: int, rows: int, ids: int, values: int) -> None:
+        """Of each row's largest output. Not recorded: what follows needs the result."""
+        with self._observed(CallStruct(op=Op.LINEAR, operation=linear), recorded=False):
+            self._linear_argmax(linear, x, rows, ids, values)
+
+    def rope_cache_write(self, shape: int, qkv: int, rows: int, turns: int, slots: int, cache: int) -> None:
+        call = CallStruct(
+            op=Op.ROPE_CACHE_WRITE, operation=shape, input=qkv, turns=turns, slots=slots, cache=cache
+        )  # fmt: skip
+        with self._observed(call):
+            self._rope_cache_write(shape, qkv, rows, turns, slots, cache)
+
+    def attention(self, step: int, q: int, stride: int, cache: int, scale: float, out: int) -> None:
+        """stride: floats between tokens of q."""
+        call = CallStruct(
+            op=Op.ATTENTION, operation=step, input=q, stride=stride, cache=cache, scale=scale, output=out
+        )  # fmt: skip
+        with self._observed(call):
+            self._attention(step, q, stride, cache, scale, out)
+
+    def replay(self, recording: Recording, num_rows: int) -> None:
+        """Makes recorded calls again, with so many rows."""
+        recording.run(num_rows, self._times)
+
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """What is called within the `with` block is done, and recorded: linear, rope_cache_write and attention."""
+        assert self._recording is None, "recordings are never nested"
+        self._recording = recording = Recording(self._replay)
+        try:
+            yield recording
+        finally:
+            self._recording = None
+
+    @contextmanager
+    def measuring(self) -> Iterator[KernelTimes]:
+        """What linears, rope_cache_write and attention take within the `with` block, replayed or not."""
+        assert self._times is None, "measurements are never nested"
+        self._times = times = KernelTimes()
+        try:
+            yield times
+        finally:
+            self._times = None
+
+    @contextmanager
+    def _observed(self, call: CallStruct, *, recorded: bool = True) -> Iterator[None]:
+        if self._recording is not None:
+            assert recorded
+            self._recording.append(call)
+        start = time.perf_counter()
+        yield
+        if self._times is not None:
+            self._times.seconds[Op(call.op), call.operation] += time.perf_counter() - start
 
 
 def _typed(

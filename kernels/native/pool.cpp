@@ -7,17 +7,20 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <cstdlib>
+#include <vector>
 
 namespace octavo {
 namespace {
 
 // How long a thread looks for work, or for the last task's end, before it sleeps: about 50 us. A step's calls follow
-// each other within 10, and waking a thread takes 30 to 60. With more threads than cores nobody spins: the thread that
-// is waited for may need the very core.
+// each other within 1, and waking a thread takes 30 to 60.
 constexpr int kSpins = 1500;
+// After an announcement: about a millisecond.
+constexpr int kLongSpins = 30000;
 constexpr uint64_t kClosed = 0xffffffff;  // a ticket's index while the next job is being written
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
@@ -28,79 +31,107 @@ void futex_wake(std::atomic<uint32_t>& word) {
     syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
+// Job number << 32 | next task of one thread's run. A thread takes a task by adding 1 with compare-and-swap: that fails
+// once the job has changed, so a thread that comes late never runs one job's task with another's function. So nobody
+// waits for threads that took no task, which may be without a core.
+struct alignas(64) Run {
+    std::atomic<uint64_t> ticket{kClosed};
+};
+
 struct Pool {
-    // The job's number << 32 | its next task. A thread takes a task by adding 1 with compare-and-swap: that fails once
-    // the job has changed, so a thread that comes late never runs one job's task with another's function. So nobody
-    // waits for threads that took no task, which may be without a core.
-    alignas(64) std::atomic<uint64_t> ticket{kClosed};
+    alignas(64) std::atomic<uint32_t> job{0};  // the number of the last one that was published
     alignas(64) std::atomic<int64_t> done{0};
-    alignas(64) std::atomic<uint32_t> wake{0};
-    std::atomic<uint32_t> sleepers{0};
+    alignas(64) std::atomic<uint32_t> sleepers{0};
     std::atomic<uint32_t> finished{0};
     std::atomic<uint32_t> caller_sleeps{0};
-    std::atomic<void (*)(void*, int64_t)> task{nullptr};
+    std::atomic<bool> announced{false};
+    std::atomic<bool> spins{false};
+    std::atomic<int> wanted{1};
+    // Of the job; written while all runs are closed.
+    alignas(64) std::atomic<void (*)(void*, int64_t)> task{nullptr};
     std::atomic<void*> context{nullptr};
     std::atomic<int64_t> count{0};
+    std::atomic<int> num_runs{1};
+    Run runs[kMostThreads];
     pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
-    std::atomic<int> wanted{1};
-    int started = 1;  // the caller's thread counts
-    std::atomic<bool> spins{false};
+    std::vector<pthread_t> started;  // besides the caller's
+    std::vector<int32_t> cores;      // thread i's is cores[i % size]; none: wherever the system puts it
 
-    // Runs a task if there is one. False: none is left, or none yet.
-    bool work() {
-        uint64_t seen = ticket.load(std::memory_order_acquire);
-        for (;;) {
-            uint64_t index = seen & kClosed;
-            if (index == kClosed) return false;
-            auto* run = task.load(std::memory_order_relaxed);
-            void* argument = context.load(std::memory_order_relaxed);
-            int64_t total = count.load(std::memory_order_relaxed);
-            if (static_cast<int64_t>(index) >= total) return false;
-            if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
-            run(argument, static_cast<int64_t>(index));
-            if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == total) {
-                finished.fetch_add(1);
-                if (caller_sleeps.load()) futex_wake(finished);
-            }
-            return true;
+    // Does what is left of thread `own`'s run, then of the others'. False: nothing was left.
+    bool work(int own) {
+        bool worked = false;
+        for (int i = 0, all = num_runs.load(std::memory_order_acquire); i < all; i++) {
+            if (!work_on((own + i) % all)) continue;
+            worked = true;
+            if (done.load(std::memory_order_relaxed) == count.load(std::memory_order_relaxed)) break;
         }
+        return worked;
     }
 
-    void serve() {
+    bool work_on(int number) {
+        std::atomic<uint64_t>& ticket = runs[number].ticket;
+        uint64_t seen = ticket.load(std::memory_order_acquire);
+        int64_t did = 0, total = 0;
         for (;;) {
-            uint32_t seen = wake.load();
-            uint64_t before = ticket.load();
-            bool worked = false;
-            while (work()) worked = true;
-            if (worked) continue;
-            bool changed = false;
-            for (int i = spins.load(std::memory_order_relaxed) ? kSpins : 0; i > 0 && !changed; i--) {
-                _mm_pause();
-                changed = ticket.load(std::memory_order_relaxed) != before;
+            const uint64_t index = seen & kClosed;
+            if (index == kClosed) break;
+            auto* run = task.load(std::memory_order_acquire);
+            void* argument = context.load(std::memory_order_acquire);
+            const int64_t all = count.load(std::memory_order_acquire);
+            const int64_t end = all * (number + 1) / num_runs.load(std::memory_order_acquire);
+            if (static_cast<int64_t>(index) >= end) break;
+            if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
+            run(argument, static_cast<int64_t>(index));
+            seen++;
+            did++;
+            total = all;
+        }
+        // A job does not end before all that took part in it have said so: `total` is of the one these tasks are of.
+        if (did && done.fetch_add(did, std::memory_order_acq_rel) + did == total) {
+            finished.fetch_add(1);
+            if (caller_sleeps.load()) futex_wake(finished);
+        }
+        return did > 0;
+    }
+
+    void serve(int number) {
+        uint32_t seen = job.load();
+        for (;;) {
+            work(number);
+            int left = !spins.load(std::memory_order_relaxed) ? 0 : announced.load() ? kLongSpins : kSpins;
+            while (job.load(std::memory_order_relaxed) == seen && left-- > 0) _mm_pause();
+            if (job.load() == seen) {
+                sleepers.fetch_add(1);
+                // An announcement ends this, too.
+                if (job.load() == seen) futex_wait(job, seen);
+                sleepers.fetch_sub(1);
             }
-            if (changed) continue;
-            sleepers.fetch_add(1);
-            if (ticket.load() == before) futex_wait(wake, seen);
-            sleepers.fetch_sub(1);
+            seen = job.load();
         }
     }
 
     void run(void (*function)(void*, int64_t), void* argument, int64_t total) {
         pthread_mutex_lock(&busy);
-        if (started < wanted.load()) start();
-        uint64_t job = (ticket.load() >> 32) + 1;
-        ticket.store(job << 32 | kClosed);
-        task.store(function, std::memory_order_relaxed);
-        context.store(argument, std::memory_order_relaxed);
-        count.store(total, std::memory_order_relaxed);
-        done.store(0, std::memory_order_relaxed);
-        ticket.store(job << 32);
-        if (sleepers.load()) {
-            wake.fetch_add(1);
-            futex_wake(wake);
+        start();
+        const uint64_t next = job.load(std::memory_order_relaxed) + 1u;
+        const int all = static_cast<int>(started.size()) + 1;
+        for (int i = 0; i < all; i++) runs[i].ticket.store(next << 32 | kClosed, std::memory_order_relaxed);
+        std::atomic_thread_fence(std::memory_order_release);
+        task.store(function, std::memory_order_release);
+        context.store(argument, std::memory_order_release);
+        count.store(total, std::memory_order_release);
+        num_runs.store(all, std::memory_order_release);
+        done.store(0, std::memory_order_release);
+        for (int i = 0; i < all; i++) {
+            runs[i].ticket.store(next << 32 | static_cast<uint64_t>(total * i / all), std::memory_order_release);
         }
-        while (work()) {}
-        for (int i = spins.load(std::memory_order_relaxed) ? kSpins : 0; i > 0 && done.load() != total; i--) _mm_pause();
+        job.store(static_cast<uint32_t>(next));
+        if (announced.load(std::memory_order_relaxed)) announced.store(false, std::memory_order_relaxed);
+        if (sleepers.load()) futex_wake(job);
+        work(0);
+        for (int left = spins.load(std::memory_order_relaxed) ? kSpins : 0; left > 0 && done.load() != total; left--) {
+            _mm_pause();
+        }
         while (done.load() != total) {
             caller_sleeps.store(1);
             uint32_t seen = finished.load();
@@ -110,18 +141,48 @@ struct Pool {
         pthread_mutex_unlock(&busy);
     }
 
+    struct Start {
+        Pool* pool;
+        int number;
+    };
+
     void start() {
-        for (; started < wanted.load(); started++) {
-            pthread_t thread;
-            auto* body = +[](void* self) -> void* {
-                static_cast<Pool*>(self)->serve();
+        while (static_cast<int>(started.size()) + 1 < wanted.load()) {
+            auto* begin = new Start{this, static_cast<int>(started.size()) + 1};
+            auto* body = +[](void* memory) -> void* {
+                const Start own = *static_cast<Start*>(memory);
+                delete static_cast<Start*>(memory);
+                own.pool->serve(own.number);
                 return nullptr;
             };
-            if (pthread_create(&thread, nullptr, body, this) != 0) break;  // fewer threads give the same results
-            pthread_detach(thread);
+            pthread_t thread;
+            if (pthread_create(&thread, nullptr, body, begin) != 0) {  // fewer threads give the same results
+                delete begin;
+                wanted = static_cast<int>(started.size()) + 1;
+                break;
+            }
+            started.push_back(thread);
+            bind(thread, core_of(started.size()));
         }
-        cpu_set_t cores;
-        spins = sched_getaffinity(0, sizeof cores, &cores) == 0 && started <= CPU_COUNT(&cores);
+    }
+
+    int core_of(size_t number) const { return cores.empty() ? -1 : cores[number % cores.size()]; }
+
+    static int bind(pthread_t thread, int core) {
+        if (core < 0) return 0;
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET(core, &set);
+        return pthread_setaffinity_np(thread, sizeof set, &set);
+    }
+
+    int set_cores(const int32_t* first, int32_t number) {
+        pthread_mutex_lock(&busy);
+        cores.assign(first, first + number);
+        int error = bind(pthread_self(), core_of(0));
+        for (size_t i = 0; i < started.size() && !error; i++) error = bind(started[i], core_of(i + 1));
+        pthread_mutex_unlock(&busy);
+        return error;
     }
 };
 
@@ -135,16 +196,27 @@ Pool& pool() {
 
 void parallel(void (*task)(void*, int64_t), void* context, int64_t count) {
     if (count <= 0) return;
-    if (count == 1 || pool().wanted.load() == 1) {
+    if (count == 1 || pool().wanted.load(std::memory_order_relaxed) == 1) {
         for (int64_t i = 0; i < count; i++) task(context, i);
         return;
     }
     pool().run(task, context, count);
 }
 
-void set_threads(int count) { pool().wanted = count < 1 ? 1 : count; }
+void set_threads(int count, bool spins) {
+    pool().wanted = std::clamp(count, 1, kMostThreads);
+    pool().spins = spins;
+}
 
-int threads() { return pool().wanted.load(); }
+int threads() { return pool().wanted.load(std::memory_order_relaxed); }
+
+int set_cores(const int32_t* cores, int32_t count) { return pool().set_cores(cores, count); }
+
+void announce() {
+    if (!pool().spins.load(std::memory_order_relaxed)) return;
+    pool().announced.store(true);
+    if (pool().sleepers.load()) futex_wake(pool().job);
+}
 
 void* scratch(Slot slot, int64_t bytes) {
     struct Memory {

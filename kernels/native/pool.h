@@ -5,8 +5,12 @@
 
 namespace octavo {
 
-// task(context, i) for every i in [0, count), in any order, on the caller's thread and the pool's. Returns when all
-// are done. A call that comes while another one runs waits for it. Not to be called from within a task.
+// task(context, i) for every i in [0, count), on the caller's thread and the pool's. Returns when all are done. A call
+// that comes while another one runs waits for it. Not to be called from within a task.
+//
+// Tasks are dealt out in runs: thread t of T begins with task count * t / T and goes on in order, and takes from the
+// others' runs once its own is done. So neighbouring tasks, and the memory they read, mostly stay with one thread, from
+// one call of the same count to the next.
 void parallel(void (*task)(void* context, int64_t i), void* context, int64_t count);
 
 template <class F>
@@ -15,10 +19,19 @@ void parallel(int64_t count, F&& f) {
     parallel([](void* context, int64_t i) { (*static_cast<F*>(context))(i); }, &f, count);
 }
 
-// Threads that compute, the caller's included, at least 1. The pool grows when the next call needs it, and does not
-// shrink, but with 1 the caller computes alone.
-void set_threads(int count);
+// Threads that compute, the caller's included: 1 to kMostThreads. The pool grows when the next call needs it, and does
+// not shrink, but with 1 the caller computes alone. spins: whether a thread without work looks for some, for about 50 us,
+// before it sleeps. With fewer cores than threads it must not: the thread it waits for may need the very core.
+constexpr int kMostThreads = 1024;
+void set_threads(int count, bool spins);
 int threads();
+
+// Binds the calling thread to the first of `count` cores, and the pool's to the following ones; those of which there are
+// more than cores begin again. Returns 0, or the error number.
+int set_cores(const int32_t* cores, int32_t count);
+
+// Calls follow within about a millisecond: threads that sleep wake up and spin until then.
+void announce();
 
 // Memory of at least `bytes`, 64-byte aligned, that belongs to the calling thread and this slot until it asks again.
 // Slots are few: a function that holds one must not call another that asks for the same.

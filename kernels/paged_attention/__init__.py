@@ -1,7 +1,7 @@
 """Causal grouped-query attention over a KV cache in blocks (arXiv 2309.06180).
 
-A plan holds what a step's shapes determine, and is made once a step by `plan_attention`; `paged_attention` is called
-by each layer.
+A plan holds what a step's shapes determine, and is made once a step by an `AttentionPlanner`; `paged_attention` is
+called by each layer.
 """
 
 from typing import Protocol
@@ -18,9 +18,46 @@ from kernels.paged_attention.torch_plan import TorchAttentionPlan
 class AttentionPlan(Protocol):
     """One step's attention, for all layers of one sliding window."""
 
-    def attend(self, q_THD: torch.Tensor, cache: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(
+        self, q_THD: torch.Tensor, cache: torch.Tensor, scale: float, out: torch.Tensor | None
+    ) -> torch.Tensor:
         """What `paged_attention` promises."""
         ...
+
+
+class AttentionPlanner:
+    """Plans step after step, for the layers of one sliding window."""
+
+    def __init__(self, path: ComputePath, heads: HeadShape, window: int = 0) -> None:
+        """window: tokens that a query sees, itself included; 0: all before it."""
+        self._heads, self._window = heads, window
+        self._native = None if path.native is None else NativeAttentionPlan(path.native, heads, window)
+
+    def plan(
+        self,
+        *,
+        query_starts: np.ndarray,
+        context_lens: np.ndarray,
+        block_tables: np.ndarray,
+        block_size: int,
+        cache_dtype: torch.dtype,
+    ) -> AttentionPlan:
+        """A plan that is good until the next one is made.
+
+        Row i's queries are tokens query_starts[i] : query_starts[i + 1] and the last of its context_lens[i] tokens.
+        query_starts: int [S + 1]. context_lens: int [S]. block_tables: int [S, any], block ids in order.
+        """
+        step = {
+            "query_starts": query_starts,
+            "context_lens": context_lens,
+            "block_tables": block_tables,
+            "block_size": block_size,
+            "cache_dtype": cache_dtype,
+        }
+        if self._native is None:
+            return TorchAttentionPlan.build(**step, heads=self._heads, window=self._window)
+        self._native.update(**step)
+        return self._native
 
 
 def plan_attention(
@@ -34,30 +71,26 @@ def plan_attention(
     heads: HeadShape,
     window: int = 0,
 ) -> AttentionPlan:
-    """Row i's queries are tokens query_starts[i] : query_starts[i + 1] and the last of its context_lens[i] tokens.
-
-    query_starts: int [S + 1]. context_lens: int [S]. block_tables: int [S, any], block ids in order. window: tokens
-    that a query sees, itself included; 0: all before it.
-    """
-    step = {
-        "query_starts": query_starts,
-        "context_lens": context_lens,
-        "block_tables": block_tables,
-        "block_size": block_size,
-        "cache_dtype": cache_dtype,
-        "heads": heads,
-        "window": window,
-    }
-    return TorchAttentionPlan.build(**step) if path.native is None else NativeAttentionPlan(path.native, **step)
+    """The plan of a single step; see `AttentionPlanner`."""
+    return AttentionPlanner(path, heads, window).plan(
+        query_starts=query_starts,
+        context_lens=context_lens,
+        block_tables=block_tables,
+        block_size=block_size,
+        cache_dtype=cache_dtype,
+    )
 
 
-def paged_attention(q_THD: torch.Tensor, cache: torch.Tensor, plan: AttentionPlan, scale: float) -> torch.Tensor:
+def paged_attention(
+    q_THD: torch.Tensor, cache: torch.Tensor, plan: AttentionPlan, scale: float, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Each query's attention over its row's context, [T, H, D] in q's dtype; softmax and sums are float32.
 
     q_THD: of the path's compute_dtype. cache: one layer's blocks as worker.kv_cache has them, keys and values of this
     step's tokens included, with finite numbers in block 0. plan: of this step, for the cache's dtype and head shape.
+    out: memory that the result may be put into, contiguous.
     """
-    return plan.attend(q_THD, cache, scale)
+    return plan.attend(q_THD, cache, scale, out)
 
 
-__all__ = ["AttentionPlan", "HeadShape", "paged_attention", "plan_attention"]
+__all__ = ["AttentionPlan", "AttentionPlanner", "HeadShape", "paged_attention", "plan_attention"]

@@ -30,8 +30,8 @@ struct AttentionStep {
     const int32_t* query_starts;
     const int32_t* context_lens;
     const int32_t* block_tables;
-    const int32_t* items;   // [num_items][6]: see Item
-    const int32_t* splits;  // [num_splits][3]: see Split
+    int32_t* items;   // [num_items][6]: see Item
+    int32_t* splits;  // [num_splits][3]: see Split
     float* partials;        // [partial][kv_heads][heads of one * (head_size + 2)]
     int64_t table_stride, num_items, num_splits;
     int32_t heads, kv_heads, head_size;

@@ -37,7 +37,7 @@ class TorchAttentionPlan:
         heads: HeadShape,
         window: int = 0,
     ) -> "TorchAttentionPlan":
-        """Arguments as of `plan_attention`."""
+        """Arguments as of `AttentionPlanner`."""
         query_lens = np.diff(query_starts)
         first_tokens = np.maximum(context_lens - query_lens + 1 - window, 0) if window else np.zeros_like(context_lens)
         first_blocks = first_tokens // block_size
@@ -72,7 +72,10 @@ class TorchAttentionPlan:
             ],
         )
 
-    def attend(self, q_THD: torch.Tensor, cache: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(
+        self, q_THD: torch.Tensor, cache: torch.Tensor, scale: float, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The result is in memory of its own, never in `out`."""
         if len(self.decode_groups) == 1 and not self.prefill_rows:
             return self.decode_groups[0].attend(q_THD.float(), cache, scale).to(q_THD.dtype)
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)

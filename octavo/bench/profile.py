@@ -1,94 +1,94 @@
-"""Splits steps into GEMM (with what is fused into linears), attention, other ops, Python and scheduling, with torch's
-profiler.
+"""Splits steps into GEMM with what is fused into linears, attention, rope with the cache write, scheduling, Python."""
 
-Profiled steps are slower than others, mostly in their Python part; what the split shows are proportions.
-"""
-
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile, record_function
-
 import worker.layers.attention
 from kernels.linear import PackedLinear
+from kernels.native import native_kernels
+from kernels.native.recording import KernelTimes, Op
 from kernels.rope_cache_write import RopeCacheWrite
 from octavo.engine import Engine
 
-_GEMM, _ROPE, _ATTENTION = "octavo.gemm", "octavo.rope", "octavo.attention"
+# By op, the functions that PyTorch's path calls for it; those of one op do not call each other.
+_FUNCTIONS: dict[Op, tuple[tuple[Any, str], ...]] = {
+    Op.LINEAR: ((PackedLinear, "__call__"), (PackedLinear, "add_to_"), (PackedLinear, "argmax")),
+    Op.ROPE_CACHE_WRITE: ((RopeCacheWrite, "__call__"),),
+    Op.ATTENTION: ((worker.layers.attention, "paged_attention"),),
+}
+
+
+class OpTimes:
+    """What each op takes, within a `with` block: by the C++ kernels' own clock, or around PyTorch's functions."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._times = KernelTimes()
+
+    def __enter__(self) -> KernelTimes:
+        if (kernels := native_kernels()) is not None:
+            return self._stack.enter_context(kernels.measuring())
+        for op, functions in _FUNCTIONS.items():
+            for owner, name in functions:
+                original = getattr(owner, name)
+                setattr(owner, name, self._timed(op, original))
+                self._stack.callback(setattr, owner, name, original)
+        return self._times
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _timed(self, op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            start = time.perf_counter()
+            result = original(*arguments, **keywords)
+            self._times.seconds[op, 0] += time.perf_counter() - start
+            return result
+
+        return call
 
 
 class StepProfile:
     """Profiles the engine's steps within a `with` block."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._profiler = profile(activities=[ProfilerActivity.CPU])
-        self._labels = (
-            _Label(PackedLinear, "__call__", _GEMM),
-            _Label(PackedLinear, "add_to_", _GEMM),
-            _Label(RopeCacheWrite, "__call__", _ROPE),
-            _Label(worker.layers.attention, "paged_attention", _ATTENTION),
-        )
+        self._engine, self._ops = engine, OpTimes()
+        self._times = KernelTimes()
         self._begin = (0, 0.0, 0.0)
 
     def __enter__(self) -> "StepProfile":
-        for label in self._labels:
-            label.put_on()
         times = self._engine.times
         self._begin = (times.num_steps, times.total, times.scheduling)
-        self._profiler.__enter__()
+        self._times = self._ops.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._profiler.__exit__(kind, error, trace)
-        for label in self._labels:
-            label.take_off()
+        self._ops.__exit__(kind, error, trace)
 
     def split(self) -> dict[str, object]:
         """Mean milliseconds of a profiled step, and of its parts, which add up to it.
 
-        gemm and attention hold all time within those calls, for the profiler sees no C++ kernel; other_ops is rope with
-        the cache write and all other ops; python is what is left beside scheduling: the interpreter's time, and that of
-        starting ops.
+        python is what is left beside the others: the interpreter's time, and that of small ops of PyTorch and numpy.
         """
         times = self._engine.times
         steps, total, scheduling = (
             now - then for now, then in zip((times.num_steps, times.total, times.scheduling), self._begin, strict=True)
         )
-        seconds = {_GEMM: 0.0, _ATTENTION: 0.0, "other": 0.0}
-        for event in self._profiler.events() or ():
-            if event.cpu_parent is None:  # otherwise its time is in that of a label, or of another op
-                part = event.name if event.name in seconds else "other"
-                seconds[part] += event.time_range.elapsed_us() / 1e6
         parts = {
-            "gemm": seconds[_GEMM],
-            "attention": seconds[_ATTENTION],
-            "other_ops": seconds["other"],
+            "gemm": self._times.of(Op.LINEAR),
+            "attention": self._times.of(Op.ATTENTION),
+            "rope": self._times.of(Op.ROPE_CACHE_WRITE),
             "scheduling": scheduling,
-            "python": total - scheduling - sum(seconds.values()),
         }
+        parts["python"] = total - sum(parts.values())
         return {
             "profiled_step_ms": round(total / steps * 1e3, 3),
             **{f"profiled_{name}_ms": round(value / steps * 1e3, 3) for name, value in parts.items()},
         }
-
-
-class _Label:
-    """Makes the profiler see calls of a function under a name."""
-
-    def __init__(self, owner: Any, name: str, label: str) -> None:
-        self._owner, self._name, self._label = owner, name, label
-        self._original: Callable[..., Any] = getattr(owner, name)
-
-    def put_on(self) -> None:
-        def labelled(*arguments: Any, **keywords: Any) -> Any:
-            with record_function(self._label):
-                return self._original(*arguments, **keywords)
-
-        setattr(self._owner, self._name, labelled)
-
-    def take_off(self) -> None:
-        setattr(self._owner, self._name, self._original)

@@ -99,7 +99,7 @@ def test_the_engine_alone_is_measured(model: Path) -> None:
     expected = {"engine": "octavo", "dtype": "float32", "prompt_len": 8, "output_len": 5, "num_errors": 0}
     assert expected.items() <= three.items()
     assert three["output_tok_s"] == pytest.approx(3 * 5 / three["duration_s"], rel=1e-2)
-    parts = ("gemm", "attention", "other_ops", "python", "scheduling")
+    parts = ("gemm", "attention", "rope", "python", "scheduling")
     split = {part: three[f"profiled_{part}_ms"] for part in parts}
     assert min(split.values()) > 0, split
     assert sum(split.values()) == pytest.approx(three["profiled_step_ms"], abs=0.01)

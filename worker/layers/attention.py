@@ -1,6 +1,6 @@
 """Grouped-query attention: norm, projections, head norms, rope, the KV cache.
 
-Legend: T tokens, E hidden size, H heads, K KV heads, D head size.
+Legend: T tokens, E hidden size, H heads, K KV heads, D head size, F = (H + 2 K) * D.
 """
 
 import torch
@@ -52,8 +52,11 @@ class Attention:
 
     def add_to_(self, x_TE: torch.Tensor) -> None:
         """Adds the attention of the residual stream to it, in place; writes the tokens' KV."""
-        context = current()
-        cache = context.kv_cache.layers[self._layer]
-        q_THD = self._rope_cache_write(self._qkv(x_TE), context.rope_turns, cache, context.slots_T)
-        o_THD = paged_attention(q_THD, cache, context.attention_plans[self._window], self._scale)
+        context, num_tokens = current(), len(x_TE)
+        cache, take = context.kv_cache.layers[self._layer], context.workspace.take
+        qkv_TF = self._qkv(x_TE, out=take("qkv", num_tokens, self._qkv.num_outputs))
+        q_THD = self._rope_cache_write(qkv_TF, context.rope_turns, cache, context.slots_T)
+        o_THD = paged_attention(
+            q_THD, cache, context.attention_plans[self._window], self._scale, out=take("heads", *q_THD.shape)
+        )
         self._o.add_to_(x_TE, o_THD.flatten(1))

@@ -1,8 +1,12 @@
-"""The gated MLP."""
+"""The gated MLP.
+
+Legend: T tokens, E hidden size, F intermediate size.
+"""
 
 import torch
 
 from kernels.compute_path import ComputePath
+from worker.forward_context import current
 from worker.layers.linear import load_linear
 from worker.model_config import ModelConfig
 from worker.take_tensor import TakeTensor
@@ -21,4 +25,5 @@ class GatedMLP:
 
     def add_to_(self, x_TE: torch.Tensor) -> None:
         """Adds the MLP of the residual stream to it, in place."""
-        self._down.add_to_(x_TE, self._gate_up(x_TE))
+        hidden_TF = current().workspace.take("mlp", len(x_TE), self._gate_up.num_outputs)
+        self._down.add_to_(x_TE, self._gate_up(x_TE, out=hidden_TF))

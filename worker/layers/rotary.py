@@ -6,6 +6,7 @@ import torch
 
 from kernels.rope import rope_turns
 from worker.rope_config import RopeConfig
+from worker.workspace import Workspace
 
 
 class Rotary:
@@ -14,11 +15,18 @@ class Rotary:
 
     def __init__(self, config: RopeConfig, head_size: int) -> None:
         self._frequencies_P = rope_frequencies(config, head_size)
-        self._magnitude = config.attention_factor
+        self._magnitude = torch.tensor(config.attention_factor)
 
-    def __call__(self, positions_T: torch.Tensor) -> torch.Tensor:
-        """complex64 [T, 1, head size / 2] for kernels.rope.apply_rope_."""
-        return rope_turns(positions_T, self._frequencies_P, self._magnitude)
+    def __call__(self, positions_T: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+        """complex64 [T, 1, head size / 2] for kernels.rope.apply_rope_, in the workspace."""
+        num_tokens, num_pairs = len(positions_T), len(self._frequencies_P)
+        return rope_turns(
+            workspace.take("positions", num_tokens).copy_(positions_T),
+            self._frequencies_P,
+            self._magnitude,
+            angles_T1P=workspace.take("angles", num_tokens, 1, num_pairs),
+            out=workspace.take("turns", num_tokens, 1, num_pairs, dtype=torch.complex64),
+        )
 
 
 def rope_frequencies(config: RopeConfig, head_size: int) -> torch.Tensor:

@@ -5,19 +5,21 @@ Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V
 """
 
 import torch
-import torch.nn.functional as F
 
 from kernels.compute_path import ComputePath, compute_path
 from kernels.linear import PackedLinear
-from kernels.paged_attention import HeadShape, plan_attention
+from kernels.paged_attention import AttentionPlanner, HeadShape
 from worker.forward_context import ForwardContext, forward_context
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.layers.attention import Attention
+from worker.layers.embedding import embed
 from worker.layers.mlp import GatedMLP
 from worker.layers.rotary import Rotary
 from worker.model_config import ModelConfig
+from worker.replay import Replay
 from worker.take_tensor import Shape, TakeTensor
+from worker.workspace import Workspace
 
 
 class LlamaLayer:
@@ -47,19 +49,25 @@ class LlamaModel:
         head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
         norm_E = take("model.norm.weight").float()
         self._head = PackedLinear(take.head_weight(head), None, path, norm_I=norm_E, eps=config.rms_norm_eps)
-        self._windows = sorted(set(config.layer_windows))
-        self._heads = HeadShape(
-            num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_size=config.head_size
-        )
+        heads = HeadShape(num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_size=config.head_size)
+        self._planners = {window: AttentionPlanner(path, heads, window) for window in set(config.layer_windows)}
+        self._workspace = Workspace()
+        self._replay = Replay(path)
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         """Computes the batch's tokens, writes their KV, gives the residual stream after the last layer, float32 [T,
-        E]."""
-        x_TE = F.embedding(batch.token_ids_T, self._embeddings_VE).float()
+        E], in memory that the next call uses again."""
+        self._workspace.reserve(batch.num_tokens)
+        x_TE = embed(self._embeddings_VE, batch.token_ids_T, self._workspace)
         with forward_context(self._context(batch, kv_cache)):
-            for layer in self._layers:
-                layer.add_to_(x_TE)
+            self._replay.run(
+                lambda: self._add_layers_to_(x_TE), len(x_TE), memory=(kv_cache, self._workspace.memory)
+            )
         return x_TE
+
+    def _add_layers_to_(self, x_TE: torch.Tensor) -> None:
+        for layer in self._layers:
+            layer.add_to_(x_TE)
 
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
         """float32 [S, V] from rows of `forward`'s result; the final norm is applied here, to these rows alone."""
@@ -74,20 +82,23 @@ class LlamaModel:
 
     def _context(self, batch: InputBatch, kv_cache: KVCache) -> ForwardContext:
         plans = {
-            window: plan_attention(
-                self.path,
+            window: planner.plan(
                 query_starts=batch.query_starts,
                 context_lens=batch.context_lens_S,
                 block_tables=batch.block_tables_SB,
                 block_size=kv_cache.block_size,
                 cache_dtype=kv_cache.layers[0].dtype,
-                heads=self._heads,
-                window=window,
             )
-            for window in self._windows
+            for window, planner in self._planners.items()
         }
-        turns = self._rotary(batch.positions_T)
-        return ForwardContext(kv_cache=kv_cache, slots_T=batch.slots_T, rope_turns=turns, attention_plans=plans)
+        slots_T = self._workspace.take("slots", batch.num_tokens, dtype=torch.int64)
+        return ForwardContext(
+            kv_cache=kv_cache,
+            slots_T=slots_T.copy_(batch.slots_T),
+            rope_turns=self._rotary(batch.positions_T, self._workspace),
+            attention_plans=plans,
+            workspace=self._workspace,
+        )
 
     @staticmethod
     def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:

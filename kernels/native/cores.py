@@ -1,0 +1,54 @@
+"""The cores that this process may compute on."""
+
+import math
+import os
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+def usable_cores() -> list[int]:
+    """Numbers of the cores that the system lets this process run on, in order."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def num_usable_cores() -> int:
+    """How many threads can compute at once: the cores, or fewer where a control group bounds CPU time (a container's
+    --cpus). At least 1.
+
+    With a bound of 2.5 cores it is 3: two would leave half a core idle, and three stand still for a sixth of the time.
+    """
+    quota = cpu_quota(_own_cgroups())
+    cores = len(usable_cores())
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def cpu_quota(directories: list[Path]) -> float | None:
+    """Cores' worth of CPU time that the control groups of these directories leave; None: all."""
+    quotas: list[float] = []
+    for directory in directories:
+        if (version2 := directory / "cpu.max").is_file():
+            quota, period = version2.read_text().split()
+        elif (version1 := directory / "cpu.cfs_quota_us").is_file():
+            quota, period = version1.read_text().strip(), (directory / "cpu.cfs_period_us").read_text().strip()
+        else:
+            continue
+        if quota not in ("max", "-1"):
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def _own_cgroups() -> list[Path]:
+    """Of this process and those around it: a bound on any of them holds."""
+    if not _OWN_CGROUP.is_file():
+        return []
+    found: list[Path] = []
+    for line in _OWN_CGROUP.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = _CGROUPS / controllers if controllers else _CGROUPS
+        own = root / path.lstrip("/")
+        found += [directory for directory in (own, *own.parents) if directory.is_relative_to(root)]
+    return found

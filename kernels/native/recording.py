@@ -1,0 +1,78 @@
+"""The kernel calls of a forward pass, kept with their arguments, so that they can run again without Python in between.
+
+A decode step of a small model makes some two hundred calls, each of which takes about as long to make from Python as
+the smaller ones take to compute.
+"""
+
+import ctypes
+import enum
+from collections import defaultdict
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
+from typing import Protocol
+
+import numpy as np
+
+
+class Op(enum.IntEnum):
+    LINEAR = 0
+    ROPE_CACHE_WRITE = 1
+    ATTENTION = 2
+
+
+class CallStruct(ctypes.Structure):
+    """`Call` of kernels/native/replay.h."""
+
+    _fields_ = (
+        ("op", c_int32),
+        ("epilogue", c_int32),
+        ("operation", c_void_p),
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("cache", c_void_p),
+        ("turns", c_void_p),
+        ("slots", c_void_p),
+        ("stride", c_int64),
+        ("scale", c_float),
+    )
+
+
+class KernelTimes:
+    """What calls took, by op and the address of the struct that says what is computed."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[tuple[Op, int], float] = defaultdict(float)
+
+    def of(self, op: Op) -> float:
+        """Seconds, all calls together."""
+        return sum(seconds for (each, _), seconds in self.seconds.items() if each is op)
+
+
+class ReplayFunction(Protocol):
+    """`octavo_replay` of kernels/native/replay.h."""
+
+    def __call__(self, calls: int, count: int, rows: int, seconds: int | None, /) -> None: ...
+
+
+class Recording:
+    """What was called, in order. What the calls point to must stay where it is as long as they are made again."""
+
+    def __init__(self, replay: ReplayFunction) -> None:
+        self._replay = replay
+        self._calls: list[CallStruct] = []
+        self._array: ctypes.Array[CallStruct] | None = None
+
+    def append(self, call: CallStruct) -> None:
+        self._calls.append(call)
+        self._array = None
+
+    def run(self, num_rows: int, times: KernelTimes | None = None) -> None:
+        """Makes the calls again, with so many rows."""
+        if self._array is None:
+            self._array = (CallStruct * len(self._calls))(*self._calls)
+        seconds = None if times is None else np.zeros(len(self._calls), np.dtype(c_double))
+        self._replay(
+            ctypes.addressof(self._array), len(self._calls), num_rows, None if seconds is None else seconds.ctypes.data
+        )
+        if times is not None and seconds is not None:
+            for call, taken in zip(self._calls, seconds.tolist(), strict=True):
+                times.seconds[Op(call.op), call.operation] += taken

@@ -1,0 +1,30 @@
+"""What a step's layers call of the kernels, run again without the Python that made the calls."""
+
+from collections.abc import Callable
+
+from kernels.compute_path import ComputePath
+from kernels.native.recording import Recording
+
+
+class Replay:
+    """Records the kernel calls of one step, and makes them again in the following ones.
+
+    With PyTorch's kernels there is nothing to record, and Python makes each call in each step.
+    """
+
+    def __init__(self, path: ComputePath) -> None:
+        self._kernels = path.native
+        self._memory: tuple[object, ...] = ()
+        self._recording: Recording | None = None
+
+    def run(self, body: Callable[[], None], num_rows: int, *, memory: tuple[object, ...]) -> None:
+        """body: makes the same kernel calls for any number of rows, and does nothing else; what it passes to them has
+        the same addresses as long as `memory` holds the same objects."""
+        if self._kernels is None:
+            body()
+        elif self._recording is not None and all(a is b for a, b in zip(memory, self._memory, strict=True)):
+            self._kernels.replay(self._recording, num_rows)
+        else:
+            with self._kernels.recording() as recording:
+                body()
+            self._recording, self._memory = recording, memory

@@ -1,0 +1,35 @@
+"""Memory for the intermediate results of a forward pass, kept from step to step."""
+
+import torch
+
+
+class Workspace:
+    """Buffers by name, all for the same number of rows.
+
+    A buffer stays where it is until more rows are reserved than ever before: `memory` is then another object.
+    """
+
+    def __init__(self) -> None:
+        self._num_rows = 0
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    @property
+    def memory(self) -> object:
+        """The same object as long as every buffer stays where it is."""
+        return self._buffers
+
+    def reserve(self, num_rows: int) -> None:
+        """Makes room for so many rows. All buffers are lost if there was less."""
+        if num_rows > self._num_rows:
+            # Powers of 2, so that batches that grow row by row do not get new memory each time.
+            self._num_rows, self._buffers = 1 << (num_rows - 1).bit_length(), {}
+
+    def take(self, name: str, num_rows: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The first num_rows rows of a buffer, [num_rows, *shape] and contiguous, with whatever was last put there."""
+        assert num_rows <= self._num_rows, "rows are reserved first"
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            buffer = self._buffers[name] = torch.empty(self._num_rows, *shape, dtype=dtype)
+        assert buffer.shape[1:] == shape
+        assert buffer.dtype is dtype
+        return buffer[:num_rows]
