@@ -130,6 +130,7 @@ def test_a_worker_process_computes_what_the_runner_computes(
         assert hello.pid == worker.pid
         info = scheduler.reset(1, identity).model
         assert (info.name, info.architecture, info.dtype) == ("tiny", "LlamaForCausalLM", "float32")
+        assert info.quantization == "none"
         # 40 blocks of 8 tokens hold more than the model's 256.
         assert (info.num_blocks, info.block_size, info.max_model_len) == (40, 8, 256)
         assert (info.vocab_size, list(info.eos_token_ids)) == (128, [2, 3, 4])
@@ -247,4 +248,6 @@ def test_equal_options_give_equal_fingerprints_and_other_numbers_another(tmp_pat
         return build_runner(load_options(flags=flags_of(tmp_path, model, **changes), environ={})).model_info.fingerprint
 
     assert fingerprint() == fingerprint(max_num_seqs=2, block_size=16)
-    assert fingerprint() != fingerprint(dtype="bfloat16")
+    others = [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}]
+    assert len({fingerprint(), *(fingerprint(**each) for each in others)}) == 4
+    assert fingerprint() == fingerprint(quantization="none"), "auto stands for it here"
