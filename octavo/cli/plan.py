@@ -77,7 +77,12 @@ def plan(
         float, typer.Option(rich_help_panel=_COSTS, help="Share of a GPU's memory that is used.")
     ] = 0.9,
     quantization: Annotated[
-        str, typer.Option(metavar="none|fp8", rich_help_panel=_COSTS, help="fp8: weights of the layers in 8 bits.")
+        str,
+        typer.Option(
+            metavar="none|fp8|int8|int4",
+            rich_help_panel=_COSTS,
+            help="Of the layers' weights: fp8 and int8 in 8 bits, int4 in 4 and what their scales take.",
+        ),
     ] = "none",
     kv_cache_dtype: Annotated[
         str, typer.Option(metavar="auto|fp8", rich_help_panel=_COSTS, help="fp8: KV in 8 bits. auto: in 16.")

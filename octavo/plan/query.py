@@ -20,6 +20,8 @@ from octavo.plan.workload import Workload, parse_lengths, read_arrivals, synthes
 
 _OPTION_AXES = ("max_num_seqs", "max_num_batched_tokens", "data_parallel_size")
 _LAYOUT_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+# By quantization. A scale for each output is next to nothing; int4 has two of 16 bits for 32 weights.
+_LAYER_PARAM_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 4 / 32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +124,13 @@ def _gpu_target(query: GpuQuery, options: Options) -> GpuTarget:
     if not 0 < query.gpu_memory_utilization <= 1:
         raise PlanError(f"--gpu-memory-utilization={query.gpu_memory_utilization:g} is not above 0 and up to 1")
     for flag, value, known in (
-        ("--quantization", query.quantization, ("none", "fp8")),
+        ("--quantization", query.quantization, ("none", *_LAYER_PARAM_BYTES)),
         ("--kv-cache-dtype", query.kv_cache_dtype, ("auto", "fp8")),
     ):
         if value not in known:
             raise PlanError(f"{flag}={value!r} is not known; use {' or '.join(known)}")
-    if query.quantization == "fp8":
-        model = replace(model, layer_param_bytes=1.0)
+    if query.quantization != "none":
+        model = replace(model, layer_param_bytes=_LAYER_PARAM_BYTES[query.quantization])
     if options.max_model_len > model.max_model_len:
         raise PlanError(
             f"max_model_len={options.max_model_len} is beyond the context length of {model.name}: use "

@@ -127,6 +127,16 @@ def test_equal_commands_print_equal_predictions(octavo) -> None:
     assert one == other
 
 
+def test_fewer_bits_a_weight_are_read_faster_and_fit_where_more_do_not(octavo) -> None:
+    speeds = {}
+    for quantization in ("none", "fp8", "int8", "int4"):
+        _, out, _ = octavo(*GPU, "--concurrency", 1, "--quantization", quantization, "--json")
+        speeds[quantization] = lines(out)[0]["output_tok_s"]
+    assert speeds["none"] < speeds["fp8"] == speeds["int8"] < speeds["int4"]
+    small = ("--gpu", "L4", "--model", LLAMA_8B, "--gpu-memory-utilization", "0.5", "--num-requests", 2)
+    assert [octavo(*small, "--quantization", each)[0] for each in ("none", "int4")] == [2, 0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
