@@ -30,10 +30,10 @@ class PackedLinear:
         """norm_I: weights of an RMS norm (with `eps`) that the input goes through first. gated: the first half of the
         outputs are gates of the other half, and the result, half as wide, is silu(gate) * other.
         """
-        weight_OI = dequantize(weight_OI)
         if path.native is not None:
             self._linear = NativeLinear(weight_OI, bias_O, norm_I, eps, gated=gated, kernels=path.native)
         else:
+            weight_OI = dequantize(weight_OI)
             self._linear = OneDnnLinear(weight_OI, bias_O, norm_I, eps, gated=gated, dtype=path.compute_dtype)
 
     @property

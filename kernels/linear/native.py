@@ -1,10 +1,22 @@
-"""Linear layers by the C++ kernels: linear.h beside this file."""
+"""Linear layers by the C++ kernels: linear.h and quantized.h beside this file."""
 
 import ctypes
+from enum import IntEnum
 
 import torch
 
+from kernels.linear.weights import Int4Weight, Int8Weight, Weight
 from kernels.native.library import LinearStruct, NativeKernels
+
+
+class WeightKind(IntEnum):
+    """As panels.h counts them."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    GROUPED_INT8 = 3
+    INT4 = 4
 
 
 class NativeLinear:
@@ -14,7 +26,7 @@ class NativeLinear:
 
     def __init__(
         self,
-        weight_OI: torch.Tensor,
+        weight_OI: Weight,
         bias_O: torch.Tensor | None,
         norm_I: torch.Tensor | None,
         eps: float,
@@ -22,29 +34,30 @@ class NativeLinear:
         gated: bool,
         kernels: NativeKernels,
     ) -> None:
-        num_rows, num_inputs = weight_OI.shape
-        is_bf16 = weight_OI.dtype is torch.bfloat16
-        order_P = _panel_order(num_rows, kernels.panel_width, gated=gated)
+        kind, parts = _parts(weight_OI)
+        num_rows, num_inputs = parts[0].shape
         self._kernels = kernels
         self.num_outputs = num_rows // 2 if gated else num_rows
         self._norm_I = None if norm_I is None else norm_I.float().contiguous()
-        self._bias_P: torch.Tensor | None = None
-        if bias_O is not None:
-            self._bias_P = torch.where(order_P >= 0, bias_O.float()[order_P.clamp(min=0)], 0.0)
         self._struct = LinearStruct(
-            bias=None if self._bias_P is None else self._bias_P.data_ptr(),
             norm=None if self._norm_I is None else self._norm_I.data_ptr(),
             eps=eps,
             inputs=num_inputs,
             outputs=self.num_outputs,
             gated=gated,
-            bf16_weights=is_bf16,
+            weights=kind,
         )
         self._address = ctypes.addressof(self._struct)
+        self._bias_P: torch.Tensor | None = None
+        if bias_O is not None:
+            order_P = _panel_order(num_rows, kernels.panel_width(self._address), gated=gated)
+            self._bias_P = torch.where(order_P >= 0, bias_O.float()[order_P.clamp(min=0)], 0.0)
+            self._struct.bias = self._bias_P.data_ptr()
         self._panels = kernels.weights.empty(kernels.packed_bytes(self._address), torch.uint8)
         self._struct.panels = self._panels.data_ptr()
-        rows = weight_OI.contiguous()
-        kernels.pack(self._address, rows.data_ptr(), self._panels.data_ptr())
+        parts = [part.contiguous() for part in parts]
+        addresses = [part.data_ptr() for part in parts] + [None] * (3 - len(parts))
+        kernels.pack(self._address, *addresses, self._panels.data_ptr())
 
     def __call__(self, x_TI: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         y_TO = torch.empty(len(x_TI), self.num_outputs) if out is None else out
@@ -68,6 +81,16 @@ class NativeLinear:
         assert x_TI.is_contiguous()
         assert y_TO.is_contiguous()
         self._kernels.linear(self._address, x_TI.data_ptr(), len(x_TI), y_TO.data_ptr(), add)
+
+
+def _parts(weight: Weight) -> tuple[WeightKind, list[torch.Tensor]]:
+    """Its kind, and what is packed: values, scales, minima, as far as it has them."""
+    if isinstance(weight, Int4Weight):
+        return WeightKind.INT4, [weight.values_OI, weight.scales_OG, weight.minima_OG]
+    if isinstance(weight, Int8Weight):
+        kind = WeightKind.GROUPED_INT8 if weight.is_grouped else WeightKind.INT8
+        return kind, [weight.values_OI, weight.scales_OG]
+    return (WeightKind.BFLOAT16 if weight.dtype is torch.bfloat16 else WeightKind.FLOAT32), [weight]
 
 
 def _panel_order(num_rows: int, width: int, *, gated: bool) -> torch.Tensor:

@@ -8,16 +8,19 @@
 
 namespace octavo {
 
+// As kernels/linear/native.py counts them.
+enum WeightKind : int32_t { kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4 };
+
 // As kernels/linear/native.py lays it out.
 struct Linear {
-    const void* panels;  // see pack_linear
+    const void* panels;  // see pack_linear, and the Dots of quantized weights
     const float* bias;   // in the order of the panels' columns, or null
     const float* norm;   // weights of an RMS norm of the input, or null
     float eps;
     int32_t inputs;
     int32_t outputs;  // of the result: half as many as there are weight rows if gated
     int32_t gated;    // the result is silu(first half of the outputs) * second half
-    int32_t bf16_weights;
+    WeightKind weights;
 };
 
 template <class V>
@@ -50,6 +53,11 @@ int64_t row_size(int64_t inputs) {
 template <class T>
 int64_t panel_steps(int64_t inputs) {
     return sizeof(T) == 2 ? (inputs + 1) / 2 : inputs;
+}
+
+template <class V, class T>
+int64_t panels_bytes(const Linear& linear) {
+    return num_panels<V>(linear) * panel_steps<T>(linear.inputs) * kPanel<V> * 4;
 }
 
 // From rows [weight rows, inputs] to panels: float32 as [panel][input][column], bf16 as [panel][pair of inputs]

@@ -1,4 +1,6 @@
-// For CPUs with AVX2 and FMA. Linears of bf16 weights multiply integers (see fixed.h); all other arithmetic is float32.
+// For CPUs with AVX2 and FMA. Linears of bf16 or quantized weights multiply integers (see fixed.h and dots_avx2.h); all
+// other arithmetic is float32.
+#include "../linear/dots_avx2.h"
 #include "../linear/fixed.h"
 
 namespace octavo {

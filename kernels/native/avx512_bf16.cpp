@@ -1,6 +1,6 @@
-// For CPUs with AVX512_BF16: linears of bf16 weights round their inputs to bf16 and sum in float32. What is no linear is
-// as for AVX2.
-#include "vec.h"
+// For CPUs with AVX512_BF16: linears of bf16 weights round their inputs to bf16 and sum in float32. What is no linear, or
+// one of quantized weights, is as for AVX2.
+#include "../linear/dots_avx2.h"
 
 namespace octavo {
 using Vector = V16;

@@ -8,7 +8,8 @@ import torch
 
 from kernels.compute_path import native_path
 from kernels.linear import PackedLinear
-from kernels.linear.reference import linear
+from kernels.linear.reference import linear, quantized_linear
+from kernels.linear.weights import Int4Weight, Int8Weight, num_groups
 from kernels.native.library import NativeKernels, NativeKernelsError
 from kernels.paged_attention import HeadShape, paged_attention, plan_attention
 from kernels.paged_attention import reference as attention_reference
@@ -31,6 +32,7 @@ def check(kernels: NativeKernels) -> None:
             # bfloat16 has 8 bits: where inputs or KV are rounded to it, errors of 2^-8 add up like random steps.
             _check_linear(kernels, dtype, generator, 2e-2 if _rounds(kernels, dtype) else 1e-4)
             _check_attention(kernels, dtype, generator, 1e-4 if dtype is torch.float32 else 2e-2)
+        _check_quantized(kernels, generator)
 
 
 def _rounds(kernels: NativeKernels, dtype: torch.dtype) -> bool:
@@ -58,12 +60,27 @@ def _check_linear(kernels: NativeKernels, dtype: torch.dtype, generator: torch.G
         raise _wrong(kernels, f"argmax of a linear of {dtype} names another column")
 
 
+def _check_quantized(kernels: NativeKernels, generator: torch.Generator) -> None:
+    num_inputs, num_outputs = 70, 45
+    shape, groups = (num_outputs, num_inputs), (num_outputs, num_groups(num_inputs))
+    int8 = torch.randint(-127, 128, shape, generator=generator, dtype=torch.int8)
+    int4 = torch.randint(16, shape, generator=generator, dtype=torch.uint8)
+    scales, minima = torch.rand(groups, generator=generator), torch.randn(groups, generator=generator)
+    weights: dict[str, Int8Weight | Int4Weight] = {
+        "int8": Int8Weight(values_OI=int8, scales_OG=scales[:, :1].contiguous()),
+        "grouped int8": Int8Weight(values_OI=int8, scales_OG=scales.half()),
+        "int4": Int4Weight(values_OI=int4, scales_OG=scales.half(), minima_OG=minima.half()),
+    }
+    x, path = torch.randn(7, num_inputs, generator=generator), native_path(torch.float32, kernels)
+    for name, weight in weights.items():
+        got = PackedLinear(weight, None, path)(x)
+        _compare(kernels, f"linear of {name}", got, quantized_linear(x, weight, None), 1e-5)
+
+
 def _check_attention(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Generator, tolerance: float) -> None:
     """A decode after 21 tokens, and 6 queries after 64, all of whose KV went through rope into the cache."""
     path, heads = native_path(dtype, kernels), _HEADS
-    write = RopeCacheWrite(
-        path, num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_size=heads.head_size
-    )
+    write = RopeCacheWrite(path, num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_size=heads.head_size)
     tables = np.arange(1, 19, dtype=np.int32).reshape(2, 9)
     shape = (19, _BLOCK_SIZE, 2, heads.num_kv_heads, heads.head_size)
     cache, plain = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=torch.float64)
@@ -89,9 +106,7 @@ def _check_attention(kernels: NativeKernels, dtype: torch.dtype, generator: torc
     _compare(kernels, f"attention over {dtype}", paged_attention(got_q, cache, plan, 0.25), expected, tolerance)
 
 
-def _compare(
-    kernels: NativeKernels, what: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float
-) -> None:
+def _compare(kernels: NativeKernels, what: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
     error = float((got.double() - expected).abs().max() / expected.abs().max())
     if not error < tolerance:
         raise _wrong(kernels, f"{what} is off by {error:.1e} of its largest value, where {tolerance:.0e} is allowed")

@@ -1,8 +1,9 @@
-// The functions of a path, as C. A path's file defines Vector, and HalfInput and HalfWeight, what its linears of bf16
-// weights multiply.
+// The functions of a path, as C. A path's file defines Vector; HalfInput and HalfWeight, what its linears of bf16 weights
+// multiply; Int8Dots and Int4Dots, which quantized.h describes.
 #pragma once
 
 #include "../linear/linear.h"
+#include "../linear/quantized.h"
 #include "../paged_attention/attention.h"
 #include "../paged_attention/work.h"
 #include "../rope_cache_write/rope_cache_write.h"
@@ -18,33 +19,65 @@ OCTAVO_EXPORT int32_t octavo_set_cores(const int32_t* cores, int32_t count) { re
 
 OCTAVO_EXPORT void octavo_announce() { announce(); }
 
-OCTAVO_EXPORT int32_t octavo_panel_width() { return kPanel<Vector>; }
-
-// Of the panels that octavo_pack writes.
-OCTAVO_EXPORT int64_t octavo_packed_bytes(const Linear* linear) {
-    const int64_t steps = linear->bf16_weights ? panel_steps<HalfWeight>(linear->inputs) : linear->inputs;
-    return num_panels<Vector>(*linear) * steps * kPanel<Vector> * 4;
-}
-
-OCTAVO_EXPORT void octavo_pack(const Linear* linear, const void* rows, void* panels) {
-    if (linear->bf16_weights) {
-        pack_linear<Vector>(*linear, static_cast<const bf16*>(rows), static_cast<HalfWeight*>(panels));
-    } else {
-        pack_linear<Vector>(*linear, static_cast<const float*>(rows), static_cast<float*>(panels));
+// Columns of a panel.
+OCTAVO_EXPORT int32_t octavo_panel_width(const Linear* linear) {
+    switch (linear->weights) {
+        case kInt8: return kPanel<Int8Dots<false>::V>;
+        case kGroupedInt8: return kPanel<Int8Dots<true>::V>;
+        case kInt4: return kPanel<Int4Dots::V>;
+        default: return kPanel<Vector>;
     }
 }
 
-template <class Output>
-void forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
-    if (linear.bf16_weights) {
-        linear_forward<Vector, HalfInput, HalfWeight>(linear, x, rows, output);
-    } else {
-        linear_forward<Vector, float, float>(linear, x, rows, output);
+// Of the panels that octavo_pack writes.
+OCTAVO_EXPORT int64_t octavo_packed_bytes(const Linear* linear) {
+    switch (linear->weights) {
+        case kFloat32: return panels_bytes<Vector, float>(*linear);
+        case kBfloat16: return panels_bytes<Vector, HalfWeight>(*linear);
+        case kInt8: return quantized_bytes<Int8Dots<false>>(*linear);
+        case kGroupedInt8: return quantized_bytes<Int8Dots<true>>(*linear);
+        case kInt4: return quantized_bytes<Int4Dots>(*linear);
+    }
+    return 0;
+}
+
+// values: the weight rows; scales and minima: of quantized ones, see QuantizedWeights. `panels` holds zeros.
+OCTAVO_EXPORT void octavo_pack(const Linear* linear, const void* values, const void* scales, const uint16_t* minima,
+                               void* panels) {
+    const QuantizedWeights quantized = {static_cast<const int8_t*>(values), scales, minima};
+    char* bytes = static_cast<char*>(panels);
+    switch (linear->weights) {
+        case kFloat32:
+            return pack_linear<Vector>(*linear, static_cast<const float*>(values), static_cast<float*>(panels));
+        case kBfloat16:
+            return pack_linear<Vector>(*linear, static_cast<const bf16*>(values), static_cast<HalfWeight*>(panels));
+        case kInt8: return pack_quantized<Int8Dots<false>>(*linear, quantized, bytes);
+        case kGroupedInt8: return pack_quantized<Int8Dots<true>>(*linear, quantized, bytes);
+        case kInt4: return pack_quantized<Int4Dots>(*linear, quantized, bytes);
+    }
+}
+
+template <class Dots, template <class> class Output, class... Rest>
+void forward_quantized(const Linear& linear, const float* x, int64_t rows, Rest... rest) {
+    quantized_forward<Dots>(linear, x, rows, Output<typename Dots::V>{linear, rest...});
+}
+
+// Brings the sums to an Output{linear, rest...}.
+template <template <class> class Output, class... Rest>
+void forward(const Linear& linear, const float* x, int64_t rows, Rest... rest) {
+    switch (linear.weights) {
+        case kFloat32:
+            return linear_forward<Vector, float, float>(linear, x, rows, Output<Vector>{linear, rest...});
+        case kBfloat16:
+            return linear_forward<Vector, HalfInput, HalfWeight>(linear, x, rows, Output<Vector>{linear, rest...});
+        case kInt8: return forward_quantized<Int8Dots<false>, Output>(linear, x, rows, rest...);
+        case kGroupedInt8: return forward_quantized<Int8Dots<true>, Output>(linear, x, rows, rest...);
+        case kInt4: return forward_quantized<Int4Dots, Output>(linear, x, rows, rest...);
     }
 }
 
 OCTAVO_EXPORT void octavo_linear(const Linear* linear, const float* x, int64_t rows, float* y, int32_t epilogue) {
-    forward(*linear, x, rows, StoreOutput<Vector>{*linear, y, static_cast<Epilogue>(epilogue)});
+    forward<StoreOutput>(*linear, x, rows, y, static_cast<Epilogue>(epilogue));
 }
 
 // ids[rows] and values[rows] of each row's largest output: see ArgmaxOutput.
@@ -53,7 +86,7 @@ OCTAVO_EXPORT void octavo_linear_argmax(const Linear* linear, const float* x, in
     using Argmax = ArgmaxOutput<Vector>;
     auto* best = reinterpret_cast<uint64_t*>(ids);
     std::fill(best, best + rows, Argmax::kNothing);
-    forward(*linear, x, rows, Argmax{*linear, best});
+    forward<ArgmaxOutput>(*linear, x, rows, best);
     for (int64_t r = 0; r < rows; r++) {
         values[r] = Argmax::value(best[r]);
         ids[r] = Argmax::column(best[r]);

@@ -19,7 +19,7 @@ class NativeKernelsError(RuntimeError):
 
 
 class LinearStruct(ctypes.Structure):
-    """`Linear` of kernels/linear/linear.h."""
+    """`Linear` of kernels/linear/panels.h."""
 
     _fields_ = (
         ("panels", c_void_p),
@@ -29,7 +29,7 @@ class LinearStruct(ctypes.Structure):
         ("inputs", c_int32),
         ("outputs", c_int32),
         ("gated", c_int32),
-        ("bf16_weights", c_int32),
+        ("weights", c_int32),
     )
 
 
@@ -80,17 +80,16 @@ class NativeKernels:
         functions = ctypes.CDLL(str(library))
         self.path = path
         self.weights = WeightMemory()
-        functions.octavo_panel_width.restype = c_int32
-        # Columns of a panel of packed weights.
-        self.panel_width: int = functions.octavo_panel_width()
         self._set_threads = _typed(functions.octavo_set_threads, c_int32, c_bool)
         self._set_cores = _typed(functions.octavo_set_cores, c_void_p, c_int32, result=c_int32)
         # (): calls follow within a millisecond.
         self.announce = _typed(functions.octavo_announce)
+        # (linear): columns of a panel of its packed weights.
+        self.panel_width = _typed(functions.octavo_panel_width, c_void_p, result=c_int32)
         # (linear): bytes of its panels.
         self.packed_bytes = _typed(functions.octavo_packed_bytes, c_void_p, result=c_int64)
-        # (linear, rows of weights, panels)
-        self.pack = _typed(functions.octavo_pack, c_void_p, c_void_p, c_void_p)
+        # (linear, rows of weights, their scales and minima or null, panels of zeros)
+        self.pack = _typed(functions.octavo_pack, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
         # (step, its rows, query heads of a tile): makes the step's list of work.
         self.plan_attention = _typed(functions.octavo_plan_attention, c_void_p, c_int64, c_int64)
         self._linear = _typed(functions.octavo_linear, c_void_p, c_void_p, c_int64, c_void_p, c_int32)

@@ -23,15 +23,15 @@ PATHS = (
     NativePath(
         name="avx512-bf16",
         source="avx512_bf16.cpp",
-        cpu_flags=frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "fma"}),
-        compiler_flags=("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mfma"),
+        cpu_flags=frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "fma", "f16c"}),
+        compiler_flags=("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mfma", "-mf16c"),
         rounds_inputs=True,
     ),
     NativePath(
         name="avx2",
         source="avx2.cpp",
-        cpu_flags=frozenset({"avx2", "fma"}),
-        compiler_flags=("-mavx2", "-mfma"),
+        cpu_flags=frozenset({"avx2", "fma", "f16c"}),
+        compiler_flags=("-mavx2", "-mfma", "-mf16c"),
         rounds_inputs=True,
     ),
 )
