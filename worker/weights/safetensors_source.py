@@ -17,8 +17,8 @@ from worker.weights.stored_quantization import Scheme, StoredQuantization
 _FLOATS = ("F32", "BF16", "F16", "F64")
 # By their byte: looking a number up takes a core 2.5 ns, torch's conversion 9.
 _E4M3_VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
-# A quantized layer may have these, too. Nothing needs them: inputs in 8 bits get a scale for each token, which fits
-# them better than one that was set beforehand, and ...
+# A quantized layer may have these, too. Nothing needs them: inputs in 8 bits get a scale for each 32 of a token's
+# numbers, which fits them better than one that was set beforehand, and ...
 _SCALES_OF_INPUTS = ("input_scale", "input_scale_ub", "input_zero_point")
 # ... KV stays in the model's dtype. (Beside the layers that make it, or at the attention around them.)
 _SCALES_OF_KV = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale")
