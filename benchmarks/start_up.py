@@ -27,7 +27,7 @@ from pathlib import Path
 
 import psutil
 
-from kernels.native.build import cache_directory
+from kernels.cache_directory import cache_directory
 
 ROOT = Path(__file__).resolve().parent.parent
 OCTAVO = str(Path(sys.executable).with_name("octavo"))
@@ -132,7 +132,7 @@ def cpu_seconds(launcher: int) -> dict[str, float]:
 def fresh_cache(directory: Path) -> Path:
     """An empty cache directory but for the kernels."""
     shutil.rmtree(directory, ignore_errors=True)
-    shutil.copytree(cache_directory(), directory / "kernels")
+    shutil.copytree(cache_directory("kernels"), directory / "kernels")
     return directory
 
 

@@ -68,10 +68,18 @@ class Options(BaseModel):
     quantization: Literal["auto", "none", "int8", "int4"] = option(
         MODEL,
         "auto",
-        "Of the linear layers, made when they are loaded. int8: weights and inputs in 8 bits, a scale for each output "
-        "and token. int4: weights in 4 bits, a scale and a minimum for each 32 of them; the output head in 8 bits. "
+        "Of the linear layers, made when they are loaded. int8: weights in 8 bits, a scale for each output. int4: in 4 "
+        "bits, a scale and a minimum for each 32 of them; the output head in 8. Inputs are rounded to 8 bits in both. "
         "none: floats. auto: int8 if the checkpoint was made for it (W8A8 by compressed-tensors), else none. What a "
         "checkpoint holds in as many bits (GGUF's Q8_0, Q4_0, Q4_1; W8A8) stays as it is; FP8 is widened first.",
+    )
+    weight_cache: float = option(
+        MODEL,
+        8.0,
+        "GiB of disk that packed weights may take, all models together, in $OCTAVO_CACHE_DIR (or ~/.cache/octavo): a "
+        "start finds them there instead of converting a checkpoint. A model that takes more is not kept. 0: none is.",
+        ge=0,
+        le=1_048_576,
     )
     max_model_len: int = option(
         MODEL,

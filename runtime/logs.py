@@ -39,7 +39,7 @@ class _Formatter(logging.Formatter):
 
     def fields(self, record: logging.LogRecord) -> dict[str, object]:
         """Those given as `extra`, and the process."""
-        extra = {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+        extra: dict[str, object] = {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
         return extra | {"process": self._process}
 
     def time(self, record: logging.LogRecord) -> str:

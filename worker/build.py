@@ -15,7 +15,7 @@ from worker.fingerprint import fingerprint
 from worker.kv_cache import KVCache
 from worker.rows import Rows
 from worker.runner import Runner
-from worker.weights import LoadedModel, load_model
+from worker.weights import LoadedModel, load_model, open_weight_cache
 
 _log = logging.getLogger("octavo.worker")
 
@@ -31,7 +31,12 @@ def build_runner(options: Options, progress: Callable[[float], None] = lambda fr
     files = resolve_model(options.model)
     dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
     loaded = load_model(
-        files, dtype=dtype, load_format=options.load_format, quantization=options.quantization, progress=progress
+        files,
+        dtype=dtype,
+        load_format=options.load_format,
+        quantization=options.quantization,
+        cache=open_weight_cache(options.weight_cache),
+        progress=progress,
     )
     _log.debug("weights are loaded, in %.2f s", time.monotonic() - start)
     path = loaded.model.path

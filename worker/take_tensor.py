@@ -1,9 +1,11 @@
 """How layers get their weights, wherever those come from."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
+from kernels.linear.packed_weight import PackedWeight
 from kernels.linear.weights import Weight
 
 Shape = tuple[int, ...]
@@ -22,4 +24,13 @@ class TakeTensor(Protocol):
 
     def head_weight(self, name: str) -> Weight:
         """Of the output head, which quantization to 4 bits leaves at 8."""
+        ...
+
+    def packed(self, names: Sequence[str]) -> PackedWeight | None:
+        """What `keep` was given for the weights `names`, side by side, by an earlier start; None: they are to be
+        packed."""
+        ...
+
+    def keep(self, names: Sequence[str], packed: PackedWeight) -> None:
+        """For the next start, perhaps."""
         ...

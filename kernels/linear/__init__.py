@@ -6,6 +6,7 @@ import torch
 from kernels.compute_path import ComputePath
 from kernels.linear.native import NativeLinear
 from kernels.linear.onednn import OneDnnLinear
+from kernels.linear.packed_weight import PackedWeight
 from kernels.linear.weights import Weight, dequantize
 
 
@@ -19,7 +20,7 @@ class PackedLinear:
 
     def __init__(
         self,
-        weight_OI: Weight,
+        weight_OI: Weight | PackedWeight,
         bias_O: torch.Tensor | None,
         path: ComputePath,
         *,
@@ -27,12 +28,14 @@ class PackedLinear:
         eps: float = 0.0,
         gated: bool = False,
     ) -> None:
-        """norm_I: weights of an RMS norm (with `eps`) that the input goes through first. gated: the first half of the
-        outputs are gates of the other half, and the result, half as wide, is silu(gate) * other.
+        """weight_OI: one packed before is the `packed` of an equal layer. norm_I: weights of an RMS norm (with `eps`)
+        that the input goes through first. gated: the first half of the outputs are gates of the other half, and the
+        result, half as wide, is silu(gate) * other.
         """
         if path.native is not None:
             self._linear = NativeLinear(weight_OI, bias_O, norm_I, eps, gated=gated, kernels=path.native)
         else:
+            assert not isinstance(weight_OI, PackedWeight)
             weight_OI = dequantize(weight_OI)
             self._linear = OneDnnLinear(weight_OI, bias_O, norm_I, eps, gated=gated, dtype=path.compute_dtype)
 
@@ -40,6 +43,11 @@ class PackedLinear:
     def num_outputs(self) -> int:
         """O, the width of the result."""
         return self._linear.num_outputs
+
+    @property
+    def packed(self) -> PackedWeight | None:
+        """For the constructor of an equal layer, to save it the packing; None: oneDNN keeps how it packs to itself."""
+        return self._linear.packed
 
     def __call__(self, x_TI: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[T, O] of the path's compute_dtype from contiguous x_TI, T >= 1: of compute_dtype, or of float32 if there is
@@ -56,4 +64,4 @@ class PackedLinear:
         return self._linear.argmax(x_TI)
 
 
-__all__ = ["PackedLinear"]
+__all__ = ["PackedLinear", "PackedWeight"]

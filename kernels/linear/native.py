@@ -5,6 +5,7 @@ from enum import IntEnum
 
 import torch
 
+from kernels.linear.packed_weight import PackedWeight
 from kernels.linear.weights import Int4Weight, Int8Weight, Weight
 from kernels.native.library import LinearStruct, NativeKernels
 
@@ -22,11 +23,11 @@ class WeightKind(IntEnum):
 class NativeLinear:
     """What PackedLinear is with C++ kernels. Holds the weights as panels."""
 
-    __slots__ = ("_address", "_bias_P", "_kernels", "_norm_I", "_panels", "_struct", "num_outputs")
+    __slots__ = ("_address", "_bias_P", "_kernels", "_norm_I", "_struct", "num_outputs", "packed")
 
     def __init__(
         self,
-        weight_OI: Weight,
+        weight_OI: Weight | PackedWeight,
         bias_O: torch.Tensor | None,
         norm_I: torch.Tensor | None,
         eps: float,
@@ -34,8 +35,12 @@ class NativeLinear:
         gated: bool,
         kernels: NativeKernels,
     ) -> None:
-        kind, parts = _parts(weight_OI)
-        num_rows, num_inputs = parts[0].shape
+        parts = list[torch.Tensor]()
+        if isinstance(weight_OI, PackedWeight):
+            kind, num_rows, num_inputs = WeightKind(weight_OI.kind), weight_OI.num_rows, weight_OI.num_inputs
+        else:
+            kind, parts = _parts(weight_OI)
+            num_rows, num_inputs = parts[0].shape
         self._kernels = kernels
         self.num_outputs = num_rows // 2 if gated else num_rows
         self._norm_I = None if norm_I is None else norm_I.float().contiguous()
@@ -53,11 +58,17 @@ class NativeLinear:
             order_P = _panel_order(num_rows, kernels.panel_width(self._address), gated=gated)
             self._bias_P = torch.where(order_P >= 0, bias_O.float()[order_P.clamp(min=0)], 0.0)
             self._struct.bias = self._bias_P.data_ptr()
-        self._panels = kernels.weights.empty(kernels.packed_bytes(self._address), torch.uint8)
-        self._struct.panels = self._panels.data_ptr()
-        parts = [part.contiguous() for part in parts]
-        addresses = [part.data_ptr() for part in parts] + [None] * (3 - len(parts))
-        kernels.pack(self._address, *addresses, self._panels.data_ptr())
+        num_bytes = kernels.packed_bytes(self._address)
+        if isinstance(weight_OI, PackedWeight):
+            panels = weight_OI.panels
+            assert panels.nbytes == num_bytes
+        else:
+            panels = kernels.weights.empty(num_bytes, torch.uint8)
+            parts = [part.contiguous() for part in parts]
+            addresses = [part.data_ptr() for part in parts] + [None] * (3 - len(parts))
+            kernels.pack(self._address, *addresses, panels.data_ptr())
+        self._struct.panels = panels.data_ptr()
+        self.packed = PackedWeight(kind=kind, num_rows=num_rows, num_inputs=num_inputs, panels=panels)
 
     def __call__(self, x_TI: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         y_TO = torch.empty(len(x_TI), self.num_outputs) if out is None else out

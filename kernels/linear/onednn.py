@@ -32,6 +32,10 @@ class OneDnnLinear:
         self._norm_I, self._eps = norm_I, eps
         self._gated, self._dtype = gated, dtype
 
+    @property
+    def packed(self) -> None:
+        return None
+
     def __call__(self, x_TI: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The result is in memory of its own, never in `out`."""
         x_TI = x_TI.to(self._dtype) if self._norm_I is None else rms_norm(x_TI, self._norm_I, self._eps, self._dtype)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kernels.cache_directory import CacheDirectoryError, cache_directory
 from kernels.native.paths import NativePath
 
 _log = logging.getLogger("octavo.kernels")
@@ -34,7 +35,10 @@ def build(path: NativePath) -> Path:
     """The shared library of a path, from the cache or built now. Raises BuildError."""
     compiler = _compiler()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    directory = cache_directory()
+    try:
+        directory = cache_directory("kernels")
+    except CacheDirectoryError as error:
+        raise BuildError(str(error)) from None
     library = directory / f"{path.name}-{_digest(path, version)}.so"
     if library.exists():
         return library
@@ -42,26 +46,6 @@ def build(path: NativePath) -> Path:
         if not library.exists():  # nobody else has built it meanwhile
             _compile(compiler, path, library)
     return library
-
-
-def cache_directory() -> Path:
-    """Made if need be, for this user alone: whoever could write here could run code in every worker.
-
-    $OCTAVO_CACHE_DIR/kernels, or octavo/kernels in $XDG_CACHE_HOME or ~/.cache. Raises BuildError.
-    """
-    own, shared = os.environ.get("OCTAVO_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
-    home = Path(own).expanduser() if own else Path(shared or Path.home() / ".cache") / "octavo"
-    directory = home / "kernels"
-    try:
-        directory.mkdir(parents=True, mode=0o700, exist_ok=True)
-        status = directory.stat()
-        if status.st_uid == os.getuid() and status.st_mode & 0o077:
-            directory.chmod(0o700)
-    except OSError as error:
-        raise BuildError(f"{directory} cannot be used ({error}): set OCTAVO_CACHE_DIR to one of yours") from None
-    if status.st_uid != os.getuid():
-        raise BuildError(f"{directory} belongs to another user: set OCTAVO_CACHE_DIR to a directory of yours")
-    return directory
 
 
 def _compiler() -> str:

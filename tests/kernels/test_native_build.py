@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.cache_directory import cache_directory
 from kernels.compute_path import compute_path
 from kernels.native import NativeKernelsError, native_kernels
 from kernels.native import build as build_module
 from kernels.native import check as check_module
 from kernels.native import load as load_module
-from kernels.native.build import BuildError, build, cache_directory
+from kernels.native.build import BuildError, build
 from kernels.native.paths import PATHS, NativePath, path_of_this_cpu
 from tests.support.kernel_paths import native
 
@@ -99,14 +100,14 @@ def test_a_directory_open_to_others_is_closed(own_cache: Path) -> None:
     """Whoever could write there could run code in a worker."""
     own_cache.mkdir(parents=True)
     own_cache.chmod(0o777)
-    cache_directory()
+    cache_directory("kernels")
     assert stat.S_IMODE(own_cache.stat().st_mode) == 0o700
 
 
 def test_xdg_cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OCTAVO_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_directory() == tmp_path / "octavo" / "kernels"
+    assert cache_directory("kernels") == tmp_path / "octavo" / "kernels"
 
 
 @pytest.mark.usefixtures("own_cache", "loaded_anew")

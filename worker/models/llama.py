@@ -7,13 +7,13 @@ Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V
 import torch
 
 from kernels.compute_path import ComputePath, compute_path
-from kernels.linear import PackedLinear
 from kernels.paged_attention import AttentionPlanner, HeadShape
 from worker.forward_context import ForwardContext, forward_context
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.layers.attention import Attention
 from worker.layers.embedding import embed
+from worker.layers.linear import load_head
 from worker.layers.mlp import GatedMLP
 from worker.layers.rotary import Rotary
 from worker.model_config import ModelConfig
@@ -47,8 +47,7 @@ class LlamaModel:
         self._rotary = Rotary(config.rope, config.head_size)
         self._layers = [LlamaLayer(config, layer, take, path) for layer in range(config.num_layers)]
         head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-        norm_E = take("model.norm.weight").float()
-        self._head = PackedLinear(take.head_weight(head), None, path, norm_I=norm_E, eps=config.rms_norm_eps)
+        self._head = load_head(take, head, path=path, norm="model.norm.weight", eps=config.rms_norm_eps)
         heads = HeadShape(num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_size=config.head_size)
         self._planners = {window: AttentionPlanner(path, heads, window) for window in set(config.layer_windows)}
         self._workspace = Workspace()

@@ -3,10 +3,13 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from kernels.compute_path import compute_path
+from kernels.native.memory import WeightMemory
 from runtime.model_files import ModelFiles
 from worker.model_config import ModelConfig, read_json
 from worker.models.registry import Model, model_class
@@ -14,11 +17,14 @@ from worker.weights.digest import files_digest
 from worker.weights.dummy_source import DummySource
 from worker.weights.errors import WeightsError
 from worker.weights.gguf_source import GGUFSource
+from worker.weights.kept_take import KeptTake
 from worker.weights.quantization import QUANTIZATION_OPTIONS, Quantization, QuantizationOption
 from worker.weights.safetensors_files import SafetensorsFiles
 from worker.weights.safetensors_source import SafetensorsSource
 from worker.weights.source import Take, TensorSource, check_tensors
 from worker.weights.stored_quantization import StoredQuantization, stored_quantization
+from worker.weights.weight_cache import PackedModel, WeightCache
+from worker.weights.weight_file import DamagedFileError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +43,14 @@ def load_model(
     dtype: torch.dtype,
     load_format: str = "auto",
     quantization: QuantizationOption = "auto",
+    cache: WeightCache | None = None,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> LoadedModel:
     """Reads config and weights and packs them for this machine.
 
     load_format: auto, safetensors, gguf or dummy (random weights at the config's shapes). quantization: of the linear
-    layers' weights; auto: what the checkpoint was made for. progress gets fractions from 0 to 1, on this thread. Raises
-    WeightsError.
+    layers' weights; auto: what the checkpoint was made for. cache: where packed weights are looked for and kept; random
+    ones are not. progress gets fractions from 0 to 1, on this thread. Raises WeightsError.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise WeightsError(f"dtype={dtype} is not supported; float32 and bfloat16 are")
@@ -59,9 +66,33 @@ def load_model(
     cls = model_class(config.architecture)
     shapes = cls.tensor_shapes(config)
     check_tensors(checkpoint.tensors, shapes, tied=config.tie_word_embeddings)
+    take = partial(Take, checkpoint.tensors, shapes, dtype, resolved, progress)
+    path = compute_path(dtype, config.head_size)
     with torch.inference_mode():
-        model = cls(config, Take(checkpoint.tensors, shapes, dtype, resolved, progress), dtype)
+        if cache is None or path.native is None or load_format == "dummy":
+            model = cls(config, take(), dtype)
+        else:
+            kept = PackedModel(digest=checkpoint.digest, quantization=resolved, path=path.name)
+            model = _with_cache(partial(cls, config, dtype=dtype), take, cache, kept, path.native.weights)
     return LoadedModel(model=model, config=config, digest=checkpoint.digest, quantization=resolved)
+
+
+def _with_cache(
+    make: Callable[..., Model], take: Callable[[], Take], cache: WeightCache, kept: PackedModel, memory: WeightMemory
+) -> Model:
+    empty = partial(memory.empty, dtype=torch.uint8)
+    file = cache.find(kept)
+    if file is not None:
+        try:
+            return make(take=KeptTake(take(), file, empty))
+        except DamagedFileError as error:
+            cache.discard(file.path, error)
+        finally:
+            file.close()
+    keeping = KeptTake(take(), None, empty)
+    model = make(take=keeping)
+    cache.keep(kept, keeping.tensors, keeping.notes)
+    return model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

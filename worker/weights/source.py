@@ -1,11 +1,12 @@
 """Where tensors come from, and whether they are those that the model needs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
 
+from kernels.linear.packed_weight import PackedWeight
 from kernels.linear.weights import Weight
 from worker.take_tensor import Shape
 from worker.weights.errors import WeightsError, some
@@ -82,6 +83,16 @@ class Take:
 
     def head_weight(self, name: str) -> Weight:
         return self._took(name, self._weight(name, head_quantization(self._quantization)))
+
+    def packed(self, names: Sequence[str]) -> PackedWeight | None:
+        return None
+
+    def keep(self, names: Sequence[str], packed: PackedWeight) -> None:
+        """A checkpoint has no place for it."""
+
+    def count(self, name: str) -> None:
+        """As taken: whoever asks has it from elsewhere."""
+        self._took(name, None)
 
     def _weight(self, name: str, quantization: Quantization) -> Weight:
         if quantization == "none":
