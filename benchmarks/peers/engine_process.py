@@ -1,0 +1,110 @@
+"""The asking side of engine_protocol.py: one engine in a process of its own."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from benchmarks.peers.engines import EngineSpec
+from benchmarks.peers.memory import MemoryPeak
+
+
+class EngineFailedError(RuntimeError):
+    """An engine ended, or did other work than it was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    seconds: float
+    # What the engine said besides.
+    extra: dict[str, Any]
+
+
+class EngineProcess:
+    """Enter to start it; leaving ends it. What it prints besides answers goes to `log`, a file descriptor."""
+
+    def __init__(self, spec: EngineSpec, log: int) -> None:
+        self._spec = spec
+        start = time.monotonic()
+        self._process = subprocess.Popen(
+            spec.command,
+            env={**os.environ, **spec.environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        self._memory = MemoryPeak(self._process.pid)
+        self._started = start
+        self.settings: dict[str, Any] = {}
+        self.start_seconds = 0.0
+
+    def __enter__(self) -> "EngineProcess":
+        self._memory.__enter__()
+        try:
+            self.settings = self._read()["settings"]
+        except BaseException:
+            self._end()
+            raise
+        self.start_seconds = time.monotonic() - self._started
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end()
+
+    @property
+    def peak_mib(self) -> int:
+        return self._memory.mib
+
+    def run(self, prompts: Sequence[Sequence[int]], output: int, *, shared: int = 0) -> Answer:
+        """Greedy requests that begin together, of `output` tokens each. shared: first tokens that all prompts have in
+        common. Raises EngineFailedError."""
+        assert self._process.stdin is not None
+        try:
+            print(
+                json.dumps({"prompts": prompts, "output": output, "shared": shared}),
+                file=self._process.stdin,
+                flush=True,
+            )
+        except BrokenPipeError:
+            raise self._ended() from None
+        answer = self._read()
+        seconds, tokens = answer.pop("seconds"), answer.pop("tokens")
+        if tokens != len(prompts) * output:
+            raise EngineFailedError(f"{self._spec.name} gave {tokens} tokens, not {len(prompts)} x {output}")
+        return Answer(seconds, answer)
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._ended()
+        return json.loads(line)
+
+    def _ended(self) -> EngineFailedError:
+        return EngineFailedError(f"{self._spec.name} ended with exit code {self._process.wait()}; --log FILE keeps why")
+
+    def _end(self) -> None:
+        """A runner ends when its input does; one that does not, or is amid some work, is killed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._memory.__exit__(None, None, None)
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            for process in (*psutil.Process(self._process.pid).children(recursive=True), self._process):
+                process.kill()
+            self._process.wait()
+        self._process.stdout.close()

@@ -1,0 +1,156 @@
+"""Octavo and its peers as processes that answer by engine_protocol, with the settings that suited each best."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+from benchmarks.peers.places import peer_directory
+from benchmarks.peers.prepare_models import HUGGING_FACE, model_path
+from worker.weights.quantization import Quantization
+
+HERE = Path(__file__).resolve().parent
+PEERS = ("vllm", "llama.cpp", "openvino", "transformers")
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+# The largest load of the benchmarks, and what is scheduled in one step: prompts of 128 tokens fill it 16 at a time.
+MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 64, 2048
+OCTAVO = "octavo"
+
+VLLM_ENVIRONMENT = {
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    engine: str
+    # Of the weights: a dtype, or a GGUF type.
+    form: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # A file that is there once `installed_by` has run.
+    needs: Path
+    installed_by: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine}:{self.form}"
+
+    @property
+    def is_installed(self) -> bool:
+        return self.needs.exists()
+
+
+def has_bf16_instructions() -> bool:
+    return "avx512_bf16" in Path("/proc/cpuinfo").read_text().split()
+
+
+def vllm_environment(threads: int) -> dict[str, str]:
+    """Every core is bound to vLLM: it leaves one to itself otherwise."""
+    return {**VLLM_ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}" if threads > 1 else "0"}
+
+
+def octavo_engine(quantization: Quantization, dtype: str, threads: int) -> EngineSpec:
+    options = {"dtype": dtype, "quantization": quantization, "worker_threads": threads}
+    return EngineSpec(
+        engine=OCTAVO,
+        form=dtype if quantization == "none" else quantization,
+        command=(sys.executable, str(HERE / "octavo_engine.py"), json.dumps(options)),
+        needs=Path(sys.executable),
+        installed_by="make install",
+    )
+
+
+def peer_engines(quantization: Quantization, threads: int, wanted: Sequence[str]) -> list[EngineSpec]:
+    """Of one class of precision. wanted: peers ("vllm"), or peers in one form ("vllm:bfloat16") whether or not it is
+    among those that suit this CPU."""
+    specs = _all(quantization, threads)
+    slow = set() if has_bf16_instructions() else {"vllm:bfloat16", "transformers:bfloat16"}
+    return [spec for spec in specs if spec.name in wanted or (spec.engine in wanted and spec.name not in slow)]
+
+
+def _all(quantization: Quantization, threads: int) -> list[EngineSpec]:
+    if quantization == "int8":
+        return [_llama_cpp("Q8_0", threads), _openvino("Q8_0", threads)]
+    if quantization == "int4":
+        forms = ("Q4_0", "Q4_1")
+        return [*(_llama_cpp(form, threads) for form in forms), *(_openvino(form, threads) for form in forms)]
+    return [
+        *(_vllm(form, threads) for form in ("bfloat16", "float32")),
+        *(_llama_cpp(form, threads) for form in ("BF16", "F16")),
+        _openvino("F16", threads),
+        *(_transformers(form, threads) for form in ("bfloat16", "float32")),
+    ]
+
+
+def _vllm(form: str, threads: int) -> EngineSpec:
+    settings = {
+        "dtype": form,
+        "max_model_len": 2048,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+        "enable_prefix_caching": True,
+    }
+    python = peer_directory("vllm") / "bin" / "python"
+    return EngineSpec(
+        engine="vllm",
+        form=form,
+        command=(str(python), str(HERE / "vllm_engine.py"), str(model_path(HUGGING_FACE)), json.dumps(settings)),
+        environment=vllm_environment(threads),
+        needs=python,
+        installed_by="benchmarks/peers/install_vllm.sh",
+    )
+
+
+def _llama_cpp(form: str, threads: int) -> EngineSpec:
+    settings = {"threads": threads, "batch": 2048, "ubatch": 512}
+    programs = peer_directory("llama_cpp") / "bin"
+    return EngineSpec(
+        engine="llama.cpp",
+        form=form,
+        command=(
+            *(sys.executable, str(HERE / "llama_cpp_engine.py"), str(programs)),
+            *(str(model_path(form)), json.dumps(settings)),
+        ),
+        needs=programs / "llama-batched-bench",
+        installed_by="benchmarks/peers/install_llama_cpp.sh",
+    )
+
+
+def _openvino(form: str, threads: int) -> EngineSpec:
+    settings = {
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+        "cache_size": 2,
+        "dynamic_split_fuse": True,
+        "enable_prefix_caching": True,
+        "properties": {"INFERENCE_NUM_THREADS": threads},
+    }
+    python = peer_directory("openvino") / "bin" / "python"
+    return EngineSpec(
+        engine="openvino",
+        form=form,
+        command=(str(python), str(HERE / "openvino_engine.py"), str(model_path(form)), json.dumps(settings)),
+        needs=python,
+        installed_by="benchmarks/peers/install_openvino.sh",
+    )
+
+
+def _transformers(form: str, threads: int) -> EngineSpec:
+    settings = {"dtype": form, "threads": threads}
+    return EngineSpec(
+        engine="transformers",
+        form=form,
+        command=(
+            *(sys.executable, str(HERE / "transformers_engine.py")),
+            *(str(model_path(HUGGING_FACE)), json.dumps(settings)),
+        ),
+        needs=Path(sys.executable),
+        installed_by="make install",
+    )

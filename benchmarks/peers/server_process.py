@@ -1,0 +1,52 @@
+"""Starts an HTTP server as a child, waits until it is healthy, and ends it. Nothing but the standard library."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+
+
+def free_port() -> int:
+    """One that nothing on loopback uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running_server(
+    command: Sequence[str], health: str, *, environment: Mapping[str, str] | None = None, timeout: float = 300.0
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The server's process, once GET `health` gives 200. Its output goes to standard error.
+
+    Raises RuntimeError if it ends before, or after `timeout` seconds.
+    """
+    server = subprocess.Popen(command, env=environment, stdout=2)
+    try:
+        _wait(server, health, time.monotonic() + timeout)
+        yield server
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _wait(server: subprocess.Popen[bytes], health: str, deadline: float) -> None:
+    while True:
+        if server.poll() is not None:
+            raise RuntimeError(f"{server.args}: ended with exit code {server.returncode} before it was ready")
+        try:
+            with urllib.request.urlopen(health, timeout=5) as response:
+                if response.status == 200:
+                    return
+        except (urllib.error.URLError, OSError):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{server.args}: GET {health} does not give 200") from None
+        time.sleep(0.1)
