@@ -48,10 +48,11 @@ class PackedModel:
 class WeightCache:
     """The files of one directory."""
 
-    def __init__(self, directory: Path, max_bytes: int, *, smallest: int = _SMALLEST) -> None:
+    def __init__(self, directory: Path, max_bytes: int, *, smallest: int | None = None) -> None:
         """max_bytes: of all files together; the least recently used go first. smallest: a model that takes less is not
         kept."""
-        self._directory, self._max_bytes, self._smallest = directory, max_bytes, smallest
+        self._directory, self._max_bytes = directory, max_bytes
+        self._smallest = _SMALLEST if smallest is None else smallest
 
     def find(self, model: PackedModel) -> WeightFile | None:
         """The open file of a model; None if there is none that can be used."""
