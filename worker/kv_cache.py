@@ -2,6 +2,7 @@
 
 import torch
 
+from kernels.native.memory import huge_zeros
 from worker.model_config import ModelConfig
 
 BLOCK_SIZES = (8, 16, 32)
@@ -25,7 +26,7 @@ class KVCache:
         self.block_size = block_size
         shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_size)
         # Zeros, not empty: attention multiplies masked entries by a weight of 0, which leaves NaN what it was.
-        self.layers = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
+        self.layers = [huge_zeros(shape, dtype) for _ in range(config.num_layers)]
 
     @property
     def num_blocks(self) -> int:

@@ -1,10 +1,15 @@
-"""Memory for packed weights: in huge pages, where the system has some.
+"""Memory for packed weights and KV: in huge pages, where the system has some.
 
 A step reads every weight once, in order. In pages of 4 KiB, each needs a look-up of its own, and a CPU's prefetching
-ends at a page's end.
+ends at a page's end. KV lies in blocks all over the cache, of which each would need several.
+
+A page comes, zeroed, when it is first written, from the memory of the NUMA node whose core writes it. Weights are
+packed and KV is written by the threads that read them later, as far as the pool deals tasks alike.
 """
 
+import math
 import mmap
+from collections.abc import Sequence
 
 import torch
 
@@ -31,9 +36,19 @@ class WeightMemory:
         return torch.frombuffer(self._mapping, dtype=dtype, count=num_elements, offset=offset)
 
 
+def huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """In a mapping of its own. A part that is never written costs no memory."""
+    num_elements = math.prod(shape)
+    mapping, offset = _map(num_elements * dtype.itemsize)
+    return torch.frombuffer(mapping, dtype=dtype, count=num_elements, offset=offset).view(*shape)
+
+
 def _map(num_bytes: int) -> tuple[mmap.mmap, int]:
     """A mapping, and where its first huge page begins."""
-    mapping = mmap.mmap(-1, -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE + _HUGE_PAGE)
+    # Private: of shared memory, Python's default, most systems make no huge pages.
+    mapping = mmap.mmap(
+        -1, -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )
     address = torch.frombuffer(mapping, dtype=torch.uint8).data_ptr()
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)

@@ -1,9 +1,13 @@
 import mmap
 import weakref
+from pathlib import Path
 
+import pytest
 import torch
 
-from kernels.native.memory import WeightMemory
+from kernels.native.memory import WeightMemory, huge_zeros
+
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def test_pieces_are_aligned_and_apart() -> None:
@@ -37,3 +41,34 @@ def test_a_mapping_goes_with_its_last_tensor() -> None:
     assert gone() is not None
     del first
     assert gone() is None
+
+
+def _of_mapping(tensor: torch.Tensor, field: str) -> int:
+    """KiB that /proc says of the mapping a tensor lies in."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if not first.endswith(":"):
+            start, end = (int(part, 16) for part in first.split("-"))
+            inside = start <= tensor.data_ptr() < end
+        elif inside and first == f"{field}:":
+            return int(line.split()[1])
+    raise AssertionError(f"no {field} of that address")
+
+
+@pytest.mark.skipif(not THP.exists() or "[never]" in THP.read_text(), reason="the system makes no huge pages")
+def test_memory_is_in_huge_pages() -> None:
+    """Shared anonymous mappings, which Python makes unless told otherwise, get none."""
+    weights, blocks = WeightMemory().empty(8 * 2**20, torch.uint8), huge_zeros((8, 2**20), torch.uint8)
+    for memory in (weights, blocks):
+        memory.fill_(1)
+        assert _of_mapping(memory, "AnonHugePages") > 0
+
+
+def test_what_is_not_written_costs_no_memory() -> None:
+    """A KV cache is as large as it may become; what it takes is what sequences have used."""
+    blocks = huge_zeros((64, 2**20), torch.uint8)
+    blocks[3] = 1
+    assert _of_mapping(blocks, "Rss") <= 4096
+    assert bool((blocks[3] == 1).all())
+    assert not blocks[60:].any()
