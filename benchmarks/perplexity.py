@@ -5,14 +5,15 @@
 Scheduling core and worker in one process, as they serve: paged KV, chunked prefill, rows side by side. The text is cut
 into windows that do not overlap; each is a prompt of its own, and every token of it but the first is scored, by prompt
 logprobs. So perplexity = exp(-mean logprob) over (window - 1) tokens a window. For each quantization, in one run:
-- perplexity, its ratio to that of the first one named, and the ratio's standard error (from the windows' ratios: both
-  score the same tokens, so most of what differs between windows cancels);
+- perplexity, its ratio to that of the first run (of the first dtype and quantization named), and the ratio's standard
+  error (from the windows' ratios: both score the same tokens, so most of what differs between windows cancels);
 - argmax_agreement: positions of the text where both find the same token most likely;
 - greedy, if not --prompts 0: free-running greedy outputs after prompts out of the text. Mean length of the prefix that
   both outputs share, and the share of outputs that are equal to the end.
 """
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -117,7 +118,7 @@ def shared_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quantization", default="none,int8,int4", help="the first is what the others are compared to")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--dtype", default="bfloat16", help="one or several; float32 first shows what bfloat16 costs")
     parser.add_argument("--model", default=Options.model_fields["model"].default)
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of the text, at most")
@@ -133,10 +134,10 @@ def main() -> None:
     starts = np.linspace(0, len(token_ids) - PROMPT, arguments.prompts).astype(int).tolist()
     prompts = [token_ids[start : start + PROMPT] for start in starts]
     base: tuple[Scores, list[list[int]]] | None = None
-    for quantization in arguments.quantization.split(","):
+    for dtype, quantization in itertools.product(arguments.dtype.split(","), arguments.quantization.split(",")):
         start = time.perf_counter()
         engine = quality_engine(
-            model=arguments.model, dtype=arguments.dtype, quantization=quantization, worker_threads=arguments.threads,
+            model=arguments.model, dtype=dtype, quantization=quantization, worker_threads=arguments.threads,
             max_model_len=max(arguments.window, PROMPT + OUTPUT) + 1,
         )  # fmt: skip
         scores = score(engine, cut)
@@ -159,9 +160,10 @@ def main() -> None:
         figures["seconds"] = time.perf_counter() - start
         rounded = {name: round(value, 4) for name, value in figures.items()}
         if arguments.json:
-            print(json.dumps({"quantization": quantization, "dtype": arguments.dtype, **rounded}), flush=True)
+            print(json.dumps({"quantization": quantization, "dtype": dtype, **rounded}), flush=True)
         else:
-            print(f"{quantization:<6}", "  ".join(f"{name} {value:g}" for name, value in rounded.items()), flush=True)
+            shown = "  ".join(f"{name} {value:g}" for name, value in rounded.items())
+            print(f"{dtype} {quantization:<6}", shown, flush=True)
 
 
 if __name__ == "__main__":
