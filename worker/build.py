@@ -38,8 +38,11 @@ def build_runner(options: Options, progress: Callable[[float], None] = lambda fr
         cache=open_weight_cache(options.weight_cache),
         progress=progress,
     )
-    _log.debug("weights are loaded, in %.2f s", time.monotonic() - start)
     path = loaded.model.path
+    _log.info(
+        "weights are loaded, in %.2f s: %.2f GiB, quantization %s, computed by %s",
+        time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, path.name,
+    )  # fmt: skip
     if path.native is not None:
         # The C++ kernels have threads of their own by now. torch's, which spin for milliseconds after each op they
         # share in, would take the cores from them.

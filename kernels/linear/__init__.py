@@ -49,6 +49,11 @@ class PackedLinear:
         """For the constructor of an equal layer, to save it the packing; None: oneDNN keeps how it packs to itself."""
         return self._linear.packed
 
+    @property
+    def num_bytes(self) -> int:
+        """That the packed weights take."""
+        return self._linear.num_bytes
+
     def __call__(self, x_TI: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[T, O] of the path's compute_dtype from contiguous x_TI, T >= 1: of compute_dtype, or of float32 if there is
         a norm. Sums are float32. out: memory that the result may be put into, float32 and contiguous."""

@@ -70,6 +70,10 @@ class NativeLinear:
         self._struct.panels = panels.data_ptr()
         self.packed = PackedWeight(kind=kind, num_rows=num_rows, num_inputs=num_inputs, panels=panels)
 
+    @property
+    def num_bytes(self) -> int:
+        return self.packed.panels.nbytes
+
     def __call__(self, x_TI: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         y_TO = torch.empty(len(x_TI), self.num_outputs) if out is None else out
         assert y_TO.shape == (len(x_TI), self.num_outputs)

@@ -36,6 +36,10 @@ class OneDnnLinear:
     def packed(self) -> None:
         return None
 
+    @property
+    def num_bytes(self) -> int:
+        return self._weight.nbytes
+
     def __call__(self, x_TI: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The result is in memory of its own, never in `out`."""
         x_TI = x_TI.to(self._dtype) if self._norm_I is None else rms_norm(x_TI, self._norm_I, self._eps, self._dtype)

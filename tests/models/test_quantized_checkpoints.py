@@ -12,9 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from configs.load import load_options
 from kernels.linear.weights import Int4Weight, Int8Weight, dequantize
+from protos.inference_pb2 import ModelInfo
 from runtime.model_files import resolve_model
 from tests.support.model_runs import ModelRun, relative_error
+from worker.build import build_runner
 from worker.models.llama import LlamaModel
 from worker.weights import LoadedModel, WeightsError, load_model
 from worker.weights.quantization import Quantization
@@ -239,6 +242,25 @@ def test_w8a8_with_a_scale_for_a_whole_tensor(base: Path, tmp_path: Path) -> Non
     assert isinstance(weight, Int8Weight)
     assert weight.scales_OG.shape == (len(floats[Q]), 1)
     assert torch.equal(dequantize(weight), floats[Q])
+
+
+def test_a_worker_says_what_auto_stands_for_and_what_the_weights_take(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    how = FORMATS["w8a8"]
+    path = _write(tmp_path, base, _tensors(base, how)[0], how.config)
+
+    def info(quantization: str) -> ModelInfo:
+        flags = {"model": str(path), "quantization": quantization, "num_blocks_override": 8, "weight_cache": 0}
+        return build_runner(load_options(flags=flags, environ={})).model_info
+
+    with caplog.at_level("INFO", "octavo.worker"):
+        auto, none = info("auto"), info("none")
+    assert (auto.quantization, none.quantization) == ("int8", "none")
+    assert auto.fingerprint == info("int8").fingerprint != none.fingerprint
+    assert "quantization int8, computed by cpu-" in caplog.text
+    sizes = {name: _load(path, name, torch.bfloat16).model.weight_bytes for name in ("none", "int8", "int4")}
+    assert 90 * 160 * 2 < sizes["int4"] < sizes["int8"] < sizes["none"] < 2_000_000
 
 
 # --- what does not fit

@@ -50,6 +50,10 @@ class Attention:
             eps=eps,
         )
 
+    @property
+    def weight_bytes(self) -> int:
+        return self._qkv.num_bytes + self._o.num_bytes
+
     def add_to_(self, x_TE: torch.Tensor) -> None:
         """Adds the attention of the residual stream to it, in place; writes the tokens' KV."""
         context, num_tokens = current(), len(x_TE)

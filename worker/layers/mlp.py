@@ -23,6 +23,10 @@ class GatedMLP:
         )
         self._down = load_linear(take, [f"{prefix}.down_proj"], bias=config.mlp_bias, path=path)
 
+    @property
+    def weight_bytes(self) -> int:
+        return self._gate_up.num_bytes + self._down.num_bytes
+
     def add_to_(self, x_TE: torch.Tensor) -> None:
         """Adds the MLP of the residual stream to it, in place."""
         hidden_TF = current().workspace.take("mlp", len(x_TE), self._gate_up.num_outputs)

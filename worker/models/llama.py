@@ -30,6 +30,10 @@ class LlamaLayer:
         )
         self._mlp = GatedMLP(config, f"{prefix}.mlp", norm=f"{prefix}.post_attention_layernorm", take=take, path=path)
 
+    @property
+    def weight_bytes(self) -> int:
+        return self._attention.weight_bytes + self._mlp.weight_bytes
+
     def add_to_(self, x_TE: torch.Tensor) -> None:
         """Adds attention, then MLP, each of its own norm, to the residual stream, in place."""
         self._attention.add_to_(x_TE)
@@ -52,6 +56,11 @@ class LlamaModel:
         self._planners = {window: AttentionPlanner(path, heads, window) for window in set(config.layer_windows)}
         self._workspace = Workspace()
         self._replay = Replay(path)
+
+    @property
+    def weight_bytes(self) -> int:
+        layers = sum(layer.weight_bytes for layer in self._layers)
+        return self._embeddings_VE.nbytes + layers + self._head.num_bytes
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         """Computes the batch's tokens, writes their KV, gives the residual stream after the last layer, float32 [T,

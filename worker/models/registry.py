@@ -28,6 +28,11 @@ class Model(Protocol):
         """The tensors it takes, by their Hugging Face names."""
         ...
 
+    @property
+    def weight_bytes(self) -> int:
+        """That embeddings and linear layers take in memory."""
+        ...
+
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         """Writes the batch's KV and gives hidden_TE, to pick rows of for `logits`."""
         ...
