@@ -10,7 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from configs.core_lists import parse_core_lists
 
 
 def _split(value: object) -> object:
@@ -26,6 +28,12 @@ def _default_runtime_dir() -> Path:
 def _number(value: object) -> object:
     """Lets a choice between numbers come as text."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def _check_worker_cpus(value: str) -> str:
+    if value not in ("none", "auto"):
+        parse_core_lists(value)
+    return value
 
 
 Addresses = Annotated[tuple[str, ...], BeforeValidator(_split)]
@@ -176,7 +184,19 @@ class Options(BaseModel):
         PARALLEL, 1, "Replicas: schedulers with their own workers, between which the router balances.", ge=1, le=1024
     )
     worker_threads: int = option(
-        PARALLEL, 0, "Compute threads of one worker. 0: the host's cores over its workers.", ge=0, le=1024
+        PARALLEL,
+        0,
+        "Compute threads of one worker. 0: as many as it has cores in worker_cpus; without these, the host's cores, or "
+        "what a container may use of them, over its workers.",
+        ge=0,
+        le=1024,
+    )
+    worker_cpus: Annotated[str, AfterValidator(_check_worker_cpus)] = option(
+        PARALLEL,
+        "none",
+        "Cores that workers' threads are bound to, one each. none: the system puts them anywhere, as is best where "
+        "cores are shared. auto: all cores, dealt out to the host's workers by NUMA node. Or a list, 0-3,8, that is "
+        "dealt out; or one for each worker, 0-15|16-31.",
     )
     heartbeat_timeout: float = option(
         PARALLEL, 10.0, "Seconds of silence after which a worker or a scheduler counts as dead.", gt=0, le=3600

@@ -1,6 +1,5 @@
 """A scheduling core and a runner in one process, driven in one loop: no router, no sockets, token ids only."""
 
-import os
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -159,10 +158,9 @@ def build_engine(options: Options) -> Engine:
 
     Raises ValueError (a model that is not there, weights that are damaged) or worker.errors.PermanentError.
     """
-    # Imports torch, which takes seconds.
-    import torch
-
+    # These import torch, which takes seconds.
     from worker.build import build_runner
+    from worker.threads import prepare_threads
 
-    torch.set_num_threads(options.worker_threads or len(os.sched_getaffinity(0)))
-    return Engine(build_runner(options), options)
+    alone = options.model_copy(update={"data_parallel_size": 1})
+    return Engine(build_runner(options, cores=prepare_threads(alone)), options)

@@ -100,7 +100,7 @@ def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metr
                 status=status,
                 wakeup=wakeup,
                 metrics=metrics,
-                build=_builder(options),
+                build=_builder(options, replica, rank),
             )
             code = loop.run()
         except ModelNotFoundError as error:
@@ -128,7 +128,7 @@ def _hello(options: Options, rank: int, instance: int) -> step_pb2.Hello:
     )
 
 
-def _builder(options: Options) -> Callable[[Callable[[float], None]], StepRunner]:
+def _builder(options: Options, replica: int, rank: int) -> Callable[[Callable[[float], None]], StepRunner]:
     """Imports torch while the scheduler may still be starting; its threads are set before anything computes."""
     # Of the 170,000 objects that stay of this none is garbage: looking for some costs the import a tenth of its time,
     # and later a step that happens to trigger it 60 ms.
@@ -136,17 +136,19 @@ def _builder(options: Options) -> Callable[[Callable[[float], None]], StepRunner
     import torch  # takes a second: heartbeats flow already
 
     from worker.build import build_runner
+    from worker.threads import prepare_threads
 
     gc.freeze()
     gc.enable()
 
     _log.debug("torch is imported, %.2f s after the process began", seconds_alive())
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(
-        options.worker_threads or max(1, cores // (options.data_parallel_size * options.world_size))
-    )
     torch.set_num_interop_threads(1)
-    return lambda progress: build_runner(options, progress)
+
+    def build(progress: Callable[[float], None]) -> StepRunner:
+        cores = prepare_threads(options, replica, rank)
+        return build_runner(options, progress, cores=cores)
+
+    return build
 
 
 def _observe(

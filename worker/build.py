@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -20,12 +20,14 @@ from worker.weights import LoadedModel, load_model, open_weight_cache
 _log = logging.getLogger("octavo.worker")
 
 
-def build_runner(options: Options, progress: Callable[[float], None] = lambda fraction: None) -> Runner:
+def build_runner(
+    options: Options, progress: Callable[[float], None] = lambda fraction: None, cores: Sequence[int] = ()
+) -> Runner:
     """Loads the model that the options name, makes its KV cache, and warms up.
 
-    progress gets fractions of loading, from 0 to 1, on this thread. Raises ValueError (a model that is not there,
-    weights that are damaged, a KV cache with no room) or PermanentError (options that do not fit the model); either
-    would happen again.
+    progress gets fractions of loading, from 0 to 1, on this thread. cores: that this thread and those of the kernels
+    are bound to (worker.threads.prepare_threads). Raises ValueError (a model that is not there, weights that are
+    damaged, a KV cache with no room) or PermanentError (options that do not fit the model); either would happen again.
     """
     start = time.monotonic()
     files = resolve_model(options.model)
@@ -47,6 +49,8 @@ def build_runner(options: Options, progress: Callable[[float], None] = lambda fr
         # The C++ kernels have threads of their own by now. torch's, which spin for milliseconds after each op they
         # share in, would take the cores from them.
         torch.set_num_threads(1)
+        if cores:
+            path.native.bind_threads(cores)
     kv_dtype = path.kv_cache_dtype
     num_blocks = resolve_num_blocks(options, loaded.config, kv_dtype)
     info = _model_info(options, loaded, options.served_model_name or files.name, dtype, num_blocks)

@@ -6,11 +6,18 @@ from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
+_NODES = Path("/sys/devices/system/node")
 
 
 def usable_cores() -> list[int]:
     """Numbers of the cores that the system lets this process run on, in order."""
     return sorted(os.sched_getaffinity(0))
+
+
+def usable_cores_by_node() -> list[int]:
+    """The same, those of one NUMA node after those of another."""
+    nodes = {core: number for number, cores in enumerate(_nodes(_NODES)) for core in cores}
+    return sorted(usable_cores(), key=lambda core: (nodes.get(core, -1), core))
 
 
 def num_usable_cores() -> int:
@@ -51,4 +58,16 @@ def _own_cgroups() -> list[Path]:
         root = _CGROUPS / controllers if controllers else _CGROUPS
         own = root / path.lstrip("/")
         found += [directory for directory in (own, *own.parents) if directory.is_relative_to(root)]
+    return found
+
+
+def _nodes(directory: Path) -> list[set[int]]:
+    """Cores of each NUMA node, as /sys lists them ("0-3,8-11"); none if it does not."""
+    found: list[set[int]] = []
+    for file in sorted(directory.glob("node[0-9]*/cpulist")):
+        cores: set[int] = set()
+        for part in filter(None, file.read_text().strip().split(",")):
+            first, _, last = part.partition("-")
+            cores.update(range(int(first), int(last or first) + 1))
+        found.append(cores)
     return found
