@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from runtime.model_files import ModelFiles, resolve_model
 from tests.support.gguf_files import write_gguf
 from tests.support.model_runs import ModelRun, relative_error
 from worker.weights import LoadedModel, WeightsError, load_model
+from worker.weights.dated_digest import dated_digest
 from worker.weights.digest import files_digest
 from worker.weights.gguf_header import StoredTensor
 from worker.weights.gguf_source import GGUFSource
@@ -101,6 +103,24 @@ def test_the_digest_of_a_large_file_sees_its_edges_and_size(tmp_path: Path, monk
         file.write_bytes(content)
         digests.add(files_digest([file]))
     assert len(digests) == 4
+
+
+def test_what_a_large_file_holds_between_its_edges_is_told_by_the_time_of_its_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or packed weights of an earlier start would be taken for those of a file that was replaced."""
+    monkeypatch.setattr("worker.weights.digest.WHOLE_BELOW", 64)
+    monkeypatch.setattr("worker.weights.digest.EDGE", 16)
+    large, small = tmp_path / "large.gguf", tmp_path / "small.gguf"
+    digests: list[tuple[str, str]] = []
+    for nanoseconds, content in ((1, b"a" * 100), (2, b"a" * 50 + b"b" + b"a" * 49)):
+        large.write_bytes(content)
+        small.write_bytes(b"c")
+        os.utime(large, ns=(0, nanoseconds))
+        os.utime(small, ns=(0, nanoseconds))
+        digests.append((dated_digest(files_digest([large]), [large]), dated_digest(files_digest([small]), [small])))
+    assert digests[0][0] != digests[1][0]
+    assert digests[0][1] == digests[1][1], "a small one is read whole: a copy of it is the same"
 
 
 def test_missing_unexpected_and_misshapen_tensors_are_named(directory: Path) -> None:
