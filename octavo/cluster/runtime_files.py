@@ -49,6 +49,10 @@ def write_options(options: Options, directory: Path) -> Path:
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment without options: they are in the file, where flags have been taken into account."""
+    """This process's environment without options: they are in the file, where flags have been taken into account.
+
+    numpy's BLAS, which nothing here calls, would start a thread for each core in each process.
+    """
     options = {f"{ENV_PREFIX}{name.upper()}" for name in Options.model_fields} | {"OCTAVO_CONFIG"}
-    return {name: value for name, value in os.environ.items() if name not in options}
+    kept = {name: value for name, value in os.environ.items() if name not in options}
+    return {"OPENBLAS_NUM_THREADS": "1"} | kept

@@ -23,7 +23,7 @@ from tests.support.repository import ROOT
 from worker.build import build_runner
 from worker.model_config import ModelConfig
 from worker.models.registry import model_class
-from worker.weights import LoadedModel, load_model, weight_cache
+from worker.weights import LoadedModel, digest, load_model, weight_cache
 from worker.weights.quantization import QuantizationOption
 from worker.weights.safetensors_source import SafetensorsSource
 from worker.weights.weight_cache import WeightCache
@@ -283,6 +283,26 @@ def test_workers_use_it_by_default_for_large_models_and_not_with_0(
     build_runner(_options(model))
     assert len(_files(weights)) == 1
     assert stat.S_IMODE(weights.stat().st_mode) == 0o700
+
+
+def test_digests_of_large_files_are_remembered_until_they_change(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digest, "REMEMBERED_FROM", 4)
+    file = tmp_path / "weights.gguf"
+    file.write_bytes(b"before")
+    expected = digest.files_digest([file])
+    assert digest.files_digest([file], kept) == expected
+    (note,) = kept.iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(digest, "_sha256", lambda file: pytest.fail("the file was read again"))
+        assert digest.files_digest([file], kept) == expected
+    note.write_text("not a digest")
+    assert digest.files_digest([file], kept) == expected
+    status = file.stat()
+    file.write_bytes(b"behind")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert digest.files_digest([file], kept) == digest.files_digest([file]) != expected
 
 
 def test_small_models_are_not_kept(model: Path, kept: Path) -> None:

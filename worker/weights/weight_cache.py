@@ -51,7 +51,7 @@ class WeightCache:
     def __init__(self, directory: Path, max_bytes: int, *, smallest: int | None = None) -> None:
         """max_bytes: of all files together; the least recently used go first. smallest: a model that takes less is not
         kept."""
-        self._directory, self._max_bytes = directory, max_bytes
+        self.directory, self._max_bytes = directory, max_bytes
         self._smallest = _SMALLEST if smallest is None else smallest
 
     def find(self, model: PackedModel) -> WeightFile | None:
@@ -98,13 +98,13 @@ class WeightCache:
             )  # fmt: skip
 
     def _file(self, model: PackedModel) -> Path:
-        return self._directory / f"{model.stem}-{_sources_digest()}{_SUFFIX}"
+        return self.directory / f"{model.stem}-{_sources_digest()}{_SUFFIX}"
 
     @contextmanager
     def _locked(self) -> Iterator[bool]:
         """Whether this process may write. It does not wait for another: ranks and replicas of one model start
         together, and one of them is enough."""
-        with (self._directory / "lock").open("w") as lock:
+        with (self.directory / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -114,11 +114,11 @@ class WeightCache:
 
     def _make_room(self, model: PackedModel, num_bytes: int) -> None:
         # Nobody else writes: what is unfinished was left by a process that was killed.
-        for path in self._directory.glob(f"{_UNFINISHED}*"):
+        for path in self.directory.glob(f"{_UNFINISHED}*"):
             path.unlink()
-        for path in self._directory.glob(f"{model.stem}-*{_SUFFIX}"):
+        for path in self.directory.glob(f"{model.stem}-*{_SUFFIX}"):
             path.unlink()
-        kept = sorted(self._directory.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+        kept = sorted(self.directory.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
         sizes = [path.stat().st_size for path in kept]
         excess = sum(sizes) + num_bytes - self._max_bytes
         for path, size in zip(kept, sizes, strict=True):
@@ -126,12 +126,12 @@ class WeightCache:
                 break
             path.unlink()
             excess -= size
-        free = shutil.disk_usage(self._directory).free
+        free = shutil.disk_usage(self.directory).free
         if free < 2 * num_bytes:
-            raise OSError(f"{self._directory} has {free / 2**30:.1f} GiB left")
+            raise OSError(f"{self.directory} has {free / 2**30:.1f} GiB left")
 
     def _write(self, path: Path, tensors: Mapping[str, torch.Tensor], notes: Mapping[str, str]) -> None:
-        handle, unfinished = tempfile.mkstemp(dir=self._directory, prefix=_UNFINISHED)
+        handle, unfinished = tempfile.mkstemp(dir=self.directory, prefix=_UNFINISHED)
         try:
             with os.fdopen(handle, "wb") as file:
                 write_weight_file(file, tensors, notes)
