@@ -1,7 +1,7 @@
 """From a model's files to a model that computes."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from kernels.native.memory import WeightMemory
 from runtime.model_files import ModelFiles
 from worker.model_config import ModelConfig, read_json
 from worker.models.registry import Model, model_class
+from worker.weights.dated_digest import dated_digest
 from worker.weights.digest import files_digest
 from worker.weights.dummy_source import DummySource
 from worker.weights.errors import WeightsError
@@ -60,7 +61,7 @@ def load_model(
     if load_format not in ("auto", "dummy", file_format):
         raise WeightsError(f"load_format={load_format!r} does not fit {files.path}, which is {file_format}; use auto")
     progress(0.0)
-    checkpoint = _open(files, dummy=load_format == "dummy")
+    checkpoint = _open(files, None if cache is None else cache.directory, dummy=load_format == "dummy")
     config = checkpoint.config
     resolved = checkpoint.made_for if quantization == "auto" else quantization
     cls = model_class(config.architecture)
@@ -72,7 +73,8 @@ def load_model(
         if cache is None or path.native is None or load_format == "dummy":
             model = cls(config, take(), dtype)
         else:
-            kept = PackedModel(digest=checkpoint.digest, quantization=resolved, path=path.name)
+            digest = dated_digest(checkpoint.digest, checkpoint.files)
+            kept = PackedModel(digest=digest, quantization=resolved, path=path.name)
             model = _with_cache(partial(cls, config, dtype=dtype), take, cache, kept, path.native.weights)
     return LoadedModel(model=model, config=config, digest=checkpoint.digest, quantization=resolved)
 
@@ -100,27 +102,35 @@ class _Checkpoint:
     config: ModelConfig
     tensors: TensorSource
     digest: str
+    # That hold the weights; none: they are random.
+    files: Sequence[Path] = ()
     # The quantization that `auto` stands for.
     made_for: Quantization = "none"
 
 
-def _open(files: ModelFiles, *, dummy: bool) -> _Checkpoint:
+def _open(files: ModelFiles, remember: Path | None, *, dummy: bool) -> _Checkpoint:
+    """remember: where digests of files are kept."""
     if files.is_gguf:
         source = GGUFSource(files.path)
         if not dummy:
-            return _Checkpoint(config=source.config, tensors=source, digest=files_digest(source.files))
+            digest = files_digest(source.files, remember)
+            return _Checkpoint(config=source.config, tensors=source, digest=digest, files=source.files)
         config, stored = source.config, StoredQuantization()
     else:
         config, stored = _read_config(files.path)
     shapes = model_class(config.architecture).tensor_shapes(config)
     if dummy:
-        tensors = DummySource(files.path, shapes)
         digest = hashlib.sha256(f"dummy {config}".encode()).hexdigest()
-    else:
-        stored_files = SafetensorsFiles(files.path)
-        tensors = SafetensorsSource(stored_files, stored, shapes)
-        digest = files_digest([files.path / "config.json", *stored_files.files])
-    return _Checkpoint(config=config, tensors=tensors, digest=digest, made_for=stored.made_for)
+        tensors = DummySource(files.path, shapes)
+        return _Checkpoint(config=config, tensors=tensors, digest=digest, made_for=stored.made_for)
+    stored_files = SafetensorsFiles(files.path)
+    return _Checkpoint(
+        config=config,
+        tensors=SafetensorsSource(stored_files, stored, shapes),
+        digest=files_digest([files.path / "config.json", *stored_files.files], remember),
+        files=stored_files.files,
+        made_for=stored.made_for,
+    )
 
 
 def _read_config(directory: Path) -> tuple[ModelConfig, StoredQuantization]:
