@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "../native/vec.h"
 
@@ -31,22 +30,29 @@ struct NothingAhead {
     void operator()(int64_t) const {}
 };
 
+struct FusedMultiplyAdd {
+    template <class V>
+    V operator()(V a, V b, V c) const {
+        return fma(a, b, c);
+    }
+};
+
 // acc[r][v] += row(r) * column(v). What there are fewer of is held in registers, beside the sums.
-template <class V, int R, int N, class Row, class Column>
-inline void multiply_add(V (&acc)[R][N], Row&& row, Column&& column) {
+template <class V, int R, int N, class Row, class Column, class Op = FusedMultiplyAdd>
+inline void multiply_add(V (&acc)[R][N], Row&& row, Column&& column, Op op = {}) {
     if constexpr (R <= N) {
         V rows[R];
         for (int r = 0; r < R; r++) rows[r] = row(r);
         for (int v = 0; v < N; v++) {
             V x = column(v);
-            for (int r = 0; r < R; r++) acc[r][v] = fma(rows[r], x, acc[r][v]);
+            for (int r = 0; r < R; r++) acc[r][v] = op(rows[r], x, acc[r][v]);
         }
     } else {
         V columns[N];
         for (int v = 0; v < N; v++) columns[v] = column(v);
         for (int r = 0; r < R; r++) {
             V x = row(r);
-            for (int v = 0; v < N; v++) acc[r][v] = fma(x, columns[v], acc[r][v]);
+            for (int v = 0; v < N; v++) acc[r][v] = op(x, columns[v], acc[r][v]);
         }
     }
 }
@@ -78,24 +84,5 @@ inline void accumulate(V (&acc)[R][N], const float* a, int64_t lda, const bf16* 
                      [&](int v) { return V::first(b[v] + count / 2 * stride); });
     }
 }
-
-#ifdef __AVX512BF16__
-// Two products and a sum in one instruction: the inputs are bf16, the sums float32.
-template <int R, int N, class Fetch = NothingAhead>
-inline void accumulate(V16 (&acc)[R][N], const bf16* a, int64_t lda, const bf16* const (&b)[N], int64_t stride,
-                       int64_t count, Fetch ahead = {}) {
-    for (int64_t k = 0; k < (count + 1) / 2; k++) {
-        ahead(k);
-        __m512bh columns[N];
-        for (int v = 0; v < N; v++) columns[v] = (__m512bh)_mm512_loadu_si512(b[v] + k * stride);
-        for (int r = 0; r < R; r++) {
-            int pair;
-            std::memcpy(&pair, a + r * lda + 2 * k, 4);
-            __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
-            for (int v = 0; v < N; v++) acc[r][v].x = _mm512_dpbf16_ps(acc[r][v].x, x, columns[v]);
-        }
-    }
-}
-#endif
 
 }  // namespace octavo

@@ -7,6 +7,7 @@ namespace octavo {
 using Vector = V8;
 using HalfInput = Fixed;
 using HalfWeight = Fixed;
+using HalfQuery = float;
 }  // namespace octavo
 
 #include "exports.h"

@@ -1,11 +1,15 @@
-// For CPUs with AVX512_BF16: linears of bf16 weights round their inputs to bf16 and sum in float32. What is no linear, or
-// one of quantized weights, is as for AVX2.
+// For CPUs with AVX512_BF16 and AVX512_VNNI. What multiplies bf16, weights or KV, is rounded to bf16; sums are float32.
+// Linears of quantized weights are as for AVX2.
+#include "vec16.h"
+
 #include "../linear/dots_avx2.h"
+#include "../linear/dots_bf16.h"
 
 namespace octavo {
 using Vector = V16;
 using HalfInput = bf16;
 using HalfWeight = bf16;
+using HalfQuery = bf16;
 }  // namespace octavo
 
 #include "exports.h"

@@ -1,5 +1,6 @@
 // The functions of a path, as C. A path's file defines Vector; HalfInput and HalfWeight, what its linears of bf16 weights
-// multiply; Int8Dots and Int4Dots, which quantized.h describes.
+// multiply; HalfQuery, what its attention over a bf16 cache multiplies that with; Int8Dots and Int4Dots, which quantized.h
+// describes.
 #pragma once
 
 #include "../linear/linear.h"
@@ -109,9 +110,9 @@ OCTAVO_EXPORT void octavo_plan_attention(AttentionStep* step, int64_t rows, int6
 OCTAVO_EXPORT void octavo_attention(const AttentionStep* step, const float* q, int64_t stride, const void* cache,
                                     float scale, float* out) {
     if (step->bf16_cache) {
-        attention(*step, q, stride, static_cast<const bf16*>(cache), scale, out);
+        attention<Vector, HalfQuery>(*step, q, stride, static_cast<const bf16*>(cache), scale, out);
     } else {
-        attention(*step, q, stride, static_cast<const float*>(cache), scale, out);
+        attention<Vector, float>(*step, q, stride, static_cast<const float*>(cache), scale, out);
     }
 }
 

@@ -28,7 +28,7 @@ inline float to_float(bf16 x) {
     return value;
 }
 
-// 8 floats. Every path has these: attention and the elementwise kernels use no other width.
+// 8 floats. Every path has these, the elementwise kernels use no other width.
 struct V8 {
     static constexpr int W = 8;
     __m256 x;
@@ -53,14 +53,48 @@ inline V8 operator/(V8 a, V8 b) { return {_mm256_div_ps(a.x, b.x)}; }
 inline V8 max(V8 a, V8 b) { return {_mm256_max_ps(a.x, b.x)}; }
 inline V8 fma(V8 a, V8 b, V8 c) { return {_mm256_fmadd_ps(a.x, b.x, c.x)}; }
 
+// Of pairs of bf16: the first ones, beside zeros.
+inline V8 only_first(V8 pairs) {
+    return {_mm256_and_ps(pairs.x, _mm256_castsi256_ps(_mm256_set1_epi32(0xffff)))};
+}
+
+// Rounded to bf16 as by to_bf16, and stored so. Returns the rounded numbers.
+inline V8 store_rounded(V8 v, bf16* p) {
+    const __m256i bits = _mm256_castps_si256(v.x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff));
+    const __m256i halves = _mm256_srli_epi32(rounded, 16);
+    const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(halves, 16))};
+}
+
+// low where x is less, high where it is more; NaN stays.
+inline V8 clamp(V8 x, float low, float high) {
+    return {_mm256_max_ps(_mm256_set1_ps(low), _mm256_min_ps(_mm256_set1_ps(high), x.x))};  // NaN: the second operand
+}
+
+inline V8 nearest(V8 x) { return {_mm256_round_ps(x.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+
+// 2^x for whole x in [-127, 127]; 0 for -127.
+inline V8 exp2_of_whole(V8 x) {
+    __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(x.x), _mm256_set1_epi32(127));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23))};
+}
+
 // Whether an element of a is not less than its counterpart in b: greater, equal, or one of both is NaN.
 inline bool any_not_less(V8 a, V8 b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.x, b.x, _CMP_NLT_UQ)) != 0; }
+
+// to + the first 8 + the next 8 of v and so on: the same sums for every width.
+inline V8 add_by_eights(V8 to, V8 v) { return to + v; }
 
 inline float sum(V8 v) {
     __m128 a = _mm_add_ps(_mm256_castps256_ps128(v.x), _mm256_extractf128_ps(v.x, 1));
     a = _mm_add_ps(a, _mm_movehl_ps(a, a));
     return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
 }
+
+inline float first(V8 v) { return _mm256_cvtss_f32(v.x); }
 
 inline float largest(V8 v) {
     __m128 a = _mm_max_ps(_mm256_castps256_ps128(v.x), _mm256_extractf128_ps(v.x, 1));
@@ -69,49 +103,24 @@ inline float largest(V8 v) {
 }
 
 // 2^x: within 2 ulp for x in [-126, 127]; 0 below, -inf included; 2^127 or so above. NaN for NaN.
-inline V8 exp2(V8 x) {
-    const __m256 low = _mm256_set1_ps(-127.0f), high = _mm256_set1_ps(127.5f);
-    __m256 clamped = _mm256_max_ps(low, _mm256_min_ps(high, x.x));  // the second operand, x, is kept if it is NaN
-    __m256 whole = _mm256_round_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    V8 f = {_mm256_sub_ps(clamped, whole)};
+template <class V>
+V exp2(V x) {
+    const V clamped = clamp(x, -127.0f, 127.5f), whole = nearest(clamped), f = clamped - whole;
     // Taylor's series of 2^f = e^(f ln 2) for |f| <= 1/2: the first term left out is at most 5e-9.
-    V8 y = V8::all(1.5252733804e-5f);
-    y = fma(y, f, V8::all(1.5403530394e-4f));
-    y = fma(y, f, V8::all(1.3333558147e-3f));
-    y = fma(y, f, V8::all(9.6181291076e-3f));
-    y = fma(y, f, V8::all(5.5504108665e-2f));
-    y = fma(y, f, V8::all(2.4022650696e-1f));
-    y = fma(y, f, V8::all(6.9314718056e-1f));
-    y = fma(y, f, V8::all(1.0f));
-    __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
-    __m256 scale = _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
-    return {_mm256_mul_ps(y.x, scale)};
+    V y = V::all(1.5252733804e-5f);
+    y = fma(y, f, V::all(1.5403530394e-4f));
+    y = fma(y, f, V::all(1.3333558147e-3f));
+    y = fma(y, f, V::all(9.6181291076e-3f));
+    y = fma(y, f, V::all(5.5504108665e-2f));
+    y = fma(y, f, V::all(2.4022650696e-1f));
+    y = fma(y, f, V::all(6.9314718056e-1f));
+    y = fma(y, f, V::all(1.0f));
+    return y * exp2_of_whole(whole);
 }
 
 constexpr float kLog2E = 1.44269504088896341f;
 
 // x / (1 + e^-x)
 inline V8 silu(V8 x) { return x / (V8::all(1.0f) + exp2(x * V8::all(-kLog2E))); }
-
-#ifdef __AVX512F__
-// 16 floats, for linears.
-struct V16 {
-    static constexpr int W = 16;
-    __m512 x;
-    static V16 zero() { return {_mm512_setzero_ps()}; }
-    static V16 all(float a) { return {_mm512_set1_ps(a)}; }
-    static V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
-    void store(float* p) const { _mm512_storeu_ps(p, x); }
-    static V16 first(const bf16* p) {
-        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
-    }
-    static V16 second(const bf16* p) {
-        __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-        return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask))};
-    }
-};
-
-inline V16 fma(V16 a, V16 b, V16 c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
-#endif
 
 }  // namespace octavo

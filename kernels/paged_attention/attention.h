@@ -3,7 +3,7 @@
 // A query's keys are reduced in chunks of 64 positions, chunks in segments of 512, both counted from the sequence's
 // start and always combined in order. What a tile computes for a query that sees none of a chunk changes no bit of its
 // result. So that result depends on nothing but the query and its context: not on the batch, the chunk of the prompt,
-// the block size or the number of threads.
+// the block size, the number of threads or the width of the vectors.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +19,10 @@ namespace octavo {
 
 constexpr int64_t kChunk = 64;
 constexpr int64_t kSegment = 512;
-// Vectors of a tile of R query heads. 3 heads share keys in many models; 3 x 4 sums would spill (16 registers), and 3 x 2
-// would wait for each other.
-template <int R>
-constexpr int kVectors = R == 3 ? 3 : kTileVectors<R>;
+// Vectors of a tile of R query heads. Of 16 floats 4 are a chunk's scores, and 6 x 4 sums fit into the 32 registers. Of
+// 8 floats: 3 heads share keys in many models; 3 x 4 sums would spill (16 registers), and 3 x 2 would wait for each other.
+template <class V, int R>
+constexpr int kVectors = V::W == 16 ? 4 : R == 3 ? 3 : kTileVectors<R>;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // As kernels/paged_attention/native.py lays it out; the arrays are those of one step.
@@ -62,20 +62,23 @@ struct Running {
     }
 
     // What later keys have given is added. A side without keys leaves the other as it is, to the bit.
+    template <class V>
     void fold(const Running& later, int64_t heads, int64_t size) {
         for (int64_t h = 0; h < heads; h++) {
             const float both = std::max(maxima[h], later.maxima[h]);
             if (both == kNothing) continue;
-            const V8 old = exp2(V8::all(maxima[h] - both)), more = exp2(V8::all(later.maxima[h] - both));
+            const V old = exp2(V::all(maxima[h] - both)), more = exp2(V::all(later.maxima[h] - both));
             float *to = values + h * size, *from = later.values + h * size;
-            for (int64_t i = 0; i < size; i += 8) fma(V8::load(from + i), more, V8::load(to + i) * old).store(to + i);
-            sums[h] = std::fma(later.sums[h], _mm256_cvtss_f32(more.x), sums[h] * _mm256_cvtss_f32(old.x));
+            for (int64_t i = 0; i < size; i += V::W) fma(V::load(from + i), more, V::load(to + i) * old).store(to + i);
+            sums[h] = std::fma(later.sums[h], first(more), sums[h] * first(old));
             maxima[h] = both;
         }
     }
 };
 
-template <class T>
+// V: the vectors it computes with. The head size is a multiple of their width, and the block size not less. A: what
+// queries and weights are rounded to before they multiply keys and values, which are of type T.
+template <class V, class A, class T>
 class TileAttention {
 public:
     TileAttention(const AttentionStep& step, const T* cache, float scale, const Item& item, int64_t kv_head)
@@ -90,8 +93,8 @@ public:
         begin_ = step.window ? std::max<int64_t>(0, first_position_ - step.window + 1) : 0;
         const int64_t size = step.head_size;
         float* memory = static_cast<float*>(scratch(kSlotTile, rows_ * (3 * size + kChunk + 4) * 4 + 64));
-        queries_ = memory;
-        scores_ = queries_ + rows_ * size;
+        queries_ = reinterpret_cast<A*>(memory);
+        scores_ = memory + rows_ * size;
         part_ = {scores_ + rows_ * (kChunk + 2 * size), nullptr, scores_ + rows_ * kChunk};
         part_.sums = part_.maxima + rows_;
         whole_ = {part_.sums + rows_, part_.sums + 2 * rows_, part_.values + rows_ * size};
@@ -108,7 +111,7 @@ public:
             for (int64_t base = segment * kSegment; base < stop; base += kChunk) {
                 if (base + kChunk > begin_) chunk(base, std::min(kChunk, stop - base));
             }
-            whole_.fold(part_, rows_, size);
+            whole_.template fold<V>(part_, rows_, size);
         }
         return whole_;
     }
@@ -122,21 +125,35 @@ public:
     }
 
     static void normalized(const Running& running, int64_t r, int64_t size, float* out) {
-        const V8 total = V8::all(running.sums[r]);
-        for (int64_t i = 0; i < size; i += 8) (V8::load(running.values + r * size + i) / total).store(out + i);
+        const V total = V::all(running.sums[r]);
+        for (int64_t i = 0; i < size; i += V::W) (V::load(running.values + r * size + i) / total).store(out + i);
     }
 
 private:
+    static constexpr int W = V::W;
+
+    static int64_t vectors_of(int64_t count) { return (count + W - 1) / W; }
+
+    // Returns what was stored.
+    static V store(V v, float* p) {
+        v.store(p);
+        return v;
+    }
+    static V store(V v, bf16* p) { return store_rounded(v, p); }
+
+    // A row's weights take the place of its scores.
+    A* weights(int64_t r) { return reinterpret_cast<A*>(scores_ + r * kChunk); }
+
     // Of row r, which is a head of a query, among floats of `stride` a token.
     int64_t place(int64_t r, int64_t stride) const {
         return (first_token_ + r / group_) * stride + (kv_head_ * group_ + r % group_) * step_.head_size;
     }
 
     void load_queries(const float* q, int64_t stride) {
-        const V8 scale = V8::all(scale_ * kLog2E);  // weights are powers of 2
+        const V scale = V::all(scale_ * kLog2E);  // weights are powers of 2
         for (int64_t r = 0; r < rows_; r++) {
-            for (int64_t i = 0; i < step_.head_size; i += 8) {
-                (V8::load(q + place(r, stride) + i) * scale).store(queries_ + r * step_.head_size + i);
+            for (int64_t i = 0; i < step_.head_size; i += W) {
+                store(V::load(q + place(r, stride) + i) * scale, queries_ + r * step_.head_size + i);
             }
         }
     }
@@ -153,10 +170,10 @@ private:
         });
     }
 
-    // Where the keys and values of each 8 positions of the chunk are, and the keys of the next chunk.
+    // Where the keys and values of each W positions of the chunk are, and the keys of the next chunk.
     void find(int64_t base, int64_t count) {
-        for (int64_t v = 0; v < (count + 7) / 8; v++) {
-            const int64_t position = base + 8 * v, offset = position & (step_.block_size - 1);
+        for (int64_t v = 0; v < vectors_of(count); v++) {
+            const int64_t position = base + W * v, offset = position & (step_.block_size - 1);
             const int64_t block = table_[position >> block_shift_];
             keys_[v] = cache_ + layout_.keys(block, kv_head_) + layout_.key(offset, 0);
             values_[v] = cache_ + layout_.values(block, kv_head_) + layout_.value(offset, 0);
@@ -174,87 +191,88 @@ private:
     // Brings the values of the same positions along, which are needed next.
     template <int R>
     void score(int64_t r, int64_t count) {
-        constexpr int N = kVectors<R>;
-        const int64_t vectors = (count + 7) / 8, size = step_.head_size;
+        constexpr int N = kVectors<V, R>;
+        const int64_t vectors = vectors_of(count), size = step_.head_size;
         for (int64_t first = 0; first < vectors; first += N) {
-            V8 acc[R][N];
+            V acc[R][N];
             const T* b[N];
             const char* ahead[N];
             for (int v = 0; v < N; v++) {
                 b[v] = keys_[std::min(first + v, vectors - 1)];
                 ahead[v] = reinterpret_cast<const char*>(values_[std::min(first + v, vectors - 1)]);
-                for (int i = 0; i < R; i++) acc[i][v] = V8::zero();
+                for (int i = 0; i < R; i++) acc[i][v] = V::zero();
             }
-            // 8 values of D numbers over D numbers, or D / 2 pairs.
-            accumulate(acc, queries_ + r * size, size, b, step_.block_size * layout_.kPair, size,
-                       [&](int64_t k) { for (const char* place : ahead) _mm_prefetch(place + k * 32, _MM_HINT_T0); });
+            // W values of D numbers over D numbers, or D / 2 pairs.
+            accumulate(acc, queries_ + r * size, size, b, step_.block_size * layout_.kPair, size, [&](int64_t k) {
+                for (const char* place : ahead) _mm_prefetch(place + k * W * 4, _MM_HINT_T0);
+            });
             for (int v = 0; v < N && first + v < vectors; v++) {
-                for (int i = 0; i < R; i++) acc[i][v].store(scores_ + (r + i) * kChunk + (first + v) * 8);
+                for (int i = 0; i < R; i++) acc[i][v].store(scores_ + (r + i) * kChunk + (first + v) * W);
             }
         }
     }
 
-    // From scores to weights, in place; rescales the row's sums to its new maximum.
+    // From scores to weights; rescales the row's sums to its new maximum.
     void weigh(int64_t r, int64_t base, int64_t count) {
         const int64_t position = first_position_ + r / group_, size = step_.head_size;
         const int64_t end = std::min(count, position + 1 - base);
         const int64_t begin = step_.window ? std::max<int64_t>(0, position + 1 - step_.window - base) : 0;
-        const int64_t vectors = (count + 7) / 8;
+        const int64_t vectors = vectors_of(count);
         float* scores = scores_ + r * kChunk;
         if (begin >= end) {
-            std::fill(scores, scores + vectors * 8, 0.0f);
+            std::fill(scores, scores + vectors * W, 0.0f);  // zeros of A, too
             return;
         }
-        if (begin > 0 || end < vectors * 8) {
+        if (begin > 0 || end < vectors * W) {
             std::fill(scores, scores + begin, kNothing);
-            std::fill(scores + end, scores + vectors * 8, kNothing);
+            std::fill(scores + end, scores + vectors * W, kNothing);
         }
-        V8 most = V8::load(scores);
-        for (int64_t v = 1; v < vectors; v++) most = max(most, V8::load(scores + v * 8));
+        V most = V::load(scores);
+        for (int64_t v = 1; v < vectors; v++) most = max(most, V::load(scores + v * W));
         const float old = part_.maxima[r], maximum = std::max(old, largest(most));
         V8 total = V8::zero();
         for (int64_t v = 0; v < vectors; v++) {
-            V8 weight = exp2(V8::load(scores + v * 8) - V8::all(maximum));
-            total = total + weight;
-            weight.store(scores + v * 8);
+            const V weight = store(exp2(V::load(scores + v * W) - V::all(maximum)), weights(r) + v * W);
+            total = add_by_eights(total, weight);
         }
         part_.maxima[r] = maximum;
         if (old == maximum) {
             part_.sums[r] += sum(total);
             return;
         }
-        const V8 shrink = exp2(V8::all(old - maximum));
-        part_.sums[r] = std::fma(part_.sums[r], _mm256_cvtss_f32(shrink.x), sum(total));
+        const V shrink = exp2(V::all(old - maximum));
+        part_.sums[r] = std::fma(part_.sums[r], first(shrink), sum(total));
         float* values = part_.values + r * size;
-        for (int64_t i = 0; i < size; i += 8) (V8::load(values + i) * shrink).store(values + i);
+        for (int64_t i = 0; i < size; i += W) (V::load(values + i) * shrink).store(values + i);
     }
 
     // Brings the keys of the next chunk along.
     template <int R>
     void add_values(int64_t r, int64_t count) {
-        constexpr int N = kVectors<R>;
-        const int64_t size = step_.head_size, vectors = size / 8, tokens = std::min<int64_t>(step_.block_size, 16);
-        const int64_t share = layout_.part() * sizeof(T) * N / vectors * layout_.kPair / step_.block_size;
+        constexpr int N = kVectors<V, R>;
+        const int64_t size = step_.head_size, vectors = size / W, tokens = std::min<int64_t>(step_.block_size, 16);
+        constexpr int64_t kShare = N * W * 4;  // bytes of keys that go with a number, or a pair, of N vectors
         for (int64_t first = 0; first < vectors; first += N) {
-            V8 acc[R][N];
+            V acc[R][N];
             for (int v = 0; v < N; v++) {
-                const int64_t column = 8 * std::min(first + v, vectors - 1);
-                for (int i = 0; i < R; i++) acc[i][v] = V8::load(part_.values + (r + i) * size + column);
+                const int64_t column = W * std::min(first + v, vectors - 1);
+                for (int i = 0; i < R; i++) acc[i][v] = V::load(part_.values + (r + i) * size + column);
             }
             for (int64_t done = 0; done < count; done += tokens) {
                 const T* b[N];
                 for (int v = 0; v < N; v++) {
-                    b[v] = values_[done / 8] + layout_.value(0, 8 * std::min(first + v, vectors - 1));
+                    b[v] = values_[done / W] + layout_.value(0, W * std::min(first + v, vectors - 1));
                 }
-                const char* ahead = next_keys_[done / 8] + first / N * (share * step_.block_size / layout_.kPair);
-                accumulate(acc, scores_ + r * kChunk + done, kChunk, b, size * layout_.kPair,
+                const char* ahead = next_keys_[done / W] + first / N * (kShare * step_.block_size / layout_.kPair);
+                accumulate(acc, weights(r) + done, kChunk * sizeof(float) / sizeof(A), b, size * layout_.kPair,
                            std::min(tokens, count - done), [&](int64_t k) {
-                               _mm_prefetch(ahead + k * share, _MM_HINT_T0);
-                               _mm_prefetch(ahead + k * share + 64, _MM_HINT_T0);
+                               for (int64_t i = 0; i < kShare; i += 64) {
+                                   _mm_prefetch(ahead + k * kShare + i, _MM_HINT_T0);
+                               }
                            });
             }
             for (int v = 0; v < N && first + v < vectors; v++) {
-                for (int i = 0; i < R; i++) acc[i][v].store(part_.values + (r + i) * size + (first + v) * 8);
+                for (int i = 0; i < R; i++) acc[i][v].store(part_.values + (r + i) * size + (first + v) * W);
             }
         }
     }
@@ -267,16 +285,20 @@ private:
     const int64_t kv_head_, group_, rows_;
     const int block_shift_;
     int64_t first_token_, first_position_, begin_, end_;  // of the positions that any of the queries sees
-    float *queries_, *scores_;
-    const T *keys_[kChunk / 8], *values_[kChunk / 8];
-    const char* next_keys_[kChunk / 8];
+    A* queries_;
+    float* scores_;
+    const T *keys_[kChunk / W], *values_[kChunk / W];
+    const char* next_keys_[kChunk / W];
     Running part_, whole_;
 };
 
 // out[tokens, heads * head_size] from q, whose tokens are `stride` floats apart.
-template <class T>
+template <class V, class A, class T>
 void attention(const AttentionStep& step, const float* q, int64_t stride, const T* cache, float scale,
                float* out) {
+    if constexpr (V::W > 8) {
+        if (step.head_size % V::W != 0 || step.block_size < V::W) return attention<V8, A>(step, q, stride, cache, scale, out);
+    }
     const int64_t group = step.heads / step.kv_heads, size = step.head_size, width = step.heads * size;
     const int64_t partial_size = group * (size + 2);
     auto partial = [&](int64_t index, int64_t head) {
@@ -286,7 +308,7 @@ void attention(const AttentionStep& step, const float* q, int64_t stride, const 
     parallel(step.num_items * step.kv_heads, [&](int64_t task) {
         const Item& item = reinterpret_cast<const Item*>(step.items)[task / step.kv_heads];
         const int64_t head = task % step.kv_heads;
-        TileAttention<T> tile(step, cache, scale, item, head);
+        TileAttention<V, A, T> tile(step, cache, scale, item, head);
         const Running& result = tile.compute(q, stride, item.first_segment, item.end_segment);
         if (item.partial < 0) return tile.write(out, width);
         const Running kept = partial(item.partial, head);
@@ -298,9 +320,11 @@ void attention(const AttentionStep& step, const float* q, int64_t stride, const 
         const Split& split = reinterpret_cast<const Split*>(step.splits)[task / step.kv_heads];
         const int64_t head = task % step.kv_heads;
         Running whole = partial(split.first_partial, head);
-        for (int64_t i = 1; i < split.num_partials; i++) whole.fold(partial(split.first_partial + i, head), group, size);
+        for (int64_t i = 1; i < split.num_partials; i++) {
+            whole.template fold<V>(partial(split.first_partial + i, head), group, size);
+        }
         float* place = out + step.query_starts[split.row] * width + head * group * size;
-        for (int64_t h = 0; h < group; h++) TileAttention<T>::normalized(whole, h, size, place + h * size);
+        for (int64_t h = 0; h < group; h++) TileAttention<V, A, T>::normalized(whole, h, size, place + h * size);
     });
 }
 

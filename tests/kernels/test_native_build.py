@@ -20,7 +20,7 @@ from kernels.native import check as check_module
 from kernels.native import load as load_module
 from kernels.native.build import BuildError, build
 from kernels.native.paths import PATHS, NativePath, path_of_this_cpu
-from tests.support.kernel_paths import native
+from tests.support.kernel_paths import NATIVE_KINDS, kernels_of, native
 
 NATIVE = Path(build_module.__file__).parent
 
@@ -157,6 +157,11 @@ def test_every_path_compiles_without_a_warning(path: NativePath) -> None:
     command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *path.compiler_flags]
     result = subprocess.run([*command, NATIVE / path.source], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+def test_every_path_passes_the_check_at_load(kind: str) -> None:
+    check_module.check(kernels_of(kind))
 
 
 def test_torch_keeps_its_thread_pool_to_itself(path: NativePath) -> None:

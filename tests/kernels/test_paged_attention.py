@@ -1,12 +1,15 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
 
+from kernels.compute_path import ComputePath
 from kernels.paged_attention import HeadShape, paged_attention, plan_attention, prefill, reference
 from kernels.paged_attention import native as native_module
 from kernels.paged_attention import torch_plan as plan_module
 from kernels.rope_cache_write import RopeCacheWrite
-from tests.support.kernel_paths import native, path_of
+from tests.support.kernel_paths import KINDS, NATIVE_KINDS, kernels_of, path_of
 
 BLOCK_SIZE = 8
 HEADS = HeadShape(num_heads=6, num_kv_heads=2, head_size=16)
@@ -15,27 +18,37 @@ HEADS = HeadShape(num_heads=6, num_kv_heads=2, head_size=16)
 class Case:
     """Rows of (queries, context) over a cache whose blocks lie in random order and hold garbage beyond the contexts."""
 
-    def __init__(self, *rows: tuple[int, int], dtype: torch.dtype = torch.float32, window: int = 0) -> None:
+    def __init__(
+        self, *rows: tuple[int, int], dtype: torch.dtype = torch.float32, window: int = 0, block_size: int = BLOCK_SIZE
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
         lens = [context for _, context in rows]
-        num_blocks = [-(-length // BLOCK_SIZE) for length in lens]
+        num_blocks = [-(-length // block_size) for length in lens]
         ids = np.random.default_rng(0).permutation(np.arange(1, sum(num_blocks) + 1))
         self.tables = np.zeros((len(rows), max(num_blocks)), dtype=np.int32)
         for row, count in enumerate(num_blocks):
             self.tables[row, :count], ids = ids[:count], ids[count:]
         self.starts = np.cumsum([0, *(queries for queries, _ in rows)]).astype(np.int32)
         self.lens = np.array(lens, dtype=np.int32)
-        shape = (sum(num_blocks) + 1, BLOCK_SIZE, 2, HEADS.num_kv_heads, HEADS.head_size)
+        shape = (sum(num_blocks) + 1, block_size, 2, HEADS.num_kv_heads, HEADS.head_size)
         self.cache = torch.randn(shape, generator=generator).to(dtype)
         self.q = torch.randn(int(self.starts[-1]), HEADS.num_heads, HEADS.head_size, generator=generator)
         self.window = window
 
+    def in_blocks_of(self, block_size: int) -> "Case":
+        """The same contexts, each block cut into several."""
+        case, parts = copy.copy(self), self.cache.shape[1] // block_size
+        case.cache = self.cache.unflatten(1, (parts, block_size)).flatten(0, 1)
+        tables = self.tables[:, :, None] * parts + np.arange(parts)
+        case.tables = tables.reshape(len(self.tables), -1).astype(np.int32)
+        return case
+
     def run(self, kind: str = "torch") -> torch.Tensor:
         path = path_of(kind, self.cache.dtype)
-        cache = self.cache if kind == "torch" else in_native_layout(self.cache)
+        cache = self.cache if kind == "torch" else in_native_layout(self.cache, kind)
         plan = plan_attention(
-            path, query_starts=self.starts, context_lens=self.lens, block_tables=self.tables, block_size=BLOCK_SIZE,
-            cache_dtype=cache.dtype, heads=HEADS, window=self.window,
+            path, query_starts=self.starts, context_lens=self.lens, block_tables=self.tables,
+            block_size=cache.shape[1], cache_dtype=cache.dtype, heads=HEADS, window=self.window,
         )
         with torch.inference_mode():
             first = paged_attention(self.q, cache, plan, 0.25)
@@ -51,11 +64,11 @@ class Case:
         )
 
 
-def in_native_layout(cache: torch.Tensor) -> torch.Tensor:
+def in_native_layout(cache: torch.Tensor, kind: str) -> torch.Tensor:
     """The same keys and values as the C++ kernels keep them, written by the one that writes them."""
     heads, slots = HEADS, torch.arange(cache.shape[0] * cache.shape[1])
     write = RopeCacheWrite(
-        path_of("native", cache.dtype), num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads,
+        path_of(kind, cache.dtype), num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads,
         head_size=heads.head_size,
     )  # fmt: skip
     kv = cache.flatten(0, 1).flatten(1).float()
@@ -66,7 +79,13 @@ def in_native_layout(cache: torch.Tensor) -> torch.Tensor:
     return written
 
 
-KINDS = ("native", "torch")
+def _tolerance(path: ComputePath, dtype: torch.dtype) -> float:
+    """Over a cache of the very same (rounded) numbers, so that float32 arithmetic alone counts; or else queries and
+    weights rounded to bf16, by 2^-9 each."""
+    rounds = path.native is not None and path.native.path.rounds_queries and dtype is torch.bfloat16
+    return 2e-2 if rounds else 1e-5
+
+
 CASES = {
     "one decode": [(1, 19)],
     "first token": [(1, 1)],
@@ -82,50 +101,84 @@ CASES = {
 @pytest.mark.parametrize("window", [0, 5, 16, 1000])
 @pytest.mark.parametrize("rows", CASES.values(), ids=CASES)
 def test_agrees_with_float64(rows: list[tuple[int, int]], window: int, dtype: torch.dtype, kind: str) -> None:
-    """Against a cache of the very same (rounded) numbers, so that float32 arithmetic alone counts: 1e-5."""
-    case = Case(*rows, dtype=dtype, window=window)
+    case, tolerance = Case(*rows, dtype=dtype, window=window, block_size=16), _tolerance(path_of(kind, dtype), dtype)
+    torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [(4, 4, 8), (7, 1, 16), (32, 1, 8), (8, 2, 40), (10, 2, 128), (6, 2, 80), (4, 2, 96)])
+def test_any_number_of_heads_on_a_kv_head(
+    heads: tuple[int, int, int], dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles hold 6 heads at most, and vectors 8 or 16 numbers: what fills none and what overflows them."""
+    shape = HeadShape(num_heads=heads[0], num_kv_heads=heads[1], head_size=heads[2])
+    monkeypatch.setitem(globals(), "HEADS", shape)
+    tolerance = _tolerance(path_of(kind, dtype), dtype)
+    case = Case((1, 12), (9, 71), (1, 130), dtype=dtype, block_size=16)
+    torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+@pytest.mark.parametrize("window", [0, 70, 700])
+def test_contexts_longer_than_a_segment(window: int, kind: str) -> None:
+    """Segments of a decode are computed apart and put together; those of a prompt one after the other."""
+    case = Case((1, 1100), (1, 512), (7, 1030), (1, 513), window=window, block_size=16)
     torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("heads", [(4, 4, 8), (7, 1, 16), (32, 1, 8), (8, 2, 40), (10, 2, 128)])
-def test_any_number_of_heads_on_a_kv_head(
-    heads: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tiles hold 6 heads at most, and vectors 8 numbers: what fills none and what overflows them."""
-    shape = HeadShape(num_heads=heads[0], num_kv_heads=heads[1], head_size=heads[2])
-    monkeypatch.setitem(globals(), "HEADS", shape)
-    case = Case((1, 12), (9, 71), (1, 130), dtype=dtype)
-    torch.testing.assert_close(case.run("native").double(), case.expected(), rtol=1e-5, atol=1e-5)
+def test_the_block_size_changes_no_bit(dtype: torch.dtype, kind: str) -> None:
+    """Blocks of 8 are too small for vectors of 16."""
+    case = Case((1, 12), (9, 71), (1, 630), dtype=dtype, block_size=32)
+    whole = case.run(kind)
+    assert torch.equal(case.in_blocks_of(16).run(kind), whole)
+    assert torch.equal(case.in_blocks_of(8).run(kind), whole)
 
 
-@pytest.mark.parametrize("window", [0, 70, 700])
-def test_contexts_longer_than_a_segment(window: int) -> None:
-    """Segments of a decode are computed apart and put together; those of a prompt one after the other."""
-    case = Case((1, 1100), (1, 512), (7, 1030), (1, 513), window=window)
-    torch.testing.assert_close(case.run("native").double(), case.expected(), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_machines_whose_paths_round_alike_agree_to_the_bit(dtype: torch.dtype) -> None:
+    """Vectors of 8 and of 16 add in one order."""
+    paths = [kind for kind in NATIVE_KINDS if _tolerance(path_of(kind, dtype), dtype) < 1e-2]
+    case = Case((1, 12), (9, 71), (1, 630), dtype=dtype, block_size=16)
+    results = [case.run(kind) for kind in paths]
+    assert len(results) > 1
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+def test_what_lies_beyond_a_context_does_not_matter(kind: str, dtype: torch.dtype) -> None:
+    """Blocks come back from other requests: their last tokens may hold anything, and 0 times infinity is no number."""
+    case = Case((1, 19), (3, 41), dtype=dtype, block_size=16)
+    clean = case.run(kind)
+    for row, length in enumerate(case.lens):
+        case.cache[case.tables[row, (length - 1) // 16], (length - 1) % 16 + 1 :] = torch.inf
+    assert torch.equal(case.run(kind), clean)
+
+
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [0, 37, 600])
 def test_a_query_has_the_same_bits_in_every_step(
-    window: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    window: int, dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone or in a batch, as a decode or in a chunk of any length, in tiles of any height, by any threads."""
-    length, kernels = 1040, native()
-    case = Case((length, length), (1, 30), dtype=dtype, window=window)
-    whole = case.run("native")[:length]
+    length, kernels = 800, kernels_of(kind)
+    case = Case((length, length), (1, 30), dtype=dtype, window=window, block_size=16)
+    whole = case.run(kind)[:length]
     monkeypatch.setattr(native_module, "ROWS_PER_TILE", 7)
     kernels.set_threads(1)
-    assert torch.equal(case.run("native")[:length], whole)
+    assert torch.equal(case.run(kind)[:length], whole)
     kernels.set_threads(torch.get_num_threads())
     monkeypatch.undo()
-    for first, last in ((0, 1), (62, 65), (511, 512), (512, 513), (500, 640), (1039, 1040), (3, 1040)):
-        chunk = Case((last - first, last), (1, 30), dtype=dtype, window=window)
+    for first, last in ((0, 1), (62, 65), (511, 512), (512, 513), (500, 640), (799, 800), (3, 800)):
+        chunk = Case((last - first, last), (1, 30), dtype=dtype, window=window, block_size=16)
         chunk.cache, chunk.tables, chunk.q = case.cache, case.tables, case.q[first:last]
         chunk.starts = np.array([0, last - first], dtype=np.int32)
         chunk.lens = np.array([last], dtype=np.int32)
-        assert torch.equal(chunk.run("native"), whole[first:last]), (first, last)
+        assert torch.equal(chunk.run(kind), whole[first:last]), (first, last)
 
 
 @pytest.mark.parametrize("window", [0, 13])

@@ -4,13 +4,13 @@ import torch
 from kernels.rope import rope_turns
 from kernels.rope_cache_write import RopeCacheWrite
 from kernels.rope_cache_write.reference import rope_cache_write
-from tests.support.kernel_paths import path_of
+from tests.support.kernel_paths import KINDS, path_of
 
 HEADS, KV_HEADS, SIZE = 5, 2, 24
 POSITIONS = torch.tensor([0, 3, 17, 200])
 
 
-@pytest.mark.parametrize("kind", ["native", "torch"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("with_norm", [False, True])
 def test_q_is_that_of_the_reference(kind: str, with_norm: bool) -> None:
     torch.manual_seed(0)

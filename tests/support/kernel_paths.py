@@ -1,10 +1,19 @@
-"""The ways to compute that this machine has, for tests that hold all of them to one promise."""
+"""The ways to compute, for tests that hold all of them to one promise."""
+
+from functools import lru_cache
 
 import pytest
 import torch
 
 from kernels.compute_path import ComputePath, native_path, torch_path
 from kernels.native import NativeKernels, native_kernels
+from kernels.native.build import BuildError, build
+from kernels.native.paths import PATHS, flags_of_this_cpu
+from tests.support.emulation import emulated
+
+# Every set of C++ kernels by its name; those for instructions that this machine lacks are emulated.
+NATIVE_KINDS = tuple(path.name for path in PATHS)
+KINDS = (*NATIVE_KINDS, "torch")
 
 
 def native() -> NativeKernels:
@@ -15,6 +24,22 @@ def native() -> NativeKernels:
     return kernels
 
 
+@lru_cache
+def kernels_of(kind: str) -> NativeKernels:
+    """kind: native, which is this machine's own, or one of NATIVE_KINDS. Skips the test if it cannot be had."""
+    if kind == "native":
+        return native()
+    path, flags = next(path for path in PATHS if path.name == kind), flags_of_this_cpu()
+    if not path.cpu_flags <= flags:
+        path = emulated(path)
+    if not path.cpu_flags <= flags:
+        pytest.skip("a CPU without AVX2")
+    try:
+        return NativeKernels(path, build(path))
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
 def path_of(kind: str, dtype: torch.dtype) -> ComputePath:
-    """kind: native or torch."""
-    return native_path(dtype, native()) if kind == "native" else torch_path(dtype)
+    """kind: as of `kernels_of`, or torch."""
+    return torch_path(dtype) if kind == "torch" else native_path(dtype, kernels_of(kind))

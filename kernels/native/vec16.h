@@ -1,0 +1,65 @@
+// Vectors of 16 floats, for the paths with AVX-512. Each lane computes what a lane of V8 does, to the bit.
+#pragma once
+
+#include "vec.h"
+
+namespace octavo {
+
+struct V16 {
+    static constexpr int W = 16;
+    __m512 x;
+    static V16 zero() { return {_mm512_setzero_ps()}; }
+    static V16 all(float a) { return {_mm512_set1_ps(a)}; }
+    static V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    void store(float* p) const { _mm512_storeu_ps(p, x); }
+    // Of 16 pairs of bf16, in memory order: the first, or the second, of each.
+    static V16 first(const bf16* p) {
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+    }
+    static V16 second(const bf16* p) {
+        const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+        return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask))};
+    }
+};
+
+inline V16 operator+(V16 a, V16 b) { return {_mm512_add_ps(a.x, b.x)}; }
+inline V16 operator-(V16 a, V16 b) { return {_mm512_sub_ps(a.x, b.x)}; }
+inline V16 operator*(V16 a, V16 b) { return {_mm512_mul_ps(a.x, b.x)}; }
+inline V16 operator/(V16 a, V16 b) { return {_mm512_div_ps(a.x, b.x)}; }
+inline V16 max(V16 a, V16 b) { return {_mm512_max_ps(a.x, b.x)}; }
+inline V16 fma(V16 a, V16 b, V16 c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
+
+inline V16 only_first(V16 pairs) {
+    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs.x), _mm512_set1_epi32(0xffff)))};
+}
+
+inline V16 store_rounded(V16 v, bf16* p) {
+    const __m512i bits = _mm512_castps_si512(v.x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+    const __m512i halves = _mm512_srli_epi32(rounded, 16);
+    const __m256i packed = _mm256_packus_epi32(_mm512_castsi512_si256(halves), _mm512_extracti32x8_epi32(halves, 1));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(halves, 16))};
+}
+
+inline V8 low(V16 v) { return {_mm512_castps512_ps256(v.x)}; }
+inline V8 high(V16 v) { return {_mm512_extractf32x8_ps(v.x, 1)}; }
+inline V8 add_by_eights(V8 to, V16 v) { return to + low(v) + high(v); }
+inline float first(V16 v) { return first(low(v)); }
+inline float largest(V16 v) { return largest(max(low(v), high(v))); }
+
+inline V16 clamp(V16 x, float low, float high) {
+    return {_mm512_max_ps(_mm512_set1_ps(low), _mm512_min_ps(_mm512_set1_ps(high), x.x))};
+}
+
+inline V16 nearest(V16 x) {
+    return {_mm512_roundscale_ps(x.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+
+inline V16 exp2_of_whole(V16 x) {
+    __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(x.x), _mm512_set1_epi32(127));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
+}
+
+}  // namespace octavo
