@@ -1,7 +1,6 @@
 """Computes steps: a plan in, a result out. Knows no sockets, so that a benchmark or a library can call it in-process.
 
-Shape suffixes: S scheduled rows, N sampling rows, T tokens of the step, L logits of the step, E hidden size, V
-vocabulary.
+Shape suffixes: S scheduled rows, N sampling rows, T tokens of the step, E hidden size.
 """
 
 import time
@@ -11,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from kernels.compute_path import ComputePath
 from protos import inference_pb2, step_pb2
 from worker.batching import build_batch
 from worker.input_batch import InputBatch
@@ -19,6 +19,7 @@ from worker.logprobs import frames, token_logprobs
 from worker.rows import Rows
 from worker.sampling_state import NO_LOGPROBS
 from worker.scheduled import Scheduled
+from worker.scores import Head, Scores, score
 from worker.swap_space import SwapSpace
 from worker.verification import sample_rows
 
@@ -28,15 +29,14 @@ _LOGITS_SLICE = 64
 _WARM_UP_TOKENS = 16
 
 
-class StepModel(Protocol):
+class StepModel(Head, Protocol):
     """What the runner needs of a model."""
+
+    # How it computes, and what draws therefore.
+    path: ComputePath
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         """Hidden states [T, E] of the batch's tokens, whose KV it writes."""
-        ...
-
-    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        """Float32 logits [S, V] of some tokens, a tensor that the caller may change."""
         ...
 
 
@@ -86,13 +86,13 @@ class Runner:
         batch, sampling_S = build_batch(rows, scheduled)
         before_forward = time.perf_counter()
         hidden_TE = self._model.forward(batch, self._kv_cache)
-        logits_LV = self._model.logits(hidden_TE[batch.logit_indices]) if len(sampling_S) else None
+        scores = self._score(scheduled.rows_S[sampling_S], hidden_TE, batch) if len(sampling_S) else None
         after_forward = time.perf_counter()
         result = step_pb2.StepResult(epoch=plan.epoch, step=plan.step)
         for i in scores_prompt_S.tolist():
             result.prompt_logprobs.extend(self._prompt_logprobs(int(scheduled.rows_S[i]), batch, i, hidden_TE))
-        if logits_LV is not None:
-            self._sample(scheduled, sampling_S, logits_LV, result)
+        if scores is not None:
+            self._sample(scheduled, sampling_S, scores, result)
         end = time.perf_counter()
         result.timing.total = end - arrival
         result.timing.forward = after_forward - before_forward
@@ -114,12 +114,16 @@ class Runner:
         self.execute(step_pb2.StepPlan(step=2, decode_rows=bytes(2)))
         self.reset()
 
+    def _score(self, rows_N: np.ndarray, hidden_TE: torch.Tensor, batch: InputBatch) -> Scores:
+        with_logits = self._rows.sampling.needs_logits(rows_N)
+        return score(self._model, hidden_TE[batch.logit_indices], with_logits=with_logits)
+
     def _sample(
-        self, scheduled: Scheduled, sampling_S: np.ndarray, logits_LV: torch.Tensor, result: step_pb2.StepResult
+        self, scheduled: Scheduled, sampling_S: np.ndarray, scores: Scores, result: step_pb2.StepResult
     ) -> None:
         rows, rows_N = self._rows, scheduled.rows_S[sampling_S]
         drafts_N = None if scheduled.num_drafts_S is None else scheduled.num_drafts_S[sampling_S]
-        said = sample_rows(rows, rows_N, drafts_N, logits_LV.numpy())
+        said = sample_rows(rows, rows_N, drafts_N, scores, self._model.path.native)
         rows.failed_R[rows_N] |= said.failed_N
         good_N = ~rows.failed_R[rows_N]
         sequences_N = rows.sequence_R[rows_N]

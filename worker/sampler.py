@@ -1,17 +1,19 @@
 """Chooses the next token of every row that samples.
 
-Shape suffixes: N sampling rows of the step, V vocabulary.
+Shape suffixes: N sampling rows, L positions that were scored, V vocabulary.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.sampling import draw, greedy
+from kernels.native import NativeKernels
+from kernels.sampling import draw_rows, greedy
 from protos import inference_pb2
 from worker.logprobs import token_logprobs
 from worker.philox import uniforms
 from worker.sampling_state import NO_LOGPROBS, SamplingState
+from worker.scores import Greedy, Logits, Scores
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,44 +26,83 @@ class Sampled:
     logprobs: dict[int, inference_pb2.TokenLogprobs]
 
 
-def sample(logits_NV: np.ndarray, state: SamplingState, rows_N: np.ndarray, positions_N: np.ndarray) -> Sampled:
+def sample(
+    scores: Scores,
+    scored_N: np.ndarray,
+    state: SamplingState,
+    rows_N: np.ndarray,
+    positions_N: np.ndarray,
+    kernels: NativeKernels | None,
+) -> Sampled:
     """One token for each row.
 
-    logits_NV: float32; changed in place where rows have penalties. positions_N: output index of each token. A row's
-    token is a function of its own logits, parameters, tokens and position alone.
+    scored_N: where among `scores` each row's are; without logits there, all rows must be merely greedy. positions_N:
+    output index of each token. kernels: what draws, if not PyTorch's path. A row's token is a function of its own
+    logits, parameters, tokens and position alone.
     """
-    token_ids_N, largest_N = greedy(logits_NV)
-    failed_N = ~np.isfinite(largest_N)
-    token_ids_N[failed_N] = 0
+    if isinstance(scores, Greedy):
+        failed_N = ~np.isfinite(scores.largest_L[scored_N])
+        return Sampled(token_ids_N=np.where(failed_N, 0, scores.token_ids_L[scored_N]), failed_N=failed_N, logprobs={})
+    return _sample_logits(scores, scored_N, state, rows_N, positions_N, kernels)
+
+
+def _sample_logits(
+    scores: Logits,
+    scored_N: np.ndarray,
+    state: SamplingState,
+    rows_N: np.ndarray,
+    positions_N: np.ndarray,
+    kernels: NativeKernels | None,
+) -> Sampled:
+    token_ids_N = np.zeros(len(rows_N), np.int64)
+    failed_N = np.zeros(len(rows_N), np.bool_)
     asked_N = state.logprobs_R[rows_N] != NO_LOGPROBS
     draws_N = state.temperature_R[rows_N] > 0
-    adjusts_N = np.array([state.adjustments[row] is not None for row in rows_N.tolist()])
-    # Rows that are merely greedy, as all are in the cheapest batches, are done.
-    busy_N = np.flatnonzero((asked_N | draws_N | adjusts_N) & ~failed_N)
-    logprobs: dict[int, inference_pb2.TokenLogprobs] = {}
-    if not len(busy_N):
-        return Sampled(token_ids_N=token_ids_N, failed_N=failed_N, logprobs=logprobs)
-    uniforms_N = uniforms(state.seed_R[rows_N], state.choice_R[rows_N], positions_N)
-    for i in busy_N.tolist():
-        row, logits_V = int(rows_N[i]), logits_NV[i]
-        own_logits_V = logits_V.copy() if asked_N[i] and adjusts_N[i] else logits_V
-        adjustments = state.adjustments[row]
-        if adjustments is not None:
-            adjustments.apply(logits_V)
-            token_ids_N[i] = logits_V.argmax()
-        if draws_N[i]:
-            token_ids_N[i] = _draw(logits_V, state, row, uniforms_N[i])
-        if asked_N[i]:
-            logprobs[i] = token_logprobs(own_logits_V, int(token_ids_N[i]), int(state.logprobs_R[row]))
-    return Sampled(token_ids_N=token_ids_N, failed_N=failed_N, logprobs=logprobs)
+    adjusts_N = state.adjusts_R[rows_N]
+    # The model's own logits, of rows that asked for logprobs and whose logits are adjusted.
+    own: dict[int, np.ndarray] = {}
+    for i in np.flatnonzero(~draws_N | adjusts_N).tolist():
+        row_1V = scores.logits_LV[scored_N[i], None]
+        likeliest_1, largest_1 = greedy(row_1V)
+        failed_N[i] = not np.isfinite(largest_1[0])
+        adjustments = state.adjustments[rows_N[i]]
+        if adjustments is not None and not failed_N[i]:
+            if asked_N[i]:
+                own[i] = row_1V[0].copy()
+            adjustments.apply(row_1V[0])
+            likeliest_1, _ = greedy(row_1V)
+        token_ids_N[i] = 0 if failed_N[i] else likeliest_1[0]
+    drawn = np.flatnonzero(draws_N & ~failed_N)
+    tokens = _draw(scores, scored_N[drawn], state, rows_N[drawn], positions_N[drawn], kernels)
+    failed_N[drawn] = tokens < 0
+    token_ids_N[drawn] = np.maximum(tokens, 0)
+    return Sampled(
+        token_ids_N=token_ids_N,
+        failed_N=failed_N,
+        logprobs={
+            i: token_logprobs(
+                own.get(i, scores.logits_LV[scored_N[i]]), int(token_ids_N[i]), int(state.logprobs_R[rows_N[i]])
+            )
+            for i in np.flatnonzero(asked_N & ~failed_N).tolist()
+        },
+    )
 
 
-def _draw(logits_V: np.ndarray, state: SamplingState, row: int, uniform: float) -> int:
-    return draw(
-        logits_V,
-        temperature=float(state.temperature_R[row]),
-        uniform=float(uniform),
-        top_k=int(state.top_k_R[row]),
-        top_p=float(state.top_p_R[row]),
-        min_p=float(state.min_p_R[row]),
+def _draw(
+    scores: Logits,
+    scored_N: np.ndarray,
+    state: SamplingState,
+    rows_N: np.ndarray,
+    positions_N: np.ndarray,
+    kernels: NativeKernels | None,
+) -> np.ndarray:
+    return draw_rows(
+        scores.logits_LV,
+        scored_N,
+        temperature_N=state.temperature_R[rows_N],
+        uniform_N=uniforms(state.seed_R[rows_N], state.choice_R[rows_N], positions_N),
+        top_k_N=state.top_k_R[rows_N],
+        top_p_N=state.top_p_R[rows_N],
+        min_p_N=state.min_p_R[rows_N],
+        kernels=kernels,
     )

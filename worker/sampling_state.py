@@ -70,6 +70,12 @@ class SamplingState:
         self.adjustments[row] = adjustments
         self.adjusts_R[row] = adjustments is not None
 
+    def needs_logits(self, rows_N: np.ndarray) -> bool:
+        """Whether one of these rows is more than merely greedy."""
+        return bool(
+            ((self.temperature_R[rows_N] > 0) | (self.logprobs_R[rows_N] != NO_LOGPROBS) | self.adjusts_R[rows_N]).any()
+        )
+
     def clear(self, row: int) -> None:
         """Drops what holds memory."""
         self.adjustments[row] = None

@@ -3,17 +3,19 @@
 So output never depends on drafts: each position is sampled with its own (seed, choice, position) number from logits
 over the tokens that were really said before it.
 
-Shape suffixes: N sampling rows of the step, D drafts of the longest row, L logits (a row's count of drafts, and 1), V
-vocabulary.
+Shape suffixes: N sampling rows of the step, D drafts of the longest row, L positions that were scored (a row's count of
+drafts, and 1).
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from kernels.native import NativeKernels
 from protos import inference_pb2
 from worker.rows import Rows
-from worker.sampler import sample
+from worker.sampler import Sampled, sample
+from worker.scores import Scores
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,12 +28,18 @@ class StepTokens:
     logprobs: dict[tuple[int, int], inference_pb2.TokenLogprobs] = field(default_factory=dict)
 
 
-def sample_rows(rows: Rows, rows_N: np.ndarray, num_drafts_N: np.ndarray | None, logits_LV: np.ndarray) -> StepTokens:
+def sample_rows(
+    rows: Rows,
+    rows_N: np.ndarray,
+    num_drafts_N: np.ndarray | None,
+    scores: Scores,
+    kernels: NativeKernels | None,
+) -> StepTokens:
     """Samples each row's next tokens, up to and including the first that differs from the draft after it, and appends
     them to the rows. What was drafted beyond that is forgotten.
 
-    logits_LV: float32, at each row's last token before its drafts, then at each draft; changed in place where rows have
-    penalties. num_drafts_N: int64; None for none at all.
+    scores: at each row's last token before its drafts, then at each draft. num_drafts_N: int64; None for none at all.
+    kernels: see worker.sampler.sample.
     """
     if num_drafts_N is None:
         num_drafts_N = np.zeros(len(rows_N), np.int64)
@@ -45,20 +53,20 @@ def sample_rows(rows: Rows, rows_N: np.ndarray, num_drafts_N: np.ndarray | None,
     first_N = (num_drafts_N + 1).cumsum() - (num_drafts_N + 1)
     going = np.arange(len(rows_N))
     for turn in range(width):
-        # Without drafts the logits are taken as they are, not copied.
-        logits_NV = logits_LV if width == 1 else logits_LV[first_N[going] + turn]
-        going = going[_sample_turn(rows, rows_N, going, turn, logits_NV, said) & (num_drafts_N[going] > turn)]
+        rows_G = rows_N[going]
+        sampled = sample(scores, first_N[going] + turn, rows.sampling, rows_G, rows.output_positions(rows_G), kernels)
+        going = going[_say(rows, rows_N, going, turn, sampled, said) & (num_drafts_N[going] > turn)]
         if not len(going):
             break
     return said
 
 
-def _sample_turn(
-    rows: Rows, rows_N: np.ndarray, going: np.ndarray, turn: int, logits_NV: np.ndarray, said: StepTokens
+def _say(
+    rows: Rows, rows_N: np.ndarray, going: np.ndarray, turn: int, sampled: Sampled, said: StepTokens
 ) -> np.ndarray:
-    """One token for each row of rows_N[going]. Returns which of them said what was drafted there, if anything was."""
+    """Takes one token for each row of rows_N[going]. Returns which of them said what was drafted there, if anything
+    was."""
     rows_G = rows_N[going]
-    sampled = sample(logits_NV, rows.sampling, rows_G, rows.output_positions(rows_G))
     drafted_G = rows.token_ids_RL[rows_G, rows.num_tokens_R[rows_G]]
     # A failed row takes token 0 and goes on: a step planned before the scheduler knows may name it once more.
     rows.append(rows_G, sampled.token_ids_N)

@@ -17,6 +17,8 @@ from kernels.rms_norm.reference import rms_norm
 from kernels.rope import rope_turns
 from kernels.rope_cache_write import RopeCacheWrite
 from kernels.rope_cache_write.reference import rope_cache_write
+from kernels.sampling import draw_rows
+from kernels.sampling.reference import filtered_cdf_reference
 from kernels.silu_mul.reference import silu_mul
 
 _BLOCK_SIZE = 8
@@ -33,6 +35,7 @@ def check(kernels: NativeKernels) -> None:
             _check_linear(kernels, dtype, generator, 2e-2 if _rounds(kernels, dtype) else 1e-4)
             _check_attention(kernels, dtype, generator, 1e-4 if dtype is torch.float32 else 2e-2)
         _check_quantized(kernels, generator)
+    _check_draws(kernels)
 
 
 def _rounds(kernels: NativeKernels, dtype: torch.dtype) -> bool:
@@ -104,6 +107,33 @@ def _check_attention(kernels: NativeKernels, dtype: torch.dtype, generator: torc
     expected = attention_reference.paged_attention(q, plain, **step, scale=0.25)
     plan = plan_attention(path, **step, block_size=_BLOCK_SIZE, cache_dtype=dtype, heads=heads)
     _compare(kernels, f"attention over {dtype}", paged_attention(got_q, cache, plan, 0.25), expected, tolerance)
+
+
+def _check_draws(kernels: NativeKernels) -> None:
+    """With uniforms in the middle of what a token has of the CDF: rounding cannot make it another one."""
+    logits_LV = np.random.default_rng(0).standard_normal((4, 1003)).astype(np.float32) * 3
+    top_k_N, top_p_N, min_p_N = [0, 40, 0, 700], [1.0, 0.8, 0.9, 0.7], [0.0, 0.01, 0.0, 0.0]
+    uniforms: list[float] = []
+    expected: list[int] = []
+    for logits_V, top_k, top_p, min_p in zip(logits_LV, top_k_N, top_p_N, min_p_N, strict=True):
+        cdf_V = filtered_cdf_reference(
+            torch.from_numpy(logits_V), temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p
+        ).numpy()
+        steps_V = np.diff(cdf_V, prepend=0.0)
+        expected.append(int(steps_V.argmax()))
+        uniforms.append(float(cdf_V[expected[-1]] - steps_V[expected[-1]] / 2))
+    got = draw_rows(
+        logits_LV,
+        np.arange(4),
+        temperature_N=np.full(4, 0.8),
+        uniform_N=np.array(uniforms),
+        top_k_N=np.array(top_k_N),
+        top_p_N=np.array(top_p_N),
+        min_p_N=np.array(min_p_N),
+        kernels=kernels,
+    )
+    if got.tolist() != expected:
+        raise _wrong(kernels, f"draws give tokens {got.tolist()}, not {expected}")
 
 
 def _compare(kernels: NativeKernels, what: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:

@@ -8,6 +8,7 @@
 #include "../paged_attention/attention.h"
 #include "../paged_attention/work.h"
 #include "../rope_cache_write/rope_cache_write.h"
+#include "../sampling/draw.h"
 
 #define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -115,6 +116,8 @@ OCTAVO_EXPORT void octavo_attention(const AttentionStep* step, const float* q, i
         attention<Vector, float>(*step, q, stride, static_cast<const float*>(cache), scale, out);
     }
 }
+
+OCTAVO_EXPORT void octavo_draw(const Draws* all, int64_t* tokens) { draws(*all, tokens); }
 
 }  // namespace
 }  // namespace octavo

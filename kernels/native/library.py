@@ -69,6 +69,22 @@ class AttentionStepStruct(ctypes.Structure):
     )
 
 
+class DrawsStruct(ctypes.Structure):
+    """`Draws` of kernels/sampling/draw.h."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("rows", c_void_p),
+        ("temperatures", c_void_p),
+        ("uniforms", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("vocabulary", c_int64),
+        ("count", c_int64),
+    )
+
+
 class NativeKernels:
     """A loaded set. Structs and tensors are passed by address: who calls keeps them alive and contiguous.
 
@@ -92,6 +108,8 @@ class NativeKernels:
         self.pack = _typed(functions.octavo_pack, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
         # (step, its rows, query heads of a tile): makes the step's list of work.
         self.plan_attention = _typed(functions.octavo_plan_attention, c_void_p, c_int64, c_int64)
+        # (draws, tokens)
+        self.draw = _typed(functions.octavo_draw, c_void_p, c_void_p)
         self._linear = _typed(functions.octavo_linear, c_void_p, c_void_p, c_int64, c_void_p, c_int32)
         self._linear_argmax = _typed(
             functions.octavo_linear_argmax, c_void_p, c_void_p, c_int64, c_void_p, c_void_p

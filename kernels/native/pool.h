@@ -35,7 +35,7 @@ void announce();
 
 // Memory of at least `bytes`, 64-byte aligned, that belongs to the calling thread and this slot until it asks again.
 // Slots are few: a function that holds one must not call another that asks for the same.
-enum Slot { kSlotRows, kSlotTile, kNumSlots };
+enum Slot { kSlotRows, kSlotTile, kSlotDraw, kNumSlots };
 void* scratch(Slot slot, int64_t bytes);
 
 }  // namespace octavo

@@ -51,6 +51,7 @@ inline V8 operator-(V8 a, V8 b) { return {_mm256_sub_ps(a.x, b.x)}; }
 inline V8 operator*(V8 a, V8 b) { return {_mm256_mul_ps(a.x, b.x)}; }
 inline V8 operator/(V8 a, V8 b) { return {_mm256_div_ps(a.x, b.x)}; }
 inline V8 max(V8 a, V8 b) { return {_mm256_max_ps(a.x, b.x)}; }
+inline V8 min(V8 a, V8 b) { return {_mm256_min_ps(a.x, b.x)}; }
 inline V8 fma(V8 a, V8 b, V8 c) { return {_mm256_fmadd_ps(a.x, b.x, c.x)}; }
 
 // Of pairs of bf16: the first ones, beside zeros.
@@ -100,6 +101,12 @@ inline float largest(V8 v) {
     __m128 a = _mm_max_ps(_mm256_castps256_ps128(v.x), _mm256_extractf128_ps(v.x, 1));
     a = _mm_max_ps(a, _mm_movehl_ps(a, a));
     return _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
+}
+
+inline float smallest(V8 v) {
+    __m128 a = _mm_min_ps(_mm256_castps256_ps128(v.x), _mm256_extractf128_ps(v.x, 1));
+    a = _mm_min_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_min_ss(a, _mm_movehdup_ps(a)));
 }
 
 // 2^x: within 2 ulp for x in [-126, 127]; 0 below, -inf included; 2^127 or so above. NaN for NaN.

@@ -7,6 +7,7 @@ slot, block table, position or context length changes what is sampled.
 import numpy as np
 import torch
 
+from kernels.compute_path import torch_path
 from kernels.sampling import greedy
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
@@ -30,6 +31,8 @@ def fake_config(**changes: object) -> ModelConfig:
 
 class FakeModel:
     """hidden: [hash of the context up to the token, whether it holds POISON]."""
+
+    path = torch_path(torch.float32)
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         cache = kv_cache.layers[0].view(-1, 2, 1, 2)

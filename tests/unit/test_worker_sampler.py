@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.native import NativeKernels
+from kernels.sampling import greedy
 from kernels.sampling.reference import draw_reference, penalties_reference
 from protos.inference_pb2 import SamplingParams
+from tests.support.kernel_paths import native
 from worker.philox import uniforms
 from worker.sampler import Sampled, sample
 from worker.sampling_state import SamplingState
+from worker.scores import Greedy, Logits
 
 VOCAB = 300
 EOS = 2
@@ -29,12 +33,21 @@ def logits_of(*seeds: int) -> torch.Tensor:
     return torch.stack([torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 3 for seed in seeds])
 
 
-def draw_rows(state: SamplingState, logits: torch.Tensor, rows: list[int], positions: list[int]) -> Sampled:
-    return sample(logits.clone().numpy(), state, np.array(rows), np.array(positions))
+def draw_rows(
+    state: SamplingState, logits: torch.Tensor, rows: list[int], positions: list[int], kernels=None
+) -> Sampled:
+    scores = Logits(logits_LV=logits.clone().numpy())
+    return sample(scores, np.arange(len(rows)), state, np.array(rows), np.array(positions), kernels)
 
 
-def one(state: SamplingState, logits_V: torch.Tensor, position: int = 0, row: int = 0) -> int:
-    return int(draw_rows(state, logits_V[None], [row], [position]).token_ids_N[0])
+def one(state: SamplingState, logits_V: torch.Tensor, position: int = 0, row: int = 0, kernels=None) -> int:
+    return int(draw_rows(state, logits_V[None], [row], [position], kernels).token_ids_N[0])
+
+
+@pytest.fixture(params=["native", "numpy"])
+def kernels(request: pytest.FixtureRequest) -> NativeKernels | None:
+    """What draws."""
+    return native() if request.param == "native" else None
 
 
 MIXED = [
@@ -47,15 +60,43 @@ MIXED = [
 ]
 
 
-def test_a_row_samples_the_same_alone_and_in_any_batch():
+def test_a_row_samples_the_same_alone_and_in_any_batch(kernels: NativeKernels | None):
     state, logits = make_state(), logits_of(*range(6))
     for row, params in enumerate(MIXED):
         give(state, row, prompt=(1, 5, 9), output=(9, 11), **params)
-    alone = [one(state, logits[row], 2, row) for row in range(6)]
+    alone = [one(state, logits[row], 2, row, kernels) for row in range(6)]
     for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4], [4, 1]):
-        together = draw_rows(state, logits[order], order, [2] * len(order))
+        together = draw_rows(state, logits[order], order, [2] * len(order), kernels)
         assert together.token_ids_N.tolist() == [alone[row] for row in order]
         assert not together.failed_N.any()
+
+
+def test_rows_that_are_merely_greedy_need_no_logits():
+    """What a head says without keeping logits is all they get: also after drafts, and when it is not finite."""
+    state, logits = make_state(), logits_of(1, 2, 3, 4)
+    logits[2, 7] = float("nan")
+    for row in range(3):
+        give(state, row)
+    assert not state.needs_logits(np.array([0, 1, 2]))
+    with_logits = draw_rows(state, logits, [0, 1, 2, 0], [0] * 4)
+    token_ids_L, largest_L = greedy(logits.numpy())
+    without = sample(
+        Greedy(token_ids_L=token_ids_L, largest_L=largest_L), np.arange(4), state, np.array([0, 1, 2, 0]),
+        np.zeros(4, np.int64), None,
+    )  # fmt: skip
+    assert without.token_ids_N.tolist() == with_logits.token_ids_N.tolist()
+    assert without.failed_N.tolist() == with_logits.failed_N.tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 1.0, "seed": 1}, {"logprobs": 0}, {"logit_bias": {1: 1.0}}, {"presence_penalty": 1.0}]
+)
+def test_one_row_that_is_more_than_greedy_needs_logits(params: dict[str, Any]):
+    state = make_state()
+    for row in range(3):
+        give(state, row, **params if row == 1 else {})
+    assert state.needs_logits(np.array([0, 1, 2]))
+    assert not state.needs_logits(np.array([0, 2]))
 
 
 def test_the_draw_is_the_reference_with_the_rows_own_uniform():
@@ -133,13 +174,20 @@ def test_tiny_temperatures_are_greedy_and_small_ones_do_not_overflow():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_that_are_not_finite_fail_their_row_alone(temperature: float, bad: float):
+@pytest.mark.parametrize("adjusted", [False, True])
+def test_logits_that_are_not_finite_fail_their_row_alone(
+    temperature: float, bad: float, adjusted: bool, kernels: NativeKernels | None
+):
     state, logits = make_state(), logits_of(1, 2, 3)
     for row in range(3):
-        give(state, row, temperature=temperature, seed=row, logprobs=2, frequency_penalty=0.1)
-    expected = draw_rows(state, logits, [0, 1, 2], [0, 0, 0]).token_ids_N.tolist()
+        # A penalty would make an infinite logit of an old token a finite one.
+        give(
+            state, row, prompt=(50,), temperature=temperature, seed=row, logprobs=2,
+            repetition_penalty=1.5 if adjusted else 1.0,
+        )  # fmt: skip
+    expected = draw_rows(state, logits, [0, 1, 2], [0, 0, 0], kernels).token_ids_N.tolist()
     logits[1, 50] = bad
-    result = draw_rows(state, logits, [0, 1, 2], [0, 0, 0])
+    result = draw_rows(state, logits, [0, 1, 2], [0, 0, 0], kernels)
     assert result.failed_N.tolist() == [False, True, False]
     assert result.token_ids_N[[0, 2]].tolist() == [expected[0], expected[2]]
     assert result.logprobs[2].chosen.token_id == expected[2]
