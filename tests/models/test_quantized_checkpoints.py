@@ -200,16 +200,22 @@ def test_bfloat16_rounds_the_products_once(checkpoint: tuple[Path, Path, Tensors
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_it_can_be_quantized_anew(
-    checkpoint: tuple[Path, Path, Tensors], how: Format, quantization: Quantization
+    checkpoint: tuple[Path, Path, Tensors], how: Format, base: Path, tmp_path: Path, quantization: Quantization
 ) -> None:
+    """The logits are near those of the very numbers that quantizing gave: only inputs are rounded besides, though
+    random weights make much of that. (200 inputs of down_proj end within a group.)"""
     path, _, floats = checkpoint
-    for name in (Q, DOWN):
-        weight = _take(path, quantization).weight(name)
+    take, anew = _take(path, quantization), dict(floats)
+    for name in (name for name in floats if "_proj" in name):
+        weight = take.weight(name)
         assert isinstance(weight, Int8Weight if quantization == "int8" else Int4Weight)
-        error = relative_error(dequantize(weight), floats[name])
-        is_kept = quantization == "int8" and how.stored is INT8
+        anew[name] = dequantize(weight)
+        error = relative_error(anew[name], floats[name])
+        is_kept = quantization == "int8" and how.stored is INT8 and not any(part in name for part in how.skipped)
         assert error == 0 if is_kept else 0 < error < (0.0040 if quantization == "int8" else 0.0670)
-    assert _logits(_load(path, quantization)).isfinite().all()
+    anew["lm_head.weight"] = dequantize(take.head_weight("lm_head.weight"))
+    logits, expected = _logits(_load(path, quantization)), _logits(_load(_write(tmp_path, base, anew, None)))
+    assert torch.cosine_similarity(logits, expected).min() > 0.97
 
 
 # --- W8A8

@@ -1,5 +1,6 @@
 """What a quantization makes of GGUF files: integers that stay as they are wherever nothing is lost."""
 
+import struct
 from pathlib import Path
 from typing import Any, cast
 
@@ -106,6 +107,16 @@ def test_a_q4_0_scale_whose_minimum_is_beyond_float16_goes_through_floats(direct
     assert isinstance(kept, Int8Weight)
     assert ((dequantize(kept) - weight).abs() <= kept.scales_OG * 0.5001).all()
     assert _logits(_load(path, "int4")).isfinite().all()
+
+
+def test_rows_that_end_within_a_block_are_damage(directory: Path, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", directory, Kind.Q4_0, arch="llama")
+    name = b"blk.0.attn_q.weight"
+    dims = {width: name + struct.pack("<IQ", 2, width) for width in (128, 120)}
+    assert path.read_bytes().count(dims[128]) == 1
+    path.write_bytes(path.read_bytes().replace(dims[128], dims[120]))
+    with pytest.raises(WeightsError, match=r"blk\.0\.attn_q\.weight has rows of 120, no multiple of 32"):
+        _load(path, "int4")
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
