@@ -1,6 +1,7 @@
 """Starts an HTTP server as a child, waits until it is healthy, and ends it. Nothing but the standard library."""
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -19,23 +20,34 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running_server(
-    command: Sequence[str], health: str, *, environment: Mapping[str, str] | None = None, timeout: float = 300.0
+    command: Sequence[str],
+    health: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+    log: int = 2,
+    timeout: float = 300.0,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The server's process, once GET `health` gives 200. Its output goes to standard error.
+    """The server's process, once GET `health` gives 200. environment: variables beside those of this process. log: a
+    file descriptor for its output.
 
     Raises RuntimeError if it ends before, or after `timeout` seconds.
     """
-    server = subprocess.Popen(command, env=environment, stdout=2)
+    server = subprocess.Popen(command, env={**os.environ, **(environment or {})}, stdout=log, stderr=log)
     try:
         _wait(server, health, time.monotonic() + timeout)
         yield server
     finally:
-        server.send_signal(signal.SIGTERM)
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        end(server)
+
+
+def end(server: subprocess.Popen[bytes]) -> None:
+    """Asks it to end, and kills it after a minute."""
+    server.send_signal(signal.SIGTERM)
+    try:
+        server.wait(60)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
 
 
 def _wait(server: subprocess.Popen[bytes], health: str, deadline: float) -> None:

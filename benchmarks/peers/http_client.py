@@ -1,0 +1,63 @@
+"""A client of servers that stream tokens as server-sent events over HTTP, light enough to share their cores."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.bench.report import RequestTrace
+
+# A line holds one event; the first of some servers repeats the prompt.
+_LINE_LIMIT = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """How one server is asked for a stream of tokens. tokens_after(event, before): how many have come
+    with an event, if `before` came before it."""
+
+    path: str
+    body: Callable[[Sequence[int], int], Mapping[str, Any]]
+    tokens_after: Callable[[Mapping[str, Any], int], int]
+
+
+async def measure(
+    port: int, api: Api, prompts: Sequence[Sequence[int]], output: int, concurrency: int
+) -> list[RequestTrace]:
+    """Sends a request a prompt, each as soon as fewer than `concurrency` are under way."""
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(prompt: Sequence[int]) -> RequestTrace:
+        async with places:
+            trace = await _send(port, api, api.body(prompt, output))
+        if not trace.error and trace.num_tokens != output:
+            trace.error = f"{trace.num_tokens} output tokens came, not {output}"
+        return trace
+
+    return await asyncio.gather(*map(one, prompts))
+
+
+async def _send(port: int, api: Api, body: Mapping[str, Any]) -> RequestTrace:
+    content = json.dumps(body).encode()
+    trace = RequestTrace(began=time.perf_counter(), token_times=[], token_counts=[])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=_LINE_LIMIT)
+    head = f"POST {api.path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    status = await reader.readline()
+    if b" 200 " not in status:
+        trace.error = f"{status.decode().strip()}: {(await reader.read()).decode(errors='replace')[-500:]}"
+    total = 0
+    # Sizes of HTTP chunks and empty lines stand between the events, each of which is sent as one chunk.
+    async for line in reader:
+        if not line.startswith(b"data: {"):
+            continue
+        before, total = total, api.tokens_after(json.loads(line[6:]), total)
+        if total > before:
+            trace.token_times.append(time.perf_counter())
+            trace.token_counts.append(total - before)
+    writer.close()
+    await writer.wait_closed()
+    trace.ended = time.perf_counter()
+    return trace
