@@ -1,8 +1,9 @@
 // y = x W^T + b of weights in 8 or 4 bits, by register tiles over packed weights: on integers within each block of
 // inputs, in float32 from block to block. reference.py beside this file has the formulas.
 //
-// Dot products of integers are exact, and sums of floats run over the blocks in their order, in one accumulator: a row's
-// result has the same bits whatever the other rows are, and however rows and columns are dealt out to tiles and threads.
+// Dot products of integers are exact, and sums of floats run over the blocks in their order, in one accumulator: a
+// row's result has the same bits whatever the other rows are, and however rows and columns are dealt out to tiles and
+// threads.
 //
 // How weights are packed, and a dot product steps, is up to a path's Dots:
 //     V                   its outputs come as vectors of these, two for a panel's columns

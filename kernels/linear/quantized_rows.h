@@ -17,13 +17,14 @@ constexpr int64_t kBlock = 32;
 
 inline int64_t num_blocks(int64_t inputs) { return (inputs + kBlock - 1) / kBlock; }
 
-// x[r][i] is about scales[r][b] * values[r][i], for i in block b; zeros fill the last block.
+// x[r][b * kBlock + i] is about scales[b][r] * values[b][r][i]; zeros fill the last block. A block's rows lie together,
+// so that a tile finds them at constant distances.
 template <class Value>
 struct QuantizedRows {
-    int64_t blocks;
-    Value* values;   // [rows, blocks * kBlock], -127 to 127
-    float* scales;   // [rows, blocks]
-    float* offsets;  // [rows, blocks]: a scale times the sum of the block's values
+    int64_t blocks, rows;
+    Value* values;   // [blocks, rows, kBlock], -127 to 127
+    float* scales;   // [blocks, rows]
+    float* offsets;  // [blocks, rows]: a scale times the sum of its values
 };
 
 inline __m256i load_bits(const float* x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)); }
@@ -51,8 +52,9 @@ inline void store_values(__m256i values, int8_t* place) {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(place), _mm_packs_epi16(words, words));
 }
 
-// To the nearest of -127 to 127 scales, of two the even one; the largest becomes 127 or -127. A block with an infinity or
-// NaN has NaN as its scale, which then shows in every output; the scale of one whose numbers are all below 2^-100 is 0.
+// To the nearest of -127 to 127 scales, of two the even one; the largest becomes 127 or -127. A block with an infinity
+// or NaN has NaN as its scale, which then shows in every output; the scale of one whose numbers are all below 2^-100 is
+// 0.
 template <class Value>
 void quantize_block(const float* x, Value* values, float& scale, float& offset) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
@@ -85,7 +87,7 @@ QuantizedRows<Value> quantize_rows(const Linear& linear, const float* x, int64_t
     const int64_t inputs = linear.inputs, blocks = num_blocks(inputs), width = blocks * kBlock;
     const int64_t value_bytes = rows * width * sizeof(Value), scale_bytes = rows * blocks * sizeof(float);
     char* memory = static_cast<char*>(scratch(kSlotRows, value_bytes + 2 * scale_bytes));
-    const QuantizedRows<Value> result = {blocks, reinterpret_cast<Value*>(memory),
+    const QuantizedRows<Value> result = {blocks, rows, reinterpret_cast<Value*>(memory),
                                          reinterpret_cast<float*>(memory + value_bytes),
                                          reinterpret_cast<float*>(memory + value_bytes + scale_bytes)};
     const int64_t rows_per_task = std::max<int64_t>(1, 8192 / inputs);
@@ -95,8 +97,9 @@ QuantizedRows<Value> quantize_rows(const Linear& linear, const float* x, int64_t
         for (int64_t r = task * rows_per_task; r < std::min(rows, (task + 1) * rows_per_task); r++) {
             input_row(x + r * inputs, linear.norm, linear.eps, inputs, row);
             for (int64_t b = 0; b < blocks; b++) {
-                quantize_block(row + b * kBlock, result.values + r * width + b * kBlock, result.scales[r * blocks + b],
-                               result.offsets[r * blocks + b]);
+                const int64_t place = b * rows + r;
+                quantize_block(row + b * kBlock, result.values + place * kBlock, result.scales[place],
+                               result.offsets[place]);
             }
         }
     });
