@@ -75,6 +75,10 @@ FORMATS = {
         {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
         (0, 0), scalar=True, beside_layer=("input_scale",),
     ),
+    "transformers-tensor": Format(
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None, "dequantize": False},
+        (0, 0), "weight_scale_inv", torch.bfloat16, scalar=True, beside_layer=("activation_scale",),
+    ),
     "fbgemm": Format(
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["model.layers.1"]},
         (1, 0), beside_layer=("input_scale_ub",), skipped=("lm_head", "layers.1."),

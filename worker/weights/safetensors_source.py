@@ -19,7 +19,7 @@ _FLOATS = ("F32", "BF16", "F16", "F64")
 _E4M3_VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
 # A quantized layer may have these, too. Nothing needs them: inputs in 8 bits get a scale for each 32 of a token's
 # numbers, which fits them better than one that was set beforehand, and ...
-_SCALES_OF_INPUTS = ("input_scale", "input_scale_ub", "input_zero_point")
+_SCALES_OF_INPUTS = ("input_scale", "activation_scale", "input_scale_ub", "input_zero_point")
 # ... KV stays in the model's dtype. (Beside the layers that make it, or at the attention around them.)
 _SCALES_OF_KV = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale")
 
@@ -34,7 +34,7 @@ class SafetensorsSource:
         self._files = files
         self._schemes = _schemes(files, stored, expected)
         self.shapes: dict[str, Shape] = dict(files.shapes)
-        for name in _names_of_scales(self._schemes):
+        for name in _names_of_scales(files, self._schemes):
             self.shapes.pop(name, None)
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -54,7 +54,7 @@ class SafetensorsSource:
 
     def _scales_YX(self, name: str, scheme: Scheme) -> torch.Tensor:
         """float32."""
-        scale = _beside(name, scheme.scale_name)
+        scale = _scale_of(self._files, name, scheme)
         scales_YX = self._files.read(scale).float()
         if not scales_YX.isfinite().all():
             raise WeightsError(f"{self.path}: {scale} holds {_first_not_finite(scales_YX)}; scales must be finite")
@@ -81,7 +81,7 @@ def _schemes(files: SafetensorsFiles, stored: StoredQuantization, expected: Coll
                 f"{files.path}: {name} is stored as {dtype}; {_one_of(_FLOATS)} is expected, for config.json's "
                 "quantization_config says nothing else"
             )
-    scales = {_beside(name, scheme.scale_name): name for name, scheme in found.items()}
+    scales = {_scale_of(files, name, scheme): name for name, scheme in found.items()}
     missing = [scale for scale in scales if scale not in files.shapes]
     if missing:
         raise WeightsError(f"{files.path}: lacks the scales of {len(missing)} of {len(found)} weights: {some(missing)}")
@@ -110,9 +110,15 @@ def _is_linear(name: str, shape: Shape) -> bool:
     return name.endswith(".weight") and len(shape) == 2 and ".embed_tokens." not in name
 
 
-def _names_of_scales(schemes: dict[str, Scheme]) -> set[str]:
+def _scale_of(files: SafetensorsFiles, name: str, scheme: Scheme) -> str:
+    """The tensor with the scales of a weight, or the name that it should have."""
+    scales = [_beside(name, scale_name) for scale_name in scheme.scale_names]
+    return next((scale for scale in scales if scale in files.shapes), scales[0])
+
+
+def _names_of_scales(files: SafetensorsFiles, schemes: dict[str, Scheme]) -> set[str]:
     """Those that the weights need, and those that may be there."""
-    names = {_beside(name, scheme.scale_name) for name, scheme in schemes.items()}
+    names = {_scale_of(files, name, scheme) for name, scheme in schemes.items()}
     names |= {_beside(name, kind) for name in schemes for kind in (*_SCALES_OF_INPUTS, *_SCALES_OF_KV)}
     around = {name.removesuffix(".weight").rpartition(".")[0] for name in schemes}
     return names | {f"{module}{attn}.{kind}" for module in around for attn in ("", ".attn") for kind in _SCALES_OF_KV}

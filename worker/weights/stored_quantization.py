@@ -24,8 +24,8 @@ class Scheme:
     """weight[o, i] = stored[o, i] * the scale of its block."""
 
     kind: StoredKind
-    # The scales of layer.weight are layer.{scale_name}.
-    scale_name: str = "weight_scale"
+    # The scales of layer.weight are layer.weight_scale, or of whichever of these names there is.
+    scale_names: tuple[str, ...] = ("weight_scale",)
     # Outputs and inputs that share a scale; 0: all.
     block: tuple[int, int]
     # The checkpoint was made for inputs in 8-bit integers.
@@ -94,10 +94,11 @@ class _Fp8(_Skipping, kw_only=True):
     def stored(self) -> StoredQuantization:
         if self.fmt != "e4m3":
             raise ValueError(f"fmt={self.fmt!r} is not supported; e4m3 is")
-        scheme = Scheme(kind="F8_E4M3", block=(0, 0))
+        # Of whole tensors, AutoFP8 calls them weight_scale, transformers weight_scale_inv; either is multiplied with.
+        scheme = Scheme(kind="F8_E4M3", block=(0, 0), scale_names=("weight_scale", "weight_scale_inv"))
         if self.weight_block_size is not None:
             block = _sizes(self.weight_block_size, "weight_block_size")
-            scheme = Scheme(kind="F8_E4M3", block=block, scale_name="weight_scale_inv")
+            scheme = Scheme(kind="F8_E4M3", block=block, scale_names=("weight_scale_inv",))
         return StoredQuantization(schemes=((("Linear",), scheme),), ignored=self.skipped())
 
 
