@@ -1,0 +1,105 @@
+// What a machine can do at best: bytes read from memory a second, and arithmetic that kernels use, with some threads.
+// Prints a JSON object. Build with the flags of a set of kernels, -O2 and -pthread.
+#include <immintrin.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+static constexpr int64_t kBytes = int64_t{256} << 20;
+static constexpr int64_t kLoops = 4'000'000;
+static constexpr int kRepeats = 9;
+static constexpr int kSums = 12;  // enough to hide the latency of each, and all in registers
+
+// Per second, the best of some repeats in which all threads do `work(thread)`.
+template <class F>
+static double rate(int threads, double amount, F&& work) {
+    double best = 1e9;
+    for (int i = 0; i < kRepeats; i++) {
+        const auto start = std::chrono::steady_clock::now();
+        std::vector<std::thread> others;
+        for (int t = 1; t < threads; t++) others.emplace_back([&work, t] { work(t); });
+        work(0);
+        for (auto& other : others) other.join();
+        best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return amount / best;
+}
+
+// kLoops steps of kSums independent sums, of which the compiler knows neither the beginning nor that nobody needs them.
+template <class V, class Step>
+static void chain(V sum, Step&& step) {
+    V sums[kSums];
+#pragma GCC unroll 12
+    for (auto& each : sums) {
+        each = sum;
+        __asm__ volatile("" : "+v"(each));
+    }
+    for (int64_t i = 0; i < kLoops; i++) {
+#pragma GCC unroll 12
+        for (auto& each : sums) each = step(each);
+    }
+#pragma GCC unroll 12
+    for (auto& each : sums) __asm__ volatile("" : : "v"(each));
+}
+
+int main(int argc, char** argv) {
+    const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
+    // Operations of all threads, if each step does so many.
+    auto operations = [&](int of_step) { return double(kLoops) * kSums * of_step * threads; };
+    void* start = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) return 1;
+    madvise(start, kBytes, MADV_HUGEPAGE);
+    auto* memory = static_cast<char*>(start);
+    std::fill(memory, memory + kBytes, 1);
+    const double read = rate(threads, kBytes, [&](int t) {
+        __m256 sum = _mm256_setzero_ps();
+        for (int64_t i = kBytes / 64 * t / threads * 64, end = kBytes / 64 * (t + 1) / threads * 64; i < end; i += 64) {
+            sum = _mm256_or_ps(sum, _mm256_loadu_ps(reinterpret_cast<float*>(memory + i)));
+            sum = _mm256_or_ps(sum, _mm256_loadu_ps(reinterpret_cast<float*>(memory + i + 32)));
+        }
+        __asm__ volatile("" : : "x"(sum));
+    });
+    std::printf("{\"read\": %.4g", read);
+#ifdef __AVX512F__
+    const __m512 one = _mm512_set1_ps(1.0f);
+    std::printf(", \"float32\": %.4g", rate(threads, operations(32), [&](int) {
+        chain(one, [&](__m512 sum) { return _mm512_fmadd_ps(one, one, sum); });
+    }));
+#else
+    const __m256 one = _mm256_set1_ps(1.0f);
+    std::printf(", \"float32\": %.4g", rate(threads, operations(16), [&](int) {
+        chain(one, [&](__m256 sum) { return _mm256_fmadd_ps(one, one, sum); });
+    }));
+    const __m256i ones = _mm256_set1_epi8(1);
+    std::printf(", \"int16\": %.4g", rate(threads, operations(32), [&](int) {
+        chain(ones, [&](__m256i sum) {
+            __m256i product = _mm256_madd_epi16(ones, sum);
+            return _mm256_add_epi32(sum, product);
+        });
+    }));
+    std::printf(", \"int8_pairs\": %.4g", rate(threads, operations(64), [&](int) {
+        chain(ones, [&](__m256i sum) {
+            __m256i product = _mm256_maddubs_epi16(ones, sum);
+            return _mm256_add_epi16(sum, product);
+        });
+    }));
+#endif
+#ifdef __AVX512BF16__
+    const __m512bh halves = (__m512bh)_mm512_set1_epi16(0x3f80);
+    std::printf(", \"bfloat16\": %.4g", rate(threads, operations(64), [&](int) {
+        chain(one, [&](__m512 sum) { return _mm512_dpbf16_ps(sum, halves, halves); });
+    }));
+#endif
+#ifdef __AVX512VNNI__
+    const __m512i bytes = _mm512_set1_epi8(1);
+    std::printf(", \"int8\": %.4g", rate(threads, operations(128), [&](int) {
+        chain(bytes, [&](__m512i sum) { return _mm512_dpbusd_epi32(sum, bytes, bytes); });
+    }));
+#endif
+    std::printf("}\n");
+}
