@@ -165,18 +165,22 @@ def test_a_damaged_file_is_made_anew_with_a_warning(
         assert file.read_bytes() == whole
 
 
-def test_another_checkpoint_or_other_sources_are_packed_anew_and_take_the_place(
+def test_another_checkpoint_or_other_sources_are_packed_anew(
     model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = _logits(_load(model, kept))
-    monkeypatch.setattr(weight_cache, "_sources_digest", lambda: "0" * 16)
-    assert torch.equal(_logits(_load(model, kept)), before)
-    assert [file.stem[-16:] for file in _files(kept)] == ["0" * 16], "that of older sources is gone"
+    (first,) = _files(kept)
+    for sources in ("0" * 16, "1" * 16):
+        monkeypatch.setattr(weight_cache, "_sources_digest", lambda sources=sources: sources)
+        assert torch.equal(_logits(_load(model, kept)), before)
+        if sources == "0" * 16:
+            os.utime(first, (1, 1))
+    assert {file.stem[-16:] for file in _files(kept)} == {"0" * 16, "1" * 16}, "what nobody used for a day is gone"
     with safe_open(model / "model.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name) * 2 for name in file.keys()}  # noqa: SIM118 - it is no dictionary
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
     assert not torch.equal(_logits(_load(model, kept)), before)
-    assert len(_files(kept)) == 2
+    assert len(_files(kept)) == 3
 
 
 def test_the_least_recently_used_goes_when_room_is_short(model: Path, kept: Path) -> None:

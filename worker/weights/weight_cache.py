@@ -1,8 +1,8 @@
 """Packed weights of earlier starts, in files that the next start reads instead of dequantizing and packing again.
 
 SmolLM2 (4 bits in its GGUF file, 330 MB packed in bfloat16) is there after 0.4 s of one core's work instead of 1.9.
-A file is one model in one quantization on one path of kernels, made by sources as they are now; a later one takes its
-place. All that goes wrong here costs a warning and the time to pack, never a start.
+A file is one model in one quantization on one path of kernels, made by sources as they are now. All that goes wrong
+here costs a warning and the time to pack, never a start.
 """
 
 import fcntl
@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ _PACKAGES = Path(__file__).resolve().parents[2]
 # Less than this is packed in no time.
 _SMALLEST = 16 * 2**20
 _SUFFIX = ".safetensors"
+# What other sources packed of a model goes when it has not been used for so long, room or not.
+_OUTDATED_S = 24 * 3600.0
 _UNFINISHED = ".writing-"
 
 
@@ -117,7 +120,9 @@ class WeightCache:
         for path in self.directory.glob(f"{_UNFINISHED}*"):
             path.unlink()
         for path in self.directory.glob(f"{model.stem}-*{_SUFFIX}"):
-            path.unlink()
+            # Another installation's may be in use.
+            if time.time() - path.stat().st_mtime > _OUTDATED_S:
+                path.unlink()
         kept = sorted(self.directory.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
         sizes = [path.stat().st_size for path in kept]
         excess = sum(sizes) + num_bytes - self._max_bytes
