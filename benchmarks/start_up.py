@@ -2,15 +2,16 @@
 
     python -m benchmarks.start_up [--rounds 5] [--empty-caches] [--json] [any flag of `octavo up`]
 
-Each round starts the cluster on ports of its own, waits for the first token of a chat, and ends it. Reported are
-seconds since the command began, medians over the rounds, of each kind of process the latest; and the CPU seconds of
-each kind up to the first token, which the machine's other work changes least. Files are in the system's page cache,
-as they are the second time somebody starts a cluster: nothing is done to drop them, and a round that is not counted
-comes first. --empty-caches gives each round an empty OCTAVO_CACHE_DIR but for the compiled kernels.
+Each round starts the cluster on ports of its own, waits for the first token of a chat and for every worker, and ends
+it. Reported are seconds since the command began, medians over the rounds, of each kind of process the earliest; and the
+CPU seconds of each kind up to the first token, which the machine's other work changes least. Files are in the system's
+page cache, as they are the second time somebody starts a cluster: nothing is done to drop them, and a round that is not
+counted comes first. --empty-caches gives each round an empty OCTAVO_CACHE_DIR but for the compiled kernels.
 """
 
 import argparse
 import json
+import math
 import os
 import re
 import select
@@ -27,10 +28,13 @@ from pathlib import Path
 
 import psutil
 
+from configs.flags import parse_flags
+from configs.load import load_options
 from kernels.cache_directory import cache_directory
 
 ROOT = Path(__file__).resolve().parent.parent
 OCTAVO = str(Path(sys.executable).with_name("octavo"))
+CONFIG = "configs/local.yaml"
 QUESTION = "What is the capital of France? Answer briefly."
 TIMEOUT_S = 120.0
 
@@ -48,61 +52,70 @@ _LINE = re.compile(r"^(?P<kind>worker|scheduler|router)[ \d.]*\| (?P<record>.*)$
 class _Round:
     """What one start has shown so far: event -> seconds since the command began."""
 
-    def __init__(self, up: subprocess.Popen[bytes], began: float) -> None:
+    def __init__(self, up: subprocess.Popen[bytes], began: float, num_workers: int) -> None:
         self._up, self._began = up, began
+        self._num_loading = num_workers
         self.seconds: dict[str, float] = {}
         self._was_asked = False
 
     def watch(self) -> dict[str, float]:
-        """Reads what `octavo up` prints until the first token is there."""
+        """Reads what `octavo up` prints until the first token is there, and every worker."""
         assert self._up.stdout is not None
         rest = b""
-        while "first token" not in self.seconds:
+        while "first token" not in self.seconds or self._num_loading:
             if not select.select([self._up.stdout], [], [], TIMEOUT_S)[0]:
                 raise SystemExit(f"no first token, and no line for {TIMEOUT_S:g} s: {self.seconds}")
             data = os.read(self._up.stdout.fileno(), 65536)
             if not data:
                 raise SystemExit(f"`octavo up` has ended, with {self._up.wait()}: {rest.decode()}")
             *lines, rest = (rest + data).split(b"\n")
-            # Tokens come without ends of lines.
-            for line in [*lines, rest]:
+            for line in lines:
                 self._take(line.decode(errors="replace"))
+            # Tokens come without the end of their line.
+            self._look_for_token(rest.decode(errors="replace"))
         return self.seconds
 
     def _take(self, line: str) -> None:
-        now = time.time() - self._began
         if (said := _LINE.match(line)) is not None:
             self._take_record(said["kind"], said["record"])
         elif line.startswith("Ready in"):
-            self.seconds["cluster: serving"] = now
+            self.seconds["cluster: serving"] = time.time() - self._began
         elif line.startswith(f"> {QUESTION}"):
             self._was_asked = True
-        elif self._was_asked and line.strip():
-            self.seconds.setdefault("first token", now)
+        else:
+            self._look_for_token(line)
+
+    def _look_for_token(self, text: str) -> None:
+        is_one = self._was_asked and text.strip() and not _LINE.match(text)
+        if is_one and "first token" not in self.seconds:
+            self.seconds["first token"] = time.time() - self._began
+            self.seconds |= cpu_seconds(self._up.pid)
 
     def _take_record(self, kind: str, text: str) -> None:
-        try:
-            record = json.loads(text)
-        except ValueError:
-            return  # the end of the line is still to come
+        record = json.loads(text)
         at = datetime.fromisoformat(record["timestamp"]).timestamp() - self._began
         for words, event in _EVENTS.items():
             if record["event"].startswith(words):
-                name = event.format(kind=kind)
-                self.seconds[name] = max(at, self.seconds.get(name, 0.0))
+                self._note(event.format(kind=kind), at)
                 if words == "imported, ":
-                    alive = float(record["event"].split()[1])
-                    begun = f"{kind}: process begun"
-                    self.seconds[begun] = max(at - alive, self.seconds.get(begun, 0.0))
+                    self._note(f"{kind}: process begun", at - float(record["event"].split()[1]))
+                elif words == "ready for epoch":
+                    self._num_loading -= 1
+                    if not self._num_loading:
+                        self._note("every worker: ready", at)
+
+    def _note(self, event: str, at: float) -> None:
+        self.seconds[event] = min(at, self.seconds.get(event, math.inf))
 
 
 def measure(flags: list[str], cache: Path | None) -> dict[str, float]:
     """One start: its events, and "CPU of ..." each kind of process. cache: takes the place of the cache directory."""
+    options = load_options(ROOT / CONFIG, parse_flags(flags)[1], {})
     with tempfile.TemporaryDirectory() as directory:
         began = time.time()
         up = subprocess.Popen(
             [
-                *(OCTAVO, "up", "-c", "configs/local.yaml", "--first-prompt", QUESTION, f"--runtime-dir={directory}/r"),
+                *(OCTAVO, "up", "-c", CONFIG, "--first-prompt", QUESTION, f"--runtime-dir={directory}/r"),
                 *("--port=0", "--metrics-port=0", "--log-level=debug", "--log-format=json", *flags),
             ],
             cwd=ROOT,
@@ -110,8 +123,7 @@ def measure(flags: list[str], cache: Path | None) -> dict[str, float]:
             stdout=subprocess.PIPE,
         )  # fmt: skip
         try:
-            seconds = _Round(up, began).watch()
-            return seconds | cpu_seconds(up.pid)
+            return _Round(up, began, options.data_parallel_size * options.world_size).watch()
         finally:
             up.send_signal(signal.SIGTERM)
             up.communicate(timeout=60)

@@ -1,6 +1,7 @@
 """`octavo up`: one cluster on this machine, from its first process to its last."""
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class _Launcher:
         self._console = console
         self._first_prompt = first_prompt
         self._target = grpc_target(options.host, options.port)
-        self._specs = cluster_processes(options, config)
+        self._specs = cluster_processes(options, config, num_cores=len(os.sched_getaffinity(0)))
         self._display = Display(self._specs, console, verbose=verbose)
         self._supervisor = Supervisor(
             self._specs,
@@ -88,7 +89,7 @@ class _Launcher:
 
     async def _greet(self) -> None:
         """Follows the loading, then says how to call the cluster."""
-        await self._supervisor.all_begun.wait()
+        await self._supervisor.first_wave_begun.wait()
         # gRPC and the client take 0.1 s of CPU to import: while the processes load, not before they start.
         from octavo.cluster.serving import wait_until_serving
         from octavo.cluster.welcome import first_completion, how_to_call

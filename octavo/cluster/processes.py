@@ -18,19 +18,24 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """One process. name: for people, such as "worker 0.0". health_port: of its /health; 0: it has none."""
+    """One process. name: for people, such as "worker 0.0". health_port: of its /health; 0: it has none. wave: which
+    processes it is started along with."""
 
     name: str
     stage: Stage
     command: tuple[str, ...]
     health_port: int = 0
+    wave: int = 0
 
 
-def cluster_processes(options: Options, config: Path) -> list[ProcessSpec]:
+def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list[ProcessSpec]:
     """The router, and each replica's scheduler and workers, all reading `config`.
 
-    Workers come first: they take longest to load.
+    Workers come first: they take longest to load. A replica keeps two cores busy while it starts, so a wave has as many
+    as the cores are for: with fewer cores than that the replicas would all be ready late rather than the first one
+    early.
     """
+    replicas_a_wave = max(1, num_cores // 2)
 
     def command(module: str, *arguments: str) -> tuple[str, ...]:
         return (sys.executable, "-m", module, "-c", str(config), *arguments)
@@ -43,6 +48,7 @@ def cluster_processes(options: Options, config: Path) -> list[ProcessSpec]:
                 stage=Stage.WORKER,
                 command=command("worker", "--replica", str(replica), "--rank", str(rank)),
                 health_port=options.process_metrics_port("worker", replica, rank),
+                wave=replica // replicas_a_wave,
             )
             for rank in range(options.world_size)
         ]
@@ -52,6 +58,7 @@ def cluster_processes(options: Options, config: Path) -> list[ProcessSpec]:
             stage=Stage.SCHEDULER,
             command=command("scheduler", "--replica", str(replica)),
             health_port=options.process_metrics_port("scheduler", replica),
+            wave=replica // replicas_a_wave,
         )
         for replica in range(options.data_parallel_size)
     ]

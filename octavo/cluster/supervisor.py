@@ -20,6 +20,8 @@ RESTART_WINDOW = 60.0
 MAX_RESTART_DELAY = 32.0
 # Between two questions whether a worker is there still.
 _HEALTH_INTERVAL = 2.0
+# Schedulers and routers have imported what they need by then, and half of their cores' time is free.
+_WAVE_INTERVAL = 1.0
 _CHILD = Path(__file__).with_name("child.py")
 _LAST_LINES = 20
 _LONGEST_LINE = 64 * 1024
@@ -88,8 +90,7 @@ class Supervisor:
         self._on_line = on_line
         self._on_event = on_event
         self._stopping = asyncio.Event()
-        # Each process has been started for the first time.
-        self.all_begun = asyncio.Event()
+        self.first_wave_begun = asyncio.Event()
 
     async def run(self) -> None:
         """Starts all processes and keeps them running until `stop` has ended them.
@@ -131,6 +132,7 @@ class Supervisor:
             each.send_signal(signal.SIGKILL)
 
     async def _keep_running(self, each: ManagedProcess) -> None:
+        await self._pause(each.spec.wave * _WAVE_INTERVAL)
         while not self._stopping.is_set():
             code = await self._run_once(each)
             if self._stopping.is_set():
@@ -148,8 +150,12 @@ class Supervisor:
             each.note_restart(now)
             again = f"starting it again in {delay:g} s" if delay else "starting it again"
             self._on_event(each.spec, f"{_describe_exit(code)}; {again}")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay)
+            await self._pause(delay)
+
+    async def _pause(self, seconds: float) -> None:
+        """At most so long: `stop` ends it."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _run_once(self, each: ManagedProcess) -> int:
         """The exit code of one life, negative for a signal."""
@@ -164,8 +170,8 @@ class Supervisor:
             start_new_session=True,
             env=self._environment,
         )
-        if all(other.process is not None for other in self.processes):
-            self.all_begun.set()
+        if all(other.process is not None for other in self.processes if other.spec.wave == 0):
+            self.first_wave_begun.set()
         if self._stopping.is_set():
             # `stop` could not see it yet.
             process.kill()

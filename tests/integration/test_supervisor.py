@@ -112,3 +112,28 @@ async def test_loading_and_other_kinds_of_process_may_be_silent(tmp_path: Path, 
                 await it.wait_for(it.lines, "asked")
         assert it.lines == ["started"]
         assert not it.events
+
+
+async def test_a_later_wave_waits_and_is_not_started_any_more_once_all_is_stopped(tmp_path: Path):
+    lines: list[str] = []
+    specs = [
+        ProcessSpec(name=str(wave), stage=Stage.WORKER, command=("/bin/sleep", "600"), wave=wave)
+        for wave in (0, 1_000_000)
+    ]
+    supervisor = Supervisor(
+        specs,
+        environment=environment(),
+        max_restarts=0,
+        metrics_host="127.0.0.1",
+        silence_timeout=1.0,
+        on_line=lambda spec, line: lines.append(line),
+        on_event=lambda spec, text: lines.append(text),
+    )
+    running = asyncio.create_task(supervisor.run())
+    async with asyncio.timeout(TIMEOUT):
+        await supervisor.first_wave_begun.wait()
+        assert [each.process is not None for each in supervisor.processes] == [True, False]
+        await supervisor.stop({})
+        await running
+    assert supervisor.processes[1].process is None
+    assert not lines
