@@ -66,8 +66,11 @@ class Rows:
             self._free(row)
         for new in plan.new_rows:
             self._fill(new)
-        self._trim(plan)
-        self._grow(plan)
+        # In most steps nothing is trimmed, and in most of those of few rows nothing grows.
+        if plan.trimmed_rows or plan.num_kept_blocks:
+            self._trim(plan)
+        if plan.grown_rows or plan.num_new_blocks or plan.new_blocks:
+            self._grow(plan)
         return self._scheduled(plan)
 
     def take_spoiled_blocks(self) -> np.ndarray:
