@@ -1,13 +1,10 @@
 """How fast SmolLM2-135M could be if its linears were all there is, each computed by the fastest way measured now."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from benchmarks.linears import median_seconds, ways
-from kernels.compute_path import ComputePath
-from kernels.linear import PackedLinear
-from kernels.linear.weights import Weight
+from benchmarks.linears import cycle, median_seconds, ways
 from worker.weights.quantization import Quantization, head_quantization, quantized
 
 LAYERS = 30
@@ -16,8 +13,6 @@ LAYER_SHAPES = ((576, 960), (576, 576), (576, 3072), (1536, 576))
 HEAD_SHAPE = (576, 49152)
 # Prompts are computed so many tokens at a time, more or less.
 PROMPT_ROWS = 512
-# Weights of one way together: more than an L3 cache holds.
-_ELEMENTS = 50 * 2**20
 _SECONDS = 0.3
 
 
@@ -51,24 +46,9 @@ class GemmFloor:
     def _fastest(self, shape: tuple[int, int], rows: int, quantization: Quantization) -> float:
         num_inputs, num_outputs = shape
         weight = (torch.randn(num_outputs, num_inputs) * num_inputs**-0.5).to(self._dtype)
-        calls = {name: _cycle(path, weight, rows) for name, (path, _) in ways([self._dtype]).items()}
+        calls = {name: cycle(path, weight, rows) for name, (path, _) in ways([self._dtype]).items()}
         if quantization != "none":
             few_bits = quantized(weight, quantization)
             for name, (path, _) in ways([self._dtype]).items():
-                calls[f"{name}-{quantization}"] = _cycle(path, few_bits, rows)
+                calls[f"{name}-{quantization}"] = cycle(path, few_bits, rows)
         return min(median_seconds(calls, _SECONDS).values())
-
-
-def _cycle(path: ComputePath, weight: Weight, rows: int) -> Callable[[], None]:
-    """A call that computes one layer after the other, of enough layers that the caches hold none of them."""
-    shape = (weight if isinstance(weight, torch.Tensor) else weight.values_OI).shape
-    x = torch.randn(rows, shape[1]).to(path.compute_dtype)
-    layers = [PackedLinear(weight, None, path) for _ in range(max(1, _ELEMENTS // shape.numel()))]
-    number = 0
-
-    def call() -> None:
-        nonlocal number
-        layers[number](x)
-        number = (number + 1) % len(layers)
-
-    return call

@@ -1,4 +1,4 @@
-"""Linears of a model's shapes: the C++ kernels beside oneDNN, in one run.
+"""Linears of a model's shapes, of weights in floats, in 8 and in 4 bits: the C++ kernels beside oneDNN, in one run.
 
     python -m benchmarks.linears [--rows 1,8,32,64,512] [--shapes 576x960,...] [--threads 2] [--json]
 
@@ -16,6 +16,7 @@ import torch
 
 from kernels.compute_path import ComputePath, native_path, torch_path
 from kernels.linear import PackedLinear
+from kernels.linear.weights import Int8Weight, Weight, num_groups, quantize_int4, quantize_int8
 from kernels.native import native_kernels
 
 # SmolLM2-135M's: q, k and v; o; gate and up; down; head.
@@ -53,20 +54,41 @@ def median_seconds(calls: dict[str, Callable[[], None]], seconds: float) -> dict
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def cycle(path: ComputePath, dtype: torch.dtype, rows: int, num_inputs: int, num_outputs: int) -> Callable[[], None]:
+def integer_weights(weight_OI: torch.Tensor) -> dict[str, Weight]:
+    """By name: each kind that is computed on integers."""
+    int8 = quantize_int8(weight_OI)
+    groups = num_groups(weight_OI.shape[1])
+    grouped = Int8Weight(values_OI=int8.values_OI, scales_OG=int8.scales_OG.half().repeat(1, groups))
+    return {"int8": int8, "grouped-int8": grouped, "int4": quantize_int4(weight_OI)}
+
+
+def cycle(path: ComputePath, weight_OI: Weight, rows: int) -> Callable[[], None]:
     """A call that computes one layer after the other, of enough layers to fill _BYTES."""
-    x = torch.randn(rows, num_inputs).to(path.compute_dtype)
-    num_layers = max(1, _BYTES // (num_inputs * num_outputs * dtype.itemsize))
-    weight = (torch.randn(num_outputs, num_inputs) * num_inputs**-0.5).to(dtype)
-    layers = [PackedLinear(weight, None, path) for _ in range(num_layers)]
+    layers = [PackedLinear(weight_OI, None, path)]
+    while sum(layer.num_bytes for layer in layers) < _BYTES:
+        layers.append(PackedLinear(weight_OI, None, path))
+    shape = weight_OI.shape if isinstance(weight_OI, torch.Tensor) else weight_OI.values_OI.shape
+    x_TI = torch.randn(rows, shape[1]).to(path.compute_dtype)
     number = 0
 
     def call() -> None:
         nonlocal number
-        layers[number](x)
-        number = (number + 1) % num_layers
+        layers[number](x_TI)
+        number = (number + 1) % len(layers)
 
     return call
+
+
+def calls_of_shape(num_inputs: int, num_outputs: int, rows: int) -> dict[str, Callable[[], None]]:
+    """By the name of the way, and of the integers if the weights are such."""
+    weight_OI = torch.randn(num_outputs, num_inputs) * num_inputs**-0.5
+    named = ways([torch.float32, torch.bfloat16])
+    calls = {name: cycle(path, weight_OI.to(dtype), rows) for name, (path, dtype) in named.items()}
+    for name, (path, dtype) in named.items():
+        if path.native is not None and dtype is torch.bfloat16:
+            for kind, integers in integer_weights(weight_OI.to(dtype)).items():
+                calls[f"{name}-{kind}"] = cycle(path, integers, rows)
+    return calls
 
 
 def main() -> None:
@@ -78,15 +100,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    named = ways([torch.float32, torch.bfloat16])
     for rows in map(int, arguments.rows.split(",")):
         for shape in arguments.shapes.split(","):
             num_inputs, num_outputs = map(int, shape.split("x"))
             with torch.inference_mode():
-                calls = {
-                    name: cycle(path, dtype, rows, num_inputs, num_outputs) for name, (path, dtype) in named.items()
-                }
-                seconds = median_seconds(calls, arguments.seconds)
+                seconds = median_seconds(calls_of_shape(num_inputs, num_outputs, rows), arguments.seconds)
             gflop = 2 * rows * num_inputs * num_outputs / 1e9
             figures = {name: {"us": round(s * 1e6, 1), "gflop_s": round(gflop / s, 1)} for name, s in seconds.items()}
             if arguments.json:
