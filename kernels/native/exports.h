@@ -19,8 +19,6 @@ OCTAVO_EXPORT void octavo_set_threads(int32_t count, bool spins) { set_threads(c
 
 OCTAVO_EXPORT int32_t octavo_set_cores(const int32_t* cores, int32_t count) { return set_cores(cores, count); }
 
-OCTAVO_EXPORT void octavo_announce() { announce(); }
-
 // Columns of a panel.
 OCTAVO_EXPORT int32_t octavo_panel_width(const Linear* linear) {
     switch (linear->weights) {

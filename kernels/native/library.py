@@ -98,8 +98,6 @@ class NativeKernels:
         self.weights = WeightMemory()
         self._set_threads = _typed(functions.octavo_set_threads, c_int32, c_bool)
         self._set_cores = _typed(functions.octavo_set_cores, c_void_p, c_int32, result=c_int32)
-        # (): calls follow within a millisecond.
-        self.announce = _typed(functions.octavo_announce)
         # (linear): columns of a panel of its packed weights.
         self.panel_width = _typed(functions.octavo_panel_width, c_void_p, result=c_int32)
         # (linear): bytes of its panels.

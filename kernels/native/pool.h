@@ -30,9 +30,6 @@ int threads();
 // more than cores begin again. Returns 0, or the error number.
 int set_cores(const int32_t* cores, int32_t count);
 
-// Calls follow within about a millisecond: threads that sleep wake up and spin until then.
-void announce();
-
 // Memory of at least `bytes`, 64-byte aligned, that belongs to the calling thread and this slot until it asks again.
 // Slots are few: a function that holds one must not call another that asks for the same.
 enum Slot { kSlotRows, kSlotTile, kSlotDraw, kNumSlots };
