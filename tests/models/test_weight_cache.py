@@ -142,6 +142,7 @@ DAMAGES = {
     "the number of a layer's inputs": lambda path: path.write_bytes(
         path.read_bytes().replace(b'num_inputs\\\\\\": 72', b'num_inputs\\\\\\": 73', 1)
     ),
+    "its checksums": lambda path: path.write_bytes(path.read_bytes().replace(b'"crc32": "{', b'"crc32": "[', 1)),
     "its end is missing": lambda path: _cut(path, 100),
     "empty": lambda path: path.write_bytes(b""),
     "of another kind": lambda path: path.write_bytes(b"\x80\x04pickle" * 100),

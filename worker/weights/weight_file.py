@@ -112,6 +112,8 @@ class WeightFile:
         metadata = self._entries.pop("__metadata__")
         self._notes: dict[str, str] = json.loads(metadata["notes"])
         self._checksums: dict[str, int] = json.loads(metadata["crc32"])
+        if not (isinstance(self._notes, dict) and isinstance(self._checksums, dict)):
+            raise ValueError("notes and checksums are no objects")
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
