@@ -50,10 +50,10 @@ class FakeModel:
         return torch.tensor(hidden, dtype=torch.float64)
 
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        return torch.stack([context_logits(int(seed), bool(poisoned)) for seed, poisoned in hidden_SE.tolist()])
+        return hidden_logits(hidden_SE)
 
     def greedy(self, hidden_SE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        token_ids_S, largest_S = greedy(self.logits(hidden_SE).numpy())
+        token_ids_S, largest_S = greedy(hidden_logits(hidden_SE).numpy())
         return torch.from_numpy(token_ids_S), torch.from_numpy(largest_S)
 
 
@@ -62,6 +62,10 @@ def context_hash(tokens: list[int]) -> tuple[int, bool]:
     for token in tokens:
         value = (value * 1_000_003 + token) % 2**31
     return value, POISON in tokens
+
+
+def hidden_logits(hidden_SE: torch.Tensor) -> torch.Tensor:
+    return torch.stack([context_logits(int(seed), bool(poisoned)) for seed, poisoned in hidden_SE.tolist()])
 
 
 def context_logits(seed: int, poisoned: bool = False) -> torch.Tensor:

@@ -101,6 +101,15 @@ def test_decodes_of_many(loaded: LoadedModel, prompt: list[int], whole: torch.Te
         assert torch.equal(run.step([(row, 1) for row in rows[:count]], last_only=True), whole[positions])
 
 
+def test_greedy_tokens_are_those_of_logits(loaded: LoadedModel) -> None:
+    """A row says the same in a step whose logits are kept, for another row's sake, and in one where none are."""
+    hidden_SE = torch.randn(37, loaded.config.hidden_size, generator=torch.Generator().manual_seed(3))
+    token_ids_S, largest_S = loaded.model.greedy(hidden_SE)
+    expected = loaded.model.logits(hidden_SE).max(dim=-1)
+    assert torch.equal(token_ids_S, expected.indices)
+    assert torch.equal(largest_S, expected.values)
+
+
 def test_threads(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor) -> None:
     kernels = native()
     try:

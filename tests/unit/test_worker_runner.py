@@ -1,6 +1,7 @@
 """The runner over a model without weights, whose logits depend on every token that attention should see."""
 
 import numpy as np
+import pytest
 import torch
 
 from kernels.sampling.reference import draw_reference
@@ -90,6 +91,28 @@ def test_the_draw_uses_seed_choice_and_position():
     uniform = uniforms(np.array([99], np.uint64), np.array([2]), np.array([0]))[0]
     expected = draw_reference(logits_after(PROMPT), temperature=1.0, uniform=uniform)
     assert said(result).token_ids == [expected]
+
+
+def test_logits_are_kept_only_in_steps_that_need_them(monkeypatch: pytest.MonkeyPatch):
+    runner = fake_runner()
+    asked: list[int] = []
+    logits = runner._model.logits
+
+    def counted(hidden_SE: torch.Tensor) -> torch.Tensor:
+        asked.append(len(hidden_SE))
+        return logits(hidden_SE)
+
+    monkeypatch.setattr(runner._model, "logits", counted)
+    greedy_rows = [new_row(0, 1, PROMPT, [1, 2]), new_row(1, 2, PROMPT[:5], [3, 4])]
+    execute(runner, greedy_rows, rows=[0, 1], num_tokens=[11, 5])
+    drafted = execute(runner, rows=[0], num_tokens=[3], num_drafts=[2], draft_token_ids=[1, 2])
+    assert drafted.token_ids
+    assert not asked
+    sampled = new_row(2, 3, PROMPT, [5, 6], SamplingParams(temperature=1.0, seed=1))
+    result = execute(runner, [sampled], rows=[1, 2], num_tokens=[1, 11])
+    assert asked == [2]
+    # Beside one that draws, a greedy row says what it says alone.
+    assert said(result).token_ids[0] == greedy_continuation(PROMPT[:5], 2)[1]
 
 
 def test_a_failed_row_harms_nobody_and_may_be_planned_once_more():
