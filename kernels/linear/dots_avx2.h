@@ -3,6 +3,7 @@
 
 #include "../native/each.h"
 #include "fixed.h"
+#include "int4_panels.h"
 #include "quantized.h"
 
 namespace octavo {
@@ -23,11 +24,6 @@ inline __m256i all_32_bits(const void* p) {
 // 8 halves as floats.
 inline V8 load_halves(const char* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-}
-
-// To column c of 16 halves.
-inline void pack_half(uint16_t half, int64_t c, char* halves) {
-    std::memcpy(halves + c * sizeof half, &half, sizeof half);
 }
 
 // Inputs are held in 16 bits, and weights widened to as many: vpmaddwd multiplies pairs of them and adds the two
@@ -111,34 +107,10 @@ struct Int8Dots {
 
 // Weights are the unsigned operand of vpmaddubsw, inputs the signed one. A pair of products is at most 3,810, and 16
 // bits hold the sum of the 8 pairs that a block has for each of a column's two lanes.
-//
-// A panel is [block]{[2 quads of inputs, as low and as high nibbles][column][4], 16 halves of scales, 16 of minima}.
-struct Int4Dots {
+struct Int4Dots : Int4Panels<V8> {
     using V = V8;
     using Value = int8_t;
     static constexpr int kRows = 6;
-    static constexpr int64_t kColumns = kPanel<V>;
-    static constexpr int64_t kValueBytes = kBlock * kColumns / 2;
-    static constexpr int64_t kScaleBytes = kColumns * sizeof(uint16_t);
-    static constexpr int64_t kBlockBytes = kValueBytes + 2 * kScaleBytes;
-    static constexpr int64_t kPanelBytes = 0;
-
-    static void pack(const Linear& linear, const QuantizedWeights& weights, int64_t p, char* panel) {
-        const int64_t inputs = linear.inputs, blocks = num_blocks(inputs);
-        for (int64_t c = 0; c < kColumns; c++) {
-            const int64_t row = weight_row<V>(linear, p, c);
-            if (row < 0) continue;
-            for (int64_t i = 0; i < inputs; i++) {
-                char& both = panel[i / kBlock * kBlockBytes + i % kBlock / 8 * 4 * kColumns + c * 4 + i % 4];
-                both = static_cast<char>(both | weights.values[row * inputs + i] << (i % 8 < 4 ? 0 : 4));
-            }
-            for (int64_t b = 0; b < blocks; b++) {
-                char* scales = panel + b * kBlockBytes + kValueBytes;
-                pack_half(static_cast<const uint16_t*>(weights.scales)[row * blocks + b], c, scales);
-                pack_half(weights.minima[row * blocks + b], c, scales + kScaleBytes);
-            }
-        }
-    }
 
     template <int R, class Fetch>
     __attribute__((noinline)) static void sums(V (&acc)[R][2], const QuantizedRows<Value>& rows, int64_t first,

@@ -22,9 +22,10 @@ inline int64_t num_blocks(int64_t inputs) { return (inputs + kBlock - 1) / kBloc
 template <class Value>
 struct QuantizedRows {
     int64_t blocks, rows;
-    Value* values;   // [blocks, rows, kBlock], -127 to 127
-    float* scales;   // [blocks, rows]
-    float* offsets;  // [blocks, rows]: a scale times the sum of its values
+    Value* values;    // [blocks, rows, kBlock], -127 to 127
+    float* scales;    // [blocks, rows]
+    float* offsets;   // [blocks, rows]: a scale times the sum of its values
+    int32_t* starts;  // [blocks, rows]: -128 times that sum, where sums of products with weights + 128 start
 };
 
 inline __m256i load_bits(const float* x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)); }
@@ -56,7 +57,7 @@ inline void store_values(__m256i values, int8_t* place) {
 // or NaN has NaN as its scale, which then shows in every output; the scale of one whose numbers are all below 2^-100 is
 // 0.
 template <class Value>
-void quantize_block(const float* x, Value* values, float& scale, float& offset) {
+void quantize_block(const float* x, Value* values, float& scale, float& offset, int32_t& start) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     __m256i most = _mm256_setzero_si256();
     // Bits of magnitudes are ordered as these are, with NaN above infinity.
@@ -67,6 +68,7 @@ void quantize_block(const float* x, Value* values, float& scale, float& offset) 
     const bool finite = bits < 0x7f800000;
     if (!finite || range < 0x1p-100f) {
         scale = offset = finite ? 0.0f : NAN;
+        start = 0;
         std::fill(values, values + kBlock, Value{0});
         return;
     }
@@ -78,7 +80,9 @@ void quantize_block(const float* x, Value* values, float& scale, float& offset) 
         sums = _mm256_add_epi32(sums, rounded);
         store_values(rounded, values + i);
     }
-    offset = scale * static_cast<float>(sum(sums));
+    const int32_t total = sum(sums);
+    offset = scale * static_cast<float>(total);
+    start = -128 * total;
 }
 
 // Of x[rows, inputs], normed first if the linear has a norm.
@@ -86,10 +90,11 @@ template <class Value>
 QuantizedRows<Value> quantize_rows(const Linear& linear, const float* x, int64_t rows) {
     const int64_t inputs = linear.inputs, blocks = num_blocks(inputs), width = blocks * kBlock;
     const int64_t value_bytes = rows * width * sizeof(Value), scale_bytes = rows * blocks * sizeof(float);
-    char* memory = static_cast<char*>(scratch(kSlotRows, value_bytes + 2 * scale_bytes));
+    char* memory = static_cast<char*>(scratch(kSlotRows, value_bytes + 3 * scale_bytes));
     const QuantizedRows<Value> result = {blocks, rows, reinterpret_cast<Value*>(memory),
                                          reinterpret_cast<float*>(memory + value_bytes),
-                                         reinterpret_cast<float*>(memory + value_bytes + scale_bytes)};
+                                         reinterpret_cast<float*>(memory + value_bytes + scale_bytes),
+                                         reinterpret_cast<int32_t*>(memory + value_bytes + 2 * scale_bytes)};
     const int64_t rows_per_task = std::max<int64_t>(1, 8192 / inputs);
     parallel((rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
         float* row = static_cast<float*>(scratch(kSlotTile, width * sizeof(float)));
@@ -99,7 +104,7 @@ QuantizedRows<Value> quantize_rows(const Linear& linear, const float* x, int64_t
             for (int64_t b = 0; b < blocks; b++) {
                 const int64_t place = b * rows + r;
                 quantize_block(row + b * kBlock, result.values + place * kBlock, result.scales[place],
-                               result.offsets[place]);
+                               result.offsets[place], result.starts[place]);
             }
         }
     });

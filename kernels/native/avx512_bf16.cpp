@@ -1,8 +1,7 @@
 // For CPUs with AVX512_BF16 and AVX512_VNNI. What multiplies bf16, weights or KV, is rounded to bf16; sums are float32.
-// Linears of quantized weights are as for AVX2.
 #include "vec16.h"
 
-#include "../linear/dots_avx2.h"
+#include "../linear/dots_vnni.h"
 #include "../linear/dots_bf16.h"
 
 namespace octavo {

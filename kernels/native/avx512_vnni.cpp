@@ -1,7 +1,7 @@
-// For CPUs with AVX512_VNNI but not AVX512_BF16. bf16 is widened in registers; linears of quantized weights are as for AVX2.
+// For CPUs with AVX512_VNNI but not AVX512_BF16. bf16 is widened in registers.
 #include "vec16.h"
 
-#include "../linear/dots_avx2.h"
+#include "../linear/dots_vnni.h"
 
 namespace octavo {
 using Vector = V16;
