@@ -130,7 +130,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="Octavo's")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every engine")
     parser.add_argument("--rounds", type=int, default=3, help="medians are of so many")
-    parser.add_argument("--seconds", type=float, default=15, help="no further round of a figure begins after so many")
+    parser.add_argument("--seconds", type=float, default=10, help="no further round of a figure begins after so many")
     parser.add_argument("--smoke", action="store_true", help="short prompts and outputs")
     parser.add_argument("--log", default="/dev/null", help="file for what engines print")
     parser.add_argument("--json", action="store_true")

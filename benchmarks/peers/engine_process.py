@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ import psutil
 from benchmarks.peers.engines import EngineSpec
 from benchmarks.peers.memory import MemoryPeak
 
+# Seconds for a start or a measurement, after which an engine is killed: vLLM's start took 190 on busy cores.
+TIMEOUT = 600.0
+
 
 class EngineFailedError(RuntimeError):
-    """An engine ended, or did other work than it was asked for."""
+    """An engine ended, took too long, or did other work than it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,10 @@ class EngineProcess:
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
+        timer = threading.Timer(TIMEOUT, self._kill)
+        timer.start()
         line = self._process.stdout.readline()
+        timer.cancel()
         if not line:
             raise self._ended()
         return json.loads(line)
@@ -104,7 +111,11 @@ class EngineProcess:
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
-            for process in (*psutil.Process(self._process.pid).children(recursive=True), self._process):
-                process.kill()
+            self._kill()
             self._process.wait()
         self._process.stdout.close()
+
+    def _kill(self) -> None:
+        """With its children."""
+        for process in (*psutil.Process(self._process.pid).children(recursive=True), self._process):
+            process.kill()
