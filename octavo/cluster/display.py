@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
@@ -32,6 +33,8 @@ class Display:
         self._styles = {spec.name: _STYLES[spec.stage] for spec in specs}
         self._well: set[str] = set()
         self._hold_back = console.is_terminal and not verbose
+        # None: lines are printed as they come.
+        self._held: list[str] | None = None
         self._began = time.monotonic()
         self._spinner = Spinner("dots")
         self._live = Live(get_renderable=self._table, console=console, refresh_per_second=8, transient=True)
@@ -58,19 +61,35 @@ class Display:
         """A line that a process wrote."""
         if self._hold_back and _CALM_LINE.search(text):
             return
-        prefix = f"[{self._styles[spec.name]}]{spec.name:<{self._width}}[/] | "
-        self._console.print(prefix + escape(text), highlight=False, soft_wrap=True)
+        self._print(f"[{self._styles[spec.name]}]{spec.name:<{self._width}}[/] | {escape(text)}")
 
     def event(self, spec: ProcessSpec, text: str) -> None:
         """What became of a process."""
         self._states[spec.name] = text
         self._well.discard(spec.name)
-        self._console.print(f"[bold yellow]{spec.name}[/] {escape(text)}", highlight=False, soft_wrap=True)
+        self._print(f"[bold yellow]{spec.name}[/] {escape(text)}")
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """What is said meanwhile comes afterwards: no line of a process gets into text that is being streamed."""
+        held = self._held = list[str]()
+        try:
+            yield
+        finally:
+            self._held = None
+            for text in held:
+                self._print(text)
 
     def loaded(self) -> None:
         """Ends the table; from here on every line is shown."""
         self._live.stop()
         self._hold_back = False
+
+    def _print(self, text: str) -> None:
+        if self._held is not None:
+            self._held.append(text)
+        else:
+            self._console.print(text, highlight=False, soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))

@@ -103,7 +103,8 @@ class _Launcher:
         self._display.loaded()
         self._console.print(f"Ready in {self._display.elapsed:.1f} s.", highlight=False)
         if self._first_prompt:
-            await first_completion(self._target, self._first_prompt, self._console)
+            with self._display.holding():
+                await first_completion(self._target, self._first_prompt, self._console)
         self._console.print(how_to_call(self._options, self._target), highlight=False, markup=False, soft_wrap=True)
         self._console.print("serving; Ctrl-C to stop", style="bold green")
 
