@@ -1,5 +1,5 @@
-// The inner loop of bf16 times bf16, for CPUs with AVX512_BF16: two products and a sum in one instruction. A lane's 32 bits
-// are a pair of bf16; sums are float32, rounded to nearest, and denormal numbers count as 0.
+// The inner loop of bf16 times bf16, for CPUs with AVX512_BF16: two products and a sum in one instruction. A lane's 32
+// bits are a pair of bf16; sums are float32, rounded to nearest, and denormal numbers count as 0.
 #pragma once
 
 #include <cstring>

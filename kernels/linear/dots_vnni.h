@@ -1,7 +1,10 @@
 // Dot products of weights in 8 and 4 bits with 8-bit inputs, by AVX512_VNNI. 32 columns are a panel.
 //
-// vpdpbusd adds four products of an unsigned and a signed byte to 32 bits, exactly. Weights are the unsigned ones, inputs
-// the signed ones. Integers and the order of floats are those of dots_avx2.h, and so are the results, to the bit.
+// vpdpbusd adds four products of an unsigned and a signed byte to 32 bits, exactly. Weights are the unsigned, inputs
+// the signed bytes. Integers and the order of floats are those of dots_avx2.h: so are the results, to the bit.
+//
+// A block of 6 rows is 96 of them: at least 48 cycles. In llvm-mca's model of Ice Lake it takes 73 with 8-bit
+// weights, 77 if those are grouped, and 108 with 4-bit ones: what scales a block's integers takes the same two ports.
 #pragma once
 
 #include <cstring>

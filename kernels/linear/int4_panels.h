@@ -13,8 +13,8 @@ inline void pack_half(uint16_t half, int64_t c, char* halves) {
     std::memcpy(halves + c * sizeof half, &half, sizeof half);
 }
 
-// A panel is [block]{[2 quads of inputs, as low and as high nibbles][column][4], halves: the columns' scales, then their
-// minima}.
+// A panel is [block]{[2 quads of inputs, as low and as high nibbles][column][4], halves: the columns' scales, then
+// their minima}.
 template <class V>
 struct Int4Panels {
     static constexpr int64_t kColumns = kPanel<V>;

@@ -19,8 +19,9 @@ namespace octavo {
 
 constexpr int64_t kChunk = 64;
 constexpr int64_t kSegment = 512;
-// Vectors of a tile of R query heads. Of 16 floats 4 are a chunk's scores, and 6 x 4 sums fit into the 32 registers. Of
-// 8 floats: 3 heads share keys in many models; 3 x 4 sums would spill (16 registers), and 3 x 2 would wait for each other.
+// Vectors of a tile of R query heads. Of 16 floats 4 are a chunk's scores, and 6 x 4 sums fit into the 32 registers.
+// Of 8 floats: 3 heads share keys in many models; 3 x 4 sums would spill (16 registers), and 3 x 2 would wait for each
+// other.
 template <class V, int R>
 constexpr int kVectors = V::W == 16 ? 4 : R == 3 ? 3 : kTileVectors<R>;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
@@ -297,7 +298,8 @@ template <class V, class A, class T>
 void attention(const AttentionStep& step, const float* q, int64_t stride, const T* cache, float scale,
                float* out) {
     if constexpr (V::W > 8) {
-        if (step.head_size % V::W != 0 || step.block_size < V::W) return attention<V8, A>(step, q, stride, cache, scale, out);
+        const bool fits = step.head_size % V::W == 0 && step.block_size >= V::W;
+        if (!fits) return attention<V8, A>(step, q, stride, cache, scale, out);
     }
     const int64_t group = step.heads / step.kv_heads, size = step.head_size, width = step.heads * size;
     const int64_t partial_size = group * (size + 2);
