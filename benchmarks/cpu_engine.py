@@ -58,10 +58,10 @@ class Run:
 
     def _peers(self, quantization: Quantization) -> Iterator[EngineSpec]:
         for spec in peer_engines(quantization, self._arguments.threads, self._arguments.peers):
-            if spec.is_installed:
+            if spec.to_install is None:
                 yield spec
             else:
-                self._say(f"{spec.name} is left out, for it is not installed: run {spec.installed_by}")
+                self._say(f"{spec.name} is left out, for it is not installed: run {spec.to_install}")
 
     def _measure(self, spec: EngineSpec, comparison: Comparison) -> None:
         self._seed += 1000
@@ -144,10 +144,9 @@ def main() -> None:
         prepare()
     with open(arguments.log, "wb") as log:
         run = Run(arguments, log.fileno())
-        comparisons = [run.compare(quantization) for quantization in arguments.quantization]
-    for comparison in comparisons:
-        for row in comparison.rows():
-            print(json.dumps(row.as_json()) if arguments.json else row.as_text())
+        for quantization in arguments.quantization:
+            for row in run.compare(quantization).rows():
+                print(json.dumps(row.as_json()) if arguments.json else row.as_text(), flush=True)
 
 
 if __name__ == "__main__":

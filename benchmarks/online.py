@@ -124,7 +124,7 @@ class Run:
         for spec in servers(self._arguments.quantization, self._arguments.threads):
             if spec.server not in wanted:
                 continue
-            if not spec.needs.exists():
+            if not spec.program.exists():
                 print(f"{spec.name} is left out, for it is not installed: run {spec.installed_by}", file=sys.stderr)
                 continue
             with self._timed(spec.name, peer_server(spec, self._lengths, self._log)) as server:

@@ -17,6 +17,8 @@ QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 # The largest load of the benchmarks, and what is scheduled in one step: prompts of 128 tokens fill it 16 at a time.
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 64, 2048
 OCTAVO = "octavo"
+# Its llama-quantize makes files for OpenVINO, too.
+LLAMA_CPP_SCRIPT = "benchmarks/peers/install_llama_cpp.sh"
 
 VLLM_ENVIRONMENT = {
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
@@ -34,17 +36,22 @@ class EngineSpec:
     form: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    # A file that is there once `installed_by` has run.
-    needs: Path
+    # There once `installed_by` has run.
+    program: Path
     installed_by: str
+    # What prepare_models.py makes for it; None: it needs nothing of that.
+    model: Path | None = None
 
     @property
     def name(self) -> str:
         return f"{self.engine}:{self.form}"
 
     @property
-    def is_installed(self) -> bool:
-        return self.needs.exists()
+    def to_install(self) -> str | None:
+        """The script that makes what is missing."""
+        if not self.program.exists():
+            return self.installed_by
+        return None if self.model is None or self.model.exists() else LLAMA_CPP_SCRIPT
 
 
 def has_bf16_instructions() -> bool:
@@ -62,7 +69,7 @@ def octavo_engine(quantization: Quantization, dtype: str, threads: int) -> Engin
         engine=OCTAVO,
         form=dtype if quantization == "none" else quantization,
         command=(sys.executable, str(HERE / "octavo_engine.py"), json.dumps(options)),
-        needs=Path(sys.executable),
+        program=Path(sys.executable),
         installed_by="make install",
     )
 
@@ -103,8 +110,9 @@ def _vllm(form: str, threads: int) -> EngineSpec:
         form=form,
         command=(str(python), str(HERE / "vllm_engine.py"), str(model_path(HUGGING_FACE)), json.dumps(settings)),
         environment=vllm_environment(threads),
-        needs=python,
+        program=python,
         installed_by="benchmarks/peers/install_vllm.sh",
+        model=model_path(HUGGING_FACE),
     )
 
 
@@ -118,8 +126,9 @@ def _llama_cpp(form: str, threads: int) -> EngineSpec:
             *(sys.executable, str(HERE / "llama_cpp_engine.py"), str(programs)),
             *(str(model_path(form)), json.dumps(settings)),
         ),
-        needs=programs / "llama-batched-bench",
-        installed_by="benchmarks/peers/install_llama_cpp.sh",
+        program=programs / "llama-batched-bench",
+        installed_by=LLAMA_CPP_SCRIPT,
+        model=model_path(form),
     )
 
 
@@ -137,8 +146,9 @@ def _openvino(form: str, threads: int) -> EngineSpec:
         engine="openvino",
         form=form,
         command=(str(python), str(HERE / "openvino_engine.py"), str(model_path(form)), json.dumps(settings)),
-        needs=python,
+        program=python,
         installed_by="benchmarks/peers/install_openvino.sh",
+        model=model_path(form),
     )
 
 
@@ -151,6 +161,7 @@ def _transformers(form: str, threads: int) -> EngineSpec:
             *(sys.executable, str(HERE / "transformers_engine.py")),
             *(str(model_path(HUGGING_FACE)), json.dumps(settings)),
         ),
-        needs=Path(sys.executable),
+        program=Path(sys.executable),
         installed_by="make install",
+        model=model_path(HUGGING_FACE),
     )

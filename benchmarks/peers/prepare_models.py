@@ -35,23 +35,21 @@ def model_path(form: str) -> Path:
 
 
 def prepare() -> None:
-    """Makes what is missing. Raises FileNotFoundError if llama.cpp is not installed."""
+    """Makes what is missing, and of the quantized files none if llama.cpp is not installed."""
     source = resolve_model(MODEL).path
     peer_directory("models").mkdir(parents=True, exist_ok=True)
     original = model_path(ORIGINAL)
     if not original.exists():
         original.symlink_to(source)
+    program = peer_directory("llama_cpp") / "bin" / "llama-quantize"
     for form in QUANTIZED:
-        if not model_path(form).exists():
-            _quantize(source, form)
+        if program.exists() and not model_path(form).exists():
+            _quantize(program, source, form)
     if not model_path(HUGGING_FACE).exists():
         _convert(GGUFSource(source))
 
 
-def _quantize(source: Path, form: str) -> None:
-    program = peer_directory("llama_cpp") / "bin" / "llama-quantize"
-    if not program.exists():
-        raise FileNotFoundError(f"{program} is not there: run benchmarks/peers/install_llama_cpp.sh")
+def _quantize(program: Path, source: Path, form: str) -> None:
     target = model_path(form)
     unfinished = target.with_suffix(".unfinished")
     subprocess.run([program, "--allow-requantize", source, unfinished, form, "2"], check=True, capture_output=True)

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, has_bf16_instructions, vllm_environment
+from benchmarks.peers.engines import (
+    LLAMA_CPP_SCRIPT,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    has_bf16_instructions,
+    vllm_environment,
+)
 from benchmarks.peers.http_client import Api
 from benchmarks.peers.places import peer_directory
 from benchmarks.peers.prepare_models import HUGGING_FACE, model_path
@@ -22,14 +28,14 @@ _SLOT = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
-    """command: without the port, which follows as --port N. needs: a file that is there once `installed_by` has run."""
+    """command: without the port, which follows as --port N. program: there once `installed_by` has run."""
 
     server: str
     # Of the weights: a dtype, or a GGUF type.
     form: str
     command: tuple[str, ...]
     api: Api
-    needs: Path
+    program: Path
     installed_by: str
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -60,7 +66,7 @@ def _vllm(form: str, threads: int) -> ServerSpec:
         ),
         api=Api(path="/v1/completions", body=_vllm_body, tokens_after=_vllm_tokens),
         environment=vllm_environment(threads),
-        needs=programs / "python",
+        program=programs / "python",
         installed_by="benchmarks/peers/install_vllm.sh",
     )
 
@@ -91,8 +97,8 @@ def _llama_server(form: str, threads: int) -> ServerSpec:
             *("-np", str(MAX_NUM_SEQS), "-c", str(MAX_NUM_SEQS * _SLOT), "-b", "2048", "-ub", "512"),
         ),
         api=Api(path="/completion", body=_llama_body, tokens_after=_llama_tokens),
-        needs=program,
-        installed_by="benchmarks/peers/install_llama_cpp.sh",
+        program=program,
+        installed_by=LLAMA_CPP_SCRIPT,
     )
 
 

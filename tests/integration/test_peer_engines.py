@@ -42,7 +42,7 @@ def spec(tmp_path: Path) -> EngineSpec:
         form="F32",
         command=(sys.executable, str(script)),
         environment={"PYTHONPATH": str(ROOT / "benchmarks" / "peers")},
-        needs=script,
+        program=script,
         installed_by="nothing",
     )
 
@@ -73,6 +73,19 @@ def test_an_engine_that_dies_is_named_with_its_exit_code(spec: EngineSpec, log: 
 def test_a_form_that_does_not_suit_the_cpu_is_measured_if_it_is_named():
     names = [spec.name for spec in peer_engines("none", 2, ["vllm:bfloat16", "llama.cpp"])]
     assert names == ["vllm:bfloat16", "llama.cpp:BF16", "llama.cpp:F16"]
+
+
+def test_a_peer_names_the_script_that_makes_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (openvino,) = peer_engines("int8", 2, ["openvino"])
+    assert openvino.to_install == "benchmarks/peers/install_openvino.sh"
+    openvino.program.parent.mkdir(parents=True)
+    openvino.program.touch()
+    assert openvino.to_install == "benchmarks/peers/install_llama_cpp.sh"
+    assert openvino.model is not None
+    openvino.model.parent.mkdir(parents=True)
+    openvino.model.touch()
+    assert openvino.to_install is None
 
 
 class Floor:
