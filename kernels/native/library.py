@@ -191,7 +191,7 @@ class NativeKernels:
         start = time.perf_counter()
         yield
         if self._times is not None:
-            self._times.seconds[Op(call.op), call.operation] += time.perf_counter() - start
+            self._times.add(Op(call.op), call.operation, time.perf_counter() - start)
 
 
 def _typed(

@@ -40,11 +40,28 @@ class KernelTimes:
     """What calls took, by op and the address of the struct that says what is computed."""
 
     def __init__(self) -> None:
-        self.seconds: defaultdict[tuple[Op, int], float] = defaultdict(float)
+        self._seconds: defaultdict[tuple[Op, int], float] = defaultdict(float)
+        # Added up when they are asked for: that must not count in what is measured.
+        self._replayed: list[tuple[list[CallStruct], np.ndarray]] = []
+
+    @property
+    def seconds(self) -> dict[tuple[Op, int], float]:
+        for calls, taken in self._replayed:
+            for call, seconds in zip(calls, taken.tolist(), strict=True):
+                self._seconds[Op(call.op), call.operation] += seconds
+        self._replayed.clear()
+        return self._seconds
 
     def of(self, op: Op) -> float:
         """Seconds, all calls together."""
         return sum(seconds for (each, _), seconds in self.seconds.items() if each is op)
+
+    def add(self, op: Op, operation: int, seconds: float) -> None:
+        self._seconds[op, operation] += seconds
+
+    def add_replayed(self, calls: list[CallStruct], seconds: np.ndarray) -> None:
+        """seconds: float64, of each call."""
+        self._replayed.append((calls, seconds))
 
 
 class ReplayFunction(Protocol):
@@ -74,5 +91,4 @@ class Recording:
             ctypes.addressof(self._array), len(self._calls), num_rows, None if seconds is None else seconds.ctypes.data
         )
         if times is not None and seconds is not None:
-            for call, taken in zip(self._calls, seconds.tolist(), strict=True):
-                times.seconds[Op(call.op), call.operation] += taken
+            times.add_replayed(self._calls, seconds)

@@ -47,7 +47,7 @@ class OpTimes:
         def call(*arguments: Any, **keywords: Any) -> Any:
             start = time.perf_counter()
             result = original(*arguments, **keywords)
-            self._times.seconds[op, 0] += time.perf_counter() - start
+            self._times.add(op, 0, time.perf_counter() - start)
             return result
 
         return call
