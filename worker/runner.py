@@ -116,7 +116,10 @@ class Runner:
 
     def _score(self, rows_N: np.ndarray, hidden_TE: torch.Tensor, batch: InputBatch) -> Scores:
         with_logits = self._rows.sampling.needs_logits(rows_N)
-        return score(self._model, hidden_TE[batch.logit_indices], with_logits=with_logits)
+        # In a step that only decodes every token is scored: no copy.
+        is_whole = len(batch.logit_indices) == len(hidden_TE)
+        hidden_LE = hidden_TE if is_whole else hidden_TE[batch.logit_indices]
+        return score(self._model, hidden_LE, with_logits=with_logits)
 
     def _sample(
         self, scheduled: Scheduled, sampling_S: np.ndarray, scores: Scores, result: step_pb2.StepResult
