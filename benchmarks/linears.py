@@ -10,7 +10,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -40,7 +40,7 @@ def ways(dtypes: list[torch.dtype]) -> dict[str, tuple[ComputePath, torch.dtype]
     return found
 
 
-def median_seconds(calls: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
+def median_seconds(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
     """Of one call, by name."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(_ROUNDS):
