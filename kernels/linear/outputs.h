@@ -83,8 +83,8 @@ struct ArgmaxOutput {
 
     static int64_t column(uint64_t key) { return ~static_cast<uint32_t>(key); }
 
-    // Not inlined: a tile's loop over its rows would be too long to unroll, and its sums would leave the registers (twice
-    // the time for 8 rows).
+    // Not inlined: a tile's loop over its rows would be too long to unroll, and its sums would leave the registers
+    // (twice the time for 8 rows).
     __attribute__((noinline)) void panel(const V (&acc)[2], int64_t r, int64_t p) const {
         float sums[kPanel<V>];
         acc[0].store(sums);
