@@ -116,6 +116,26 @@ def test_rows_that_are_zero_huge_small_or_not_finite(kind: str, quantization: st
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_the_largest_output_of_a_row_that_failed_shows_it(kind: str, quantization: str) -> None:
+    """Greedy rows see no other output: an integer made of NaN must not win as if it were one."""
+    torch.manual_seed(0)
+    kernels, packed, x = kernels_of(kind), _packed(_weight(quantization, 1000, 70), kind=kind), torch.randn(12, 70)
+    before = packed.argmax(x)
+    x[3, 69], x[7, 0], x[11, 33] = float("nan"), float("inf"), float("-inf")
+    failed = torch.zeros(12, dtype=torch.bool)
+    failed[[3, 7, 11]] = True
+    try:
+        for threads in (1, 3):
+            kernels.set_threads(threads)
+            ids, values = packed.argmax(x)
+            assert not values[failed].isfinite().any()
+            assert torch.equal(ids[~failed], before[0][~failed])
+            assert torch.equal(values[~failed], before[1][~failed])
+    finally:
+        kernels.set_threads(torch.get_num_threads())
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_row_has_the_same_bits_in_every_batch(kind: str, quantization: str, gated: bool) -> None:
     """Tiles and blocks of rows change with the number of rows; the order of a sum must not."""

@@ -24,9 +24,9 @@ def bfloat16(prompts: list[list[int]]) -> Scores:
 
 
 def test_bfloat16_costs_next_to_nothing(prompts: list[list[int]], bfloat16: Scores) -> None:
-    """0.05% less on longer texts. And transformers, with weights in float32, finds a perplexity of 30.640."""
+    """0.05% less on longer texts. And transformers, with weights in float32, finds a perplexity of 30.643."""
     float32 = _score(prompts, "float32", "none")
-    assert float32.perplexity == pytest.approx(30.640, rel=1e-3)
+    assert float32.perplexity == pytest.approx(30.643, rel=1e-3)
     assert abs(bfloat16.ratio_to(float32)[0] - 1) < 0.003
     assert bfloat16.agreement_with(float32) > 0.98
 
