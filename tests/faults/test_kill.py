@@ -36,6 +36,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         "--swap-space=0.05", real=True, metrics_port=free_port(),
     ) as up:  # fmt: skip
         up.wait_for("serving; Ctrl-C to stop")
+        # With few cores the second replica comes after the first answer.
+        up.wait_for("ready for epoch", count=2)
         yield up
 
 
