@@ -1,6 +1,15 @@
-"""For all tests: the machine may be busy, so no example of Hypothesis has to be quick."""
+"""For all tests: the machine may be busy, so no example of Hypothesis has to be quick; and without a GPU Triton's
+kernels are interpreted."""
+
+import os
+from pathlib import Path
 
 from hypothesis import settings
 
 settings.register_profile("patient", parent=settings(), deadline=None)
 settings.load_profile("patient")
+
+# Before anybody imports Triton, whose own functions are made for one way of running when it is imported. Asking torch
+# whether there is a GPU would cost each small test run its import.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -1,0 +1,82 @@
+"""What a GPU benchmark says: checks, times, a table for people and JSON for programs."""
+
+import datetime
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+
+
+@dataclass
+class Report:
+    """Collects the rows of one run. In toy mode, for the interpreter, everything is checked and nothing timed."""
+
+    toy: bool
+    # "cuda", or "cpu" under the interpreter.
+    device: str
+    # time.monotonic() at which to stop.
+    deadline: float
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    _copy_bandwidth: float | None = None
+
+    def has_time(self, seconds: float) -> bool:
+        """Whether that much is left; a benchmark asks before each row, and `skip`s what does not fit."""
+        return time.monotonic() + seconds < self.deadline
+
+    def check(self, op: str, case: str, out: torch.Tensor, expected: torch.Tensor, *, rtol: float, atol: float) -> None:
+        """Raises AssertionError if out is not expected; comes before any time of the case."""
+        torch.testing.assert_close(out.double(), expected.double().to(out.device), rtol=rtol, atol=atol)
+        self.rows.append({"op": op, "case": case, "checked": True})
+
+    def milliseconds(self, call: Callable[[], object]) -> float:
+        """Median of repeated calls with a cold L2; in toy mode it is called once, and the time is NaN."""
+        if self.toy:
+            call()
+            return float("nan")
+        return float(triton.testing.do_bench(call, warmup=10, rep=60, return_mode="median"))  # pyright: ignore[reportArgumentType]
+
+    def row(self, op: str, case: str, way: str, milliseconds: float, **figures: float) -> None:
+        """One way to compute one case. figures: what the time means, such as tflops or share_of_copy."""
+        self.rows.append({"op": op, "case": case, "way": way, "ms": milliseconds, **figures})
+
+    def skip(self, op: str, case: str, reason: str) -> None:
+        self.rows.append({"op": op, "case": case, "skipped": reason})
+
+    def copy_bandwidth(self) -> float:
+        """Bytes read and written per second by a copy of 2 GiB; NaN in toy mode."""
+        if self._copy_bandwidth is None:
+            size = 1 << 10 if self.toy else 2 << 30
+            source = torch.zeros(size, dtype=torch.uint8, device=self.device)
+            target = torch.empty_like(source)
+            self._copy_bandwidth = 2 * size / (self.milliseconds(lambda: target.copy_(source)) / 1e3)
+        return self._copy_bandwidth
+
+    def share_of_copy(self, num_bytes: int, milliseconds: float) -> float:
+        """How fast num_bytes were read or written, against a copy."""
+        return num_bytes / (milliseconds / 1e3) / self.copy_bandwidth()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "device": torch.cuda.get_device_name() if self.device == "cuda" else f"interpreter on {platform.machine()}",
+            "versions": {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda},
+            "toy": self.toy,
+            # JSON has no NaN.
+            "rows": [{name: None if value != value else value for name, value in row.items()} for row in self.rows],
+        }
+
+    def table(self) -> str:
+        return "\n".join(_line(row) for row in self.rows if "way" in row or "skipped" in row)
+
+
+def _line(row: dict[str, Any]) -> str:
+    start = f"{row['op']:<18}{row['case']:<44}"
+    if "skipped" in row:
+        return f"{start}skipped: {row['skipped']}"
+    named = ("op", "case", "way", "ms")
+    figures = "  ".join(f"{name} {value:.3g}" for name, value in row.items() if name not in named)
+    return f"{start}{row['way']:<16}{row['ms']:>10.4f} ms  {figures}"

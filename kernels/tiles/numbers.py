@@ -1,0 +1,94 @@
+"""Numbers in tiles: dots, and dtypes wider and narrower than float32's, compiled and interpreted alike.
+
+The interpreter (TRITON_INTERPRET=1) computes with numpy, which knows neither bf16 nor e4m3: dots of bf16 come out
+wrong by factors of 1e10, bf16 stores truncate, and e4m3 stores miss by an ulp now and then. Whoever goes through these
+functions gets what a GPU computes.
+"""
+
+import triton.language as tl
+from triton import knobs
+
+from kernels.tiles.jit import jit
+
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+
+E4M3_MAX = tl.constexpr(448.0)
+
+
+@jit
+def dot(a, b, acc):
+    """acc + a @ b in float32; a and b of one dtype: bf16, fp16, e4m3 or fp32, the last without rounding to tf32."""
+    if INTERPRETED:
+        result = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        result = tl.dot(a, b, acc, input_precision="ieee")
+    return result
+
+
+@jit
+def widen(x):
+    """float32 of x: fp16, bf16, fp32, e4m3, or the bits of e4m3 as uint8."""
+    if x.dtype == tl.uint8:
+        result = _e4m3_bits_to_fp16(x).to(tl.float32)
+    else:
+        result = x.to(tl.float32)
+    return result
+
+
+@jit
+def widen_to(x, dtype: tl.constexpr):
+    """x as an operand of a dot; x as of `widen`, no wider than dtype. Exact: bf16 and fp16 hold every e4m3."""
+    if x.dtype == tl.uint8:
+        if dtype == tl.float16:
+            result = _e4m3_bits_to_fp16(x)
+        else:
+            result = narrow(_e4m3_bits_to_fp16(x).to(tl.float32), dtype)
+    else:
+        result = x.to(dtype)
+    return result
+
+
+@jit
+def narrow(x, dtype: tl.constexpr):
+    """float32 x to dtype, to nearest, ties to even: fp32, fp16, bf16, e4m3 or uint8, which gets the bits of e4m3.
+
+    e4m3 saturates, and keeps NaN.
+    """
+    if dtype == tl.uint8:
+        result = _to_e4m3_bits(x)
+    elif dtype == tl.float8e4nv:
+        if INTERPRETED:
+            result = _to_e4m3_bits(x).to(tl.float8e4nv, bitcast=True)
+        else:
+            # The conversion saturates by itself, and has no other mode on a GPU.
+            result = x.to(tl.float8e4nv)
+    elif dtype == tl.bfloat16 and INTERPRETED:
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        result = tl.where(x == x, rounded.to(tl.float32, bitcast=True), x).to(tl.bfloat16)
+    else:
+        result = x.to(dtype)
+    return result
+
+
+@jit
+def _e4m3_bits_to_fp16(bits):
+    """Exponent and mantissa move to their places in fp16, whose bias is 8 more; subnormals come right with them. NaN
+    becomes 480."""
+    wide = bits.to(tl.uint16)
+    fp16 = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    return fp16.to(tl.float16, bitcast=True) * 256.0
+
+
+@jit
+def _to_e4m3_bits(x):
+    bits = x.to(tl.uint32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    size = tl.minimum(tl.abs(x), E4M3_MAX)
+    size_bits = size.to(tl.uint32, bitcast=True)
+    # Half of the last place kept is added, less one if that place is even; 120 is the difference of the biases.
+    normal = ((size_bits + 0x7FFFF + ((size_bits >> 20) & 1)) >> 20) - (120 << 3)
+    # 16384's last place is 2^-9, the smallest e4m3: adding it rounds to multiples of that.
+    subnormal = (size + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+    code = tl.where(size < 0.015625, subnormal, normal)
+    return tl.where(x == x, sign | code, 0x7F).to(tl.uint8)

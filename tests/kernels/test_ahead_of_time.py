@@ -1,0 +1,40 @@
+"""Every kernel as it ships, compiled for sm_80, sm_89 and sm_90 without a GPU.
+
+A configuration that spills, that asks for more shared memory than there is, or that lost wgmma would run, slowly or not
+at all, only where no test runs.
+"""
+
+import pytest
+
+from tests.support.ahead_of_time import (
+    SHARED_MEMORY_LIMITS,
+    Compiled,
+    Target,
+    builds_of,
+    compile_all,
+    shipped_targets,
+)
+
+
+@pytest.fixture(scope="module")
+def compiled(request: pytest.FixtureRequest) -> dict[str, Compiled]:
+    """Of the tests that were selected, at once."""
+    parameters = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    return compile_all([callspec.params["target"] for callspec in parameters if callspec is not None])
+
+
+# An instruction names a register by 8 bits.
+MAX_REGISTERS = 255
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("target", shipped_targets(), ids=lambda target: str(target).replace(" ", "-"))
+def test_fits_the_gpu(target: Target, compiled: dict[str, Compiled]) -> None:
+    result = compiled[str(target)]
+    assert not result.error, result.error
+    assert (result.stack, result.local) == (0, 0), f"spills: {result}"
+    assert 0 < result.registers <= MAX_REGISTERS
+    assert result.shared <= SHARED_MEMORY_LIMITS[target.arch], result
+    if target.arch == 90:
+        expected = builds_of(target.op)[target.build].expects_wgmma
+        assert result.has_wgmma >= expected, f"no wgmma: {result}"

@@ -1,0 +1,170 @@
+"""Compiles what kernels ship for GPUs that are not there, in processes that don't interpret.
+
+    python -m tests.support.ahead_of_time
+
+reads lines "op name arch", prints a line of JSON, a `Compiled`, for each. Triton keeps its results in its usual cache,
+by source, signature and options.
+"""
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from kernels.tiles.build import KernelBuild
+from tests.support.repository import ROOT
+
+# Bytes of shared memory that one block of threads may have.
+SHARED_MEMORY_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
+_NUM_PROCESSES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    op: str
+    build: str
+    arch: int
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.build} {self.arch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    target: str
+    # Why there is nothing else.
+    error: str = ""
+    registers: int = 0
+    # Bytes: of the stack and of local memory, where spilled registers go; of shared memory.
+    stack: int = 0
+    local: int = 0
+    shared: int = 0
+    has_wgmma: bool = False
+
+
+@lru_cache
+def builds_of(op: str) -> dict[str, KernelBuild]:
+    builds: list[KernelBuild] = importlib.import_module(f"kernels.{op}.gpu_builds").shipped()
+    by_name = {build.name: build for build in builds}
+    assert len(by_name) == len(builds), f"two builds of {op} have one name"
+    return by_name
+
+
+def shipped_targets() -> list[Target]:
+    ops = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/gpu_builds.py"))
+    return [Target(op, name, arch) for op in ops for name, build in builds_of(op).items() for arch in build.archs]
+
+
+def compile_all(targets: Sequence[Target]) -> dict[str, Compiled]:
+    """By str(target), in at most two processes."""
+    results: dict[str, Compiled] = {}
+    threads = [
+        threading.Thread(target=_compile_in_a_process, args=(targets[part::_NUM_PROCESSES], results))
+        for part in range(_NUM_PROCESSES)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def _compile_in_a_process(targets: Sequence[Target], results: dict[str, Compiled]) -> None:
+    if not targets:
+        return
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.support.ahead_of_time"],
+        input="".join(f"{target}\n" for target in targets),
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    for line in process.stdout.splitlines():
+        compiled = Compiled(**json.loads(line))
+        results[compiled.target] = compiled
+    for target in map(str, targets):
+        results.setdefault(target, Compiled(target=target, error=f"the compiler died: {process.stderr[-2000:]}"))
+
+
+def compile_here(target: Target) -> Compiled:
+    """In this process, which must not interpret."""
+    import triton
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    assert not knobs.runtime.interpret
+    build = builds_of(target.op)[target.build]
+    source = ASTSource(
+        fn=build.fn, signature=_full_signature(build), constexprs=dict(build.constexprs), attrs=_attributes(build)
+    )
+    options = {"num_warps": build.num_warps, "num_stages": build.num_stages}
+    kernel: Any = triton.compile(source, target=GPUTarget("cuda", target.arch, 32), options=options)
+    usage = _resource_usage(kernel.asm["cubin"])
+    return Compiled(
+        target=str(target),
+        registers=usage["REG"],
+        stack=usage["STACK"],
+        local=usage["LOCAL"],
+        shared=kernel.metadata.shared,
+        has_wgmma="wgmma.mma_async" in kernel.asm["ptx"],
+    )
+
+
+def _full_signature(build: KernelBuild) -> dict[str, str]:
+    """In the order of the function's arguments."""
+    names: list[str] = build.fn.arg_names
+    unknown = {*build.signature, *build.constexprs} - {*names}
+    assert not unknown, f"{build.name}: the kernel has no argument {unknown}"
+    missing = {*names} - {*build.signature, *build.constexprs}
+    assert not missing, f"{build.name}: no type or value for {missing}"
+    return {name: build.signature.get(name, "constexpr") for name in names}
+
+
+def _attributes(build: KernelBuild) -> dict[tuple[int, ...], list[list[Any]]]:
+    aligned = {name for name, kind in build.signature.items() if kind.startswith("*")} | {*build.multiples_of_16}
+    return {(build.fn.arg_names.index(name),): [["tt.divisibility", 16]] for name in sorted(aligned)}
+
+
+def _resource_usage(cubin: bytes) -> dict[str, int]:
+    import triton.backends.nvidia
+
+    program = Path(next(iter(triton.backends.nvidia.__path__))) / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(program), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
+
+
+def _requested(lines: Iterator[str]) -> Iterator[Target]:
+    for line in lines:
+        op, build, arch = line.split()
+        yield Target(op, build, int(arch))
+
+
+def main() -> None:
+    for target in _requested(iter(sys.stdin)):
+        try:
+            compiled = compile_here(target)
+        except Exception as error:  # noqa: BLE001 - whatever stops the compiler is this build's result
+            compiled = Compiled(target=str(target), error=f"{type(error).__name__}: {error}")
+        print(json.dumps(dataclasses.asdict(compiled)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Deliberate faults in kernels: a test is worth what it finds."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.repository import ROOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    # What is wrong, in a few words: "mask of the last tile is missing".
+    name: str
+    # The file to change, from the repository's root, and what occurs in it exactly once.
+    path: str
+    old: str
+    new: str
+    # The test that has to fail, as pytest names it: "tests/kernels/test_x_gpu.py::test_y[case]".
+    test: str
+
+
+def all_faults() -> list[Fault]:
+    """Of tests/kernels/faults/*.py."""
+    faults: list[Fault] = []
+    for path in sorted((ROOT / "tests/kernels/faults").glob("*.py")):
+        spec = importlib.util.spec_from_file_location(f"faults_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        faults += module.FAULTS
+    return faults
+
+
+def run_with_fault(fault: Fault, directory: Path) -> subprocess.CompletedProcess[str]:
+    """The fault's test on a copy of kernels and tests in directory."""
+    for name in ("kernels", "tests"):
+        shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", directory)
+    source = directory / fault.path
+    text = source.read_text()
+    assert text.count(fault.old) == 1, f"{fault.path} has {text.count(fault.old)} of {fault.old!r}"
+    source.write_text(text.replace(fault.old, fault.new))
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", fault.test]
+    environment = {**os.environ, "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
