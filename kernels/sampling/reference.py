@@ -43,3 +43,26 @@ def penalties_reference(
     for token in set(output):
         result_V[token] -= frequency * output.count(token) + presence
     return result_V
+
+
+def uniform_reference(seed: int, choice: int, position: int) -> float:
+    """The number that decides one draw: Philox4x32-10 with the seed as its key and (position, choice, 0, 0) as its
+    counter; 27 bits of its first word, then 26 of its second."""
+    c0, c1, c2, c3 = position, choice, 0, 0
+    k0, k1 = seed & 0xFFFFFFFF, seed >> 32
+    for _ in range(10):
+        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c2 = (product1 >> 32) ^ c1 ^ k0, (product0 >> 32) ^ c3 ^ k1
+        c1, c3 = product1 & 0xFFFFFFFF, product0 & 0xFFFFFFFF
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return ((c0 >> 5 << 26) + (c1 >> 6)) / (1 << 53)
+
+
+def verify_reference(drawn: list[int], drafts: list[int]) -> list[int]:
+    """What a row says: drawn[i] is its draw at its last token (i = 0) or after drafts[i - 1], -1 if that failed."""
+    said = []
+    for i, token in enumerate(drawn):
+        said.append(token)
+        if i == len(drafts) or token != drafts[i] or token < 0:
+            break
+    return said
