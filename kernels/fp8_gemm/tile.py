@@ -1,0 +1,77 @@
+"""How the Triton kernel cuts a GEMM, in the words of vLLM's tuned configurations."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Columns of x and of a weight that share a scale: a tile's K never reaches over two groups.
+GROUP = 128
+
+
+class TileError(ValueError):
+    """A tile that cannot be computed; the message names the key, the value and what would work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """Rows, columns and depth of what one program has in shared memory at a time, and how it is launched."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    # So many rows of tiles are computed beside each other before the next columns, which keeps those in L2.
+    group_m: int = 1
+    num_warps: int = 4
+    num_stages: int = 3
+    # Parts of K computed by programs of their own, then added in order: for a GEMM of few tiles.
+    split_k: int = 1
+
+    def as_json(self) -> dict[str, int]:
+        values = {key: getattr(self, name) for key, name in _NAMES.items()}
+        if self.split_k == 1:
+            # vLLM's files have no such key.
+            del values["SPLIT_K"]
+        return values
+
+
+_NAMES = {
+    "BLOCK_SIZE_M": "block_m",
+    "BLOCK_SIZE_N": "block_n",
+    "BLOCK_SIZE_K": "block_k",
+    "GROUP_SIZE_M": "group_m",
+    "num_warps": "num_warps",
+    "num_stages": "num_stages",
+    "SPLIT_K": "split_k",
+}
+_OPTIONAL = {"SPLIT_K"}
+_POWERS_OF_TWO = {
+    "BLOCK_SIZE_M": (16, 256),
+    "BLOCK_SIZE_N": (16, 256),
+    "BLOCK_SIZE_K": (32, GROUP),
+    "num_warps": (1, 16),
+    "SPLIT_K": (1, 64),
+}
+_COUNTS = {"GROUP_SIZE_M": (1, 1024), "num_stages": (1, 8)}
+
+
+def tile_from_json(values: Any) -> Tile:
+    """From an object of a configuration file. Raises TileError."""
+    if not isinstance(values, Mapping):
+        raise TileError(f"{values!r} is no object with the keys {', '.join(_NAMES)}")
+    unknown = [key for key in values if key not in _NAMES]
+    if unknown:
+        raise TileError(f"{unknown[0]}={values[unknown[0]]!r} is not known; the keys are {', '.join(_NAMES)}")
+    missing = [key for key in _NAMES if key not in values and key not in _OPTIONAL]
+    if missing:
+        needed = ", ".join(key for key in _NAMES if key not in _OPTIONAL)
+        raise TileError(f"{missing[0]} is missing; needed are {needed}")
+    return Tile(**{_NAMES[key]: _checked(key, value) for key, value in values.items()})
+
+
+def _checked(key: str, value: Any) -> int:
+    low, high = (_POWERS_OF_TWO | _COUNTS)[key]
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_whole and low <= value <= high and (key in _COUNTS or value.bit_count() == 1):
+        return value
+    what = "a whole number" if key in _COUNTS else "a power of two"
+    raise TileError(f"{key}={value!r} does not work; it has to be {what} from {low} to {high}")
