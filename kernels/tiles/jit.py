@@ -1,7 +1,12 @@
 """triton.jit, as pyright can follow it."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
+
+# A product that is only added to something else is not rounded in between: the default of Triton up to 3.9, which warns
+# about those who don't say so, and no longer the one from 3.10 on. Read when a kernel is compiled.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import triton
 
