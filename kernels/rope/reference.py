@@ -1,13 +1,25 @@
-"""Rope in the order of Hugging Face checkpoints: the pairs are (i, i + D / 2)."""
+"""Rope, in the order of Hugging Face checkpoints, whose pairs are (i, i + P), or with pairs (2i, 2i + 1)."""
 
 import torch
 
 
 def rope(
-    heads_THD: torch.Tensor, positions_T: torch.Tensor, frequencies_P: torch.Tensor, magnitude: float
+    heads_THD: torch.Tensor,
+    positions_T: torch.Tensor,
+    frequencies_P: torch.Tensor,
+    magnitude: float,
+    *,
+    interleaved: bool = False,
 ) -> torch.Tensor:
-    """In float64."""
+    """In float64; numbers of a head after the first 2 P stay as they are."""
     angles_T1P = positions_T.double()[:, None, None] * frequencies_P.double()
     cos, sin = angles_T1P.cos() * magnitude, angles_T1P.sin() * magnitude
-    first, second = heads_THD.double().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    num_turned = 2 * len(frequencies_P)
+    turned_THR, rest = heads_THD.double()[..., :num_turned], heads_THD.double()[..., num_turned:]
+    if interleaved:
+        first, second = turned_THR[..., ::2], turned_THR[..., 1::2]
+    else:
+        first, second = turned_THR.chunk(2, dim=-1)
+    pairs = (first * cos - second * sin, second * cos + first * sin)
+    turned_THR = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
+    return torch.cat((turned_THR, rest), dim=-1)

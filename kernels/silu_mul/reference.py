@@ -1,4 +1,6 @@
-"""silu(gate) * up, written out."""
+"""silu(gate) * up and gelu(gate) * up, written out."""
+
+import math
 
 import torch
 
@@ -7,3 +9,10 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """In float64."""
     gate, up = gate_up.double().chunk(2, dim=-1)
     return gate / (1 + torch.exp(-gate)) * up
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """In float64; gelu in its tanh form (arXiv 1606.08415): 0.5 (1 + tanh(u)), written as 1 / (1 + exp(-2 u)), where
+    small results don't cancel."""
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    return gate / (1 + torch.exp(-2 * math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) * up

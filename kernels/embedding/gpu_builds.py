@@ -1,0 +1,28 @@
+"""How embedding ships: Llama-3.1-8B's, and one whose rows are shorter than a tile."""
+
+from kernels.embedding import gpu
+from kernels.tiles.build import KernelBuild
+
+
+def shipped() -> list[KernelBuild]:
+    return [_build("bf16", size=4096, tile=1024), _build("bf16-short", size=576, tile=1024)]
+
+
+def _build(name: str, *, size: int, tile: int) -> KernelBuild:
+    strides = ("table_stride", "out_stride")
+    return KernelBuild(
+        name=name,
+        fn=gpu._embedding_kernel,
+        signature={
+            "ids_T": "*i64",
+            "table_VN": "*bf16",
+            "out_TN": "*bf16",
+            "first_id": "i32",
+            "num_rows": "i32",
+            **dict.fromkeys(strides, "i32"),
+        },
+        constexprs={"SIZE": size, "TILE": tile},
+        num_warps=gpu._NUM_WARPS,
+        num_stages=3,
+        multiples_of_16=strides,
+    )

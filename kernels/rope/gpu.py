@@ -1,0 +1,176 @@
+"""Rope on a GPU.
+
+The turns come as cosines and sines: a table of all positions, or of a step's tokens alone, which `cos_sin_rows` makes
+once for all layers.
+
+Legend: T tokens, L rows of the table, H heads of q, K heads of k, D head size, P pairs turned, R = 2 P <= D rotary
+dims.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.rope.pairs import load_pairs, load_turns, store_pairs
+from kernels.tiles.jit import jit
+from kernels.tiles.numbers import narrow
+
+# Numbers that a program turns: with 4 warps two 16-byte vectors of bf16 a thread. The heads of a program are one
+# token's, so that it reads the turns once.
+_TILE, _NUM_WARPS = 2048, 4
+_TOKENS_OF_ROWS = 16
+
+
+def cos_sin_rows(
+    positions_T: torch.Tensor,
+    frequencies_P: torch.Tensor,
+    magnitude: float = 1.0,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """float32 [T, R]: row t is the cosines, then the sines, of positions_T[t] * frequencies_P, times magnitude.
+
+    positions_T: int32 or int64, contiguous. frequencies_P: float32, radians a token; the product is rounded to float32,
+    as models were trained with it. out: contiguous memory for the result.
+    """
+    num_tokens, num_pairs = len(positions_T), len(frequencies_P)
+    if out is None:
+        out = torch.empty(num_tokens, 2 * num_pairs, dtype=torch.float32, device=positions_T.device)
+    assert positions_T.is_contiguous()
+    assert out.is_contiguous()
+    if num_tokens:
+        _cos_sin_kernel[(triton.cdiv(num_tokens, _TOKENS_OF_ROWS),)](
+            positions_T, frequencies_P, out, magnitude, num_tokens,
+            NUM_PAIRS=num_pairs, TOKENS=_TOKENS_OF_ROWS, PAIRS=triton.next_power_of_2(num_pairs), num_warps=_NUM_WARPS,
+        )  # fmt: skip
+    return out
+
+
+def rope_(
+    q_THD: torch.Tensor,
+    k_TKD: torch.Tensor,
+    cos_sin_LR: torch.Tensor,
+    *,
+    positions_T: torch.Tensor | None = None,
+    interleaved: bool = False,
+) -> None:
+    """Turns the first R numbers of every head of q and k in place; computed in float32, rounded once.
+
+    q_THD, k_TKD: fp32, bf16 or fp16, of any strides but 1 in the last dim (slices of qkv). cos_sin_LR: any float dtype,
+    contiguous in the last dim, P cosines and P sines a row. positions_T: int32 or int64, the row of each token, 0 to L
+    - 1; None: row t is token t's. interleaved: pairs are (2i, 2i + 1), as of GPT-J, rather than (i, i + P), as of
+    GPT-NeoX and Llama. Raises ValueError for tensors that do not fit together.
+    """
+    num_tokens, num_heads, head_size = q_THD.shape
+    if (k_TKD.shape[0], k_TKD.shape[2]) != (num_tokens, head_size) or q_THD.stride(2) != 1 or k_TKD.stride(2) != 1:
+        raise ValueError(
+            f"q of shape {tuple(q_THD.shape)}, strides {q_THD.stride()}, and k of {tuple(k_TKD.shape)}, "
+            f"{k_TKD.stride()}: tokens and head size have to be the same, and the last dim contiguous"
+        )
+    num_pairs = check_turns(cos_sin_LR, positions_T, num_tokens, head_size)
+    if not num_tokens:
+        return
+    num_kv_heads, pairs = k_TKD.shape[1], triton.next_power_of_2(num_pairs)
+    heads = min(max(1, _TILE // (2 * pairs)), triton.next_power_of_2(max(num_heads, num_kv_heads)))
+    _rope_kernel[(num_tokens, triton.cdiv(num_heads, heads) + triton.cdiv(num_kv_heads, heads))](
+        q_THD, k_TKD, cos_sin_LR, positions_T,
+        q_THD.stride(0), q_THD.stride(1), k_TKD.stride(0), k_TKD.stride(1), cos_sin_LR.stride(0),
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, NUM_PAIRS=num_pairs, INTERLEAVED=interleaved,
+        HEADS=heads, PAIRS=pairs, num_warps=_NUM_WARPS,
+    )  # fmt: skip
+
+
+def check_turns(cos_sin_LR: torch.Tensor, positions_T: torch.Tensor | None, num_tokens: int, head_size: int) -> int:
+    """P. Raises ValueError if the table or the positions don't fit the tokens and their heads."""
+    num_rows, rotary_dims = cos_sin_LR.shape
+    if rotary_dims % 2 or not 0 < rotary_dims <= head_size or cos_sin_LR.stride(1) != 1:
+        raise ValueError(
+            f"cos_sin of shape {tuple(cos_sin_LR.shape)}, strides {cos_sin_LR.stride()}: a row has an even number of "
+            f"dims, 2 to {head_size}, the head size, and is contiguous"
+        )
+    if positions_T is None and num_rows < num_tokens:
+        raise ValueError(f"cos_sin has {num_rows} rows for {num_tokens} tokens; without positions each has one")
+    if positions_T is not None and (len(positions_T) < num_tokens or positions_T.stride(0) != 1):
+        raise ValueError(f"positions of shape {tuple(positions_T.shape)}, contiguous: {num_tokens} are expected")
+    return rotary_dims // 2
+
+
+@jit(do_not_specialize=["num_tokens"])
+def _cos_sin_kernel(
+    positions_T,
+    frequencies_P,
+    out_TR,
+    magnitude,
+    num_tokens,
+    NUM_PAIRS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    pair = tl.arange(0, PAIRS)[None]
+    position = tl.load(positions_T + token, mask=token < num_tokens, other=0).to(tl.float32)
+    angle = position[:, None] * tl.load(frequencies_P + pair, mask=pair < NUM_PAIRS, other=0.0)
+    ptrs = out_TR + token.to(tl.int64)[:, None] * (2 * NUM_PAIRS) + pair
+    mask = (token < num_tokens)[:, None] & (pair < NUM_PAIRS)
+    tl.store(ptrs, tl.cos(angle) * magnitude, mask=mask)
+    tl.store(ptrs + NUM_PAIRS, tl.sin(angle) * magnitude, mask=mask)
+
+
+@jit
+def _turn_heads(
+    token_ptr,
+    first_head,
+    head_stride,
+    cos_1P,
+    sin_1P,
+    NUM_HEADS: tl.constexpr,
+    NUM_PAIRS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    head = (first_head + tl.arange(0, HEADS))[:, None]
+    head_ptrs = token_ptr + head * head_stride
+    first, second = load_pairs(head_ptrs, head < NUM_HEADS, NUM_PAIRS, PAIRS, INTERLEAVED)
+    dtype: tl.constexpr = token_ptr.dtype.element_ty
+    turned_first = narrow(first * cos_1P - second * sin_1P, dtype)
+    turned_second = narrow(second * cos_1P + first * sin_1P, dtype)
+    store_pairs(head_ptrs, head < NUM_HEADS, turned_first, turned_second, NUM_PAIRS, PAIRS, INTERLEAVED)
+
+
+@jit
+def _rope_kernel(
+    q_THD,
+    k_TKD,
+    cos_sin_LR,
+    positions_T,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    row_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    NUM_PAIRS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    if positions_T is None:
+        row = token
+    else:
+        row = tl.load(positions_T + token).to(tl.int64)
+    cos_1P, sin_1P = load_turns(cos_sin_LR, row, row_stride, NUM_PAIRS, PAIRS)
+    tile = tl.program_id(1)
+    num_q_tiles: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    if tile < num_q_tiles:
+        _turn_heads(
+            q_THD + token * q_token_stride, tile * HEADS, q_head_stride, cos_1P, sin_1P,
+            NUM_HEADS, NUM_PAIRS, INTERLEAVED, HEADS, PAIRS,
+        )  # fmt: skip
+    else:
+        _turn_heads(
+            k_TKD + token * k_token_stride, (tile - num_q_tiles) * HEADS, k_head_stride, cos_1P, sin_1P,
+            NUM_KV_HEADS, NUM_PAIRS, INTERLEAVED, HEADS, PAIRS,
+        )  # fmt: skip
