@@ -1,0 +1,28 @@
+"""Ops that only move and touch numbers: what counts is how much of a copy's bandwidth they reach."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from benchmarks.gpu.report import Report
+
+# Of one call that is measured, its compilation included.
+_SECONDS = 3.0
+
+
+def token_counts(toy: bool) -> Sequence[int]:
+    """A decode step of few and of many rows, and a large prefill."""
+    return (3,) if toy else (16, 256, 16384)
+
+
+def measure(report: Report, op: str, case: str, way: str, num_bytes: int, call: Callable[[], object]) -> None:
+    """num_bytes: what has to be read and written at least."""
+    if not report.has_time(_SECONDS):
+        report.skip(op, f"{case} {way}", "no time left")
+        return
+    milliseconds = report.milliseconds(call)
+    report.row(op, case, way, milliseconds, share_of_copy=report.share_of_copy(num_bytes, milliseconds))
+
+
+def num_bytes_of(*tensors: torch.Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
