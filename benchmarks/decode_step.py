@@ -34,7 +34,7 @@ def decode_batch(num_rows: int, context: int, block_size: int, vocab_size: int) 
     generator = torch.Generator().manual_seed(0)
     num_blocks = -(-(context + 1) // block_size)
     blocks = (torch.randperm(num_rows * num_blocks, generator=generator) + 1).view(num_rows, num_blocks)
-    return InputBatch(
+    return InputBatch.of(
         token_ids_T=torch.randint(vocab_size, (num_rows,), generator=generator),
         positions_T=torch.full((num_rows,), context),
         slots_T=blocks[:, context // block_size] * block_size + context % block_size,
@@ -52,8 +52,7 @@ def measure(loaded: LoadedModel, batch: InputBatch, kv_cache: KVCache, seconds: 
     while len(steps) < 7 or time.perf_counter() < deadline:
         with OpTimes() as times:
             start = time.perf_counter()
-            hidden_TE = loaded.model.forward(batch, kv_cache)
-            loaded.model.greedy(hidden_TE)
+            loaded.model.greedy(batch, kv_cache)
             total = time.perf_counter() - start
         ops = {"gemm": Op.LINEAR, "rope": Op.ROPE_CACHE_WRITE, "attention": Op.ATTENTION}
         parts = {name: times.of(op) for name, op in ops.items()}

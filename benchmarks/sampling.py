@@ -49,7 +49,7 @@ def hidden_states(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
     kv_cache = KVCache(
         loaded.config, num_blocks=num_blocks + 1, block_size=_BLOCK_SIZE, dtype=loaded.model.path.kv_cache_dtype
     )
-    batch = InputBatch(
+    batch = InputBatch.of(
         token_ids_T=torch.tensor(token_ids),
         positions_T=torch.arange(num_tokens),
         slots_T=torch.arange(num_tokens) + _BLOCK_SIZE,
@@ -64,7 +64,7 @@ def hidden_states(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
 def heads(loaded: LoadedModel, hidden_LE: torch.Tensor) -> dict[str, Callable[[], object]]:
     model = loaded.model
     return {
-        "fused argmax": lambda: model.greedy(hidden_LE),
+        "fused argmax": lambda: model.head.argmax(hidden_LE),
         "logits": lambda: model.logits(hidden_LE),
         "logits, argmax": lambda: greedy(model.logits(hidden_LE).numpy()),
     }

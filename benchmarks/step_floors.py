@@ -22,6 +22,14 @@ from worker.weights import LoadedModel
 # machine has. AVX2 multiplies bf16 and 8-bit weights as 16-bit integers.
 _MULTIPLIED = (("float32",), ("bfloat16", "int16"), ("int8", "int16"), ("int8", "int16"), ("int8", "int8_pairs"))
 
+_OP_NAMES = {
+    Op.ATTENTION: "attention",
+    Op.ROPE_CACHE_WRITE: "rope, cache write",
+    Op.EMBEDDING: "embeddings",
+    Op.ROPE_TURNS: "rope turns",
+    Op.PLAN_ATTENTION: "attention plan",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCost:
@@ -117,7 +125,7 @@ def _by_name(times: KernelTimes) -> dict[str, float]:
 
 def _name(op: Op, address: int) -> str:
     if op is not Op.LINEAR:
-        return {Op.ATTENTION: "attention", Op.ROPE_CACHE_WRITE: "rope, cache write"}[op]
+        return _OP_NAMES[op]
     linear = LinearStruct.from_address(address)
     gate = ", gated" if linear.gated else ""
     return f"linear {linear.inputs} -> {linear.outputs}{gate}"

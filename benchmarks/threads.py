@@ -34,7 +34,7 @@ def prompt_batch(length: int) -> InputBatch:
     """One prompt, whole."""
     num_blocks = -(-length // _BLOCK_SIZE)
     positions_T = torch.arange(length)
-    return InputBatch(
+    return InputBatch.of(
         token_ids_T=positions_T % 1000,
         positions_T=positions_T,
         slots_T=positions_T + _BLOCK_SIZE,
@@ -54,8 +54,7 @@ def step(loaded: LoadedModel, batch: InputBatch) -> Callable[[], None]:
 
     def run() -> None:
         with torch.inference_mode():
-            hidden_TE = loaded.model.forward(batch, kv_cache)
-            loaded.model.greedy(hidden_TE[batch.logit_indices])
+            loaded.model.greedy(batch, kv_cache)
 
     return run
 

@@ -1,6 +1,7 @@
-"""What a step's layers call of the kernels, run again without the Python that made the calls."""
+"""What a step calls of the kernels, run again without the Python that made the calls."""
 
 from collections.abc import Callable
+from operator import is_
 
 from kernels.compute_path import ComputePath
 from kernels.native.recording import Recording
@@ -17,13 +18,13 @@ class Replay:
         self._memory: tuple[object, ...] = ()
         self._recording: Recording | None = None
 
-    def run(self, body: Callable[[], None], num_rows: int, *, memory: tuple[object, ...]) -> None:
-        """body: makes the same kernel calls for any number of rows, and does nothing else; what it passes to them has
+    def run(self, body: Callable[[], None], num_tokens: int, *, memory: tuple[object, ...]) -> None:
+        """body: makes the same kernel calls for any number of tokens, and does nothing else; what it passes to them has
         the same addresses as long as `memory` holds the same objects."""
         if self._kernels is None:
             body()
-        elif self._recording is not None and all(a is b for a, b in zip(memory, self._memory, strict=True)):
-            self._kernels.replay(self._recording, num_rows)
+        elif self._recording is not None and all(map(is_, memory, self._memory)):
+            self._kernels.replay(self._recording, num_tokens)
         else:
             with self._kernels.recording() as recording:
                 body()

@@ -14,8 +14,8 @@ from worker.scheduled import Scheduled
 class Rows:
     """Tokens, progress, block tables and sampling parameters of max_num_seqs rows.
 
-    `apply` takes the differences of a plan; `advance` then counts the step's tokens as computed, drafts included;
-    `settle_drafts` and `append` put what was sampled in the drafts' place.
+    `apply` takes the differences of a plan, and `schedule` says what it computes; `advance` then counts the step's
+    tokens as computed, drafts included; `settle_drafts` and `append` put what was sampled in the drafts' place.
     """
 
     def __init__(
@@ -57,21 +57,22 @@ class Rows:
         for row in self.live_rows.tolist():
             self._free(row)
 
-    def apply(self, plan: step_pb2.StepPlan) -> Scheduled:
-        """Frees, fills, trims and grows rows as a plan says, and puts drafts behind the tokens of their rows.
+    def apply(self, plan: step_pb2.StepPlan) -> None:
+        """Frees, fills, trims and grows rows as a plan says.
 
         Raises PlanError, after which rows are good for nothing but `clear`. Swaps are worker.swap_space's.
         """
-        for row in self._live(_ids(plan.freed_rows), "freed_rows").tolist():
-            self._free(row)
-        for new in plan.new_rows:
-            self._fill(new)
-        # In most steps nothing is trimmed, and in most of those of few rows nothing grows.
+        # In most steps of few rows nothing of this happens.
+        if plan.freed_rows:
+            for row in self._live(_ids(plan.freed_rows), "freed_rows").tolist():
+                self._free(row)
+        if plan.new_rows:
+            for new in plan.new_rows:
+                self._fill(new)
         if plan.trimmed_rows or plan.num_kept_blocks:
             self._trim(plan)
         if plan.grown_rows or plan.num_new_blocks or plan.new_blocks:
             self._grow(plan)
-        return self._scheduled(plan)
 
     def take_spoiled_blocks(self) -> np.ndarray:
         """Blocks of failed rows freed since the last call, which nobody else holds: their KV may not be finite."""
@@ -190,7 +191,11 @@ class Rows:
         self.block_ids_RB[row_of_block, held.repeat(counts) + offsets] = block_ids
         self.num_blocks_R[rows] = after
 
-    def _scheduled(self, plan: step_pb2.StepPlan) -> Scheduled:
+    def schedule(self, plan: step_pb2.StepPlan) -> Scheduled:
+        """What a plan computes, once it is applied; puts drafts behind the tokens of their rows.
+
+        Raises PlanError, after which rows are good for nothing but `clear`.
+        """
         decode_rows = np.frombuffer(plan.decode_rows, "<u2") if len(plan.decode_rows) % 2 == 0 else None
         if decode_rows is None:
             raise PlanError(f"decode_rows: {len(plan.decode_rows)} bytes, which are no whole entries of 2")

@@ -13,13 +13,14 @@ import torch
 from kernels.compute_path import ComputePath
 from protos import inference_pb2, step_pb2
 from worker.batching import build_batch
+from worker.decodes import Decodes
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.logprobs import frames, token_logprobs
 from worker.rows import Rows
 from worker.sampling_state import NO_LOGPROBS
-from worker.scheduled import Scheduled
-from worker.scores import Head, Scores, score
+from worker.scheduled import BatchRows
+from worker.scores import Greedy, Logits, Scores
 from worker.swap_space import SwapSpace
 from worker.verification import sample_rows
 
@@ -29,7 +30,7 @@ _LOGITS_SLICE = 64
 _WARM_UP_TOKENS = 16
 
 
-class StepModel(Head, Protocol):
+class StepModel(Protocol):
     """What the runner needs of a model."""
 
     # How it computes, and what draws therefore.
@@ -37,6 +38,15 @@ class StepModel(Head, Protocol):
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         """Hidden states [T, E] of the batch's tokens, whose KV it writes."""
+        ...
+
+    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [S, V] of some tokens, a tensor that the caller may change."""
+        ...
+
+    def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """In place of `forward`: the likeliest token (int64 [L]) and its logit (float32 [L]) after each of the batch's
+        logit_indices, as kernels.sampling.greedy says of `logits`."""
         ...
 
 
@@ -54,6 +64,11 @@ class Runner:
     ) -> None:
         self._model, self._kv_cache, self._rows = model, kv_cache, rows
         self._swap_space = SwapSpace(kv_cache, num_swap_blocks)
+        self._batch = InputBatch(
+            max_tokens=rows.max_num_batched_tokens, max_rows=rows.max_num_seqs, max_blocks=rows.block_ids_RB.shape[1]
+        )
+        kernels = model.path.native
+        self._decodes = None if kernels is None else Decodes(kernels, rows, self._batch)
         # As Ready tells it to the scheduler.
         self.model_info = model_info
 
@@ -80,19 +95,15 @@ class Runner:
         arrival = time.perf_counter()
         rows = self._rows
         self._swap_space.apply(plan)
-        scheduled = rows.apply(plan)
+        rows.apply(plan)
         self._scrub(rows.take_spoiled_blocks())
-        scores_prompt_S = self._scores_prompt(scheduled.rows_S)
-        batch, sampling_S = build_batch(rows, scheduled)
-        before_forward = time.perf_counter()
-        hidden_TE = self._model.forward(batch, self._kv_cache)
-        scores = self._score(scheduled.rows_S[sampling_S], hidden_TE, batch) if len(sampling_S) else None
-        after_forward = time.perf_counter()
+        batch_rows = self._fill_batch(plan)
         result = step_pb2.StepResult(epoch=plan.epoch, step=plan.step)
-        for i in scores_prompt_S.tolist():
-            result.prompt_logprobs.extend(self._prompt_logprobs(int(scheduled.rows_S[i]), batch, i, hidden_TE))
+        before_forward = time.perf_counter()
+        scores = self._compute(batch_rows, result)
+        after_forward = time.perf_counter()
         if scores is not None:
-            self._sample(scheduled, sampling_S, scores, result)
+            self._sample(batch_rows, scores, result)
         end = time.perf_counter()
         result.timing.total = end - arrival
         result.timing.forward = after_forward - before_forward
@@ -114,18 +125,33 @@ class Runner:
         self.execute(step_pb2.StepPlan(step=2, decode_rows=bytes(2)))
         self.reset()
 
-    def _score(self, rows_N: np.ndarray, hidden_TE: torch.Tensor, batch: InputBatch) -> Scores:
-        with_logits = self._rows.sampling.needs_logits(rows_N)
-        # In a step that only decodes every token is scored: no copy.
-        is_whole = len(batch.logit_indices) == len(hidden_TE)
-        hidden_LE = hidden_TE if is_whole else hidden_TE[batch.logit_indices]
-        return score(self._model, hidden_LE, with_logits=with_logits)
+    def _fill_batch(self, plan: step_pb2.StepPlan) -> BatchRows:
+        if self._decodes is not None and (batch_rows := self._decodes.begin(plan)) is not None:
+            return batch_rows
+        return build_batch(self._rows, self._rows.schedule(plan), self._batch)
 
-    def _sample(
-        self, scheduled: Scheduled, sampling_S: np.ndarray, scores: Scores, result: step_pb2.StepResult
-    ) -> None:
-        rows, rows_N = self._rows, scheduled.rows_S[sampling_S]
-        drafts_N = None if scheduled.num_drafts_S is None else scheduled.num_drafts_S[sampling_S]
+    def _compute(self, batch_rows: BatchRows, result: step_pb2.StepResult) -> Scores | None:
+        """The forward pass. Puts prompt logprobs into the result; None: no row samples.
+
+        With logits for all rows, or for none: reading the head's weights twice costs more than some rows' logits.
+        """
+        state, batch = self._rows.sampling, self._batch
+        scoring = self._scoring(batch_rows.rows_S) if state.scores_prompts else []
+        if batch.num_logits and not scoring and not state.needs_logits(batch_rows.rows_N):
+            token_ids_L, largest_L = self._model.greedy(batch, self._kv_cache)
+            return Greedy(token_ids_L=token_ids_L, largest_L=largest_L)
+        hidden_TE = self._model.forward(batch, self._kv_cache)
+        for index in scoring:
+            result.prompt_logprobs.extend(self._prompt_logprobs(int(batch_rows.rows_S[index]), index, hidden_TE))
+        if not batch.num_logits:
+            return None
+        return Logits(logits_LV=self._model.logits(hidden_TE[batch.logit_indices]).numpy())
+
+    def _sample(self, batch_rows: BatchRows, scores: Scores, result: step_pb2.StepResult) -> None:
+        decodes = self._decodes if batch_rows.all_decode else None
+        if decodes is not None and isinstance(scores, Greedy) and decodes.end(scores, result):
+            return
+        rows, rows_N, drafts_N = self._rows, batch_rows.rows_N, batch_rows.num_drafts_N
         said = sample_rows(rows, rows_N, drafts_N, scores, self._model.path.native)
         rows.failed_R[rows_N] |= said.failed_N
         good_N = ~rows.failed_R[rows_N]
@@ -142,22 +168,18 @@ class Runner:
         result.logprobs.extend(said.logprobs[key] for key in sorted(said.logprobs) if good_N[key[0]])
         result.failed_sequences.extend(sequences_N[~good_N].tolist())
 
-    def _scores_prompt(self, rows_S: np.ndarray) -> np.ndarray:
-        """Which of the scheduled rows have prompt tokens left whose logprobs are wanted.
+    def _scoring(self, rows_S: np.ndarray) -> list[int]:
+        """Which of the batch's rows have prompt tokens left whose logprobs are wanted.
 
         A row that came with output has delivered them before.
         """
         rows = self._rows
-        return np.flatnonzero(
-            (rows.sampling.prompt_logprobs_R[rows_S] != NO_LOGPROBS)
-            & (rows.num_tokens_R[rows_S] == rows.num_prompt_tokens_R[rows_S])
-        )
+        wanted_S = rows.sampling.prompt_logprobs_R[rows_S] != NO_LOGPROBS
+        return np.flatnonzero(wanted_S & (rows.num_tokens_R[rows_S] == rows.num_prompt_tokens_R[rows_S])).tolist()
 
-    def _prompt_logprobs(
-        self, row: int, batch: InputBatch, index: int, hidden_TE: torch.Tensor
-    ) -> Iterator[step_pb2.RowPromptLogprobs]:
+    def _prompt_logprobs(self, row: int, index: int, hidden_TE: torch.Tensor) -> Iterator[step_pb2.RowPromptLogprobs]:
         """Of the prompt tokens that follow the step's tokens of one row."""
-        rows = self._rows
+        rows, batch = self._rows, self._batch
         start, end = int(batch.query_starts[index]), int(batch.query_starts[index + 1])
         first_position = int(batch.context_lens_S[index]) - (end - start) + 1
         # The last prompt token is followed by the first sampled one.

@@ -41,8 +41,9 @@ def sample(
     logits, parameters, tokens and position alone.
     """
     if isinstance(scores, Greedy):
-        failed_N = ~np.isfinite(scores.largest_L[scored_N])
-        return Sampled(token_ids_N=np.where(failed_N, 0, scores.token_ids_L[scored_N]), failed_N=failed_N, logprobs={})
+        failed_N = ~np.isfinite(scores.largest_L.numpy()[scored_N])
+        token_ids_N = np.where(failed_N, 0, scores.token_ids_L.numpy()[scored_N])
+        return Sampled(token_ids_N=token_ids_N, failed_N=failed_N, logprobs={})
     return _sample_logits(scores, scored_N, state, rows_N, positions_N, kernels)
 
 

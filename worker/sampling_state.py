@@ -32,6 +32,10 @@ class SamplingState:
         self.adjustments: list[LogitAdjustments | None] = [None] * num_rows
         # Rows whose adjustments are not None.
         self.adjusts_R = np.zeros(num_rows, np.bool_)
+        # Rows that are more than merely greedy, and rows that want prompt logprobs: in most steps one look says that
+        # there are none.
+        self._demanding_rows: set[int] = set()
+        self._scoring_rows: set[int] = set()
 
     def set(
         self, row: int, sampling: inference_pb2.SamplingParams, choice: int, prompt: np.ndarray, output: np.ndarray
@@ -69,17 +73,26 @@ class SamplingState:
         )
         self.adjustments[row] = adjustments
         self.adjusts_R[row] = adjustments is not None
+        if not greedy or adjustments is not None or sampling.HasField("logprobs"):
+            self._demanding_rows.add(row)
+        if sampling.HasField("prompt_logprobs"):
+            self._scoring_rows.add(row)
 
     def needs_logits(self, rows_N: np.ndarray) -> bool:
         """Whether one of these rows is more than merely greedy."""
-        return bool(
-            ((self.temperature_R[rows_N] > 0) | (self.logprobs_R[rows_N] != NO_LOGPROBS) | self.adjusts_R[rows_N]).any()
-        )
+        return bool(self._demanding_rows) and not self._demanding_rows.isdisjoint(rows_N.tolist())
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether a row wants prompt logprobs."""
+        return bool(self._scoring_rows)
 
     def clear(self, row: int) -> None:
-        """Drops what holds memory."""
+        """Drops what holds memory, and what the row demanded."""
         self.adjustments[row] = None
         self.adjusts_R[row] = False
+        self._demanding_rows.discard(row)
+        self._scoring_rows.discard(row)
 
     def append(self, row: int, token_id: int) -> None:
         """Counts a token that the row sampled."""

@@ -12,6 +12,8 @@ class Workspace:
     def __init__(self) -> None:
         self._num_rows = 0
         self._buffers: dict[str, torch.Tensor] = {}
+        # What was taken last of each buffer: in most steps as much as in the one before.
+        self._taken: dict[str, torch.Tensor] = {}
 
     @property
     def memory(self) -> object:
@@ -22,14 +24,19 @@ class Workspace:
         """Makes room for so many rows. All buffers are lost if there was less."""
         if num_rows > self._num_rows:
             # Powers of 2, so that batches that grow row by row do not get new memory each time.
-            self._num_rows, self._buffers = 1 << (num_rows - 1).bit_length(), {}
+            self._num_rows, self._buffers, self._taken = 1 << (num_rows - 1).bit_length(), {}, {}
 
     def take(self, name: str, num_rows: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The first num_rows rows of a buffer, [num_rows, *shape] and contiguous, with whatever was last put there."""
+        """The first num_rows rows of a buffer, [num_rows, *shape] and contiguous, with whatever was last put there.
+        Shape and dtype are the name's."""
+        taken = self._taken.get(name)
+        if taken is not None and len(taken) == num_rows:
+            return taken
         assert num_rows <= self._num_rows, "rows are reserved first"
         buffer = self._buffers.get(name)
         if buffer is None:
             buffer = self._buffers[name] = torch.empty(self._num_rows, *shape, dtype=dtype)
         assert buffer.shape[1:] == shape
         assert buffer.dtype is dtype
-        return buffer[:num_rows]
+        self._taken[name] = taken = buffer[:num_rows]
+        return taken

@@ -63,10 +63,13 @@ class PackedLinear:
         """Adds the result to y_TO, float32 and contiguous, in place."""
         self._linear.add_to_(y_TO, x_TI)
 
-    def argmax(self, x_TI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def argmax(
+        self, x_TI: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids int64 [T], values float32 [T]) of each row's largest output, the lowest id among equals; of a row with
-        NaN, that of the first. The same as of what a call returns, which is not kept. Not for gated layers."""
-        return self._linear.argmax(x_TI)
+        NaN, that of the first. The same as of what a call returns, which is not kept. out: memory for both. Not for
+        gated layers."""
+        return self._linear.argmax(x_TI, out)
 
 
 __all__ = ["PackedLinear", "PackedWeight"]

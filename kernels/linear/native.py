@@ -83,11 +83,15 @@ class NativeLinear:
     def add_to_(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
         self._run(x_TI, y_TO, add=True)
 
-    def argmax(self, x_TI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def argmax(
+        self, x_TI: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         assert not self._struct.gated
         assert x_TI.dtype is torch.float32
         assert x_TI.is_contiguous()
-        ids_T, values_T = torch.empty(len(x_TI), dtype=torch.int64), torch.empty(len(x_TI))
+        ids_T, values_T = out or (torch.empty(len(x_TI), dtype=torch.int64), torch.empty(len(x_TI)))
+        assert (ids_T.dtype, values_T.dtype) == (torch.int64, torch.float32)
+        assert ids_T.shape == values_T.shape == x_TI.shape[:1]
         self._kernels.linear_argmax(self._address, x_TI.data_ptr(), len(x_TI), ids_T.data_ptr(), values_T.data_ptr())
         return ids_T, values_T
 

@@ -49,6 +49,8 @@ class OneDnnLinear:
     def add_to_(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
         y_TO += self(x_TI)
 
-    def argmax(self, x_TI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        ids_T, values_T = greedy(self(x_TI).float().numpy())
-        return torch.from_numpy(ids_T), torch.from_numpy(values_T)
+    def argmax(
+        self, x_TI: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ids_T, values_T = map(torch.from_numpy, greedy(self(x_TI).float().numpy()))
+        return (ids_T, values_T) if out is None else (out[0].copy_(ids_T), out[1].copy_(values_T))

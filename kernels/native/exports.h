@@ -3,12 +3,15 @@
 // describes.
 #pragma once
 
+#include "../embedding/embedding.h"
 #include "../linear/linear.h"
 #include "../linear/quantized.h"
 #include "../paged_attention/attention.h"
 #include "../paged_attention/work.h"
+#include "../rope/rope_turns.h"
 #include "../rope_cache_write/rope_cache_write.h"
 #include "../sampling/draw.h"
+#include "decode_rows.h"
 
 #define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -102,8 +105,18 @@ OCTAVO_EXPORT void octavo_rope_cache_write(const RopeCacheWrite* shape, float* q
     }
 }
 
-OCTAVO_EXPORT void octavo_plan_attention(AttentionStep* step, int64_t rows, int64_t tile_rows) {
-    plan_attention(*step, rows, tile_rows);
+OCTAVO_EXPORT void octavo_embedding(const int64_t* ids, int64_t tokens, const void* table, int64_t size, float* out,
+                                    int32_t is_bf16) {
+    if (is_bf16) return embedding(ids, tokens, static_cast<const bf16*>(table), size, out);
+    embedding(ids, tokens, static_cast<const float*>(table), size, out);
+}
+
+OCTAVO_EXPORT void octavo_rope_turns(const RopeTurns* rope, const int64_t* positions, int64_t tokens, float* turns) {
+    rope_turns(*rope, positions, tokens, turns);
+}
+
+OCTAVO_EXPORT void octavo_plan_attention(AttentionStep* step, int64_t tokens, int64_t tile_rows) {
+    plan_attention(*step, tokens, tile_rows);
 }
 
 OCTAVO_EXPORT void octavo_attention(const AttentionStep* step, const float* q, int64_t stride, const void* cache,
@@ -116,6 +129,15 @@ OCTAVO_EXPORT void octavo_attention(const AttentionStep* step, const float* q, i
 }
 
 OCTAVO_EXPORT void octavo_draw(const Draws* all, int64_t* tokens) { draws(*all, tokens); }
+
+OCTAVO_EXPORT int64_t octavo_begin_decodes(const DecodeRows* all, const uint16_t* rows, int64_t count) {
+    return begin_decodes(*all, rows, count);
+}
+
+OCTAVO_EXPORT bool octavo_end_decodes(const DecodeRows* all, const uint16_t* rows, int64_t count, const int64_t* tokens,
+                                      const float* logits, int64_t* sequences, int32_t* positions, int32_t* token_ids) {
+    return end_decodes(*all, rows, count, tokens, logits, sequences, positions, token_ids);
+}
 
 }  // namespace
 }  // namespace octavo

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import c_bool, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_bool, c_char_p, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 from kernels.native.cores import num_usable_cores
@@ -47,6 +47,12 @@ class RopeCacheWriteStruct(ctypes.Structure):
     )
 
 
+class RopeTurnsStruct(ctypes.Structure):
+    """`RopeTurns` of kernels/rope/rope_turns.h."""
+
+    _fields_ = (("frequencies", c_void_p), ("magnitude", c_float), ("pairs", c_int32))
+
+
 class AttentionStepStruct(ctypes.Structure):
     """`AttentionStep` of kernels/paged_attention/attention.h."""
 
@@ -56,16 +62,45 @@ class AttentionStepStruct(ctypes.Structure):
         ("block_tables", c_void_p),
         ("items", c_void_p),
         ("splits", c_void_p),
-        ("partials", c_void_p),
         ("table_stride", c_int64),
         ("num_items", c_int64),
         ("num_splits", c_int64),
+        ("num_partials", c_int64),
         ("heads", c_int32),
         ("kv_heads", c_int32),
         ("head_size", c_int32),
         ("block_size", c_int32),
         ("window", c_int32),
         ("bf16_cache", c_int32),
+    )
+
+
+class DecodeRowsStruct(ctypes.Structure):
+    """`DecodeRows` of kernels/native/decode_rows.h."""
+
+    _fields_ = (
+        ("token_ids", c_void_p),
+        ("block_ids", c_void_p),
+        ("num_blocks", c_void_p),
+        ("num_tokens", c_void_p),
+        ("num_prompt_tokens", c_void_p),
+        ("num_computed_tokens", c_void_p),
+        ("sequences", c_void_p),
+        ("failed", c_void_p),
+        ("num_rows", c_int64),
+        ("token_stride", c_int64),
+        ("block_stride", c_int64),
+        ("block_size", c_int64),
+        ("max_model_len", c_int64),
+        ("batch_token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("query_starts", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("logit_indices", c_void_p),
+        ("most_rows", c_int64),
+        ("table_stride", c_int64),
     )
 
 
@@ -104,20 +139,24 @@ class NativeKernels:
         self.packed_bytes = _typed(functions.octavo_packed_bytes, c_void_p, result=c_int64)
         # (linear, rows of weights, their scales and minima or null, panels of zeros)
         self.pack = _typed(functions.octavo_pack, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
-        # (step, its rows, query heads of a tile): makes the step's list of work.
-        self.plan_attention = _typed(functions.octavo_plan_attention, c_void_p, c_int64, c_int64)
         # (draws, tokens)
         self.draw = _typed(functions.octavo_draw, c_void_p, c_void_p)
+        # (rows of a batch, those that decode, how many those are): see decode_rows.h, also for the result.
+        self.begin_decodes = _typed(functions.octavo_begin_decodes, c_void_p, c_char_p, c_int64, result=c_int64)
+        # (the same, tokens, their logits, and what is said of them: sequences, positions, token ids)
+        self.end_decodes = _typed(
+            functions.octavo_end_decodes, c_void_p, c_char_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
+            result=c_bool,
+        )  # fmt: skip
+        self._embedding = _typed(functions.octavo_embedding, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int32)
+        self._rope_turns = _typed(functions.octavo_rope_turns, c_void_p, c_void_p, c_int64, c_void_p)
+        self._plan_attention = _typed(functions.octavo_plan_attention, c_void_p, c_int64, c_int64)
         self._linear = _typed(functions.octavo_linear, c_void_p, c_void_p, c_int64, c_void_p, c_int32)
-        self._linear_argmax = _typed(
-            functions.octavo_linear_argmax, c_void_p, c_void_p, c_int64, c_void_p, c_void_p
-        )
+        self._linear_argmax = _typed(functions.octavo_linear_argmax, c_void_p, c_void_p, c_int64, c_void_p, c_void_p)
         self._rope_cache_write = _typed(
             functions.octavo_rope_cache_write, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p
         )
-        self._attention = _typed(
-            functions.octavo_attention, c_void_p, c_void_p, c_int64, c_void_p, c_float, c_void_p
-        )
+        self._attention = _typed(functions.octavo_attention, c_void_p, c_void_p, c_int64, c_void_p, c_float, c_void_p)
         self._replay = _typed(functions.octavo_replay, c_void_p, c_int64, c_int64, c_void_p)
         self._recording: Recording | None = None
         self._times: KernelTimes | None = None
@@ -135,18 +174,19 @@ class NativeKernels:
 
     def linear(self, linear: int, x: int, rows: int, y: int, epilogue: int) -> None:
         """y [rows, outputs] from x. epilogue: whether to add to y."""
-        call = CallStruct(op=Op.LINEAR, epilogue=epilogue, operation=linear, input=x, output=y)
+        call = CallStruct(op=Op.LINEAR, variant=epilogue, operation=linear, input=x, output=y)
         with self._observed(call):
             self._linear(linear, x, rows, y, epilogue)
 
     def linear_argmax(self, linear: int, x: int, rows: int, ids: int, values: int) -> None:
-        """Of each row's largest output. Not recorded: what follows needs the result."""
-        with self._observed(CallStruct(op=Op.LINEAR, operation=linear), recorded=False):
+        """Of each row's largest output: its column and itself."""
+        call = CallStruct(op=Op.LINEAR, operation=linear, input=x, output=ids, largest=values)
+        with self._observed(call):
             self._linear_argmax(linear, x, rows, ids, values)
 
     def rope_cache_write(self, shape: int, qkv: int, rows: int, turns: int, slots: int, cache: int) -> None:
         call = CallStruct(
-            op=Op.ROPE_CACHE_WRITE, operation=shape, input=qkv, turns=turns, slots=slots, cache=cache
+            op=Op.ROPE_CACHE_WRITE, operation=shape, input=qkv, turns=turns, numbers=slots, cache=cache
         )  # fmt: skip
         with self._observed(call):
             self._rope_cache_write(shape, qkv, rows, turns, slots, cache)
@@ -154,18 +194,35 @@ class NativeKernels:
     def attention(self, step: int, q: int, stride: int, cache: int, scale: float, out: int) -> None:
         """stride: floats between tokens of q."""
         call = CallStruct(
-            op=Op.ATTENTION, operation=step, input=q, stride=stride, cache=cache, scale=scale, output=out
+            op=Op.ATTENTION, operation=step, input=q, size=stride, cache=cache, scale=scale, output=out
         )  # fmt: skip
         with self._observed(call):
             self._attention(step, q, stride, cache, scale, out)
 
-    def replay(self, recording: Recording, num_rows: int) -> None:
-        """Makes recorded calls again, with so many rows."""
-        recording.run(num_rows, self._times)
+    def embedding(self, ids: int, tokens: int, table: int, size: int, out: int, *, is_bf16: bool) -> None:
+        """size: numbers of a token. is_bf16: those of the table."""
+        call = CallStruct(
+            op=Op.EMBEDDING, variant=is_bf16, input=table, size=size, numbers=ids, output=out
+        )  # fmt: skip
+        with self._observed(call):
+            self._embedding(ids, tokens, table, size, out, is_bf16)
+
+    def rope_turns(self, rope: int, positions: int, tokens: int, turns: int) -> None:
+        with self._observed(CallStruct(op=Op.ROPE_TURNS, operation=rope, numbers=positions, output=turns)):
+            self._rope_turns(rope, positions, tokens, turns)
+
+    def plan_attention(self, step: int, tokens: int, tile_rows: int) -> None:
+        """Makes the step's list of work. tile_rows: query heads of a tile."""
+        with self._observed(CallStruct(op=Op.PLAN_ATTENTION, operation=step, size=tile_rows)):
+            self._plan_attention(step, tokens, tile_rows)
+
+    def replay(self, recording: Recording, num_tokens: int) -> None:
+        """Makes recorded calls again, with so many tokens."""
+        recording.run(num_tokens, self._times)
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
-        """What is called within the `with` block is done, and recorded: linear, rope_cache_write and attention."""
+        """What is called within the `with` block is done, and recorded: all ops but draw."""
         assert self._recording is None, "recordings are never nested"
         self._recording = recording = Recording(self._replay)
         try:
@@ -175,7 +232,7 @@ class NativeKernels:
 
     @contextmanager
     def measuring(self) -> Iterator[KernelTimes]:
-        """What linears, rope_cache_write and attention take within the `with` block, replayed or not."""
+        """What ops but draw take within the `with` block, replayed or not."""
         assert self._times is None, "measurements are never nested"
         self._times = times = KernelTimes()
         try:
@@ -184,9 +241,8 @@ class NativeKernels:
             self._times = None
 
     @contextmanager
-    def _observed(self, call: CallStruct, *, recorded: bool = True) -> Iterator[None]:
+    def _observed(self, call: CallStruct) -> Iterator[None]:
         if self._recording is not None:
-            assert recorded
             self._recording.append(call)
         start = time.perf_counter()
         yield

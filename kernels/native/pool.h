@@ -32,7 +32,7 @@ int set_cores(const int32_t* cores, int32_t count);
 
 // Memory of at least `bytes`, 64-byte aligned, that belongs to the calling thread and this slot until it asks again.
 // Slots are few: a function that holds one must not call another that asks for the same.
-enum Slot { kSlotRows, kSlotTile, kSlotDraw, kNumSlots };
+enum Slot { kSlotRows, kSlotTile, kSlotPartials, kSlotDraw, kNumSlots };
 void* scratch(Slot slot, int64_t bytes);
 
 }  // namespace octavo

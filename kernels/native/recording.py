@@ -17,6 +17,9 @@ class Op(enum.IntEnum):
     LINEAR = 0
     ROPE_CACHE_WRITE = 1
     ATTENTION = 2
+    EMBEDDING = 3
+    ROPE_TURNS = 4
+    PLAN_ATTENTION = 5
 
 
 class CallStruct(ctypes.Structure):
@@ -24,14 +27,15 @@ class CallStruct(ctypes.Structure):
 
     _fields_ = (
         ("op", c_int32),
-        ("epilogue", c_int32),
+        ("variant", c_int32),
         ("operation", c_void_p),
         ("input", c_void_p),
         ("output", c_void_p),
         ("cache", c_void_p),
         ("turns", c_void_p),
-        ("slots", c_void_p),
-        ("stride", c_int64),
+        ("numbers", c_void_p),
+        ("largest", c_void_p),
+        ("size", c_int64),
         ("scale", c_float),
     )
 
@@ -67,7 +71,7 @@ class KernelTimes:
 class ReplayFunction(Protocol):
     """`octavo_replay` of kernels/native/replay.h."""
 
-    def __call__(self, calls: int, count: int, rows: int, seconds: int | None, /) -> None: ...
+    def __call__(self, calls: int, count: int, tokens: int, seconds: int | None, /) -> None: ...
 
 
 class Recording:
@@ -76,19 +80,22 @@ class Recording:
     def __init__(self, replay: ReplayFunction) -> None:
         self._replay = replay
         self._calls: list[CallStruct] = []
+        # The calls as an array, once they are made again, and its address.
         self._array: ctypes.Array[CallStruct] | None = None
+        self._address = 0
 
     def append(self, call: CallStruct) -> None:
         self._calls.append(call)
         self._array = None
 
-    def run(self, num_rows: int, times: KernelTimes | None = None) -> None:
-        """Makes the calls again, with so many rows."""
+    def run(self, num_tokens: int, times: KernelTimes | None = None) -> None:
+        """Makes the calls again, with so many tokens."""
         if self._array is None:
             self._array = (CallStruct * len(self._calls))(*self._calls)
-        seconds = None if times is None else np.zeros(len(self._calls), np.dtype(c_double))
-        self._replay(
-            ctypes.addressof(self._array), len(self._calls), num_rows, None if seconds is None else seconds.ctypes.data
-        )
-        if times is not None and seconds is not None:
-            times.add_replayed(self._calls, seconds)
+            self._address = ctypes.addressof(self._array)
+        if times is None:
+            self._replay(self._address, len(self._calls), num_tokens, None)
+            return
+        seconds = np.zeros(len(self._calls), np.dtype(c_double))
+        self._replay(self._address, len(self._calls), num_tokens, seconds.ctypes.data)
+        times.add_replayed(self._calls, seconds)

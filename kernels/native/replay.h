@@ -7,44 +7,53 @@ namespace octavo {
 namespace {
 
 // As kernels/native/recording.py lays it out. What differs from step to step is behind the pointers, but for the number
-// of rows.
+// of tokens.
 struct Call {
-    enum Op : int32_t { kLinear, kRopeCacheWrite, kAttention } op;
-    int32_t epilogue;  // of a linear
-    const void* operation;  // Linear, RopeCacheWrite or AttentionStep
-    float* input;
-    float* output;
+    enum Op : int32_t { kLinear, kRopeCacheWrite, kAttention, kEmbedding, kRopeTurns, kPlanAttention } op;
+    int32_t variant;  // of a linear: its epilogue; of embeddings: whether they are bf16
+    void* operation;  // Linear, RopeCacheWrite, AttentionStep or RopeTurns
+    void* input;
+    void* output;
     void* cache;
     const float* turns;
-    const int64_t* slots;
-    int64_t stride;  // between the tokens of attention's input
+    const int64_t* numbers;  // token ids, positions or slots
+    float* largest;  // of a linear: null, or where its rows' largest outputs go, and to `output` their columns
+    int64_t size;  // of a row; between the tokens of attention's input; of a tile of its plan
     float scale;
 };
 
-inline void run(const Call& call, int64_t rows) {
+inline void run(const Call& call, int64_t tokens) {
+    auto *input = static_cast<float*>(call.input), *output = static_cast<float*>(call.output);
+    auto* step = static_cast<AttentionStep*>(call.operation);
     switch (call.op) {
         case Call::kLinear:
-            return octavo_linear(static_cast<const Linear*>(call.operation), call.input, rows, call.output,
-                                 call.epilogue);
+            if (call.largest) {
+                return octavo_linear_argmax(static_cast<const Linear*>(call.operation), input, tokens,
+                                            static_cast<int64_t*>(call.output), call.largest);
+            }
+            return octavo_linear(static_cast<const Linear*>(call.operation), input, tokens, output, call.variant);
         case Call::kRopeCacheWrite:
-            return octavo_rope_cache_write(static_cast<const RopeCacheWrite*>(call.operation), call.input, rows,
-                                           call.turns, call.slots, call.cache);
-        case Call::kAttention:
-            return octavo_attention(static_cast<const AttentionStep*>(call.operation), call.input, call.stride,
-                                    call.cache, call.scale, call.output);
+            return octavo_rope_cache_write(static_cast<const RopeCacheWrite*>(call.operation), input, tokens,
+                                           call.turns, call.numbers, call.cache);
+        case Call::kAttention: return octavo_attention(step, input, call.size, call.cache, call.scale, output);
+        case Call::kEmbedding:
+            return octavo_embedding(call.numbers, tokens, input, call.size, output, call.variant);
+        case Call::kRopeTurns:
+            return octavo_rope_turns(static_cast<const RopeTurns*>(call.operation), call.numbers, tokens, output);
+        case Call::kPlanAttention: return octavo_plan_attention(step, tokens, call.size);
     }
 }
 
 // seconds: null, or what each call took, added to what is there.
-OCTAVO_EXPORT void octavo_replay(const Call* calls, int64_t count, int64_t rows, double* seconds) {
+OCTAVO_EXPORT void octavo_replay(const Call* calls, int64_t count, int64_t tokens, double* seconds) {
     if (seconds == nullptr) {
-        for (int64_t i = 0; i < count; i++) run(calls[i], rows);
+        for (int64_t i = 0; i < count; i++) run(calls[i], tokens);
         return;
     }
     using Clock = std::chrono::steady_clock;
     for (int64_t i = 0; i < count; i++) {
         const auto start = Clock::now();
-        run(calls[i], rows);
+        run(calls[i], tokens);
         seconds[i] += std::chrono::duration<double>(Clock::now() - start).count();
     }
 }

@@ -18,9 +18,7 @@ from kernels.paged_attention.torch_plan import TorchAttentionPlan
 class AttentionPlan(Protocol):
     """One step's attention, for all layers of one sliding window."""
 
-    def attend(
-        self, q_THD: torch.Tensor, cache: torch.Tensor, scale: float, out: torch.Tensor | None
-    ) -> torch.Tensor:
+    def attend(self, q_THD: torch.Tensor, cache: torch.Tensor, scale: float, out: torch.Tensor | None) -> torch.Tensor:
         """What `paged_attention` promises."""
         ...
 
@@ -32,6 +30,12 @@ class AttentionPlanner:
         """window: tokens that a query sees, itself included; 0: all before it."""
         self._heads, self._window = heads, window
         self._native = None if path.native is None else NativeAttentionPlan(path.native, heads, window)
+
+    def reserve(self, *, num_queries: int, num_rows: int, context: int) -> None:
+        """Makes room for steps of so many queries and rows, each after a context of so many tokens at most: a recording
+        that holds the making of a plan can then be replayed for any of them."""
+        if self._native is not None:
+            self._native.reserve(num_queries=num_queries, num_rows=num_rows, context=context)
 
     def plan(
         self,
@@ -45,7 +49,7 @@ class AttentionPlanner:
         """A plan that is good until the next one is made.
 
         Row i's queries are tokens query_starts[i] : query_starts[i + 1] and the last of its context_lens[i] tokens.
-        query_starts: int [S + 1]. context_lens: int [S]. block_tables: int [S, any], block ids in order.
+        query_starts: int32 [S + 1]. context_lens: int32 [S]. block_tables: int32 [S, any], block ids in order.
         """
         step = {
             "query_starts": query_starts,

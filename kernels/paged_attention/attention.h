@@ -33,8 +33,7 @@ struct AttentionStep {
     const int32_t* block_tables;
     int32_t* items;   // [num_items][6]: see Item
     int32_t* splits;  // [num_splits][3]: see Split
-    float* partials;        // [partial][kv_heads][heads of one * (head_size + 2)]
-    int64_t table_stride, num_items, num_splits;
+    int64_t table_stride, num_items, num_splits, num_partials;
     int32_t heads, kv_heads, head_size;
     int32_t block_size;  // a power of 2 from 8 to 64
     int32_t window;  // positions that a query sees, its own included; 0: all before it
@@ -303,8 +302,10 @@ void attention(const AttentionStep& step, const float* q, int64_t stride, const 
     }
     const int64_t group = step.heads / step.kv_heads, size = step.head_size, width = step.heads * size;
     const int64_t partial_size = group * (size + 2);
+    auto* partials = static_cast<float*>(
+        scratch(kSlotPartials, step.num_partials * step.kv_heads * partial_size * sizeof(float)));
     auto partial = [&](int64_t index, int64_t head) {
-        float* start = step.partials + (index * step.kv_heads + head) * partial_size;
+        float* start = partials + (index * step.kv_heads + head) * partial_size;
         return Running{start, start + group, start + 2 * group};
     };
     parallel(step.num_items * step.kv_heads, [&](int64_t task) {

@@ -31,8 +31,18 @@ class NativeAttentionPlan:
         )
         # What the struct points to.
         self._arrays: tuple[np.ndarray, ...] = ()
-        self._items, self._splits, self._partials = (np.empty(0, np.int32) for _ in range(3))
-        self._partial_size = heads.num_heads * (heads.head_size + 2)
+        self._items, self._splits = np.empty(0, np.int32), np.empty(0, np.int32)
+
+    def reserve(self, *, num_queries: int, num_rows: int, context: int) -> None:
+        """See `AttentionPlanner.reserve`."""
+        # Memory that is never written costs nothing. What is a bound on items: see work.h.
+        num_items = num_queries + num_rows * (1 + context // SEGMENT)
+        if num_items * _ITEM > len(self._items):
+            self._items = np.empty(num_items * _ITEM, np.int32)
+            self._struct.items = self._items.ctypes.data
+        if num_rows * _SPLIT > len(self._splits):
+            self._splits = np.empty(num_rows * _SPLIT, np.int32)
+            self._struct.splits = self._splits.ctypes.data
 
     def update(
         self,
@@ -43,28 +53,23 @@ class NativeAttentionPlan:
         block_size: int,
         cache_dtype: torch.dtype,
     ) -> None:
-        """From here on it is the plan of another step. Arguments as of `AttentionPlanner.plan`."""
+        """From here on it is the plan of another step. Arguments as of `AttentionPlanner.plan`; rows of the tables may
+        lie apart."""
         assert block_size in (8, 16, 32)
-        struct, num_rows = self._struct, len(context_lens)
-        # One query each, or segments of one: see work.h.
-        num_segments = num_rows + int(context_lens.sum()) // SEGMENT
-        self._make_room(int(query_starts[-1]) + num_segments, num_segments)
-        self._arrays = query_starts, context_lens, block_tables = (
-            np.ascontiguousarray(query_starts, np.int32),
-            np.ascontiguousarray(context_lens, np.int32),
-            np.ascontiguousarray(block_tables, np.int32),
-        )
+        assert query_starts.dtype == context_lens.dtype == block_tables.dtype == np.int32
+        assert query_starts.strides == context_lens.strides == block_tables.strides[1:] == (4,)
+        num_tokens, num_rows = int(query_starts[-1]), len(context_lens)
+        self.reserve(num_queries=num_tokens, num_rows=num_rows, context=block_tables.shape[1] * block_size)
+        struct, self._arrays = self._struct, (query_starts, context_lens, block_tables)
         struct.query_starts = query_starts.ctypes.data
         struct.context_lens = context_lens.ctypes.data
         struct.block_tables = block_tables.ctypes.data
-        struct.table_stride = block_tables.shape[1]
+        struct.table_stride = block_tables.strides[0] // 4
         struct.block_size = block_size
         struct.bf16_cache = cache_dtype is torch.bfloat16
-        self._kernels.plan_attention(ctypes.addressof(struct), num_rows, ROWS_PER_TILE)
+        self._kernels.plan_attention(ctypes.addressof(struct), num_tokens, ROWS_PER_TILE)
 
-    def attend(
-        self, q_THD: torch.Tensor, cache: torch.Tensor, scale: float, out: torch.Tensor | None
-    ) -> torch.Tensor:
+    def attend(self, q_THD: torch.Tensor, cache: torch.Tensor, scale: float, out: torch.Tensor | None) -> torch.Tensor:
         assert q_THD.dtype is torch.float32
         assert q_THD.stride()[1:] == (q_THD.shape[2], 1)
         out_THD = torch.empty(q_THD.shape) if out is None else out
@@ -75,13 +80,3 @@ class NativeAttentionPlan:
             out_THD.data_ptr(),
         )  # fmt: skip
         return out_THD
-
-    def _make_room(self, num_items: int, num_segments: int) -> None:
-        """num_segments bounds splits, and their parts."""
-        if num_items * _ITEM > len(self._items):
-            self._items = np.empty(2 * num_items * _ITEM, np.int32)
-            self._struct.items = self._items.ctypes.data
-        if num_segments * _SPLIT > len(self._splits):
-            self._splits = np.empty(2 * num_segments * _SPLIT, np.int32)
-            self._partials = np.empty(2 * num_segments * self._partial_size, np.float32)
-            self._struct.splits, self._struct.partials = self._splits.ctypes.data, self._partials.ctypes.data

@@ -8,11 +8,12 @@
 
 namespace octavo {
 
-// Fills step.items and step.splits, and counts them. A row of several queries is cut into tiles of at most tile_rows
+// Fills step.items and step.splits, and counts them, for as many rows as have `tokens` queries together. A row of several
+// queries is cut into tiles of at most tile_rows
 // query heads of a KV head; a row of one query, if its context is longer than a segment, into its segments, whose
 // results are put together afterwards: a split. There is room for as many items as there are queries, rows, and
 // segments in all contexts together; for as many splits as rows.
-inline void plan_attention(AttentionStep& step, int64_t rows, int64_t tile_rows) {
+inline void plan_attention(AttentionStep& step, int64_t tokens, int64_t tile_rows) {
     struct Planned {
         int64_t cost;
         Item item;
@@ -21,7 +22,9 @@ inline void plan_attention(AttentionStep& step, int64_t rows, int64_t tile_rows)
     auto first_segment = [&](int64_t position) {
         return step.window ? std::max<int64_t>(0, position - step.window + 1) / kSegment : 0;
     };
-    int64_t room = step.query_starts[rows] + rows;
+    int64_t rows = 0;
+    while (step.query_starts[rows] < tokens) rows++;
+    int64_t room = tokens + rows;
     for (int64_t r = 0; r < rows; r++) room += step.context_lens[r] / kSegment;
     auto* planned = static_cast<Planned*>(scratch(kSlotRows, room * sizeof(Planned)));
     auto* splits = reinterpret_cast<Split*>(step.splits);
@@ -57,6 +60,7 @@ inline void plan_attention(AttentionStep& step, int64_t rows, int64_t tile_rows)
     }
     step.num_items = num_items;
     step.num_splits = num_splits;
+    step.num_partials = num_partials;
 }
 
 }  // namespace octavo

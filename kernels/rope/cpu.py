@@ -15,20 +15,11 @@ def interleave_rope_pairs(rows: torch.Tensor, head_size: int) -> torch.Tensor:
     return rows.unflatten(0, (-1, 2, head_size // 2)).transpose(1, 2).flatten(0, 2)
 
 
-def rope_turns(
-    positions_T: torch.Tensor,
-    frequencies_P: torch.Tensor,
-    magnitude: torch.Tensor | float,
-    *,
-    angles_T1P: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """complex64 [T, 1, P]: the turn of each pair at each position, for `apply_rope_`. positions: integers, or float32.
-    frequencies: float32, radians a token. magnitude: of each turn. angles, out: memory for the way, float32, and for
-    the result.
-    """
-    angles_T1P = torch.mul(positions_T.float()[:, None, None], frequencies_P, out=angles_T1P)
-    return torch.polar(torch.as_tensor(magnitude).expand_as(angles_T1P), angles_T1P, out=out)
+def rope_turns(positions_T: torch.Tensor, frequencies_P: torch.Tensor, magnitude: float) -> torch.Tensor:
+    """complex64 [T, 1, P]: the turn of each pair at each position, for `apply_rope_`. positions: integers. frequencies:
+    float32, radians a token. magnitude: of each turn."""
+    angles_T1P = positions_T.float()[:, None, None] * frequencies_P
+    return torch.polar(torch.tensor(magnitude).expand_as(angles_T1P), angles_T1P)
 
 
 def apply_rope_(heads_THD: torch.Tensor, turns_T1P: torch.Tensor) -> None:

@@ -52,9 +52,10 @@ class FakeModel:
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
         return hidden_logits(hidden_SE)
 
-    def greedy(self, hidden_SE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        token_ids_S, largest_S = greedy(hidden_logits(hidden_SE).numpy())
-        return torch.from_numpy(token_ids_S), torch.from_numpy(largest_S)
+    def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        logits_LV = hidden_logits(self.forward(batch, kv_cache)[batch.logit_indices])
+        token_ids_L, largest_L = greedy(logits_LV.numpy())
+        return torch.from_numpy(token_ids_L), torch.from_numpy(largest_L)
 
 
 def context_hash(tokens: list[int]) -> tuple[int, bool]:

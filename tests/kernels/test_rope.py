@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from kernels.rope import apply_rope_, interleave_rope_pairs, rope_turns
+from kernels.rope import RopeTurns, apply_rope_, interleave_rope_pairs, rope_turns
 from kernels.rope.reference import rope
+from tests.support.kernel_paths import KINDS, path_of
 
 POSITIONS = torch.tensor([0, 1, 17, 4095])
 FREQUENCIES = 1.0 / 10000.0 ** (torch.arange(0, 16, 2) / 16)
@@ -28,3 +29,17 @@ def test_turning_reordered_heads_is_rope_reordered(dtype: torch.dtype, tolerance
 
 def test_interleaving_moves_whole_rows_within_heads() -> None:
     assert interleave_rope_pairs(torch.arange(8), 4).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_turns_are_cosines_and_sines_of_float32_angles(kind: str) -> None:
+    positions, magnitude = torch.tensor([0, 1, 17, 4095, 1_000_000, 2**24 + 1] * 7), 1.25
+    angles = (positions.float()[:, None] * FREQUENCIES).double()
+    turns = RopeTurns(path_of(kind, torch.float32), FREQUENCIES, magnitude)
+    got = turns(positions, torch.empty(len(positions), 1, len(FREQUENCIES), dtype=torch.complex64))
+    expected = torch.complex(angles.cos(), angles.sin())[:, None] * magnitude
+    assert float((got - expected).abs().max()) < 2e-7 * magnitude
+    # A token's turn has the same bits wherever in a step it stands.
+    for index in range(6):
+        alone = turns(positions[index : index + 1], torch.empty(1, 1, len(FREQUENCIES), dtype=torch.complex64))
+        assert all(torch.equal(got[place : place + 1], alone) for place in range(index, len(positions), 6))

@@ -103,11 +103,15 @@ def test_decodes_of_many(loaded: LoadedModel, prompt: list[int], whole: torch.Te
 
 def test_greedy_tokens_are_those_of_logits(loaded: LoadedModel) -> None:
     """A row says the same in a step whose logits are kept, for another row's sake, and in one where none are."""
-    hidden_SE = torch.randn(37, loaded.config.hidden_size, generator=torch.Generator().manual_seed(3))
-    token_ids_S, largest_S = loaded.model.greedy(hidden_SE)
-    expected = loaded.model.logits(hidden_SE).max(dim=-1)
-    assert torch.equal(token_ids_S, expected.indices)
-    assert torch.equal(largest_S, expected.values)
+    run = _run(loaded)
+    # Prompts, of which some end, and then decodes.
+    for counts, last_only in (([37], False), ([5, 11, 4], True), ([1, 1, 1], True), ([1, 1], False)):
+        prompts = [_words(sum(counts), seed) for seed, _ in enumerate(counts)]
+        scored, unscored = ([run.row(prompt, 40) for prompt in prompts] for _ in range(2))
+        expected = run.step(list(zip(scored, counts, strict=True)), last_only=last_only).max(dim=-1)
+        token_ids_S, largest_S = run.greedy_step(list(zip(unscored, counts, strict=True)), last_only=last_only)
+        assert torch.equal(token_ids_S, expected.indices)
+        assert torch.equal(largest_S, expected.values)
 
 
 def test_threads(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor) -> None:

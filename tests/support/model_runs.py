@@ -29,10 +29,15 @@ class ModelRun:
     block_size: int = 16
     num_blocks: int = 256
     _free: list[int] = field(init=False)
+    # One for all steps, as a runner has: what is recorded in one is replayed in the next.
+    _batch: InputBatch = field(init=False)
 
     def __post_init__(self) -> None:
         self.kv_cache = KVCache(
             self.loaded.config, num_blocks=self.num_blocks, block_size=self.block_size, dtype=self.dtype
+        )
+        self._batch = InputBatch(
+            max_tokens=self.num_blocks * self.block_size, max_rows=self.num_blocks, max_blocks=self.num_blocks
         )
         # Whatever a masked or a stale slot holds must not matter.
         for layer in self.kv_cache.layers:
@@ -46,6 +51,20 @@ class ModelRun:
     def step(self, scheduled: Sequence[tuple[Row, int]], *, last_only: bool = False) -> torch.Tensor:
         """Computes the next tokens of some rows in one batch; float32 logits [T, V], or of each row's last token
         [S, V]."""
+        self._schedule(scheduled, last_only=last_only)
+        with torch.inference_mode():
+            hidden_TE = self.loaded.model.forward(self._batch, self.kv_cache)
+            return self.loaded.model.logits(hidden_TE[self._batch.logit_indices])
+
+    def greedy_step(
+        self, scheduled: Sequence[tuple[Row, int]], *, last_only: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, without logits: the likeliest tokens and their logits, until the next step."""
+        self._schedule(scheduled, last_only=last_only)
+        with torch.inference_mode():
+            return self.loaded.model.greedy(self._batch, self.kv_cache)
+
+    def _schedule(self, scheduled: Sequence[tuple[Row, int]], *, last_only: bool) -> None:
         tokens, positions, slots, starts = [], [], [], [0]
         for row, count in scheduled:
             for position in range(row.num_computed, row.num_computed + count):
@@ -58,18 +77,15 @@ class ModelRun:
         tables = np.zeros((len(scheduled), max(len(row.blocks) for row, _ in scheduled)), dtype=np.int32)
         for index, (row, _) in enumerate(scheduled):
             tables[index, : len(row.blocks)] = row.blocks
-        batch = InputBatch(
-            token_ids_T=torch.tensor(tokens),
-            positions_T=torch.tensor(positions),
-            slots_T=torch.tensor(slots),
-            query_starts=np.array(starts, dtype=np.int32),
-            context_lens_S=np.array([row.num_computed for row, _ in scheduled], dtype=np.int32),
+        self._batch.fill(
+            token_ids_T=np.array(tokens),
+            positions_T=np.array(positions),
+            slots_T=np.array(slots),
+            query_starts=np.array(starts),
+            context_lens_S=np.array([row.num_computed for row, _ in scheduled]),
             block_tables_SB=tables,
-            logit_indices=torch.tensor(starts[1:]) - 1 if last_only else torch.arange(len(tokens)),
+            logit_indices=np.array(starts[1:]) - 1 if last_only else np.arange(len(tokens)),
         )
-        with torch.inference_mode():
-            hidden_TE = self.loaded.model.forward(batch, self.kv_cache)
-            return self.loaded.model.logits(hidden_TE[batch.logit_indices])
 
     def greedy(self, prompts: Sequence[Sequence[int]], max_tokens: int, chunk: int = 10_000) -> list[list[int]]:
         """Greedy continuations, all prompts in one batch, `chunk` tokens of a row at most in a step. Nothing stops

@@ -7,7 +7,9 @@ from protos import inference_pb2, step_pb2
 from tests.support.steps import decodes
 from worker.batching import build_batch
 from worker.errors import PlanError
+from worker.input_batch import InputBatch
 from worker.rows import Rows
+from worker.scheduled import BatchRows
 
 
 def make_rows(**changes: int) -> Rows:
@@ -32,13 +34,20 @@ def plan(*new_rows: step_pb2.NewRow, rows: list[int], num_tokens: list[int], **f
 
 def run(rows: Rows, step: step_pb2.StepPlan, sampled: int = 7):
     """Applies a plan, and appends `sampled` to every row that samples."""
-    scheduled = rows.apply(step)
-    batch, sampling_S = build_batch(rows, scheduled)
-    sampling = scheduled.rows_S[sampling_S]
-    if scheduled.num_drafts_S is not None:
-        rows.settle_drafts(sampling, scheduled.num_drafts_S[sampling_S])
-    rows.append(sampling, np.full(len(sampling), sampled))
-    return batch, sampling.tolist()
+    batch, batch_rows = begin(rows, step)
+    if batch_rows.num_drafts_N is not None:
+        rows.settle_drafts(batch_rows.rows_N, batch_rows.num_drafts_N)
+    rows.append(batch_rows.rows_N, np.full(len(batch_rows.rows_N), sampled))
+    return batch, batch_rows.rows_N.tolist()
+
+
+def begin(rows: Rows, step: step_pb2.StepPlan) -> tuple[InputBatch, BatchRows]:
+    """Applies a plan."""
+    batch = InputBatch(
+        max_tokens=rows.max_num_batched_tokens, max_rows=rows.max_num_seqs, max_blocks=rows.block_ids_RB.shape[1]
+    )
+    rows.apply(step)
+    return batch, build_batch(rows, rows.schedule(step), batch)
 
 
 def test_a_prompt_in_chunks_samples_once_and_then_token_by_token():
@@ -97,9 +106,8 @@ def test_a_row_is_used_again_with_nothing_left_of_its_past():
 
 def test_a_returning_row_goes_on_at_its_output_position():
     rows = make_rows()
-    scheduled = rows.apply(plan(new_row(tokens=10, num_prompt_tokens=6), rows=[0], num_tokens=[10]))
-    build_batch(rows, scheduled)
-    assert rows.output_positions(scheduled.rows_S).tolist() == [4]
+    _, batch_rows = begin(rows, plan(new_row(tokens=10, num_prompt_tokens=6), rows=[0], num_tokens=[10]))
+    assert rows.output_positions(batch_rows.rows_N).tolist() == [4]
 
 
 def test_block_tables_grow_by_what_is_appended():
@@ -265,7 +273,7 @@ def test_a_broken_plan_is_refused_with_field_and_value(message: str):
     # Row 0: 10 tokens known, 4 computed, one block of 8.
     run(rows, plan(new_row(block_ids=[1]), rows=[0], num_tokens=[4]))
     with pytest.raises(PlanError) as caught:
-        rows.apply(BROKEN[message])
+        begin(rows, BROKEN[message])
     assert message in str(caught.value)
 
 
@@ -273,7 +281,7 @@ def test_nothing_is_computed_past_max_model_len():
     rows = make_rows(max_model_len=8, block_size=8)
     run(rows, plan(new_row(tokens=8, block_ids=[1]), rows=[0], num_tokens=[8]))
     with pytest.raises(PlanError, match="9 tokens computed; it holds blocks: 1"):
-        rows.apply(plan(rows=[0], num_tokens=[1]))
+        begin(rows, plan(rows=[0], num_tokens=[1]))
 
 
 def test_clear_frees_every_row():

@@ -80,10 +80,8 @@ def test_rows_that_are_merely_greedy_need_no_logits():
     assert not state.needs_logits(np.array([0, 1, 2]))
     with_logits = draw_rows(state, logits, [0, 1, 2, 0], [0] * 4)
     token_ids_L, largest_L = greedy(logits.numpy())
-    without = sample(
-        Greedy(token_ids_L=token_ids_L, largest_L=largest_L), np.arange(4), state, np.array([0, 1, 2, 0]),
-        np.zeros(4, np.int64), None,
-    )  # fmt: skip
+    scores = Greedy(token_ids_L=torch.from_numpy(token_ids_L), largest_L=torch.from_numpy(largest_L))
+    without = sample(scores, np.arange(4), state, np.array([0, 1, 2, 0]), np.zeros(4, np.int64), None)
     assert without.token_ids_N.tolist() == with_logits.token_ids_N.tolist()
     assert without.failed_N.tolist() == with_logits.failed_N.tolist() == [False, False, True, False]
 

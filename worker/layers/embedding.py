@@ -5,14 +5,20 @@ Legend: T tokens, E hidden size, V vocabulary.
 
 import torch
 
+from kernels.compute_path import ComputePath
+from kernels.embedding.cpu import embedding
 from worker.workspace import Workspace
 
 
-def embed(embeddings_VE: torch.Tensor, token_ids_T: torch.Tensor, workspace: Workspace) -> torch.Tensor:
-    """float32 [T, E], in the workspace: the beginning of the residual stream."""
-    num_tokens, hidden_size = len(token_ids_T), embeddings_VE.shape[1]
-    x_TE = workspace.take("residual", num_tokens, hidden_size)
-    if embeddings_VE.dtype is torch.float32:
-        return torch.index_select(embeddings_VE, 0, token_ids_T, out=x_TE)
-    rows_TE = workspace.take("embeddings", num_tokens, hidden_size, dtype=embeddings_VE.dtype)
-    return x_TE.copy_(torch.index_select(embeddings_VE, 0, token_ids_T, out=rows_TE))
+class Embedding:
+    def __init__(self, table_VE: torch.Tensor, path: ComputePath) -> None:
+        self._table_VE, self._kernels = table_VE, path.native
+
+    @property
+    def num_bytes(self) -> int:
+        return self._table_VE.nbytes
+
+    def __call__(self, token_ids_T: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+        """float32 [T, E], in the workspace: the beginning of the residual stream."""
+        x_TE = workspace.take("residual", len(token_ids_T), self._table_VE.shape[1])
+        return embedding(token_ids_T, self._table_VE, self._kernels, out=x_TE)

@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from kernels.rope import rope_turns
+from kernels.compute_path import ComputePath
+from kernels.rope import RopeTurns
 from worker.rope_config import RopeConfig
 from worker.workspace import Workspace
 
@@ -13,20 +14,14 @@ class Rotary:
     """Turns of a step's positions, computed as they come: a table for the longest context would be larger than it
     is quick."""
 
-    def __init__(self, config: RopeConfig, head_size: int) -> None:
-        self._frequencies_P = rope_frequencies(config, head_size)
-        self._magnitude = torch.tensor(config.attention_factor)
+    def __init__(self, config: RopeConfig, head_size: int, path: ComputePath) -> None:
+        self._turns = RopeTurns(path, rope_frequencies(config, head_size), config.attention_factor)
+        self._num_pairs = head_size // 2
 
     def __call__(self, positions_T: torch.Tensor, workspace: Workspace) -> torch.Tensor:
         """complex64 [T, 1, head size / 2] for kernels.rope.apply_rope_, in the workspace."""
-        num_tokens, num_pairs = len(positions_T), len(self._frequencies_P)
-        return rope_turns(
-            workspace.take("positions", num_tokens).copy_(positions_T),
-            self._frequencies_P,
-            self._magnitude,
-            angles_T1P=workspace.take("angles", num_tokens, 1, num_pairs),
-            out=workspace.take("turns", num_tokens, 1, num_pairs, dtype=torch.complex64),
-        )
+        turns_T1P = workspace.take("turns", len(positions_T), 1, self._num_pairs, dtype=torch.complex64)
+        return self._turns(positions_T, turns_T1P)
 
 
 def rope_frequencies(config: RopeConfig, head_size: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from kernels.compute_path import ComputePath
+from kernels.linear import PackedLinear
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
@@ -20,6 +21,8 @@ class Model(Protocol):
     # How it computes: names the arithmetic for a replica's numerics fingerprint, and says the dtype of a KV cache that
     # attention reads as it is.
     path: ComputePath
+    # The output head, with the norm before it.
+    head: PackedLinear
 
     def __init__(self, config: ModelConfig, take: TakeTensor, dtype: torch.dtype) -> None: ...
 
@@ -41,9 +44,9 @@ class Model(Protocol):
         """float32 [S, vocab_size] from rows of `forward`'s result."""
         ...
 
-    def greedy(self, hidden_SE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The likeliest token of each row (int64 [S]) and its logit (float32 [S]), bit for bit what
-        kernels.sampling.greedy says of `logits`."""
+    def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the batch's KV and gives the likeliest token after each of its logit_indices (int64 [S]) and its logit
+        (float32 [S]), bit for bit what kernels.sampling.greedy says of `logits`."""
         ...
 
 
