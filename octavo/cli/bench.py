@@ -1,10 +1,11 @@
-"""`octavo bench serve` and `octavo bench throughput`."""
+"""`octavo bench serve` and `octavo bench throughput`; `octavo bench kernels` is in bench_kernels."""
 
 import math
 from typing import Annotated, Any
 
 import typer
 
+from octavo.cli.bench_kernels import kernels
 from octavo.cli.option_flags import CONFIG_FLAG, SNAKE_CASE_FLAGS, options_from_flags, with_option_flags
 
 PROMPT_LEN = Annotated[int, typer.Option(min=1, help="Tokens of each prompt, drawn at random.")]
@@ -14,9 +15,10 @@ JSON = Annotated[bool, typer.Option("--json", help="One JSON object a line, for 
 
 
 def register(app: typer.Typer) -> None:
-    bench = typer.Typer(no_args_is_help=True, help="Measure a running cluster, or the engine alone.")
+    bench = typer.Typer(no_args_is_help=True, help="Measure a running cluster, the engine alone, or kernels.")
     bench.command()(serve)
     bench.command(context_settings=SNAKE_CASE_FLAGS)(with_option_flags(throughput))
+    bench.command()(kernels)
     app.add_typer(bench, name="bench")
 
 

@@ -1,0 +1,94 @@
+"""A process that measures on one GPU, seen from the tuner: a line of JSON to it, a line of JSON back.
+
+One process a GPU, so that neither Python nor a crashed CUDA context of one is in the way of another.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kernels.fp8_gemm.tile import Tile
+from octavo.bench.tune.problem import Measurement, Shape, TuneError
+
+MEASURE_COMMAND = (sys.executable, "-m", "octavo.bench.tune.measure")
+
+
+def visible_gpu(number: int, environment: Mapping[str, str]) -> str:
+    """The value of CUDA_VISIBLE_DEVICES for the number-th of the GPUs that are visible now."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    return str(number) if visible is None else visible.split(",")[number].strip()
+
+
+class GpuProcess:
+    """Started when first needed, and again after a try that it did not survive."""
+
+    def __init__(self, number: int, command: Sequence[str] = MEASURE_COMMAND) -> None:
+        """number: of the GPU among the visible ones."""
+        self._command = command
+        self._environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible_gpu(number, os.environ)}
+        self._process: subprocess.Popen[str] | None = None
+
+    def measure(self, M: int, shape: Shape, tile: Tile) -> Measurement:
+        """A process that ends instead of answering is this tile's error. Raises TuneError if none can be started."""
+        process = self._process or self._start()
+        answer = self._ask(process, {"M": M, "shape": asdict(shape), "tile": tile.as_json()})
+        if answer is None:
+            self.close()
+            return Measurement(microseconds=None, error=f"the process ended with status {process.returncode}")
+        if answer["is_last"]:
+            self.close()
+        return Measurement(microseconds=answer["microseconds"], error=answer["error"])
+
+    def close(self) -> None:
+        """Ends the process; one that is measuring is interrupted."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                # What could not be written is of no interest any more.
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    continue
+
+    def _start(self) -> subprocess.Popen[str]:
+        # In a session of its own: Ctrl-C interrupts the tuner, which then ends its processes.
+        process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environment,
+            start_new_session=True,
+        )
+        self._process = process
+        if self._ask(process, {}) is None:
+            self.close()
+            raise TuneError(
+                f"GPU {self._environment['CUDA_VISIBLE_DEVICES']}: {' '.join(self._command)} ended with status "
+                f"{process.returncode} before it measured anything; its words are above"
+            )
+        return process
+
+    @staticmethod
+    def _ask(process: subprocess.Popen[str], question: dict[str, Any]) -> dict[str, Any] | None:
+        """None if the process ended; an empty question asks whether it is ready."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            process.wait()
+            return None
+        line = process.stdout.readline()
+        if not line:
+            process.wait()
+            return None
+        return json.loads(line)

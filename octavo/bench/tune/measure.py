@@ -1,0 +1,97 @@
+"""Times tiles on one GPU: `python -m octavo.bench.tune.measure` reads questions, a line of JSON each, and answers them.
+
+    {"M": 16, "shape": {"N": .., "K": .., "blockwise": true}, "tile": {"BLOCK_SIZE_M": ..}}
+    {"microseconds": 12.5, "error": "", "is_last": false}
+
+is_last: the GPU can't be used by this process any more, which ends. An empty question is answered once all is ready.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+
+from kernels.fp8_gemm.gpu import fp8_gemm
+from kernels.fp8_gemm.tile import Tile, tile_from_json
+from kernels.fp8_quantize.gpu import quantize_blocks, quantize_groups, quantize_tokens
+from kernels.fp8_quantize.reference import GROUP, spread
+from octavo.bench.tune.problem import Shape
+
+# Largest error over the largest output: bfloat16 rounds by 2^-9 of a number, sums of e4m3 products add less.
+_TOLERANCE = 2**-7
+# Milliseconds; a tile that is slow shows it in few calls.
+_WARM_UP, _MEASURED = 5, 30
+
+
+@dataclass(frozen=True)
+class Inputs:
+    arguments: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    expected: torch.Tensor
+
+
+def time_on_gpu(call: Callable[[], object]) -> float:
+    """Milliseconds, median, with a cold L2, as a model's next layer finds it."""
+    return float(triton.testing.do_bench(call, warmup=_WARM_UP, rep=_MEASURED, return_mode="median"))  # pyright: ignore[reportArgumentType]
+
+
+def answer(question: dict[str, Any], *, device: str, timer: Callable[[Callable[[], object]], float]) -> dict[str, Any]:
+    """Computes once and compares, then times. timer: milliseconds of a call."""
+    shape, tile = Shape(**question["shape"]), tile_from_json(question["tile"])
+    try:
+        inputs = _inputs(question["M"], shape, device)
+        error = _error(inputs, tile)
+        if error > _TOLERANCE:
+            return _answer(None, f"wrong by {error:.2g} of the largest output", is_last=False)
+        milliseconds = timer(lambda: fp8_gemm(*inputs.arguments, path="triton", tile=tile))
+    except Exception as failure:  # noqa: BLE001 - whatever a tile does to compiler and GPU is its result
+        # After an illegal access nothing works any more in this process.
+        is_last = isinstance(failure, RuntimeError) and "CUDA" in str(failure)
+        return _answer(None, f"{type(failure).__name__}: {str(failure)[:500]}", is_last=is_last)
+    return _answer(milliseconds * 1e3, "", is_last=False)
+
+
+def _answer(microseconds: float | None, error: str, *, is_last: bool) -> dict[str, Any]:
+    return {"microseconds": microseconds, "error": error, "is_last": is_last}
+
+
+def _error(inputs: Inputs, tile: Tile) -> float:
+    y = fp8_gemm(*inputs.arguments, path="triton", tile=tile).float()
+    worst = (y - inputs.expected).abs().max() / inputs.expected.abs().max()
+    return float(worst.nan_to_num(torch.inf))
+
+
+# All tiles of a batch size are tried one after the other.
+@lru_cache(maxsize=1)
+def _inputs(M: int, shape: Shape, device: str) -> Inputs:
+    generator = torch.Generator(device).manual_seed(0)
+    x = torch.randn(M, shape.K, generator=generator, device=device, dtype=torch.bfloat16)
+    weight = torch.randn(shape.N, shape.K, generator=generator, device=device, dtype=torch.bfloat16)
+    if shape.blockwise:
+        (q_x, x_scales), (q_weight, weight_scales) = quantize_groups(x), quantize_blocks(weight)
+        x_spread = spread(x_scales, (1, GROUP), (M, shape.K))
+        weight_spread = spread(weight_scales, (GROUP, GROUP), (shape.N, shape.K))
+    else:
+        (q_x, x_scales), (q_weight, weight_scales) = quantize_tokens(x), quantize_tokens(weight)
+        x_spread, weight_spread = x_scales, weight_scales
+    expected = (q_x.float() * x_spread) @ (q_weight.float() * weight_spread).t()
+    return Inputs(arguments=(q_x, q_weight, x_scales, weight_scales), expected=expected)
+
+
+def main() -> int:
+    torch.cuda.init()
+    for line in sys.stdin:
+        question = json.loads(line)
+        reply = answer(question, device="cuda", timer=time_on_gpu) if question else {}
+        print(json.dumps(reply), flush=True)
+        if reply.get("is_last"):
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""What a tuning run says: a line of JSON for each batch size and file, or a table for people."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from octavo.bench.tune.problem import Shape
+from octavo.bench.tune.tuner import Best
+
+
+def best_as_json(best: Best) -> dict[str, Any]:
+    shape = best.shape
+    return {
+        "op": "fp8_gemm", "N": shape.N, "K": shape.K, "scales": "block" if shape.blockwise else "channel", "M": best.M,
+        "microseconds": round(best.microseconds, 3), "tflops": round(_tflops(best), 1), "tile": best.tile.as_json(),
+        "num_tried": best.num_tried, "num_failed": best.num_failed,
+    }  # fmt: skip
+
+
+def print_json(values: dict[str, Any]) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def print_table(shape: Shape, bests: Sequence[Best], path: Path) -> None:
+    table = Table("M", "us", "TFLOP/s", "tile", "warps", "stages", "group", "parts", "failed")
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
+    for best in sorted(bests, key=lambda best: best.M):
+        tile = best.tile
+        table.add_row(
+            str(best.M), f"{best.microseconds:.1f}", f"{_tflops(best):,.0f}",
+            f"{tile.block_m} x {tile.block_n} x {tile.block_k}",
+            *map(str, (tile.num_warps, tile.num_stages, tile.group_m, tile.split_k)),
+            f"{best.num_failed} of {best.num_tried}",
+        )  # fmt: skip
+    console = Console()
+    console.print(f"N={shape.N}, K={shape.K}", style="bold", highlight=False)
+    console.print(table)
+    console.print(str(path), style="dim", highlight=False, soft_wrap=True)
+
+
+def _tflops(best: Best) -> float:
+    return 2 * best.M * best.shape.N * best.shape.K / best.microseconds / 1e6

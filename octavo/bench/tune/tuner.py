@@ -1,0 +1,157 @@
+"""Spreads batch sizes over GPUs, and keeps the fastest tile of each."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kernels.fp8_gemm.tile import Tile
+from kernels.fp8_gemm.tuned_files import TunedConfigError, file_name, read_tiles, write_tiles
+from octavo.bench.tune.partial_results import PartialResults
+from octavo.bench.tune.problem import Device, Measurement, Shape, TuneError
+from octavo.bench.tune.space import candidates
+
+
+class Gpu(Protocol):
+    """Measures on one GPU."""
+
+    def measure(self, M: int, shape: Shape, tile: Tile) -> Measurement: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The fastest tile of one batch size."""
+
+    M: int
+    shape: Shape
+    tile: Tile
+    microseconds: float
+    num_tried: int
+    # Of those, how many the GPU did not take.
+    num_failed: int
+
+
+class Tuner:
+    """Tunes one shape after the other into a folder."""
+
+    def __init__(
+        self, device: Device, folder: Path, measured_with: Mapping[str, str], open_gpu: Callable[[int], Gpu]
+    ) -> None:
+        """measured_with: versions and device, kept with unfinished results. open_gpu: by its number from 0."""
+        self._device, self._folder = device, folder
+        self._measured_with = dict(measured_with)
+        self._open_gpu = open_gpu
+
+    def num_candidates(self, shape: Shape, batch_sizes: Sequence[int]) -> int:
+        return sum(len(candidates(M, shape, self._device)) for M in batch_sizes)
+
+    def tune(
+        self,
+        shape: Shape,
+        batch_sizes: Sequence[int],
+        *,
+        on_tries: Callable[[int], None],
+        on_best: Callable[[Best], None],
+    ) -> Path:
+        """Writes the file of this shape, and keeps what it said of other batch sizes.
+
+        on_tries: called with how many more candidates are done, those of an interrupted run at once. on_best: with each
+        batch size that is done. Both from any thread, one at a time. Raises TuneError; what was measured stays.
+        """
+        path = self._folder / file_name(shape.N, shape.K, self._device.name, blockwise=shape.blockwise)
+        try:
+            tiles = read_tiles(path) if path.exists() else {}
+        except TunedConfigError as error:
+            raise TuneError(str(error)) from None
+        results = PartialResults(path.with_name(path.name + ".partial"), self._measured_with)
+        try:
+            bests = _Run(self._device, shape, results, on_tries, on_best).spread(batch_sizes, self._open_gpu)
+            write_tiles(path, tiles | {best.M: best.tile for best in bests})
+        except BaseException:
+            results.close()
+            raise
+        results.remove()
+        return path
+
+
+class _Run:
+    """One shape: a thread for each GPU takes batch sizes until none is left."""
+
+    def __init__(
+        self,
+        device: Device,
+        shape: Shape,
+        results: PartialResults,
+        on_tries: Callable[[int], None],
+        on_best: Callable[[Best], None],
+    ) -> None:
+        self._device, self._shape, self._results = device, shape, results
+        self._on_tries, self._on_best = on_tries, on_best
+        # Guards all that threads share.
+        self._lock = threading.Lock()
+        self._waiting: deque[int] = deque()
+        self._bests: list[Best] = []
+        self._is_stopped = False
+
+    def spread(self, batch_sizes: Sequence[int], open_gpu: Callable[[int], Gpu]) -> list[Best]:
+        # The largest first: they have the most candidates, and the last to end should be a short one.
+        self._waiting.extend(sorted(set(batch_sizes), reverse=True))
+        gpus = [open_gpu(number) for number in range(min(self._device.num_gpus, len(self._waiting)))]
+        try:
+            with ThreadPoolExecutor(len(gpus)) as threads:
+                futures = [threads.submit(self._serve, gpu) for gpu in gpus]
+                try:
+                    for future in as_completed(futures):
+                        future.result()
+                except BaseException:
+                    # The pool waits for its threads: let them end.
+                    self._is_stopped = True
+                    raise
+        finally:
+            for gpu in gpus:
+                gpu.close()
+        return sorted(self._bests, key=lambda best: best.M)
+
+    def _serve(self, gpu: Gpu) -> None:
+        while not self._is_stopped:
+            with self._lock:
+                if not self._waiting:
+                    return
+                M = self._waiting.popleft()
+            self._tune(M, gpu)
+
+    def _tune(self, M: int, gpu: Gpu) -> None:
+        tiles = candidates(M, self._shape, self._device)
+        known = {tile: measurement for tile, measurement in self._results.measured.get(M, {}).items() if tile in tiles}
+        with self._lock:
+            self._on_tries(len(known))
+        for tile in tiles:
+            if self._is_stopped:
+                return
+            if tile in known:
+                continue
+            known[tile] = measurement = gpu.measure(M, self._shape, tile)
+            with self._lock:
+                self._results.add(M, tile, measurement)
+                self._on_tries(1)
+        best = _best(M, self._shape, {tile: known[tile] for tile in tiles})
+        with self._lock:
+            self._bests.append(best)
+            self._on_best(best)
+
+
+def _best(M: int, shape: Shape, tries: Mapping[Tile, Measurement]) -> Best:
+    """tries: in the order of candidates, of which the first wins if times are equal."""
+    times = {tile: tried.microseconds for tile, tried in tries.items() if tried.microseconds is not None}
+    if not times:
+        first = next(iter(tries.values()), Measurement(microseconds=None, error="there is no candidate"))
+        raise TuneError(f"--shape {shape.N},{shape.K}: no tile works for a batch of {M}; the first one: {first.error}")
+    tile = min(times, key=lambda tile: times[tile])
+    return Best(
+        M=M, shape=shape, tile=tile, microseconds=times[tile], num_tried=len(tries), num_failed=len(tries) - len(times)
+    )
