@@ -1,0 +1,1 @@
+"""Which experts compute each token of a mixture of experts, and how much each counts."""
