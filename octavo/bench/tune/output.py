@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -26,16 +27,18 @@ def print_json(values: dict[str, Any]) -> None:
 
 
 def print_table(shape: Shape, bests: Sequence[Best], path: Path) -> None:
-    table = Table("M", "us", "TFLOP/s", "tile", "warps", "stages", "group", "parts", "failed")
+    # Fits into 80 columns.
+    names = ("M", "us", "TFLOP/s", "tile", "warps", "stages", "group", "parts", "failed")
+    table = Table(*names, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
     for best in sorted(bests, key=lambda best: best.M):
         tile = best.tile
         table.add_row(
             str(best.M), f"{best.microseconds:.1f}", f"{_tflops(best):,.0f}",
-            f"{tile.block_m} x {tile.block_n} x {tile.block_k}",
+            f"{tile.block_m}x{tile.block_n}x{tile.block_k}",
             *map(str, (tile.num_warps, tile.num_stages, tile.group_m, tile.split_k)),
-            f"{best.num_failed} of {best.num_tried}",
+            f"{best.num_failed}/{best.num_tried}",
         )  # fmt: skip
     console = Console()
     console.print(f"N={shape.N}, K={shape.K}", style="bold", highlight=False)
