@@ -38,8 +38,8 @@ def paged_attention(
 
     Row i's queries are tokens query_starts[i] : query_starts[i + 1], and the last of its context_lens[i] tokens, whose
     keys and values are in the cache. Nothing else of the cache is read. Rows of no queries are skipped; a row whose
-    keys and values are in the cache. Nothing else of the cache is read. Rows of no queries are skipped; a row whose
     context is 0 (padding of a captured graph) gets zeros; tokens from query_starts[-1] on stay as they are in `out`.
+
     Which program computes what is decided on the GPU by `schedule`, made for this step by `AttentionSchedule.update`,
     whose window applies.
 

@@ -19,7 +19,10 @@ E4M3_MAX = tl.constexpr(448.0)
 def dot(a, b, acc):
     """acc + a @ b in float32; a and b of one dtype: bf16, fp16, e4m3 or fp32, the last without rounding to tf32."""
     if INTERPRETED:
-        result = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+        # In float64, so that a row's result does not depend on where in the tile it is: numpy adds up in an order that
+        # differs from row to row, a tensor core does not.
+        a64, b64 = a.to(tl.float32).to(tl.float64), b.to(tl.float32).to(tl.float64)
+        result = tl.dot(a64, b64, acc.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
     else:
         result = tl.dot(a, b, acc, input_precision="ieee")
     return result
