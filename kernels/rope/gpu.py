@@ -95,6 +95,30 @@ def check_turns(cos_sin_LR: torch.Tensor, positions_T: torch.Tensor | None, num_
     return rotary_dims // 2
 
 
+@jit
+def _cos_sin(angle):
+    """float32 (cos, sin) of float32 angles, to 1e-7. tl.cos and tl.sin reduce angles beyond 105615, which long contexts
+    have, by a loop over a table, which with Triton 3.6 is on the stack; float64 reduces all alike."""
+    # The quarter turn next to the angle, and what is left, within pi / 4.
+    quarters = tl.floor(angle.to(tl.float64) * 0.6366197723675814 + 0.5)
+    rest = (angle.to(tl.float64) - quarters * 1.5707963267948966).to(tl.float32)
+    square = rest * rest
+    # Polynomials of the Cephes library's sinf and cosf.
+    sin = rest + rest * square * (-1.6666654611e-1 + square * (8.3321608736e-3 - square * 1.9515295891e-4))
+    cos = (
+        1.0
+        - 0.5 * square
+        + square * square * (4.166664568298827e-2 + square * (-1.388731625493765e-3 + square * 2.443315711809948e-5))
+    )
+    quarter = quarters.to(tl.int64) & 3
+    is_odd = (quarter & 1) == 1
+    turned_cos, turned_sin = tl.where(is_odd, sin, cos), tl.where(is_odd, cos, sin)
+    return (
+        tl.where((quarter == 1) | (quarter == 2), -turned_cos, turned_cos),
+        tl.where(quarter >= 2, -turned_sin, turned_sin),
+    )
+
+
 @jit(do_not_specialize=["num_tokens"])
 def _cos_sin_kernel(
     positions_T,
@@ -112,8 +136,9 @@ def _cos_sin_kernel(
     angle = position[:, None] * tl.load(frequencies_P + pair, mask=pair < NUM_PAIRS, other=0.0)
     ptrs = out_TR + token.to(tl.int64)[:, None] * (2 * NUM_PAIRS) + pair
     mask = (token < num_tokens)[:, None] & (pair < NUM_PAIRS)
-    tl.store(ptrs, tl.cos(angle) * magnitude, mask=mask)
-    tl.store(ptrs + NUM_PAIRS, tl.sin(angle) * magnitude, mask=mask)
+    cos, sin = _cos_sin(angle)
+    tl.store(ptrs, cos * magnitude, mask=mask)
+    tl.store(ptrs + NUM_PAIRS, sin * magnitude, mask=mask)
 
 
 @jit

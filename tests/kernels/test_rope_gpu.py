@@ -62,8 +62,8 @@ def test_without_positions_a_row_is_a_token() -> None:
 
 @pytest.mark.parametrize("num_pairs", [1, 40, 64])
 def test_rows_of_a_step_agree_with_float64(num_pairs: int) -> None:
-    """A float32 angle is off by half its last place, 2^-8 at 131071; up to there range reduction must hold."""
-    positions = torch.tensor([0, 1, 4095, 131071, *range(20)], device=DEVICE)
+    """A float32 angle is off by half its last place, 2^-5 at a million; up to there range reduction must hold."""
+    positions = torch.tensor([0, 1, 4095, 131071, 1048575, *range(19)], device=DEVICE)
     frequencies = _frequencies(num_pairs)
     out = torch.full((24, 2 * num_pairs), float("nan"), device=DEVICE)
     assert cos_sin_rows(positions, frequencies, MAGNITUDE, out=out) is out

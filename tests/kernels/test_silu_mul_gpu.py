@@ -33,8 +33,8 @@ def test_agrees_with_float64(dtype: torch.dtype, size: int, activation: Literal[
     gate_up = _gate_up(3, size, dtype)
     out = torch.full((3, size), float("nan"), dtype=dtype, device=DEVICE)
     assert silu_mul(gate_up, activation=activation, out=out) is out
-    # exp of an argument of up to 30 or so, which float32 has to 2^-24 of that.
-    assert_rounded(out, REFERENCES[activation](gate_up.cpu()), error=3e-6)
+    # exp of an argument of up to 60 or so, which float32, and a GPU times log2(e) in float32, has to 2^-24 of that.
+    assert_rounded(out, REFERENCES[activation](gate_up.cpu()), error=1e-5)
 
 
 def test_reference_is_the_tanh_form() -> None:
