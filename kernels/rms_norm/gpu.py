@@ -149,7 +149,8 @@ def _launch(
     _rms_norm_kernel[(len(x_TN),)](
         x_TN, residual_TN, weight_N, out_TN, scales, eps, len(x_TN),
         x_TN.stride(0), 0 if residual_TN is None else residual_TN.stride(0), out_TN.stride(0),
-        SIZE=x_TN.shape[1], QUANTIZATION=quantization.value, POWER_OF_TWO=power_of_two, GROUPS=groups, num_warps=num_warps,
+        SIZE=x_TN.shape[1], QUANTIZATION=quantization.value, POWER_OF_TWO=power_of_two, GROUPS=groups,
+        num_warps=num_warps,
     )  # fmt: skip
 
 
