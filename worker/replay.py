@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from operator import is_
 
+import torch
+
 from kernels.compute_path import ComputePath
 from kernels.native.recording import Recording
 
@@ -21,11 +23,14 @@ class Replay:
     def run(self, body: Callable[[], None], num_tokens: int, *, memory: tuple[object, ...]) -> None:
         """body: makes the same kernel calls for any number of tokens, and does nothing else; what it passes to them has
         the same addresses as long as `memory` holds the same objects."""
-        if self._kernels is None:
-            body()
-        elif self._recording is not None and all(map(is_, memory, self._memory)):
+        if self._kernels is not None and self._recording is not None and all(map(is_, memory, self._memory)):
             self._kernels.replay(self._recording, num_tokens)
-        else:
+            return
+        # Not around whole steps: entering and leaving it takes 50 us when the weights have just emptied the caches.
+        with torch.inference_mode():
+            if self._kernels is None:
+                body()
+                return
             with self._kernels.recording() as recording:
                 body()
-            self._recording, self._memory = recording, memory
+        self._recording, self._memory = recording, memory

@@ -86,7 +86,6 @@ class Runner:
         self._rows.clear()
         self._scrub(self._rows.take_spoiled_blocks())
 
-    @torch.inference_mode()
     def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
         """Computes one step. Epoch, step number and digest are the caller's to check.
 
@@ -104,10 +103,10 @@ class Runner:
         after_forward = time.perf_counter()
         if scores is not None:
             self._sample(batch_rows, scores, result)
-        end = time.perf_counter()
-        result.timing.total = end - arrival
-        result.timing.forward = after_forward - before_forward
-        result.timing.sample = end - after_forward
+        end, timing = time.perf_counter(), result.timing
+        timing.total = end - arrival
+        timing.forward = after_forward - before_forward
+        timing.sample = end - after_forward
         return result
 
     def warm_up(self) -> None:

@@ -15,7 +15,7 @@ from worker.take_tensor import Shape, TakeTensor
 
 
 class Model(Protocol):
-    """What a worker needs of a model. Calls run under torch.inference_mode, one at a time."""
+    """What a worker needs of a model. Calls come one at a time; nothing wants gradients."""
 
     config: ModelConfig
     # How it computes: names the arithmetic for a replica's numerics fingerprint, and says the dtype of a KV cache that
