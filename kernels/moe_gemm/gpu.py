@@ -66,21 +66,23 @@ def run_experts(
     weights_TK: torch.Tensor,
     experts_TK: torch.Tensor,
     *,
+    num_experts: int | None = None,
     batch_invariant: bool = False,
     tile: MoeTile | None = None,
 ) -> torch.Tensor:
     """sum over k of weights_TK[t, k] * down(silu(gate(x_t)) * up(x_t)) of expert experts_TK[t, k]: [T, H] in x's dtype.
 
-    x_TH: bf16 or fp16, the experts' dtype unless that is e4m3, contiguous. weights_TK: float32. experts_TK: int32, -1
-    where another rank has the expert, or the token is padding: such pairs add nothing, and a token that has no others
-    is 0. Sums are float32; between the GEMMs, and a pair's result, are x's dtype. batch_invariant: the same tile for
-    all batches, so that a token's result never depends on what else is computed; else the tile is chosen by shapes, or
-    given.
+    x_TH: bf16 or fp16, the experts' dtype unless that is e4m3, contiguous. weights_TK: float32. experts_TK: int32, this
+    rank's index of an expert, or -1 where another rank has it or the token is padding: such pairs add nothing, and a
+    token that has no others is 0. Sums are float32; what is between the GEMMs, and a pair's result, are x's dtype.
+    num_experts: of all ranks, for the mean number of pairs that one has; this rank's if None. batch_invariant: the same
+    tile for all batches, so that a token's result never depends on what else is computed; else the tile is chosen by
+    shapes, or given.
 
     Raises ValueError for dtypes that do not go together.
     """
     num_tokens, hidden_size = x_TH.shape
-    num_experts, _, size = experts.down_EHI.shape
+    num_local_experts, _, size = experts.down_EHI.shape
     top_k = experts_TK.shape[1]
     is_fp8 = experts.down_EHI.dtype is torch.float8_e4m3fn
     if x_TH.dtype is not experts.down_EHI.dtype and not is_fp8:
@@ -94,8 +96,8 @@ def run_experts(
     if not num_tokens:
         return out_TH
     num_pairs = num_tokens * top_k
-    tile = tile or (INVARIANT if batch_invariant else tile_for(num_pairs, num_experts))
-    pairs = align(experts_TK, num_experts, tile.block_m)
+    tile = tile or (INVARIANT if batch_invariant else tile_for(num_pairs, num_experts or num_local_experts))
+    pairs = align(experts_TK, num_local_experts, tile.block_m)
     gated_NI = torch.empty(num_pairs, size, dtype=x_TH.dtype, device=x_TH.device)
     _grouped_gemm(x_TH, experts.gate_up_E2IH, experts.gate_up_scales, gated_NI, pairs, tile, top_k=top_k, gated=True)
     down_NH = torch.empty(num_pairs, hidden_size, dtype=x_TH.dtype, device=x_TH.device)

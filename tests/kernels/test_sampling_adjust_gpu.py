@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.sampling import gpu_adjust
+from kernels.sampling import gpu, gpu_adjust
 from kernels.sampling.gpu_verify import verify
 from kernels.sampling.reference import penalties_reference, verify_reference
 from tests.support.gpu import DEVICE
@@ -121,3 +121,39 @@ def test_drafts_count_until_the_first_that_the_draw_does_not_say():
         said = [] if draft is None else verify_reference(drawn[n], draft)
         assert tokens_ND1[n].tolist() == said + [poison] * (width - len(said))
         assert counts_N[n] == (poison if draft is None else len(said))
+
+
+def test_output_does_not_depend_on_drafts():
+    """A model whose logits hang on the last token, and drafts that are right, wrong, or right by chance."""
+    vocabulary, length, width = 20, 6, 3
+    table_VV = torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    columns = gpu.SamplingColumns(
+        temperature_R=floats([1.0]),
+        top_k_R=ints([0]),
+        top_p_R=torch.ones(1, dtype=torch.float64, device=DEVICE),
+        min_p_R=floats([0.0]),
+        seed_R=torch.tensor([2**63 - 5], dtype=torch.int64, device=DEVICE),
+        choice_R=ints([1]),
+    )
+
+    def draws(last_tokens: list[int], first_position: int) -> torch.Tensor:
+        count = len(last_tokens)
+        tokens_L = ints([0] * count)
+        positions_L = ints(list(range(first_position, first_position + count)))
+        gpu.sample(table_VV[last_tokens], ints([0] * count), positions_L, columns, tokens_L, filters=False)
+        return tokens_L
+
+    plain = [0]
+    for position in range(length):
+        plain.append(int(draws(plain[-1:], position)[0]))
+    for wrong in (99, 0, 1, 2):
+        said = [0]
+        while len(said) <= length:
+            drafts = [(token + (i == wrong)) % vocabulary for i, token in enumerate(plain[len(said) :][:width])]
+            tokens_ND1, counts_N = ints([[-77] * (width + 1)]), ints([-77])
+            padded = ints([drafts + [0] * (width - len(drafts))])
+            drawn_L = draws([said[-1], *drafts], len(said) - 1)
+            verify(drawn_L, ints([0]), ints([len(drafts)]), padded, tokens_ND1, counts_N)
+            assert int(counts_N[0]) == min(wrong, len(drafts)) + 1
+            said += tokens_ND1[0, : counts_N[0]].tolist()
+        assert said[: length + 1] == plain
