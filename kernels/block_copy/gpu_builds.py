@@ -13,6 +13,7 @@ def shipped() -> list[KernelBuild]:
             constexprs={"TILE": gpu._TILE},
             num_warps=gpu._NUM_WARPS,
             num_stages=3,
+            expects_vectors=True,
             multiples_of_16=("block_words",),
         )
     ]

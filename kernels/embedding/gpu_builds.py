@@ -24,5 +24,6 @@ def _build(name: str, *, size: int, tile: int) -> KernelBuild:
         constexprs={"SIZE": size, "TILE": tile},
         num_warps=gpu._NUM_WARPS,
         num_stages=3,
+        expects_vectors=True,
         multiples_of_16=strides,
     )

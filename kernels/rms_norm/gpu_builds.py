@@ -29,6 +29,7 @@ def shipped() -> list[KernelBuild]:
             constexprs={"NUM_HEADS": 16, "HEAD_SIZE": 128, "ROWS": 16, "TILE": 128},
             num_warps=4,
             num_stages=3,
+            expects_vectors=True,
             multiples_of_16=("token_stride", "head_stride", "weight_stride"),
         ),
     ]
@@ -61,6 +62,7 @@ def _build(name: str, size: int, *, residual: bool = False, quantization: Any = 
         },
         num_warps=num_warps,
         num_stages=3,
+        expects_vectors=True,
         multiples_of_16=strides,
         archs=FP8_ARCHS if quantized else ARCHS,
     )

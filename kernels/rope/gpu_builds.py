@@ -48,5 +48,6 @@ def _build(name: str, *, num_pairs: int, interleaved: bool, positions: bool) -> 
         },
         num_warps=gpu._NUM_WARPS,
         num_stages=3,
+        expects_vectors=True,
         multiples_of_16=strides,
     )

@@ -59,6 +59,7 @@ def _build(
         },
         num_warps=gpu._NUM_WARPS,
         num_stages=3,
+        expects_vectors=True,
         multiples_of_16=("token_stride", "row_stride"),
         archs=archs,
     )

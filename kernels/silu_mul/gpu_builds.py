@@ -38,6 +38,7 @@ def _build(
         constexprs=own,
         num_warps=num_warps,
         num_stages=3,
+        expects_vectors=True,
         multiples_of_16=tuple({"row_stride", "out_stride"} & set(arguments)),
         archs=archs,
     )

@@ -35,6 +35,7 @@ def test_fits_the_gpu(target: Target, compiled: dict[str, Compiled]) -> None:
     assert (result.stack, result.local) == (0, 0), f"spills: {result}"
     assert 0 < result.registers <= MAX_REGISTERS
     assert result.shared <= SHARED_MEMORY_LIMITS[target.arch], result
+    build = builds_of(target.op)[target.build]
     if target.arch == 90:
-        expected = builds_of(target.op)[target.build].expects_wgmma
-        assert result.has_wgmma >= expected, f"no wgmma: {result}"
+        assert result.has_wgmma >= build.expects_wgmma, f"no wgmma: {result}"
+    assert result.has_vectors >= build.expects_vectors, f"no 16-byte accesses: {result}"

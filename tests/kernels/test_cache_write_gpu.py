@@ -102,6 +102,19 @@ def test_rows_beyond_the_slots_are_not_written() -> None:
     assert (~cache.isnan()).sum() == 2 * k[:2].numel()
 
 
+def test_chunks_and_order_do_not_matter() -> None:
+    k, v = _kv(7, 3, 80, torch.bfloat16)
+    slots = torch.tensor([3, 30, 4, -1, 17, 0, 31], device=DEVICE)
+    once, chunked, permuted = (_cache(torch.bfloat16, heads=3, size=80) for _ in range(3))
+    cache_write(k, v, once, slots)
+    for tokens in (slice(0, 1), slice(1, 5), slice(5, 7)):
+        cache_write(k[tokens], v[tokens], chunked, slots[tokens])
+    order = torch.tensor([6, 2, 0, 5, 1, 4, 3], device=DEVICE)
+    cache_write(k[order], v[order], permuted, slots[order])
+    assert torch.equal(_bits(chunked), _bits(once))
+    assert torch.equal(_bits(permuted), _bits(once))
+
+
 def test_reaches_slots_beyond_two_to_the_31_numbers() -> None:
     """The cache of 3 GiB is virtual memory but for the pages that are written."""
     shape = gpu_cache_shape(num_blocks=(1 << 21) + (1 << 20), block_size=8, num_kv_heads=1, head_size=64)

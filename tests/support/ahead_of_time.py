@@ -50,6 +50,7 @@ class Compiled:
     local: int = 0
     shared: int = 0
     has_wgmma: bool = False
+    has_vectors: bool = False
 
 
 @lru_cache
@@ -121,6 +122,7 @@ def compile_here(target: Target) -> Compiled:
         local=usage["LOCAL"],
         shared=kernel.metadata.shared,
         has_wgmma="wgmma.mma_async" in kernel.asm["ptx"],
+        has_vectors="ld.global.v4.b32" in kernel.asm["ptx"] and "st.global.v" in kernel.asm["ptx"],
     )
 
 
