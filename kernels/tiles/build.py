@@ -29,7 +29,7 @@ class KernelBuild:
     multiples_of_16: tuple[str, ...] = ()
     # Whether a dot of it must become Hopper's wgmma.
     expects_wgmma: bool = False
-    # Whether it must read 16 bytes a thread at a time, and write as many, or 8 where 2 bytes became 1: a mask or a stride
-    # that Triton cannot see through takes that away without a word.
+    # Whether it must read 16 bytes a thread at a time, and write as many, or 8 where 2 bytes became 1: a mask or a
+    # stride that Triton cannot see through takes that away without a word.
     expects_vectors: bool = False
     archs: tuple[int, ...] = ARCHS
