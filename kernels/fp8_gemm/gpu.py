@@ -69,8 +69,10 @@ def fp8_gemm(
     if batch_invariant:
         tile = BATCH_INVARIANT_TILE
     elif tile is None:
-        tuned = tuned_tile(M, N, K, device.name, blockwise=problem.blockwise, folder=tuned_folder)
-        tile = tuned or default_tile(M, N, K, device.num_sms)
+        # Nobody tunes the interpreter.
+        if device.capability:
+            tile = tuned_tile(M, N, K, device.name, blockwise=problem.blockwise, folder=tuned_folder)
+        tile = tile or default_tile(M, N, K, device.num_sms)
     out_MN = torch.empty((M, N), dtype=out_dtype, device=x_MK.device)
     triton_gemm(x_MK, weight_NK, x_scales, weight_scales, bias_N, out_MN, blockwise=problem.blockwise, tile=tile)
     return out_MN

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.fp8_gemm import reference
-from kernels.fp8_gemm.choose import BATCH_INVARIANT_TILE
+from kernels.fp8_gemm import gpu, reference
+from kernels.fp8_gemm.choose import BATCH_INVARIANT_TILE, Device, default_tile
 from kernels.fp8_gemm.gpu import fp8_gemm, fp8_gemm_choice
 from kernels.fp8_gemm.scaled_mm import _block_scales, scaled_mm
 from kernels.fp8_gemm.tile import Tile
 from kernels.fp8_gemm.triton_gemm import triton_gemm
+from kernels.fp8_gemm.tuned_files import file_name, write_tiles
 from kernels.fp8_quantize import reference as quantize
 from kernels.fp8_quantize.gpu import quantize_blocks
 from tests.support.gpu import DEVICE
@@ -172,6 +173,21 @@ def test_batch_invariant_takes_no_other_tile(tmp_path: Path) -> None:
     y = fp8_gemm(*given.all(), out_dtype=torch.float32, batch_invariant=True, tile=other, tuned_folder=tmp_path)
     same = fp8_gemm(*given.all(), out_dtype=torch.float32, tile=BATCH_INVARIANT_TILE)
     assert torch.equal(y, same)
+
+
+def test_the_tuned_tile_of_the_batch_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device of that name; and a default where nothing is tuned."""
+    h200 = Device(capability=90, num_sms=132, name="NVIDIA H200", cuda_version=(13, 0), has_scaled_mm=True)
+    taken: list[Tile] = []
+    monkeypatch.setattr(gpu, "device_of", lambda device: h200)
+    monkeypatch.setattr(gpu, "triton_gemm", lambda *given, tile, **how: taken.append(tile))
+    monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "cache"))
+    tuned = {M: dataclasses.replace(SMALL, num_stages=stages) for M, stages in ((1, 2), (64, 5))}
+    write_tiles(tmp_path / file_name(40, 300, h200.name, blockwise=True), tuned)
+    for M in (1, 60):
+        fp8_gemm(*arguments((M, 40, 300), "block").all(), tuned_folder=tmp_path)
+    fp8_gemm(*arguments((1, 40, 300), "channel").all(), tuned_folder=tmp_path)
+    assert taken == [tuned[1], tuned[64], default_tile(1, 40, 300, 132)]
 
 
 @pytest.mark.parametrize("group_m", [1, 2, 5, 64])
