@@ -10,6 +10,7 @@ from kernels.fp8_quantize import reference as fp8
 from kernels.moe_gemm.gpu import Experts, run_experts
 from kernels.moe_gemm.reference import run_experts_reference
 from kernels.moe_gemm.tiles import FEW, MANY, SOME, MoeTile, tile_for
+from kernels.moe_routing.gpu import local_experts, route
 from tests.support.gpu import DEVICE
 
 
@@ -137,6 +138,25 @@ def test_padding_and_other_ranks_pairs_add_nothing():
     nobody = torch.full_like(experts_TK, -1)
     assert (run_experts(x_TH, experts, weights_TK, nobody) == 0).all()
     assert run_experts(x_TH[:0], experts, weights_TK[:0], experts_TK[:0]).shape == (0, hidden_size)
+
+
+def test_ranks_of_an_expert_parallel_group_add_up_to_the_whole():
+    num_experts, hidden_size, num_ranks = 5, 48, 2
+    x_TH = random(7, hidden_size, seed=3)
+    experts = experts_of(num_experts, hidden_size, 32)
+    logits_TE = random(7, num_experts, seed=4)
+    weights_TK, experts_TK = route(logits_TE, top_k=2)
+    whole = run_experts(x_TH, experts, weights_TK, experts_TK, tile=FEW)
+    parts = torch.zeros(whole.shape, dtype=torch.float32, device=DEVICE)
+    for rank in range(num_ranks):
+        indices = local_experts(num_experts, rank, num_ranks)
+        own = [expert for expert, index in enumerate(indices) if index >= 0]
+        local_E = torch.tensor(indices, dtype=torch.int32, device=DEVICE)
+        of_rank = Experts(gate_up_E2IH=experts.gate_up_E2IH[own], down_EHI=experts.down_EHI[own])
+        local_weights, local_TK = route(logits_TE, top_k=2, local_experts_E=local_E)
+        parts += run_experts(x_TH, of_rank, local_weights, local_TK, num_experts=num_experts)
+    # Each rank's part is rounded to 8 bits.
+    torch.testing.assert_close(parts, whole.float(), rtol=2**-7, atol=2**-8)
 
 
 def test_tiles_follow_the_rows_of_an_expert():
