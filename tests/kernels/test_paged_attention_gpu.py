@@ -74,7 +74,7 @@ def test_dtypes_agree_with_float64(dtype: torch.dtype, options: Options) -> None
 
 def test_splitting_changes_no_bit() -> None:
     """v1, v2, and a workspace that has room for some rows only: the GPU may choose by time alone."""
-    step = Step(rows=((1, 700), (1, 20), (2, 390), (1, 513)), options=Options(sinks=True))
+    step = Step(rows=((1, 400), (1, 20), (2, 300), (1, 257)), options=Options(sinks=True))
     schedules = {
         "one pass": step.but(num_programs=1).schedule(),
         "split": step.but(num_programs=64).schedule(),
@@ -83,7 +83,7 @@ def test_splitting_changes_no_bit() -> None:
     }
     results = {name: step.run(schedule) for name, schedule in schedules.items()}
     num_partials = {name: int(schedule.starts[PARTIALS.value, 4]) for name, schedule in schedules.items()}
-    assert num_partials == {"one pass": 0, "split": 6 + 8 + 5, "no room": 0, "room for some": 6}
+    assert num_partials == {"one pass": 0, "split": 4 + 6 + 3, "no room": 0, "room for some": 4}
     for result in results.values():
         assert torch.equal(result, results["split"])
 
@@ -97,7 +97,7 @@ def test_chunk_sizes_agree() -> None:
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_where_blocks_lie_changes_no_bit(batch_invariant: bool) -> None:
-    step = Step(rows=MIXED, batch_invariant=batch_invariant)
+    step = Step(rows=((1, 129), (18, 70), (2, 9)), batch_invariant=batch_invariant)
     expected = step.run()
     assert torch.equal(step.but(table_seed=1).run(), expected)
     for block_size in (8, 32, 64, 128):
@@ -173,9 +173,9 @@ def test_tokens_behind_the_last_row_are_left_alone() -> None:
 
 def test_a_schedule_serves_step_after_step() -> None:
     """Nothing of a larger step stays behind in its memory, which a captured graph keeps for good."""
-    large = Step(rows=((1, 400), (1, 300), (40, 90)), num_programs=16)
+    large = Step(rows=((1, 300), (1, 200), (18, 30)), num_programs=16)
     schedule = large.schedule()
-    for rows in (large.rows, ((1, 10), (2, 5), (0, 0)), ((40, 90), (1, 400), (1, 300)), ((1, 399), (1, 1), (1, 257))):
+    for rows in (large.rows, ((1, 10), (2, 5), (0, 0)), ((18, 30), (1, 1), (1, 300))):
         step = large.but(rows=rows)
         assert torch.equal(step.run(schedule), step.run())
 
