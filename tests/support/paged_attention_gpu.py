@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from tests.support.gpu import DEVICE
 SCALE = 0.2
 # A table entry that nobody may look up: no cache has such a block.
 NO_BLOCK = 1 << 30
+# So many tokens are drawn for each row, so that a longer context begins like a shorter one.
+MAX_CONTEXT = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +49,8 @@ class Step:
     # Of the order in which blocks are given out.
     table_seed: int = 0
 
-    def but(self, **changes: object) -> "Step":
-        return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
+    def but(self, **changes: Any) -> "Step":
+        return dataclasses.replace(self, **changes)
 
     @property
     def query_starts(self) -> np.ndarray:
@@ -70,11 +73,13 @@ class Step:
         return tables
 
     def queries(self) -> torch.Tensor:
-        """[T, H, D]. The queries of a row are its last ones: fewer are a part of more."""
+        """[T, H, D]. A query depends on its position in the row."""
         parts = []
         for (queries, context), seed in zip(self.rows, self._seeds, strict=True):
-            all_queries = _random(2 * seed, max(context, queries), self.heads.num_heads, self.heads.head_size)
-            parts.append(all_queries[len(all_queries) - queries :])
+            end = max(context, queries)
+            parts.append(
+                _random(2 * seed, MAX_CONTEXT, self.heads.num_heads, self.heads.head_size)[end - queries : end]
+            )
         return torch.cat(parts).to(self.dtype).to(DEVICE)
 
     def cache(self, tables: np.ndarray) -> torch.Tensor:
@@ -87,14 +92,15 @@ class Step:
         )
         cache = torch.full(shape, float("nan"))
         for row, ((_, context), seed) in enumerate(zip(self.rows, self._seeds, strict=True)):
-            kv_L2KD = _random(2 * seed + 1, context, 2, self.heads.num_kv_heads, self.heads.head_size)
+            kv_L2KD = _random(2 * seed + 1, MAX_CONTEXT, 2, self.heads.num_kv_heads, self.heads.head_size)
             for token in range(context):
                 block = tables[row, token // self.block_size]
                 if block != NO_BLOCK:
                     cache[block, :, :, token % self.block_size] = kv_L2KD[token]
         return cache.to(self._cache_dtype).to(DEVICE)
 
-    def layer(self) -> dict[str, torch.Tensor | None]:
+    def layer(self) -> dict[str, Any]:
+        """The arguments that are a layer's."""
         num_heads, scales = self.heads.num_heads, self.options.num_scales
         return {
             "sinks": _random(901, num_heads).to(DEVICE) if self.options.sinks else None,
