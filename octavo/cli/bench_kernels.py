@@ -87,10 +87,14 @@ def _tune(shapes: "Sequence[Shape]", sizes: list[int] | None, folder: Path | Non
     folder = folder or (Path(in_environment) if in_environment else cache_directory("fp8_gemm"))
     folder.mkdir(parents=True, exist_ok=True)
     tuner = Tuner(device, folder, measured_with(device), GpuProcess)
-    for shape in shapes:
-        path = _tune_shape(tuner, shape, sizes or BATCH_SIZES, as_json=as_json)
-        if as_json:
-            print_json({"op": "fp8_gemm", "N": shape.N, "K": shape.K, "file": str(path)})
+    try:
+        for shape in shapes:
+            path = _tune_shape(tuner, shape, sizes or BATCH_SIZES, as_json=as_json)
+            if as_json:
+                print_json({"op": "fp8_gemm", "N": shape.N, "K": shape.K, "file": str(path)})
+    except KeyboardInterrupt:
+        typer.echo(f"what was measured is kept in {folder}; the same command goes on from there", err=True)
+        raise
 
 
 def _tune_shape(tuner: "Tuner", shape: "Shape", sizes: Sequence[int], *, as_json: bool) -> Path:

@@ -173,6 +173,19 @@ def test_for_people_there_is_a_table(two_gpus: Path, tmp_path: Path) -> None:
     assert "TFLOP/s" in result.stdout
 
 
+def test_an_interrupted_run_says_that_it_goes_on(
+    two_gpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(GpuProcess):
+        def measure(self, M: int, shape: Shape, tile: Tile) -> Measurement:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_process, "GpuProcess", Interrupted)
+    code, text = octavo("--tune", "fp8_gemm", "--shape", "64,256", "--folder", str(tmp_path), "--batch-sizes", "1")
+    assert code != 0
+    assert f"what was measured is kept in {tmp_path}; the same command goes on from there" in text
+
+
 def test_kernels_is_a_command_of_bench() -> None:
     assert bench_kernels.kernels.__doc__ is not None
     assert octavo("--help")[0] == 0
