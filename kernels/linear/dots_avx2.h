@@ -2,13 +2,13 @@
 #pragma once
 
 #include "../native/each.h"
-#include "fixed.h"
+#include "dots_fixed.h"
 #include "int4_panels.h"
 #include "quantized.h"
 
 namespace octavo {
 
-// As add_products of fixed.h, of 16 pairs of bytes, unsigned ones in `column`.
+// As add_products of dots_fixed.h, of 16 pairs of bytes, unsigned ones in `column`.
 inline void add_int4_products(__m256i& sum, __m256i x, __m256i column) {
     __m256i products;
     asm("vpmaddubsw %1, %2, %0" : "=x"(products) : "x"(x), "x"(column));
@@ -32,9 +32,10 @@ inline V8 load_halves(const char* p) {
 // A panel is [block][pair of inputs][column][2], with each block's scales, 16 halves, behind it if weights are grouped;
 // else 16 floats, the columns' scales, are behind all blocks.
 template <bool kGrouped>
-struct Int8Dots {
+struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
     using V = V8;
-    using Value = int16_t;
+    using Inputs = QuantizedRows<int16_t>;
+    using Value = Inputs::Value;
     static constexpr int kRows = 6;
     static constexpr int64_t kColumns = kPanel<V>;
     static constexpr int64_t kValueBytes = kBlock * kColumns;
@@ -42,14 +43,15 @@ struct Int8Dots {
     static constexpr int64_t kBlockBytes = kValueBytes + (kGrouped ? kScaleBytes : 0);
     static constexpr int64_t kPanelBytes = kGrouped ? 0 : kColumns * sizeof(float);
 
-    static void pack(const Linear& linear, const QuantizedWeights& weights, int64_t p, char* panel) {
+    static void pack(const Linear& linear, const WeightRows& weights, int64_t p, char* panel) {
         const int64_t inputs = linear.inputs, blocks = num_blocks(inputs);
         for (int64_t c = 0; c < kColumns; c++) {
             const int64_t row = weight_row<V>(linear, p, c);
             if (row < 0) continue;
+            const int8_t* values = weights.row<int8_t>(row, inputs);
             for (int64_t i = 0; i < inputs; i++) {
                 panel[i / kBlock * kBlockBytes + i % kBlock / 2 * 2 * kColumns + c * 2 + i % 2] =
-                    weights.values[row * inputs + i];
+                    values[i];
             }
             if constexpr (kGrouped) {
                 for (int64_t b = 0; b < blocks; b++) {
@@ -64,7 +66,7 @@ struct Int8Dots {
     }
 
     template <int R, class Fetch>
-    __attribute__((noinline)) static void sums(V (&acc)[R][2], const QuantizedRows<Value>& rows, int64_t first,
+    __attribute__((noinline)) static void sums(V (&acc)[R][2], const Inputs& rows, int64_t first,
                                                const char* panel, Fetch ahead) {
         for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = V::zero();
         for (int64_t b = 0; b < rows.blocks; b++, panel += kBlockBytes) {
@@ -107,13 +109,14 @@ struct Int8Dots {
 
 // Weights are the unsigned operand of vpmaddubsw, inputs the signed one. A pair of products is at most 3,810, and 16
 // bits hold the sum of the 8 pairs that a block has for each of a column's two lanes.
-struct Int4Dots : Int4Panels<V8> {
+struct Int4Dots : Int4Panels<V8>, TileByTile<Int4Dots> {
     using V = V8;
-    using Value = int8_t;
+    using Inputs = QuantizedRows<int8_t>;
+    using Value = Inputs::Value;
     static constexpr int kRows = 6;
 
     template <int R, class Fetch>
-    __attribute__((noinline)) static void sums(V (&acc)[R][2], const QuantizedRows<Value>& rows, int64_t first,
+    __attribute__((noinline)) static void sums(V (&acc)[R][2], const Inputs& rows, int64_t first,
                                                const char* panel, Fetch ahead) {
         const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
         for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = V::zero();

@@ -47,23 +47,25 @@ inline V16 load_halves(const char* p) {
 // A panel is [block][quad of inputs][column][4], with each block's scales, 32 halves, behind it if weights are grouped;
 // else 32 floats, the columns' scales, are behind all blocks.
 template <bool kGrouped>
-struct Int8Dots {
+struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
     using V = V16;
-    using Value = int8_t;
+    using Inputs = QuantizedRows<int8_t>;
+    using Value = Inputs::Value;
     static constexpr int kRows = kDotRows;
     static constexpr int64_t kColumns = kPanel<V>;
     static constexpr int64_t kValueBytes = kBlock * kColumns;
     static constexpr int64_t kBlockBytes = kValueBytes + (kGrouped ? kColumns * sizeof(uint16_t) : 0);
     static constexpr int64_t kPanelBytes = kGrouped ? 0 : kColumns * sizeof(float);
 
-    static void pack(const Linear& linear, const QuantizedWeights& weights, int64_t p, char* panel) {
+    static void pack(const Linear& linear, const WeightRows& weights, int64_t p, char* panel) {
         const int64_t inputs = linear.inputs, blocks = num_blocks(inputs);
         for (int64_t c = 0; c < kColumns; c++) {
             const int64_t row = weight_row<V>(linear, p, c);
             if (row < 0) continue;
+            const int8_t* values = weights.row<int8_t>(row, inputs);
             for (int64_t i = 0; i < inputs; i++) {
                 panel[i / kBlock * kBlockBytes + i % kBlock / 4 * 4 * kColumns + c * 4 + i % 4] =
-                    static_cast<char>(weights.values[row * inputs + i] + 128);
+                    static_cast<char>(values[i] + 128);
             }
             if constexpr (kGrouped) {
                 for (int64_t b = 0; b < blocks; b++) {
@@ -78,7 +80,7 @@ struct Int8Dots {
     }
 
     template <int R, class Fetch>
-    __attribute__((noinline)) static void sums(V (&acc)[R][2], const QuantizedRows<Value>& rows, int64_t first,
+    __attribute__((noinline)) static void sums(V (&acc)[R][2], const Inputs& rows, int64_t first,
                                                const char* panel, Fetch ahead) {
         for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = V::zero();
         for (int64_t b = 0; b < rows.blocks; b++, panel += kBlockBytes) {
@@ -114,13 +116,14 @@ struct Int8Dots {
     }
 };
 
-struct Int4Dots : Int4Panels<V16> {
+struct Int4Dots : Int4Panels<V16>, TileByTile<Int4Dots> {
     using V = V16;
-    using Value = int8_t;
+    using Inputs = QuantizedRows<int8_t>;
+    using Value = Inputs::Value;
     static constexpr int kRows = kDotRows;
 
     template <int R, class Fetch>
-    __attribute__((noinline)) static void sums(V (&acc)[R][2], const QuantizedRows<Value>& rows, int64_t first,
+    __attribute__((noinline)) static void sums(V (&acc)[R][2], const Inputs& rows, int64_t first,
                                                const char* panel, Fetch ahead) {
         const __m512i nibble = _mm512_set1_epi8(15);
         for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = V::zero();

@@ -23,14 +23,15 @@ struct Int4Panels {
     static constexpr int64_t kBlockBytes = kValueBytes + 2 * kScaleBytes;
     static constexpr int64_t kPanelBytes = 0;
 
-    static void pack(const Linear& linear, const QuantizedWeights& weights, int64_t p, char* panel) {
+    static void pack(const Linear& linear, const WeightRows& weights, int64_t p, char* panel) {
         const int64_t inputs = linear.inputs, blocks = num_blocks(inputs);
         for (int64_t c = 0; c < kColumns; c++) {
             const int64_t row = weight_row<V>(linear, p, c);
             if (row < 0) continue;
+            const int8_t* values = weights.row<int8_t>(row, inputs);
             for (int64_t i = 0; i < inputs; i++) {
                 char& both = panel[i / kBlock * kBlockBytes + i % kBlock / 8 * 4 * kColumns + c * 4 + i % 4];
-                both = static_cast<char>(both | weights.values[row * inputs + i] << (i % 8 < 4 ? 0 : 4));
+                both = static_cast<char>(both | values[i] << (i % 8 < 4 ? 0 : 4));
             }
             for (int64_t b = 0; b < blocks; b++) {
                 char* scales = panel + b * kBlockBytes + kValueBytes;

@@ -10,7 +10,6 @@
 #include "../native/pool.h"
 #include "../rms_norm/rms_norm.h"
 #include "accumulate.h"
-#include "fixed.h"
 #include "outputs.h"
 #include "panels.h"
 
@@ -104,5 +103,22 @@ void linear_forward(const Linear& linear, const float* x, int64_t rows, const Ou
                        panels * (g + 1) / groups);
     });
 }
+
+// Linears on floats: inputs are read as A, weights held as T.
+template <class Vector, class A, class T>
+struct FloatLinear {
+    using V = Vector;
+
+    static int64_t bytes(const Linear& linear) { return panels_bytes<V, T>(linear); }
+
+    static void pack(const Linear& linear, const WeightRows& weights, char* panels) {
+        pack_linear<V>(linear, weights.row<T>(0, linear.inputs), reinterpret_cast<T*>(panels));
+    }
+
+    template <class Output>
+    static void forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
+        linear_forward<V, A, T>(linear, x, rows, output);
+    }
+};
 
 }  // namespace octavo

@@ -23,6 +23,18 @@ struct Linear {
     WeightKind weights;
 };
 
+// Weights as they are packed from, by weight rows.
+struct WeightRows {
+    const void* values;      // [rows, inputs]: float, bf16, or int8_t
+    const void* scales;      // of int8_t: float [rows], or halves [rows, blocks]
+    const uint16_t* minima;  // of int4: halves [rows, blocks]
+
+    template <class T>
+    const T* row(int64_t r, int64_t inputs) const {
+        return static_cast<const T*>(values) + r * inputs;
+    }
+};
+
 template <class V>
 constexpr int kPanel = 2 * V::W;  // columns of a panel
 

@@ -19,13 +19,19 @@ inline int64_t num_blocks(int64_t inputs) { return (inputs + kBlock - 1) / kBloc
 
 // x[r][b * kBlock + i] is about scales[b][r] * values[b][r][i]; zeros fill the last block. A block's rows lie together,
 // so that a tile finds them at constant distances.
-template <class Value>
+template <class T>
 struct QuantizedRows {
+    using Value = T;
+    static constexpr int64_t kBlock = octavo::kBlock;
+
     int64_t blocks, rows;
     Value* values;    // [blocks, rows, kBlock], -127 to 127
     float* scales;    // [blocks, rows]
     float* offsets;   // [blocks, rows]: a scale times the sum of its values
     int32_t* starts;  // [blocks, rows]: -128 times that sum, where sums of products with weights + 128 start
+
+    // Of x[rows, inputs], normed first if the linear has a norm.
+    static QuantizedRows of(const Linear& linear, const float* x, int64_t rows);
 };
 
 inline __m256i load_bits(const float* x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)); }
@@ -85,9 +91,8 @@ void quantize_block(const float* x, Value* values, float& scale, float& offset, 
     start = -128 * total;
 }
 
-// Of x[rows, inputs], normed first if the linear has a norm.
 template <class Value>
-QuantizedRows<Value> quantize_rows(const Linear& linear, const float* x, int64_t rows) {
+QuantizedRows<Value> QuantizedRows<Value>::of(const Linear& linear, const float* x, int64_t rows) {
     const int64_t inputs = linear.inputs, blocks = num_blocks(inputs), width = blocks * kBlock;
     const int64_t value_bytes = rows * width * sizeof(Value), scale_bytes = rows * blocks * sizeof(float);
     char* memory = static_cast<char*>(scratch(kSlotRows, value_bytes + 3 * scale_bytes));

@@ -1,12 +1,11 @@
-// For CPUs with AVX2 and FMA. Linears of bf16 or quantized weights multiply integers (see fixed.h and dots_avx2.h); all
+// For CPUs with AVX2 and FMA. Linears of bf16 or quantized weights multiply integers (see dots_fixed.h and dots_avx2.h); all
 // other arithmetic is float32.
 #include "../linear/dots_avx2.h"
-#include "../linear/fixed.h"
+#include "../linear/dots_fixed.h"
 
 namespace octavo {
 using Vector = V8;
-using HalfInput = Fixed;
-using HalfWeight = Fixed;
+using HalfLinear = DotsLinear<FixedDots>;
 using HalfQuery = float;
 }  // namespace octavo
 

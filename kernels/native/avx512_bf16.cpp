@@ -3,11 +3,11 @@
 
 #include "../linear/dots_vnni.h"
 #include "../linear/dots_bf16.h"
+#include "../linear/linear.h"
 
 namespace octavo {
 using Vector = V16;
-using HalfInput = bf16;
-using HalfWeight = bf16;
+using HalfLinear = FloatLinear<V16, bf16, bf16>;
 using HalfQuery = bf16;
 }  // namespace octavo
 

@@ -2,11 +2,11 @@
 #include "vec16.h"
 
 #include "../linear/dots_vnni.h"
+#include "../linear/linear.h"
 
 namespace octavo {
 using Vector = V16;
-using HalfInput = float;
-using HalfWeight = bf16;
+using HalfLinear = FloatLinear<V16, float, bf16>;
 using HalfQuery = float;
 }  // namespace octavo
 

@@ -1,6 +1,5 @@
-// The functions of a path, as C. A path's file defines Vector; HalfInput and HalfWeight, what its linears of bf16 weights
-// multiply; HalfQuery, what its attention over a bf16 cache multiplies that with; Int8Dots and Int4Dots, which quantized.h
-// describes.
+// The functions of a path, as C. A path's file defines Vector; HalfLinear, its linears of bf16 weights; HalfQuery, what its
+// attention over a bf16 cache multiplies that with; Int8Dots and Int4Dots, which quantized.h describes.
 #pragma once
 
 #include "../embedding/embedding.h"
@@ -22,61 +21,42 @@ OCTAVO_EXPORT void octavo_set_threads(int32_t count, bool spins) { set_threads(c
 
 OCTAVO_EXPORT int32_t octavo_set_cores(const int32_t* cores, int32_t count) { return set_cores(cores, count); }
 
+// f(FloatLinear<...>{} or DotsLinear<...>{}), what computes linears of such weights.
+template <class F>
+auto with(WeightKind weights, F&& f) {
+    switch (weights) {
+        case kFloat32: return f(FloatLinear<Vector, float, float>{});
+        case kBfloat16: return f(HalfLinear{});
+        case kInt8: return f(DotsLinear<Int8Dots<false>>{});
+        case kGroupedInt8: return f(DotsLinear<Int8Dots<true>>{});
+        case kInt4: return f(DotsLinear<Int4Dots>{});
+    }
+    __builtin_unreachable();
+}
+
 // Columns of a panel.
 OCTAVO_EXPORT int32_t octavo_panel_width(const Linear* linear) {
-    switch (linear->weights) {
-        case kInt8: return kPanel<Int8Dots<false>::V>;
-        case kGroupedInt8: return kPanel<Int8Dots<true>::V>;
-        case kInt4: return kPanel<Int4Dots::V>;
-        default: return kPanel<Vector>;
-    }
+    return with(linear->weights, [](auto kind) { return kPanel<typename decltype(kind)::V>; });
 }
 
 // Of the panels that octavo_pack writes.
 OCTAVO_EXPORT int64_t octavo_packed_bytes(const Linear* linear) {
-    switch (linear->weights) {
-        case kFloat32: return panels_bytes<Vector, float>(*linear);
-        case kBfloat16: return panels_bytes<Vector, HalfWeight>(*linear);
-        case kInt8: return quantized_bytes<Int8Dots<false>>(*linear);
-        case kGroupedInt8: return quantized_bytes<Int8Dots<true>>(*linear);
-        case kInt4: return quantized_bytes<Int4Dots>(*linear);
-    }
-    return 0;
+    return with(linear->weights, [&](auto kind) { return kind.bytes(*linear); });
 }
 
-// values: the weight rows; scales and minima: of quantized ones, see QuantizedWeights. `panels` holds zeros.
+// See WeightRows. `panels` holds zeros.
 OCTAVO_EXPORT void octavo_pack(const Linear* linear, const void* values, const void* scales, const uint16_t* minima,
                                void* panels) {
-    const QuantizedWeights quantized = {static_cast<const int8_t*>(values), scales, minima};
-    char* bytes = static_cast<char*>(panels);
-    switch (linear->weights) {
-        case kFloat32:
-            return pack_linear<Vector>(*linear, static_cast<const float*>(values), static_cast<float*>(panels));
-        case kBfloat16:
-            return pack_linear<Vector>(*linear, static_cast<const bf16*>(values), static_cast<HalfWeight*>(panels));
-        case kInt8: return pack_quantized<Int8Dots<false>>(*linear, quantized, bytes);
-        case kGroupedInt8: return pack_quantized<Int8Dots<true>>(*linear, quantized, bytes);
-        case kInt4: return pack_quantized<Int4Dots>(*linear, quantized, bytes);
-    }
-}
-
-template <class Dots, template <class> class Output, class... Rest>
-void forward_quantized(const Linear& linear, const float* x, int64_t rows, Rest... rest) {
-    quantized_forward<Dots>(linear, x, rows, Output<typename Dots::V>{linear, rest...});
+    const WeightRows weights = {values, scales, minima};
+    with(linear->weights, [&](auto kind) { kind.pack(*linear, weights, static_cast<char*>(panels)); });
 }
 
 // Brings the sums to an Output{linear, rest...}.
 template <template <class> class Output, class... Rest>
 void forward(const Linear& linear, const float* x, int64_t rows, Rest... rest) {
-    switch (linear.weights) {
-        case kFloat32:
-            return linear_forward<Vector, float, float>(linear, x, rows, Output<Vector>{linear, rest...});
-        case kBfloat16:
-            return linear_forward<Vector, HalfInput, HalfWeight>(linear, x, rows, Output<Vector>{linear, rest...});
-        case kInt8: return forward_quantized<Int8Dots<false>, Output>(linear, x, rows, rest...);
-        case kGroupedInt8: return forward_quantized<Int8Dots<true>, Output>(linear, x, rows, rest...);
-        case kInt4: return forward_quantized<Int4Dots, Output>(linear, x, rows, rest...);
-    }
+    with(linear.weights, [&](auto kind) {
+        kind.forward(linear, x, rows, Output<typename decltype(kind)::V>{linear, rest...});
+    });
 }
 
 OCTAVO_EXPORT void octavo_linear(const Linear* linear, const float* x, int64_t rows, float* y, int32_t epilogue) {

@@ -85,7 +85,7 @@ def paged_attention(
     if schedule.prefill is not None and max_query_len > schedule.queries_per_tile:
         prefill = schedule.prefill
         num_tiles = num_tokens // prefill.queries(heads.group_size) + num_rows
-        prefill_kernel[(heads.num_kv_heads, num_tiles)](
+        prefill_kernel[(num_tiles, heads.num_kv_heads)](
             q_THD, kv, out_THD, *step, *changes, *strides, **shape, **form,
             LANES=prefill.lanes, TOKENS=prefill.tokens, num_warps=prefill.num_warps, num_stages=prefill.num_stages,
         )  # fmt: skip

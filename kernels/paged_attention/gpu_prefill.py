@@ -27,12 +27,13 @@ def prefill_kernel(
 ):  # fmt: skip
     """A program a KV head and tile of queries. There are as many as rows and tokens could need; the others end at once.
 
-    Tiles begin from the last, whose queries see most, so that short ones fill the gaps at the end.
+    Tiles begin from the last, whose queries see most, so that short ones fill the gaps at the end. Those of one head run
+    side by side, and find its keys and values in the L2 cache.
     """
     QUERIES: tl.constexpr = LANES // GROUP
     starts += PREFILL * line_stride
-    kv_head = tl.program_id(0)
-    tile = tl.load(starts + num_rows) - 1 - tl.program_id(1)
+    kv_head = tl.program_id(1)
+    tile = tl.load(starts + num_rows) - 1 - tl.program_id(0)
     if tile >= 0:
         row = find_row(starts, tile, num_rows)
         first_query = tl.load(query_starts + row)

@@ -55,6 +55,24 @@ def test_norm_gate_and_addition(kind: str, dtype: torch.dtype, num_gates: int) -
     torch.testing.assert_close(residual.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("num_rows", [1, 7])
+def test_fixed_point_keeps_every_bit_of_a_bfloat16_near_the_largest(num_rows: int) -> None:
+    """All 256 significands, with either sign, at 14 distances from the largest of 64 weights; in panels as one tile
+    reads them, and as several do. One input alone is 1, so that a sum is a weight."""
+    significands = torch.arange(128, 256).repeat(2) * torch.tensor([1, -1]).repeat_interleave(128)
+    exponents = torch.arange(14)
+    weight_OI = (significands[:, None] * 2.0**-exponents).bfloat16()  # 256 columns, 14 inputs
+    largest = torch.full((256, 1), 255.0).bfloat16()
+    packed = PackedLinear(torch.cat((largest, weight_OI), dim=1), None, path_of("avx2", torch.bfloat16))
+    x_TI = torch.zeros(15 * num_rows, 15)
+    x_TI[torch.arange(15 * num_rows), torch.arange(15 * num_rows) % 15] = 1.0
+    columns = torch.cat([packed(rows) for rows in x_TI.split(num_rows)])[:15].T[:, 1:]
+    # 13 bits under 2^8: up to 5 bits below the largest a bf16's 8 are there. Below that they are rounded to 2^-5.
+    exact = exponents <= 5
+    torch.testing.assert_close(columns[:, exact], weight_OI.float()[:, exact], rtol=1e-6, atol=0)
+    torch.testing.assert_close(columns, weight_OI.float(), rtol=1e-6, atol=2.0**-6 * 1.001)
+
+
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("gated", [False, True])
