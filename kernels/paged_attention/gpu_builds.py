@@ -39,6 +39,7 @@ def shipped() -> list[KernelBuild]:
         builds += _attention(arch, "stablelm", _STABLELM, block_size=8)
         builds += _attention(arch, "head-192-sinks", _WIDE, given=("sinks",), block_size=64)
         builds += _attention(arch, "mqa", _MQA)
+        builds.append(_prefill(arch, "llama-8b-alibi", _LLAMA_8B, given=("alibi_slopes",)))
         builds.append(_decode(arch, "llama-8b", _LLAMA_8B, batch_invariant=True))
         builds.append(_decode(arch, "gemma", _GEMMA, batch_invariant=True))
         builds.append(

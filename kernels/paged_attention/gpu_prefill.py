@@ -27,8 +27,8 @@ def prefill_kernel(
 ):  # fmt: skip
     """A program a KV head and tile of queries. There are as many as rows and tokens could need; the others end at once.
 
-    Tiles begin from the last, whose queries see most, so that short ones fill the gaps at the end. Those of one head run
-    side by side, and find its keys and values in the L2 cache.
+    Tiles begin from the last, whose queries see most, so that short ones fill the gaps at the end. Those of one head
+    run side by side, and find its keys and values in the L2 cache.
     """
     QUERIES: tl.constexpr = LANES // GROUP
     starts += PREFILL * line_stride

@@ -83,10 +83,13 @@ def prefill_tiles(heads: HeadShape, cache_dtype: torch.dtype, arch: int) -> Tile
     halve what is rescaled, where registers hold the scores of as many."""
     head_size = padded(heads.head_size)
     if arch == 90:
-        lanes, tokens = 128, 32 if head_size > 128 else 128 if cache_dtype.itemsize == 2 else 64
+        # Masks of padded head sizes, and copies of e4m3, take registers, too.
+        roomy = head_size == heads.head_size and cache_dtype.itemsize == 2
+        lanes, tokens = 128, 32 if head_size > 128 else 128 if roomy else 64
     else:
         lanes = 128 if head_size <= 128 else 64
-        tokens = 32 if arch == 89 or head_size > 128 or cache_dtype.itemsize == 1 else 64
+        narrow = arch == 89 and head_size > 64
+        tokens = 32 if narrow or head_size > 128 or cache_dtype.itemsize == 1 else 64
     lanes = max(lanes, _power_of_two(heads.group_size))
     room = _SHARED_PER_BLOCK[arch] - lanes * head_size * 2 - (4 << 10)
     buffers = 2 if room >= 2 * 2 * tokens * head_size * cache_dtype.itemsize else 1
