@@ -20,7 +20,7 @@ class Replay:
         self._memory: tuple[object, ...] = ()
         self._recording: Recording | None = None
 
-    def run(self, body: Callable[[], None], num_tokens: int, *, memory: tuple[object, ...]) -> None:
+    def run(self, body: Callable[[], object], num_tokens: int, *, memory: tuple[object, ...]) -> None:
         """body: makes the same kernel calls for any number of tokens, and does nothing else; what it passes to them has
         the same addresses as long as `memory` holds the same objects."""
         if self._kernels is not None and self._recording is not None and all(map(is_, memory, self._memory)):

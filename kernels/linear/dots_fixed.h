@@ -1,14 +1,14 @@
 // bf16 weights where vectors multiply 16-bit integers faster than floats and know no bf16 (AVX2: 16 products and 8 sums
 // of two in as many instructions as 8 products with their sums take in float32): block fixed point.
 //
-// 64 inputs of a row share a scale, and so do the 64 weights that belong to them. Their products add up exactly in int32,
-// and the blocks of a row in float32, in their order. Weights have 13 bits and a sign, and a power of 2 as scale: those
-// above a 32nd of the largest of their 64 keep all the bits of bf16.
+// 64 inputs of a row share a scale, and so do the 64 weights that belong to them. Their products add up exactly in
+// int32, and the blocks of a row in float32, in their order. Weights have 13 bits and a sign, and a power of 2 as scale:
+// those above a 32nd of the largest of their 64 keep all the bits of bf16.
 // Shared exponents: "block floating point", J. H. Wilkinson, Rounding Errors in Algebraic Processes, 1963.
 //
-// Memory holds 12 bits of each, with nothing lost, for a linear of few rows is as fast as its weights come. A bf16 number
-// has 8 significant bits, so a weight is a byte, shifted by 0 to 5 bits: below 256 it is a byte as it is, and above there
-// is nothing under its first 8 bits.
+// Memory holds 12 bits of each, with nothing lost, for a linear of few rows is as fast as its weights come. A bf16
+// number has 8 significant bits, so a weight is a byte, shifted by 0 to 5 bits: below 256 it is a byte as it is, and
+// above there is nothing under its first 8 bits.
 #pragma once
 
 #include <cmath>
@@ -21,8 +21,8 @@
 
 namespace octavo {
 
-// acc += x.first * column.first + x.second * column.second, in each of 8 pairs. Written out, for compilers copy every sum
-// to another register and back.
+// acc += x.first * column.first + x.second * column.second, in each of 8 pairs. Written out, for compilers copy every
+// sum to another register and back.
 inline void add_products(__m256i& acc, __m256i x, __m256i column) {
     __m256i products;
     asm("vpmaddwd %2, %1, %0" : "=x"(products) : "x"(x), "x"(column));
@@ -65,9 +65,9 @@ struct FixedWeights {
     }
 };
 
-// A block of a panel as memory holds it: [2 pairs of inputs]{32 of [the first pair's signs and shifts in the low 4 bits,
-// the second's in the high ones], 32 of the first pair's bytes, 32 of the second's}, exponents of the columns' scales. Of
-// 32, byte 2 i is of element i of the first 8 columns' pairs, byte 2 i + 1 of that of the next 8.
+// A block of a panel as memory holds it: [2 pairs of inputs]{32 of [the first pair's signs and shifts in the low 4
+// bits, the second's in the high ones], 32 of the first pair's bytes, 32 of the second's}, exponents of the columns'
+// scales. Of 32, byte 2 i is of element i of the first 8 columns' pairs, byte 2 i + 1 of that of the next 8.
 class StoredBlock {
    public:
     static constexpr int64_t kColumns = kPanel<V8>, kVector = 2 * kColumns;
@@ -123,7 +123,8 @@ class OpenBlock {
     explicit OpenBlock(const StoredBlock& stored) : scales_{stored.scales(0), stored.scales(1)} {
         for (int64_t quads = 0; quads < FixedRows::kBlock / 4; quads++) {
             each<2>([&](auto half) OCTAVO_INLINED {
-                each<2>([&](auto v) OCTAVO_INLINED { pairs_[2 * quads + half][v] = stored.pairs(2 * quads + half, v); });
+                const int64_t k = 2 * quads + half;
+                each<2>([&](auto v) OCTAVO_INLINED { pairs_[k][v] = stored.pairs(k, v); });
             });
         }
     }

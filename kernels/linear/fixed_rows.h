@@ -53,7 +53,9 @@ struct FixedRows {
         for (int64_t b = 0; b < blocks; b++) {
             alignas(32) float block[kBlock] = {};
             const int64_t first = b * kBlock, count = std::min(kBlock, inputs - first);
-            for (int64_t i = 0; i < count; i++) block[i] = weight ? x[first + i] * norm * weight[first + i] : x[first + i];
+            for (int64_t i = 0; i < count; i++) {
+                block[i] = weight ? x[first + i] * norm * weight[first + i] : x[first + i];
+            }
             V8 most = V8::zero(), nothing = V8::zero();
             for (int64_t i = 0; i < kBlock; i += 8) {
                 const V8 value = V8::load(block + i);

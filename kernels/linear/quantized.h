@@ -1,6 +1,6 @@
-// y = x W^T + b by register tiles over packed weights: on integers within each block of inputs, in float32 from block to
-// block. Of weights in 8 or 4 bits, for which reference.py beside this file has the formulas, and of bf16 ones in fixed
-// point (dots_fixed.h).
+// y = x W^T + b by register tiles over packed weights: on integers within each block of inputs, in float32 from block
+// to block. Of weights in 8 or 4 bits, for which reference.py beside this file has the formulas, and of bf16 ones in
+// fixed point (dots_fixed.h).
 //
 // Dot products of integers are exact, and sums of floats run over the blocks in their order, in one accumulator: a
 // row's result has the same bits whatever the other rows are, and however rows and columns are dealt out to tiles and

@@ -1,5 +1,5 @@
-// The functions of a path, as C. A path's file defines Vector; HalfLinear, its linears of bf16 weights; HalfQuery, what its
-// attention over a bf16 cache multiplies that with; Int8Dots and Int4Dots, which quantized.h describes.
+// The functions of a path, as C. A path's file defines Vector; HalfLinear, its linears of bf16 weights; HalfQuery, what
+// its attention over a bf16 cache multiplies that with; Int8Dots and Int4Dots, which quantized.h describes.
 #pragma once
 
 #include "../embedding/embedding.h"
