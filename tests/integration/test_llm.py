@@ -98,7 +98,9 @@ def test_the_engine_alone_is_measured(model: Path) -> None:
     assert (one["concurrency"], three["concurrency"]) == (1, 3)
     expected = {"engine": "octavo", "dtype": "float32", "prompt_len": 8, "output_len": 5, "num_errors": 0}
     assert expected.items() <= three.items()
-    assert three["output_tok_s"] == pytest.approx(3 * 5 / three["duration_s"], rel=1e-2)
+    # Of durations there are four decimals, and this one takes few milliseconds.
+    within = 1e-3 + 5e-5 / three["duration_s"]
+    assert three["output_tok_s"] == pytest.approx(3 * 5 / three["duration_s"], rel=within)
     parts = ("gemm", "attention", "rope", "python", "scheduling")
     split = {part: three[f"profiled_{part}_ms"] for part in parts}
     assert min(split.values()) > 0, split
