@@ -46,5 +46,5 @@ def run_with_fault(fault: Fault, directory: Path) -> subprocess.CompletedProcess
     assert text.count(fault.old) == 1, f"{fault.path} has {text.count(fault.old)} of {fault.old!r}"
     source.write_text(text.replace(fault.old, fault.new))
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", fault.test]
-    environment = {**os.environ, "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
