@@ -161,13 +161,14 @@ struct FixedDots {
     template <class Output>
     static void panel(const Inputs& inputs, int64_t first, int64_t last, const char* panel, const char* next, int64_t p,
                       const Output& output) {
-        const int64_t rows = last - first, tiles = (rows + kRows - 1) / kRows;
+        const int64_t rows = last - first;
         auto* sums = static_cast<Sums*>(scratch(kSlotTile, rows * sizeof(Sums)));
         std::fill(sums, sums + rows, Sums{V::zero(), V::zero()});
         for (int64_t b = 0; b < inputs.blocks; b++) {
             const StoredBlock stored(panel + b * kBlockBytes);
             const char* ahead = next + b * kBlockBytes;
-            if (tiles < kOpenFrom) {
+            // One tile alone opens a block in registers, which is quicker than to store and load it.
+            if (rows <= kRows) {
                 each_tile(inputs, first, last, b, stored, ahead, sums);
             } else {
                 each_tile(inputs, first, last, b, OpenBlock(stored), ahead, sums);
@@ -178,7 +179,6 @@ struct FixedDots {
 
    private:
     static constexpr int64_t kQuads = FixedRows::kBlock / 4;
-    static constexpr int64_t kOpenFrom = 2;
 
     struct Sums {
         V of[2];

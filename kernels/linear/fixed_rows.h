@@ -35,6 +35,7 @@ struct FixedRows {
         char* memory = static_cast<char*>(scratch(kSlotRows, value_bytes + blocks * rows * sizeof(float)));
         const FixedRows result = {blocks, rows, reinterpret_cast<int16_t*>(memory),
                                   reinterpret_cast<float*>(memory + value_bytes)};
+        // So few that a batch of 8 is rounded by more than one thread.
         const int64_t rows_per_task = std::max<int64_t>(1, 2048 / inputs);
         parallel((rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
             for (int64_t r = task * rows_per_task; r < std::min(rows, (task + 1) * rows_per_task); r++) {
