@@ -78,5 +78,5 @@ def _describe(error, origin: Mapping[str, str]) -> str:  # pydantic's ErrorDetai
     message = error["msg"].removeprefix("Value error, ")
     if not error["loc"]:
         return message
-    name = str(error["loc"][0])
-    return f"{name}={error['input']!r} {origin.get(name, 'by default')}: {message}"
+    option, *inner = map(str, error["loc"])
+    return f"{'.'.join((option, *inner))}={error['input']!r} {origin.get(option, 'by default')}: {message}"

@@ -10,9 +10,11 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
 from configs.core_lists import parse_core_lists
+from configs.gpu_options import GpuOptions
+from configs.option_field import CACHE, LOGS, MODEL, NETWORK, PARALLEL, ROUTER, SCHEDULING, as_number, option
 
 
 def _split(value: object) -> object:
@@ -25,11 +27,6 @@ def _default_runtime_dir() -> Path:
     return Path(base) / f"octavo-{os.getuid()}"
 
 
-def _number(value: object) -> object:
-    """Lets a choice between numbers come as text."""
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
-
-
 def _check_worker_cpus(value: str) -> str:
     if value not in ("none", "auto"):
         parse_core_lists(value)
@@ -38,24 +35,8 @@ def _check_worker_cpus(value: str) -> str:
 
 Addresses = Annotated[tuple[str, ...], BeforeValidator(_split)]
 
-MODEL, CACHE, SCHEDULING, PARALLEL, ROUTER, NETWORK, LOGS = (
-    "Model",
-    "KV cache",
-    "Scheduling",
-    "Parallelism and processes",
-    "Router",
-    "Network and security",
-    "Logs and metrics",
-)
 
-
-def option(group: str, default: object, help: str, **bounds: object):
-    """A field with its help text and the group under which `octavo up --help` shows it."""
-    kind = "default_factory" if callable(default) else "default"
-    return Field(**{kind: default}, description=help, json_schema_extra={"group": group}, **bounds)  # type: ignore[call-overload]
-
-
-class Options(BaseModel):
+class Options(GpuOptions):
     """The resolved options of one cluster; each process takes what concerns it. Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -73,13 +54,14 @@ class Options(BaseModel):
         MODEL, "auto", "How weights are read. dummy: random weights of the model's shapes, for benchmarks."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(MODEL, "auto", "Of weights and KV cache. auto: bfloat16.")
-    quantization: Literal["auto", "none", "int8", "int4"] = option(
+    quantization: Literal["auto", "none", "int8", "int4", "fp8"] = option(
         MODEL,
         "auto",
         "Of the linear layers, made when they are loaded. int8: weights in 8 bits, a scale for each output. int4: in 4 "
         "bits, a scale and a minimum for each 32 of them; the output head in 8. Inputs are rounded to 8 bits in both. "
-        "none: floats. auto: int8 if the checkpoint was made for it (W8A8 by compressed-tensors), else none. What a "
-        "checkpoint holds in as many bits (GGUF's Q8_0, Q4_0, Q4_1; W8A8) stays as it is; FP8 is widened first.",
+        "fp8 (GPUs only): e4m3, a scale for each output, or those of the checkpoint; the head stays as it is. "
+        "none: floats. auto: int8 on CPUs or fp8 on GPUs if the checkpoint was made for it, else none. What a "
+        "checkpoint holds in as many bits (GGUF's Q8_0, Q4_0, Q4_1; W8A8; on GPUs FP8) stays as it is.",
     )
     weight_cache: float = option(
         MODEL,
@@ -99,14 +81,20 @@ class Options(BaseModel):
     )
 
     # --- KV cache
-    block_size: Annotated[Literal[8, 16, 32], BeforeValidator(_number)] = option(CACHE, 16, "Tokens in one KV block.")
+    block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(as_number)] = option(
+        CACHE, 16, "Tokens in one KV block; 64 and 128 on GPUs only."
+    )
     kv_cache_memory: float = option(
-        CACHE, 1.0, "GiB of host memory that each worker's KV cache may take.", gt=0, le=4096
+        CACHE,
+        1.0,
+        "GiB of host memory that the KV cache of each worker on CPUs may take; on GPUs see gpu_memory_utilization.",
+        gt=0,
+        le=4096,
     )
     num_blocks_override: int = option(
         CACHE,
         0,
-        "So many KV blocks instead of what kv_cache_memory gives, to test preemption. 0: off.",
+        "So many KV blocks, whatever kv_cache_memory or gpu_memory_utilization gives, to test preemption. 0: off.",
         ge=0,
         le=2**31 - 1,
     )

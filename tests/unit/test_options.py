@@ -73,7 +73,7 @@ def test_booleans_come_as_text():
         ("", {"OCTAVO_BLOCKSIZE": "8"}, {}, ["blocksize'", "in the environment", "did you mean 'block_size'"]),
         ("", {}, {"zzzzzz": 1}, ["zzzzzz", "as a flag", "octavo up --help"]),
         ("max_num_seqs: 0", {}, {}, ["max_num_seqs=0", "octavo.yaml", "greater than or equal to 1"]),
-        ("", {"OCTAVO_BLOCK_SIZE": "12"}, {}, ["block_size=", "12", "in the environment", "8, 16 or 32"]),
+        ("", {"OCTAVO_BLOCK_SIZE": "12"}, {}, ["block_size=", "12", "in the environment", "8, 16, 32, 64 or 128"]),
         ("", {}, {"port": 70_000}, ["port=70000", "as a flag", "65535"]),
         ("max_num_seqs: many", {}, {}, ["max_num_seqs='many'", "integer"]),
         ("kv_cache_memory: .inf", {}, {}, ["kv_cache_memory=inf", "octavo.yaml"]),
@@ -137,3 +137,27 @@ def test_the_ports_of_all_processes_must_exist() -> None:
     assert load_options(flags={"metrics_port": 65_533}, environ={}).process_metrics_port("worker") == 65_535
     with pytest.raises(ConfigError, match="metrics_port=65534: 3 processes take as many ports from there; use 65533"):
         load_options(flags={"metrics_port": 65_534}, environ={})
+
+
+def test_graph_settings_come_as_a_mapping_and_as_json_and_sizes_get_in_order(tmp_path: Path):
+    path = write(tmp_path, "compilation_config: {level: PIECEWISE, cudagraph_capture_sizes: [8, 1, 8]}\n")
+    in_file = load_options(path, environ={}).compilation_config
+    as_flag = load_options(
+        flags={"compilation_config": '{"level": "PIECEWISE", "cudagraph_capture_sizes": [1, 8]}'}, environ={}
+    ).compilation_config
+    assert in_file == as_flag
+    assert (in_file.level, in_file.cudagraph_capture_sizes) == ("PIECEWISE", (1, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"level": "3"}', ["compilation_config.level='3' as a flag", "'NONE', 'PIECEWISE' or 'FULL'"]),
+        ('{"cudagraph_capture_sizes": [0]}', ["compilation_config.cudagraph_capture_sizes.0=0", "equal to 1"]),
+        ("FULL", ["compilation_config='FULL' as a flag", "not JSON", '"level"']),
+    ],
+)
+def test_graph_settings_that_cannot_be_are_refused(text: str, words: list[str]):
+    with pytest.raises(ConfigError) as error:
+        load_options(flags={"compilation_config": text}, environ={})
+    assert all(word in str(error.value) for word in words), error.value

@@ -1,0 +1,25 @@
+"""How an option is defined, and the groups that `octavo up --help` shows them in."""
+
+from pydantic import Field
+
+MODEL, CACHE, GPU, SCHEDULING, PARALLEL, ROUTER, NETWORK, LOGS = (
+    "Model",
+    "KV cache",
+    "GPU",
+    "Scheduling",
+    "Parallelism and processes",
+    "Router",
+    "Network and security",
+    "Logs and metrics",
+)
+
+
+def option(group: str, default: object, help: str, **bounds: object):
+    """A field with its help text and its group."""
+    kind = "default_factory" if callable(default) else "default"
+    return Field(**{kind: default}, description=help, json_schema_extra={"group": group}, **bounds)  # type: ignore[call-overload]
+
+
+def as_number(value: object) -> object:
+    """Lets a choice between numbers come as text."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
