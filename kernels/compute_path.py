@@ -1,10 +1,22 @@
-"""How a model's dtype is computed on this machine."""
+"""How a model's dtype is computed: by which kernels, on which device."""
 
 from dataclasses import dataclass
 
 import torch
 
 from kernels.native import NativeKernels, native_kernels
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPath:
+    """What Triton's kernels, and torch's GEMMs where those are faster, compute with."""
+
+    # A GPU, or the CPU where Triton interprets its kernels (TRITON_INTERPRET=1).
+    device: torch.device
+    # A row's result has the same bits in any batch and however its prompt was cut.
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +27,15 @@ class ComputePath:
     compute_dtype: torch.dtype
     # Of a KV cache that attention reads as it is.
     kv_cache_dtype: torch.dtype
-    # None: PyTorch computes.
+    # C++ kernels for CPUs.
     native: NativeKernels | None = None
+    # Kernels for GPUs. Neither: PyTorch computes on a CPU.
+    gpu: GpuPath | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights, KV cache and activations are."""
+        return _CPU if self.gpu is None else self.gpu.device
 
 
 def compute_path(dtype: torch.dtype, head_size: int) -> ComputePath:
@@ -48,3 +67,32 @@ def torch_path(dtype: torch.dtype) -> ComputePath:
     return ComputePath(
         name="cpu-onednn-bfloat16-as-float32", compute_dtype=torch.float32, kv_cache_dtype=torch.float32
     )
+
+
+def gpu_path(
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    kv_cache_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
+) -> ComputePath:
+    """The path for a model of `dtype` (bfloat16, float16 or float32) on a GPU. kv_cache_dtype: None is dtype."""
+    kv_cache_dtype = kv_cache_dtype or dtype
+    parts = [_architecture(device), str(dtype).removeprefix("torch.")]
+    if kv_cache_dtype is not dtype:
+        parts.append(f"kv-{str(kv_cache_dtype).removeprefix('torch.')}")
+    if batch_invariant:
+        parts.append("invariant")
+    return ComputePath(
+        name=f"triton-{'-'.join(parts)}",
+        compute_dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        gpu=GpuPath(device=device, batch_invariant=batch_invariant),
+    )
+
+
+def _architecture(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "interpreted"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm{major}{minor}"

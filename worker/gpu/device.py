@@ -1,0 +1,161 @@
+"""What a worker needs of a GPU beyond tensors: pinned memory, events, graphs, and how much memory there is.
+
+A CPU on which Triton interprets its kernels (TRITON_INTERPRET=1) stands in for one: it computes at once whatever it is
+given, which is the order that a GPU's stream keeps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+class Event(Protocol):
+    """A place in the order of what the device was given."""
+
+    def record(self) -> None:
+        """Here, after all that was given so far."""
+        ...
+
+    def query(self) -> bool:
+        """Whether the device has got there."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits until it has, without keeping the interpreter's lock."""
+        ...
+
+
+class Graph(Protocol):
+    """Work that was captured once; its memory is the same in each replay."""
+
+    def replay(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes, of the device as a whole: other processes' count."""
+
+    total: int
+    free: int
+
+
+class Device(Protocol):
+    """One worker's. All work goes to one stream, in order."""
+
+    torch_device: torch.device
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        """uint8 host memory that the device copies from and to while the host goes on."""
+        ...
+
+    def event(self) -> Event: ...
+
+    def synchronize(self) -> None:
+        """Waits for all work."""
+        ...
+
+    def capture(self, body: Callable[[], None], pool: object | None) -> Graph:
+        """What `body` gives the device, without doing it. Run it once before: what is compiled or allocated for the
+        first time cannot be captured. pool: of `graph_pool`, for memory shared with other graphs of it."""
+        ...
+
+    def graph_pool(self) -> object: ...
+
+    def memory(self) -> DeviceMemory: ...
+
+    def peak_bytes(self, body: Callable[[], None]) -> int:
+        """The most that `body` has allocated at once, beyond what was there before."""
+        ...
+
+
+class CudaDevice:
+    """A GPU by CUDA."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+        # Graphs cannot be captured on the default stream.
+        self._stream = torch.cuda.Stream(self.torch_device)
+        torch.cuda.set_stream(self._stream)
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def event(self) -> Event:
+        # blocking: a waiting thread sleeps, rather than spin on a core that the next step's preparation needs.
+        return torch.cuda.Event(blocking=True)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def capture(self, body: Callable[[], None], pool: object | None) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream):  # pyright: ignore[reportArgumentType]
+            body()
+        return graph
+
+    def graph_pool(self) -> object:
+        return torch.cuda.graph_pool_handle()
+
+    def memory(self) -> DeviceMemory:
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return DeviceMemory(total=total, free=free)
+
+    def peak_bytes(self, body: Callable[[], None]) -> int:
+        self.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        before = torch.cuda.memory_allocated(self.torch_device)
+        body()
+        self.synchronize()
+        return torch.cuda.max_memory_allocated(self.torch_device) - before
+
+
+class InterpretedDevice:
+    """A CPU with Triton's interpreter. memory_bytes: what it says it has."""
+
+    def __init__(self, memory_bytes: int = 1 << 30) -> None:
+        self.torch_device = torch.device("cpu")
+        self._memory_bytes = memory_bytes
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def event(self) -> Event:
+        return _Passed()
+
+    def synchronize(self) -> None:
+        """Nothing is ever under way."""
+
+    def capture(self, body: Callable[[], None], pool: object | None) -> Graph:
+        return _Repetition(body)
+
+    def graph_pool(self) -> object:
+        return object()
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(total=self._memory_bytes, free=self._memory_bytes)
+
+    def peak_bytes(self, body: Callable[[], None]) -> int:
+        body()
+        return 0
+
+
+class _Passed:
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Repetition:
+    """A graph of a CPU: the work itself, done again with the same memory."""
+
+    replay: Callable[[], None]
