@@ -2,8 +2,9 @@
 
 All functions: x_TN of fp32, bf16 or fp16, contiguous in the last dim, N up to 32768; computed in float32. weight_N: any
 float dtype, contiguous. residual_TN, if given: contiguous in the last dim, of its own float dtype; it becomes residual
-+ x, rounded to its dtype, and that is what is normed. Quantization is that of kernels.fp8_quantize, applied to the
-result rounded to x's dtype. So each fused function equals its parts one after the other.
++ x, rounded to its dtype, and that is what is normed. out_dtype: what the norm is rounded to, fp32, bf16 or fp16; None
+is x's. Quantization is that of kernels.fp8_quantize, applied to the result so rounded. So each fused function equals
+its parts one after the other, and a float32 stream's norm is the same whether x was added to it just now or before.
 
 Legend: T tokens, N numbers of a row, G = ceil(N / 128).
 """
@@ -22,6 +23,7 @@ GROUP = 128
 _MAX_SIZE = 32768
 # Numbers of the heads that a program norms: at 4 warps two 16-byte vectors of bf16 a thread.
 _HEADS_TILE, _MAX_HEAD_SIZE = 2048, 1024
+_TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _NOT_QUANTIZED, _BY_TOKEN, _BY_GROUP = (tl.constexpr(i) for i in range(3))
 
 
@@ -31,21 +33,23 @@ def rms_norm(
     eps: float,
     *,
     residual_TN: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dim, [T, N] in x's dtype; x is left alone.
+    """x / sqrt(mean(x^2) + eps) * weight over the last dim, [T, N] in out_dtype; x is left alone.
 
-    out: memory for the result, contiguous in the last dim; it may be x itself. Raises ValueError for tensors that are
-    not as above.
+    out: memory for the result, contiguous in the last dim; it may be x itself. Raises ValueError for tensors and dtypes
+    that are not as above.
     """
+    out_dtype = out_dtype or x_TN.dtype
     if out is None:
-        out = torch.empty(x_TN.shape, dtype=x_TN.dtype, device=x_TN.device)
-    elif out.shape != x_TN.shape or out.dtype is not x_TN.dtype or out.stride(1) != 1:
+        out = torch.empty(x_TN.shape, dtype=out_dtype, device=x_TN.device)
+    elif out.shape != x_TN.shape or out.dtype is not out_dtype or out.stride(1) != 1:
         raise ValueError(
             f"out of shape {tuple(out.shape)}, strides {out.stride()} and {out.dtype}: {tuple(x_TN.shape)} of "
-            f"{x_TN.dtype}, contiguous in the last dim, is expected"
+            f"{out_dtype}, contiguous in the last dim, is expected"
         )
-    _launch(x_TN, weight_N, eps, residual_TN, out, None, _NOT_QUANTIZED, False)
+    _launch(x_TN, weight_N, eps, residual_TN, out_dtype, out, None, _NOT_QUANTIZED, False)
     return out
 
 
@@ -55,16 +59,17 @@ def rms_norm_quantize_tokens(
     eps: float,
     *,
     residual_TN: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     power_of_two: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(q_TN of float8_e4m3fn, scales_T1 of float32), as kernels.fp8_quantize.gpu.quantize_tokens of `rms_norm`.
 
-    Raises ValueError for tensors that are not as above, or a GPU without e4m3 (before sm_89).
+    Raises ValueError for tensors and dtypes that are not as above, or a GPU without e4m3 (before sm_89).
     """
     check_device(x_TN.device)
     q_TN = torch.empty(x_TN.shape, dtype=torch.float8_e4m3fn, device=x_TN.device)
     scales_T1 = torch.empty(len(x_TN), 1, dtype=torch.float32, device=x_TN.device)
-    _launch(x_TN, weight_N, eps, residual_TN, q_TN, scales_T1, _BY_TOKEN, power_of_two)
+    _launch(x_TN, weight_N, eps, residual_TN, out_dtype, q_TN, scales_T1, _BY_TOKEN, power_of_two)
     return q_TN, scales_T1
 
 
@@ -74,6 +79,7 @@ def rms_norm_quantize_groups(
     eps: float,
     *,
     residual_TN: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     power_of_two: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(q_TN of float8_e4m3fn, scales_TG of float32), as kernels.fp8_quantize.gpu.quantize_groups of `rms_norm`: a scale
@@ -85,7 +91,7 @@ def rms_norm_quantize_groups(
     q_TN = torch.empty(x_TN.shape, dtype=torch.float8_e4m3fn, device=x_TN.device)
     num_groups = triton.cdiv(x_TN.shape[1], GROUP)
     scales_TG = torch.empty(num_groups, len(x_TN), dtype=torch.float32, device=x_TN.device).t()
-    _launch(x_TN, weight_N, eps, residual_TN, q_TN, scales_TG, _BY_GROUP, power_of_two)
+    _launch(x_TN, weight_N, eps, residual_TN, out_dtype, q_TN, scales_TG, _BY_GROUP, power_of_two)
     return q_TN, scales_TG
 
 
@@ -126,6 +132,7 @@ def _launch(
     weight_N: torch.Tensor,
     eps: float,
     residual_TN: torch.Tensor | None,
+    norm_dtype: torch.dtype | None,
     out_TN: torch.Tensor,
     scales: torch.Tensor | None,
     quantization: tl.constexpr,
@@ -138,6 +145,9 @@ def _launch(
         )
     if weight_N.shape != x_TN.shape[1:] or weight_N.stride(0) != 1:
         raise ValueError(f"weight of shape {tuple(weight_N.shape)}: a row of x has {x_TN.shape[1]} numbers")
+    norm_dtype = norm_dtype or x_TN.dtype
+    if norm_dtype not in _TRITON_DTYPES:
+        raise ValueError(f"out_dtype {norm_dtype}: a norm is rounded to one of {', '.join(map(str, _TRITON_DTYPES))}")
     if residual_TN is not None and (residual_TN.shape != x_TN.shape or residual_TN.stride(1) != 1):
         raise ValueError(
             f"residual of shape {tuple(residual_TN.shape)}, strides {residual_TN.stride()}: {tuple(x_TN.shape)}, "
@@ -149,8 +159,8 @@ def _launch(
     _rms_norm_kernel[(len(x_TN),)](
         x_TN, residual_TN, weight_N, out_TN, scales, eps, len(x_TN),
         x_TN.stride(0), 0 if residual_TN is None else residual_TN.stride(0), out_TN.stride(0),
-        SIZE=x_TN.shape[1], QUANTIZATION=quantization.value, POWER_OF_TWO=power_of_two, GROUPS=groups,
-        num_warps=num_warps,
+        SIZE=x_TN.shape[1], NORM_DTYPE=_TRITON_DTYPES[norm_dtype], QUANTIZATION=quantization.value,
+        POWER_OF_TWO=power_of_two, GROUPS=groups, num_warps=num_warps,
     )  # fmt: skip
 
 
@@ -167,6 +177,7 @@ def _rms_norm_kernel(
     residual_stride,
     out_stride,
     SIZE: tl.constexpr,
+    NORM_DTYPE: tl.constexpr,
     QUANTIZATION: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -184,7 +195,7 @@ def _rms_norm_kernel(
         tl.store(residual_ptrs, total, mask=mask)
         x = widen(total)
     mean_square = tl.sum(tl.sum(x * x, 1), 0) / SIZE
-    y = narrow(x * tl.rsqrt(mean_square + eps) * weight, x_TN.dtype.element_ty)
+    y = narrow(x * tl.rsqrt(mean_square + eps) * weight, NORM_DTYPE)
     out_ptrs = out_TN + row * out_stride + columns
     out_dtype: tl.constexpr = out_TN.dtype.element_ty
     if QUANTIZATION == _NOT_QUANTIZED:

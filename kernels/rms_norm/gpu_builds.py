@@ -3,6 +3,8 @@ fused."""
 
 from typing import Any
 
+import triton.language as tl
+
 from kernels.rms_norm import gpu
 from kernels.tiles.build import ARCHS, FP8_ARCHS, KernelBuild
 
@@ -10,10 +12,14 @@ from kernels.tiles.build import ARCHS, FP8_ARCHS, KernelBuild
 def shipped() -> list[KernelBuild]:
     return [
         _build("plain-576", 576),
-        _build("residual-4096", 4096, residual=True),
-        _build("plain-32768", 32768, residual=True),
-        _build("tokens-2880", 2880, residual=True, quantization=gpu._BY_TOKEN),
-        _build("groups-7168", 7168, residual=True, quantization=gpu._BY_GROUP),
+        _build("plain-stream-4096", 4096, x="fp32"),
+        _build("residual-4096", 4096, residual="bf16"),
+        _build("residual-stream-4096", 4096, residual="fp32"),
+        _build("plain-32768", 32768, residual="bf16"),
+        _build("tokens-2880", 2880, residual="bf16", quantization=gpu._BY_TOKEN),
+        _build("tokens-stream-4096", 4096, residual="fp32", quantization=gpu._BY_TOKEN),
+        _build("groups-7168", 7168, residual="bf16", quantization=gpu._BY_GROUP),
+        _build("groups-stream-7168", 7168, residual="fp32", quantization=gpu._BY_GROUP),
         KernelBuild(
             name="heads-128",
             fn=gpu._head_norms_kernel,
@@ -35,7 +41,10 @@ def shipped() -> list[KernelBuild]:
     ]
 
 
-def _build(name: str, size: int, *, residual: bool = False, quantization: Any = gpu._NOT_QUANTIZED) -> KernelBuild:
+def _build(
+    name: str, size: int, *, x: str = "bf16", residual: str = "", quantization: Any = gpu._NOT_QUANTIZED
+) -> KernelBuild:
+    """The norm is rounded to bf16."""
     groups, num_warps = gpu.tile_of(size)
     quantized = quantization != gpu._NOT_QUANTIZED
     strides = ("x_stride", "residual_stride", "out_stride")
@@ -43,12 +52,12 @@ def _build(name: str, size: int, *, residual: bool = False, quantization: Any = 
         name=name,
         fn=gpu._rms_norm_kernel,
         signature={
-            "x_TN": "*bf16",
+            "x_TN": f"*{x}",
             "weight_N": "*bf16",
             "out_TN": "*fp8e4nv" if quantized else "*bf16",
             "eps": "fp32",
             "num_tokens": "i32",
-            **({"residual_TN": "*bf16"} if residual else {}),
+            **({"residual_TN": f"*{residual}"} if residual else {}),
             **({"scales": "*fp32"} if quantized else {}),
             **dict.fromkeys(strides, "i32"),
         },
@@ -56,6 +65,7 @@ def _build(name: str, size: int, *, residual: bool = False, quantization: Any = 
             **({} if residual else {"residual_TN": None}),
             **({} if quantized else {"scales": None}),
             "SIZE": size,
+            "NORM_DTYPE": tl.bfloat16,
             "QUANTIZATION": quantization.value,
             "POWER_OF_TWO": False,
             "GROUPS": groups,

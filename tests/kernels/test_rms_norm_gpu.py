@@ -58,6 +58,40 @@ def test_residual_is_added_in_place_and_normed_as_stored(size: int, residual_dty
     assert_rounded(out, reference.rms_norm(total.cpu(), weight.cpu(), EPS), error=1e-6)
 
 
+@pytest.mark.parametrize("size", [576, 2881])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_float32_stream_is_normed_as_it_is_and_rounded_once(dtype: torch.dtype, size: int) -> None:
+    """As layers have it: what a linear gave is added to the stream; the first layer norms it with nothing to add."""
+    x, stream, weight = _rows(3, size, dtype), _rows(3, size, torch.float32, seed=1), _weight(size, dtype)
+    total = x.float() + stream
+    y = rms_norm(x, weight, EPS, residual_TN=stream, out_dtype=dtype)
+    assert torch.equal(stream, total)
+    assert y.dtype is dtype
+    # On a GPU, whose loads of x and of the stream may spread a row differently over threads, up to the last bit.
+    torch.testing.assert_close(rms_norm(stream, weight, EPS, out_dtype=dtype), y, rtol=2**-7 * ULPS, atol=0)
+    assert torch.equal(rms_norm(stream, weight, EPS).to(dtype), rms_norm(stream, weight, EPS, out_dtype=dtype))
+    assert_rounded(y, reference.rms_norm(total.cpu(), weight.cpu(), EPS), error=1e-6)
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_a_float32_stream_is_quantized_as_its_rounded_norm(with_residual: bool) -> None:
+    stream, weight = _rows(3, 576, torch.float32, seed=1), _weight(576)
+    x, residual = (_rows(3, 576, torch.bfloat16), stream) if with_residual else (stream, None)
+    total = x.float() + stream if with_residual else stream.clone()
+    y = rms_norm(total, weight, EPS, out_dtype=torch.bfloat16).cpu()
+    for op, quantized in (
+        (rms_norm_quantize_tokens, quantize.quantize_tokens),
+        (rms_norm_quantize_groups, quantize.quantize_groups),
+    ):
+        # Each changes the stream that it adds to.
+        own = None if residual is None else residual.clone()
+        q, scales = op(x, weight, EPS, residual_TN=own, out_dtype=torch.bfloat16)
+        expected_q, expected_scales = quantized(y)
+        torch.testing.assert_close(scales.cpu(), expected_scales, rtol=2**-7 if ULPS else 0, atol=0)
+        assert_same_e4m3(q, expected_q, ulps=ULPS)
+        assert own is None or torch.equal(own, total)
+
+
 def test_result_may_replace_the_input() -> None:
     x, weight = _rows(3, 576, torch.bfloat16), _weight(576, torch.bfloat16)
     expected = rms_norm(x, weight, EPS)
@@ -141,6 +175,8 @@ def test_what_does_not_fit_is_refused() -> None:
         rms_norm(x, _weight(64), EPS, residual_TN=x[:1])
     with pytest.raises(ValueError, match="1 to 32768 columns"):
         rms_norm(torch.empty(1, 32769, device=DEVICE), torch.empty(32769, device=DEVICE), EPS)
+    with pytest.raises(ValueError, match="a norm is rounded to one of"):
+        rms_norm(x, _weight(64), EPS, out_dtype=torch.float64)
     with pytest.raises(ValueError, match="out of shape"):
         rms_norm(x, _weight(64), EPS, out=torch.empty(2, 64, device=DEVICE))
     with pytest.raises(ValueError, match=r"\(64,\) or \(1, 64\)"):
