@@ -28,6 +28,16 @@ def test_gathers_its_rows_and_zeros(dtype: torch.dtype, size: int, id_dtype: tor
     assert torch.equal(out.cpu(), reference.embedding(ids.cpu(), table.cpu(), 30))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_widens_into_a_float32_stream(dtype: torch.dtype) -> None:
+    table = _table(7, 576, dtype)
+    ids = torch.tensor([30, 36, -1, 37, 33], dtype=torch.int32, device=DEVICE)
+    stream = torch.full((5, 592), float("nan"), device=DEVICE)
+    embedding(ids, table, first_id=30, out=stream[:, :576])
+    assert torch.equal(stream[:, :576], embedding(ids, table, first_id=30).float())
+    assert stream[:, 576:].isnan().all()
+
+
 def test_parts_of_ranks_add_up_to_the_whole() -> None:
     table = _table(10, 300, torch.bfloat16)
     ids = torch.tensor([9, 0, 4, 5, 5], device=DEVICE)
@@ -38,5 +48,5 @@ def test_parts_of_ranks_add_up_to_the_whole() -> None:
 def test_no_tokens_are_fine_and_another_dtype_is_refused() -> None:
     table = _table(3, 8, torch.bfloat16)
     assert embedding(torch.empty(0, dtype=torch.int64, device=DEVICE), table).shape == (0, 8)
-    with pytest.raises(ValueError, match=r"\(1, 8\) torch.bfloat16 is expected"):
-        embedding(torch.tensor([0], device=DEVICE), table, out=torch.empty(1, 8, device=DEVICE))
+    with pytest.raises(ValueError, match=r"\(1, 8\) torch.bfloat16 or float32 is expected"):
+        embedding(torch.tensor([0], device=DEVICE), table, out=torch.empty(1, 8, dtype=torch.float16, device=DEVICE))
