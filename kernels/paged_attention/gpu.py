@@ -26,6 +26,7 @@ def paged_attention(
     block_tables: torch.Tensor,
     scale: float,
     schedule: AttentionSchedule,
+    table_rows: torch.Tensor | None = None,
     max_query_len: int | None = None,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
@@ -45,6 +46,8 @@ def paged_attention(
 
     q_THD: bf16, fp16 or fp32; heads are contiguous, tokens may be any stride apart.
     query_starts: int32 [S + 1]. context_lens: int32 [S]. block_tables: int32 [S, any], block ids in order.
+    table_rows: int32 [S]; row i's blocks are block_tables[table_rows[i]], so that tables of permanent rows stay where
+    they are; -1 for padding, which has no table to read. None: block_tables[i].
     scale: of products of queries and keys, above 0. soft_cap: scores become soft_cap * tanh(score / soft_cap); 0: they
     stay as they are.
     max_query_len: a bound for the queries of a row, which spares a launch if there are but decodes; None: T.
@@ -56,6 +59,11 @@ def paged_attention(
     """
     heads, decode = schedule.heads, schedule.decode
     _check(q_THD, cache, schedule, scale, soft_cap, block_tables)
+    if table_rows is not None and (table_rows.shape != context_lens.shape or table_rows.dtype is not torch.int32):
+        raise ValueError(
+            f"table_rows is {table_rows.dtype} {tuple(table_rows.shape)}: torch.int32 {tuple(context_lens.shape)}, one "
+            "for each context, is due"
+        )
     scale_per_head = _check_scales(cache, k_scale, v_scale)
     for name, vector in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
         if vector is not None and (vector.shape != (heads.num_heads,) or not vector.is_contiguous()):
@@ -66,7 +74,7 @@ def paged_attention(
 
     num_tokens, num_rows = len(q_THD), len(context_lens)
     starts = schedule.starts
-    step = (query_starts, context_lens, block_tables, starts)
+    step = (query_starts, context_lens, block_tables, table_rows, starts)
     # With a cap, scores are counted in caps up to the tanh.
     factor = scale / soft_cap if soft_cap else scale * LOG2E.value
     changes = (sinks, alibi_slopes, k_scale, v_scale, factor)

@@ -129,7 +129,7 @@ def _build(
         fn=kernel,
         signature={
             "q": _TRITON_NAMES[dtype], "cache": cache_name, "out": _TRITON_NAMES[dtype], **_STEP,
-            "block_tables": "*i32", **pointers, **dict.fromkeys(given, "*fp32"), "factor": "fp32",
+            "block_tables": "*i32", "table_rows": "*i32", **pointers, **dict.fromkeys(given, "*fp32"), "factor": "fp32",
             **dict.fromkeys(("num_rows", "q_stride", "out_stride", "table_stride", "line_stride"), "i32"),
         },
         constexprs={

@@ -19,13 +19,14 @@ from kernels.paged_attention.gpu_softmax import (
     load_tile,
     normalized,
     store_lanes,
+    table_of,
 )
 from kernels.tiles.jit import jit
 
 
 @jit
 def decode_kernel(
-    q, cache, out, query_starts, context_lens, block_tables, starts, partial_sums, partial_values,
+    q, cache, out, query_starts, context_lens, block_tables, table_rows, starts, partial_sums, partial_values,
     sinks, alibi_slopes, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     LANES: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
@@ -70,7 +71,7 @@ def decode_kernel(
         all_acc = tl.zeros((LANES, D_PADDED), tl.float32)
         m, w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
         acc = tl.zeros((LANES, D_PADDED), tl.float32)
-        table = block_tables + row.to(tl.int64) * table_stride
+        table = table_of(block_tables, table_rows, row, table_stride)
         # Every tile is masked: memory decides here, and a loop of its own for the last tile would fill the pipeline
         # anew.
         for start in range(low // TOKENS * TOKENS, high, TOKENS):

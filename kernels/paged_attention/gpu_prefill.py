@@ -13,13 +13,14 @@ from kernels.paged_attention.gpu_softmax import (
     load_tile,
     normalized,
     store_lanes,
+    table_of,
 )
 from kernels.tiles.jit import jit
 
 
 @jit
 def prefill_kernel(
-    q, cache, out, query_starts, context_lens, block_tables, starts,
+    q, cache, out, query_starts, context_lens, block_tables, table_rows, starts,
     sinks, alibi_slopes, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     LANES: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
@@ -54,7 +55,7 @@ def prefill_kernel(
         slope = lane_slopes(alibi_slopes, lane_head, active, LANES)
         m, w = before_any(sinks, lane_head, active, LANES)
         acc = tl.zeros((LANES, D_PADDED), tl.float32)
-        table = block_tables + row.to(tl.int64) * table_stride
+        table = table_of(block_tables, table_rows, row, table_stride)
 
         low = first_token(context, queries - first_of_tile, WINDOW)
         high = last_position + 1

@@ -52,6 +52,14 @@ def store_lanes(
 
 
 @jit
+def table_of(block_tables, table_rows, row, table_stride):
+    """Where a row's block ids are. A row of padding has none, and no context that somebody would look up in it."""
+    if table_rows is not None:
+        row = tl.load(table_rows + row)
+    return block_tables + row.to(tl.int64) * table_stride
+
+
+@jit
 def load_tile(
     cache, table, kv_head, start, low, high,
     KV_HEADS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr,

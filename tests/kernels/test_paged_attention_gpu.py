@@ -12,7 +12,7 @@ from kernels.paged_attention.gpu import AttentionSchedule, paged_attention
 from kernels.paged_attention.gpu_schedule import PARTIALS, PREFILL, WORK
 from kernels.paged_attention.heads import HeadShape
 from tests.support.gpu import DEVICE
-from tests.support.paged_attention_gpu import SCALE, Options, Step
+from tests.support.paged_attention_gpu import NO_BLOCK, SCALE, Options, Step
 
 # Decodes up to and beyond tiles of 64 and chunks of 128, drafts, prompts, a chunk after a prefix.
 MIXED = ((1, 1), (1, 129), (3, 66), (18, 70), (1, 260))
@@ -138,6 +138,34 @@ def test_padding_is_inert(batch_invariant: bool) -> None:
     out = padded.run()
     assert torch.equal(out[:22], real.run())
     assert torch.equal(out[22:], torch.zeros_like(out[22:]))
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_tables_of_permanent_rows_in_any_order(batch_invariant: bool) -> None:
+    """A split decode, a decode of one pass and a prefill whose tables lie elsewhere, beside those of other requests;
+    and padding, with no table."""
+    step = Step(rows=((1, 400), (21, 40), (1, 30), (1, 0)), num_programs=8, batch_invariant=batch_invariant)
+    tables = step.block_tables()
+    tables[tables == NO_BLOCK] = 0
+    table_rows = torch.tensor([5, 0, 3, -1], dtype=torch.int32, device=DEVICE)
+    # Block 0 is nobody's. Before and behind lies what -1 would read.
+    memory = torch.zeros(9, tables.shape[1] + 3, dtype=torch.int32, device=DEVICE)
+    block_tables = memory[1:-1, : tables.shape[1]]
+    block_tables[[5, 0, 3]] = torch.from_numpy(tables[:3]).to(DEVICE)
+    starts, lens = torch.from_numpy(step.query_starts).to(DEVICE), torch.from_numpy(step.context_lens).to(DEVICE)
+    schedule, cache = step.schedule(), step.cache(step.block_tables())
+    cache[0] = 1.0
+    schedule.update(starts, lens)
+    out = paged_attention(
+        step.queries(), cache, query_starts=starts, context_lens=lens,
+        block_tables=block_tables, table_rows=table_rows, scale=SCALE, schedule=schedule,
+    )  # fmt: skip
+    assert torch.equal(out, step.run())
+    with pytest.raises(ValueError, match=r"table_rows is torch.int64 \(4,\): torch.int32 \(4,\)"):
+        paged_attention(
+            step.queries(), cache, query_starts=starts, context_lens=lens,
+            block_tables=block_tables, table_rows=table_rows.long(), scale=SCALE, schedule=schedule,
+        )  # fmt: skip
 
 
 def test_tokens_behind_the_last_row_are_left_alone() -> None:

@@ -34,6 +34,13 @@ FAULTS = [
         test=f"{_TESTS}::test_splitting_changes_no_bit",
     ),
     Fault(
+        name="tables are looked up by the batch's row",
+        path="kernels/paged_attention/gpu_softmax.py",
+        old="row = tl.load(table_rows + row)",
+        new="row = row + tl.load(table_rows + row) * 0",
+        test=f"{_TESTS}::test_tables_of_permanent_rows_in_any_order[False]",
+    ),
+    Fault(
         name="padding rows keep what a step before left",
         path="kernels/paged_attention/gpu_schedule.py",
         old="tl.store(line + row + 1, before + tl.cumsum(numbers, axis=0), mask=row < num_rows)",
