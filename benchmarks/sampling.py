@@ -47,7 +47,7 @@ def hidden_states(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
     num_tokens = len(token_ids)
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
     kv_cache = KVCache(
-        loaded.config, num_blocks=num_blocks + 1, block_size=_BLOCK_SIZE, dtype=loaded.model.path.kv_cache_dtype
+        loaded.config, num_blocks=num_blocks + 1, block_size=_BLOCK_SIZE, path=loaded.model.path
     )
     batch = InputBatch.of(
         token_ids_T=torch.tensor(token_ids),

@@ -92,7 +92,7 @@ def _runner(loaded: LoadedModel, num_rows: int, length: int, block_size: int, kv
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=frozenset(),
     )
-    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=block_size, dtype=kv_dtype)
+    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=block_size, path=loaded.model.path)
     for layer in kv_cache.layers:
         layer.normal_(generator=torch.Generator().manual_seed(0))
     return Runner(loaded.model, kv_cache, rows, inference_pb2.ModelInfo())

@@ -48,9 +48,7 @@ def prompt_batch(length: int) -> InputBatch:
 def step(loaded: LoadedModel, batch: InputBatch) -> Callable[[], None]:
     """A step of this batch, over a cache of its own."""
     num_blocks = int(batch.block_tables_SB.max()) + 1
-    kv_cache = KVCache(
-        loaded.config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, dtype=loaded.model.path.kv_cache_dtype
-    )
+    kv_cache = KVCache(loaded.config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, path=loaded.model.path)
 
     def run() -> None:
         with torch.inference_mode():

@@ -64,7 +64,7 @@ def build_runner(
         eos_token_ids=loaded.config.eos_token_ids,
     )
     # Block 0, the null block, comes on top of those that can be given out.
-    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, dtype=kv_dtype)
+    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, path=path)
     num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, kv_dtype)
     runner = Runner(loaded.model, kv_cache, rows, info, num_swap_blocks=num_swap_blocks)
     runner.warm_up()

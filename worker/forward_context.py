@@ -3,9 +3,10 @@
 It is made once a step and entered with `with`, never nested; layers read it with `current()`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -13,18 +14,40 @@ from kernels.paged_attention import AttentionPlan
 from worker.kv_cache import KVCache
 from worker.workspace import Workspace
 
+Attend = Callable[[], torch.Tensor]
+
+
+def call(attend: Attend) -> torch.Tensor:
+    """Without graphs of pieces."""
+    return attend()
+
+
+class Pieces(Protocol):
+    """Graphs of a forward pass that is cut at its attentions."""
+
+    def run(self, body: Callable[[], object]) -> None:
+        """Does what `body` does: by running it, or by replaying what it did when it was captured."""
+        ...
+
+    def between_graphs(self, attend: Attend) -> torch.Tensor:
+        """Called by `body`, see `ForwardContext.between_graphs`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
     kv_cache: KVCache
     # int64 [T]: where each token's KV is written.
     slots_T: torch.Tensor
-    # complex64 [T, 1, head size / 2], for kernels.rope.
+    # For kernels.rope_cache_write.
     rope_turns: torch.Tensor
     # By sliding window; 0 is for layers without one.
     attention_plans: dict[int, AttentionPlan]
     # For what layers compute on the way, with room for all tokens.
     workspace: Workspace
+    # Layers have their attention called by this: graphs of pieces end before it and begin anew after it. What is
+    # called reads `current()`, for it is called again in later steps; its result is in the workspace.
+    between_graphs: Callable[[Attend], torch.Tensor] = call
 
 
 _current: ForwardContext | None = None

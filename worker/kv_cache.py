@@ -2,10 +2,12 @@
 
 import torch
 
+from kernels.compute_path import ComputePath
 from kernels.native.memory import huge_zeros
 from worker.model_config import ModelConfig
 
 BLOCK_SIZES = (8, 16, 32)
+GPU_BLOCK_SIZES = (*BLOCK_SIZES, 64, 128)
 
 
 class KVCache:
@@ -14,19 +16,27 @@ class KVCache:
     A layer's cache is [num_blocks, block_size, 2, num_kv_heads, head_size], and a block is one contiguous run. In which
     order the numbers of a block lie is the business of the kernels that write and read them: PyTorch's path has them as
     the shape says, a token's keys and values side by side; the C++ path as kernels/paged_attention/cache_layout.h says.
+    On a GPU it is [num_blocks, 2, num_kv_heads, block_size, head_size]: kernels/paged_attention/gpu_cache.py.
     Block 0 is the null block: block tables are padded with it, it is never given out, and it stays finite.
     """
 
-    def __init__(self, config: ModelConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, *, num_blocks: int, block_size: int, path: ComputePath) -> None:
         """num_blocks counts the null block. Raises ValueError for a block size or count that cannot work."""
-        if block_size not in BLOCK_SIZES:
-            raise ValueError(f"block_size={block_size} must be one of {', '.join(map(str, BLOCK_SIZES))}")
+        block_sizes = BLOCK_SIZES if path.gpu is None else GPU_BLOCK_SIZES
+        if block_size not in block_sizes:
+            raise ValueError(f"block_size={block_size} must be one of {', '.join(map(str, block_sizes))}")
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: at least 2 are needed, the null block and one to give out")
         self.block_size = block_size
-        shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_size)
-        # Zeros, not empty: attention multiplies masked entries by a weight of 0, which leaves NaN what it was.
-        self.layers = [huge_zeros(shape, dtype) for _ in range(config.num_layers)]
+        dtype = path.kv_cache_dtype
+        # Zeros, not empty: attention multiplies masked entries by a weight of 0, which leaves NaN what it was. On a GPU
+        # what is masked is not read, but this takes the memory now, not in some step.
+        if path.gpu is not None:
+            shape = (num_blocks, 2, config.num_kv_heads, block_size, config.head_size)
+            self.layers = [torch.zeros(shape, dtype=dtype, device=path.device) for _ in range(config.num_layers)]
+        else:
+            shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_size)
+            self.layers = [huge_zeros(shape, dtype) for _ in range(config.num_layers)]
 
     @property
     def num_blocks(self) -> int:

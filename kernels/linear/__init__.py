@@ -1,13 +1,20 @@
 """y = x W^T + b with weights packed once for the machine at hand, and what goes with it fused: a norm of the input, a
 gate, the addition to the residual stream."""
 
+from typing import Any
+
 import torch
 
 from kernels.compute_path import ComputePath
+from kernels.linear.gpu import GpuLinear
 from kernels.linear.native import NativeLinear
 from kernels.linear.onednn import OneDnnLinear
 from kernels.linear.packed_weight import PackedWeight
+from kernels.linear.residual import Residual
 from kernels.linear.weights import Weight, dequantize
+
+# The residual stream: on a GPU with what is not added yet.
+Stream = torch.Tensor | Residual
 
 
 class PackedLinear:
@@ -32,7 +39,14 @@ class PackedLinear:
         that the input goes through first. gated: the first half of the outputs are gates of the other half, and the
         result, half as wide, is silu(gate) * other.
         """
-        if path.native is not None:
+        # Each takes the stream of its own device.
+        self._linear: Any
+        if path.gpu is not None:
+            assert not isinstance(weight_OI, PackedWeight)
+            self._linear = GpuLinear(
+                weight_OI, bias_O, norm_I, eps, gated=gated, dtype=path.compute_dtype, gpu=path.gpu
+            )
+        elif path.native is not None:
             self._linear = NativeLinear(weight_OI, bias_O, norm_I, eps, gated=gated, kernels=path.native)
         else:
             assert not isinstance(weight_OI, PackedWeight)
@@ -54,17 +68,18 @@ class PackedLinear:
         """That the packed weights take."""
         return self._linear.num_bytes
 
-    def __call__(self, x_TI: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, O] of the path's compute_dtype from contiguous x_TI, T >= 1: of compute_dtype, or of float32 if there is
-        a norm. Sums are float32. out: memory that the result may be put into, float32 and contiguous."""
+    def __call__(self, x_TI: Stream, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, O] of the path's compute_dtype from contiguous x_TI, T >= 1: of compute_dtype, or the residual stream
+        (on a CPU float32) if there is a norm. Sums are float32. out: memory that the result may be put into, contiguous,
+        of compute_dtype."""
         return self._linear(x_TI, out)
 
-    def add_to_(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
-        """Adds the result to y_TO, float32 and contiguous, in place."""
+    def add_to_(self, y_TO: Stream, x_TI: torch.Tensor) -> None:
+        """Adds the result to the residual stream, in place."""
         self._linear.add_to_(y_TO, x_TI)
 
     def argmax(
-        self, x_TI: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None = None
+        self, x_TI: Stream, out: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids int64 [T], values float32 [T]) of each row's largest output, the lowest id among equals; of a row with
         NaN, that of the first. The same as of what a call returns, which is not kept. out: memory for both. Not for
@@ -72,4 +87,4 @@ class PackedLinear:
         return self._linear.argmax(x_TI, out)
 
 
-__all__ = ["PackedLinear", "PackedWeight"]
+__all__ = ["PackedLinear", "PackedWeight", "Residual", "Stream"]

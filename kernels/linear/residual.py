@@ -1,4 +1,4 @@
-"""The residual stream of a step.
+"""The residual stream of a step on a GPU.
 
 Legend: T tokens, E hidden size.
 """
@@ -7,18 +7,21 @@ import torch
 
 
 class Residual:
-    """x_TE + pending_TE. On a GPU, what a linear adds to the stream is `pending` until the next one norms the stream,
-    whose kernel adds it; on a CPU it is added at once."""
+    """x_TE, to which delta_TE is still to be added if something is pending.
 
-    __slots__ = ("pending_TE", "x_TE")
+    What a linear adds to the stream is pending until the next norm of the stream, whose kernel adds it: one read of
+    both, where adding it at once would take another. On a CPU the stream is a float32 tensor, added to in place.
+    """
 
-    def __init__(self, x_TE: torch.Tensor, pending_TE: torch.Tensor | None = None) -> None:
-        """x_TE: float32, contiguous. pending_TE: of the compute dtype."""
-        self.x_TE, self.pending_TE = x_TE, pending_TE
+    __slots__ = ("delta_TE", "is_pending", "x_TE")
+
+    def __init__(self, x_TE: torch.Tensor, delta_TE: torch.Tensor, *, is_pending: bool = False) -> None:
+        """x_TE: float32. delta_TE: of the compute dtype. Both contiguous."""
+        self.x_TE, self.delta_TE, self.is_pending = x_TE, delta_TE, is_pending
 
     def __len__(self) -> int:
         return len(self.x_TE)
 
-    def rows(self, indices: torch.Tensor) -> "Residual":
+    def __getitem__(self, indices: torch.Tensor) -> "Residual":
         """A copy of these tokens'."""
-        return Residual(self.x_TE[indices], None if self.pending_TE is None else self.pending_TE[indices])
+        return Residual(self.x_TE[indices], self.delta_TE[indices], is_pending=self.is_pending)

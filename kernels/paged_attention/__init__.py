@@ -11,6 +11,7 @@ import torch
 
 from kernels.compute_path import ComputePath
 from kernels.paged_attention.heads import HeadShape
+from kernels.paged_attention.kv_scales import KVScales
 from kernels.paged_attention.native import NativeAttentionPlan
 from kernels.paged_attention.torch_plan import TorchAttentionPlan
 
@@ -18,13 +19,21 @@ from kernels.paged_attention.torch_plan import TorchAttentionPlan
 class AttentionPlan(Protocol):
     """One step's attention, for all layers of one sliding window."""
 
-    def attend(self, q_THD: torch.Tensor, cache: torch.Tensor, scale: float, out: torch.Tensor | None) -> torch.Tensor:
+    def attend(
+        self,
+        q_THD: torch.Tensor,
+        cache: torch.Tensor,
+        scale: float,
+        out: torch.Tensor | None,
+        kv_scales: KVScales | None,
+    ) -> torch.Tensor:
         """What `paged_attention` promises."""
         ...
 
 
 class AttentionPlanner:
-    """Plans step after step, for the layers of one sliding window."""
+    """Plans step after step on a CPU, for the layers of one sliding window; on a GPU triton_plan.TritonAttentionPlan
+    does."""
 
     def __init__(self, path: ComputePath, heads: HeadShape, window: int = 0) -> None:
         """window: tokens that a query sees, itself included; 0: all before it."""
@@ -86,15 +95,20 @@ def plan_attention(
 
 
 def paged_attention(
-    q_THD: torch.Tensor, cache: torch.Tensor, plan: AttentionPlan, scale: float, out: torch.Tensor | None = None
+    q_THD: torch.Tensor,
+    cache: torch.Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    out: torch.Tensor | None = None,
+    kv_scales: KVScales | None = None,
 ) -> torch.Tensor:
     """Each query's attention over its row's context, [T, H, D] in q's dtype; softmax and sums are float32.
 
     q_THD: of the path's compute_dtype. cache: one layer's blocks as worker.kv_cache has them, keys and values of this
     step's tokens included, with finite numbers in block 0. plan: of this step, for the cache's dtype and head shape.
-    out: memory that the result may be put into, contiguous.
+    out: memory that the result may be put into, contiguous. kv_scales: of a cache of e4m3, which only a GPU reads.
     """
-    return plan.attend(q_THD, cache, scale, out)
+    return plan.attend(q_THD, cache, scale, out, kv_scales)
 
 
-__all__ = ["AttentionPlan", "AttentionPlanner", "HeadShape", "paged_attention", "plan_attention"]
+__all__ = ["AttentionPlan", "AttentionPlanner", "HeadShape", "KVScales", "paged_attention", "plan_attention"]

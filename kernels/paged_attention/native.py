@@ -10,6 +10,7 @@ import torch
 
 from kernels.native.library import AttentionStepStruct, NativeKernels
 from kernels.paged_attention.heads import HeadShape
+from kernels.paged_attention.kv_scales import KVScales
 
 # kSegment of attention.h: the keys that one item of a decode reads at most, so that a long context is dealt out to
 # several threads.
@@ -69,7 +70,15 @@ class NativeAttentionPlan:
         struct.bf16_cache = cache_dtype is torch.bfloat16
         self._kernels.plan_attention(ctypes.addressof(struct), num_tokens, ROWS_PER_TILE)
 
-    def attend(self, q_THD: torch.Tensor, cache: torch.Tensor, scale: float, out: torch.Tensor | None) -> torch.Tensor:
+    def attend(
+        self,
+        q_THD: torch.Tensor,
+        cache: torch.Tensor,
+        scale: float,
+        out: torch.Tensor | None = None,
+        kv_scales: KVScales | None = None,
+    ) -> torch.Tensor:
+        assert kv_scales is None
         assert q_THD.dtype is torch.float32
         assert q_THD.stride()[1:] == (q_THD.shape[2], 1)
         out_THD = torch.empty(q_THD.shape) if out is None else out

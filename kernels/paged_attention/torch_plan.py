@@ -7,6 +7,7 @@ import torch
 
 from kernels.paged_attention.decode import DecodeGroup
 from kernels.paged_attention.heads import HeadShape
+from kernels.paged_attention.kv_scales import KVScales
 from kernels.paged_attention.prefill import PrefillRow
 
 # Rows of one decode group are computed as if all were as long as its longest. That is cheap, for padding reads block 0
@@ -73,9 +74,15 @@ class TorchAttentionPlan:
         )
 
     def attend(
-        self, q_THD: torch.Tensor, cache: torch.Tensor, scale: float, out: torch.Tensor | None = None
+        self,
+        q_THD: torch.Tensor,
+        cache: torch.Tensor,
+        scale: float,
+        out: torch.Tensor | None = None,
+        kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
         """The result is in memory of its own, never in `out`."""
+        assert kv_scales is None
         if len(self.decode_groups) == 1 and not self.prefill_rows:
             return self.decode_groups[0].attend(q_THD.float(), cache, scale).to(q_THD.dtype)
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from kernels.compute_path import ComputePath, gpu_path, torch_path
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
 from worker.rope_config import RopeConfig
@@ -14,11 +15,20 @@ def _config() -> ModelConfig:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_blocks_take_the_bytes_they_are_counted_with(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        torch_path(torch.float32),
+        gpu_path(torch.bfloat16, torch.device("cpu")),
+        gpu_path(torch.bfloat16, torch.device("cpu"), kv_cache_dtype=torch.float8_e4m3fn),
+    ],
+    ids=lambda path: path.name,
+)
+def test_blocks_take_the_bytes_they_are_counted_with(path: ComputePath) -> None:
     """An estimate below the truth would let a worker outgrow its kv_cache_memory."""
+    dtype = path.kv_cache_dtype
     num_blocks = KVCache.num_blocks_for(_config(), num_bytes=10_000, block_size=8, dtype=dtype)
-    cache = KVCache(_config(), num_blocks=num_blocks, block_size=8, dtype=dtype)
+    cache = KVCache(_config(), num_blocks=num_blocks, block_size=8, path=path)
     assert cache.num_blocks == num_blocks
     held = sum(layer.nbytes for layer in cache.layers)
     assert held == num_blocks * KVCache.block_bytes(_config(), 8, dtype)
@@ -33,4 +43,4 @@ def test_too_little_memory_names_the_option() -> None:
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(8, 12), (1, 16)])
 def test_block_sizes_and_counts_that_cannot_work(num_blocks: int, block_size: int) -> None:
     with pytest.raises(ValueError, match=r"block_size=12 must be one of 8, 16, 32|num_blocks=1: at least 2"):
-        KVCache(_config(), num_blocks=num_blocks, block_size=block_size, dtype=torch.float32)
+        KVCache(_config(), num_blocks=num_blocks, block_size=block_size, path=torch_path(torch.float32))

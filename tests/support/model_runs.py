@@ -1,7 +1,7 @@
 """Runs a model of worker/ the way a runner does, a few sequences at a time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -33,9 +33,8 @@ class ModelRun:
     _batch: InputBatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.kv_cache = KVCache(
-            self.loaded.config, num_blocks=self.num_blocks, block_size=self.block_size, dtype=self.dtype
-        )
+        path = replace(self.loaded.model.path, kv_cache_dtype=self.dtype)
+        self.kv_cache = KVCache(self.loaded.config, num_blocks=self.num_blocks, block_size=self.block_size, path=path)
         self._batch = InputBatch(
             max_tokens=self.num_blocks * self.block_size, max_rows=self.num_blocks, max_blocks=self.num_blocks
         )

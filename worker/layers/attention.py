@@ -3,10 +3,13 @@
 Legend: T tokens, E hidden size, H heads, K KV heads, D head size, F = (H + 2 K) * D.
 """
 
+from functools import partial
+
 import torch
 
 from kernels.compute_path import ComputePath
-from kernels.paged_attention import paged_attention
+from kernels.linear import Stream
+from kernels.paged_attention import KVScales, paged_attention
 from kernels.rope import interleave_rope_pairs
 from kernels.rope_cache_write import RopeCacheWrite
 from worker.forward_context import current
@@ -27,19 +30,18 @@ class Attention:
         self._scale = config.head_size**-0.5
         eps = config.rms_norm_eps
 
-        def pairs_side_by_side(name: str, rows: torch.Tensor) -> torch.Tensor:
-            return rows if name.endswith("v_proj") else interleave_rope_pairs(rows, config.head_size)
+        def heads(name: str, rows: torch.Tensor) -> torch.Tensor:
+            if path.gpu is not None or name.endswith("v_proj"):
+                return rows
+            return interleave_rope_pairs(rows, config.head_size)
 
         names = [f"{prefix}.{kind}_proj" for kind in "qkv"]
-        self._qkv = load_linear(
-            take, names, bias=config.qkv_bias, path=path, norm=norm, eps=eps, reorder=pairs_side_by_side
-        )
+        self._qkv = load_linear(take, names, bias=config.qkv_bias, path=path, norm=norm, eps=eps, reorder=heads)
         self._o = load_linear(take, [f"{prefix}.o_proj"], bias=config.attention_output_bias, path=path)
+        self._kv_scales = _kv_scales(path)
         head_norm_HD: torch.Tensor | None = None
         if config.qk_norm:
-            q_D, k_D = (
-                interleave_rope_pairs(take(f"{prefix}.{kind}_norm.weight").float(), config.head_size) for kind in "qk"
-            )
+            q_D, k_D = (heads(kind, take(f"{prefix}.{kind}_norm.weight").float()) for kind in "qk")
             head_norm_HD = torch.cat((q_D.expand(config.num_heads, -1), k_D.expand(config.num_kv_heads, -1)))
         self._rope_cache_write = RopeCacheWrite(
             path,
@@ -48,19 +50,36 @@ class Attention:
             head_size=config.head_size,
             head_norm_HD=head_norm_HD,
             eps=eps,
+            kv_scales=self._kv_scales,
         )
 
     @property
     def weight_bytes(self) -> int:
         return self._qkv.num_bytes + self._o.num_bytes
 
-    def add_to_(self, x_TE: torch.Tensor) -> None:
+    def add_to_(self, x_TE: Stream) -> None:
         """Adds the attention of the residual stream to it, in place; writes the tokens' KV."""
         context, num_tokens = current(), len(x_TE)
         cache, take = context.kv_cache.layers[self._layer], context.workspace.take
         qkv_TF = self._qkv(x_TE, out=take("qkv", num_tokens, self._qkv.num_outputs))
         q_THD = self._rope_cache_write(qkv_TF, context.rope_turns, cache, context.slots_T)
-        o_THD = paged_attention(
-            q_THD, cache, context.attention_plans[self._window], self._scale, out=take("heads", *q_THD.shape)
-        )
+        o_THD = context.between_graphs(partial(self._attend, q_THD))
         self._o.add_to_(x_TE, o_THD.flatten(1))
+
+    def _attend(self, q_THD: torch.Tensor) -> torch.Tensor:
+        context = current()
+        return paged_attention(
+            q_THD,
+            context.kv_cache.layers[self._layer],
+            context.attention_plans[self._window],
+            self._scale,
+            out=context.workspace.take("heads", *q_THD.shape),
+            kv_scales=self._kv_scales,
+        )
+
+
+def _kv_scales(path: ComputePath) -> KVScales | None:
+    if path.kv_cache_dtype is not torch.float8_e4m3fn:
+        return None
+    one = torch.ones(1, device=path.device)
+    return KVScales(one, one)

@@ -3,9 +3,8 @@
 Legend: T tokens, E hidden size, F intermediate size.
 """
 
-import torch
-
 from kernels.compute_path import ComputePath
+from kernels.linear import Stream
 from worker.forward_context import current
 from worker.layers.linear import load_linear
 from worker.model_config import ModelConfig
@@ -27,7 +26,7 @@ class GatedMLP:
     def weight_bytes(self) -> int:
         return self._gate_up.num_bytes + self._down.num_bytes
 
-    def add_to_(self, x_TE: torch.Tensor) -> None:
+    def add_to_(self, x_TE: Stream) -> None:
         """Adds the MLP of the residual stream to it, in place."""
         hidden_TF = current().workspace.take("mlp", len(x_TE), self._gate_up.num_outputs)
         self._down.add_to_(x_TE, self._gate_up(x_TE, out=hidden_TF))

@@ -16,12 +16,11 @@ class Rotary:
 
     def __init__(self, config: RopeConfig, head_size: int, path: ComputePath) -> None:
         self._turns = RopeTurns(path, rope_frequencies(config, head_size), config.attention_factor)
-        self._num_pairs = head_size // 2
 
     def __call__(self, positions_T: torch.Tensor, workspace: Workspace) -> torch.Tensor:
-        """complex64 [T, 1, head size / 2] for kernels.rope.apply_rope_, in the workspace."""
-        turns_T1P = workspace.take("turns", len(positions_T), 1, self._num_pairs, dtype=torch.complex64)
-        return self._turns(positions_T, turns_T1P)
+        """As kernels.rope_cache_write takes them, in the workspace."""
+        turns = self._turns
+        return turns(positions_T, workspace.take("turns", len(positions_T), *turns.shape, dtype=turns.dtype))
 
 
 def rope_frequencies(config: RopeConfig, head_size: int) -> torch.Tensor:

@@ -1,12 +1,14 @@
 """Which class computes an architecture."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, overload
 
 import torch
 
 from kernels.compute_path import ComputePath
-from kernels.linear import PackedLinear
+from kernels.linear import PackedLinear, Residual, Stream
+from worker.forward_context import Pieces
+from worker.gpu.batch import GpuBatch
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
@@ -24,7 +26,7 @@ class Model(Protocol):
     # The output head, with the norm before it.
     head: PackedLinear
 
-    def __init__(self, config: ModelConfig, take: TakeTensor, dtype: torch.dtype) -> None: ...
+    def __init__(self, config: ModelConfig, take: TakeTensor, path: ComputePath) -> None: ...
 
     @staticmethod
     def tensor_shapes(config: ModelConfig) -> Mapping[str, Shape]:
@@ -36,12 +38,20 @@ class Model(Protocol):
         """That embeddings and linear layers take in memory."""
         ...
 
-    def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
-        """Writes the batch's KV and gives hidden_TE, to pick rows of for `logits`."""
+    def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
+        """On a GPU, before all steps: takes the memory for them."""
         ...
 
-    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        """float32 [S, vocab_size] from rows of `forward`'s result."""
+    @overload
+    def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor: ...
+    @overload
+    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual: ...
+    def forward(self, batch: InputBatch | GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Stream:
+        """Writes the batch's KV and gives hidden_TE, to pick rows of for `logits`. pieces: on a GPU."""
+        ...
+
+    def logits(self, hidden_SE: Stream) -> torch.Tensor:
+        """[S, vocab_size] from rows of `forward`'s result: float32, on a GPU of the compute dtype."""
         ...
 
     def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:

@@ -71,11 +71,11 @@ def load_model(
     path = compute_path(dtype, config.head_size)
     with torch.inference_mode():
         if cache is None or path.native is None or load_format == "dummy":
-            model = cls(config, take(), dtype)
+            model = cls(config, take(), path)
         else:
             digest = dated_digest(checkpoint.digest, checkpoint.files)
             kept = PackedModel(digest=digest, quantization=resolved, path=path.name)
-            model = _with_cache(partial(cls, config, dtype=dtype), take, cache, kept, path.native.weights)
+            model = _with_cache(partial(cls, config, path=path), take, cache, kept, path.native.weights)
     return LoadedModel(model=model, config=config, digest=checkpoint.digest, quantization=resolved)
 
 

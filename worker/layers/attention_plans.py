@@ -1,0 +1,59 @@
+"""A step's attention plans, one for each sliding window that layers have."""
+
+from kernels.compute_path import ComputePath
+from kernels.paged_attention import AttentionPlan, AttentionPlanner, HeadShape
+from kernels.paged_attention.triton_plan import TritonAttentionPlan
+from worker.gpu.batch import GpuBatch
+from worker.input_batch import InputBatch
+from worker.kv_cache import KVCache
+from worker.model_config import ModelConfig
+
+
+class CpuAttentionPlans:
+    def __init__(self, config: ModelConfig, path: ComputePath) -> None:
+        heads, windows = _heads(config), set(config.layer_windows)
+        self._planners = {window: AttentionPlanner(path, heads, window) for window in windows}
+
+    def __call__(self, batch: InputBatch, kv_cache: KVCache) -> dict[int, AttentionPlan]:
+        """By window; 0 is for layers without one. Good until the next step's are made."""
+        context = batch.max_blocks * kv_cache.block_size
+        for planner in self._planners.values():
+            planner.reserve(num_queries=batch.max_tokens, num_rows=batch.max_rows, context=context)
+        return {
+            window: planner.plan(
+                query_starts=batch.query_starts,
+                context_lens=batch.context_lens_S,
+                block_tables=batch.block_tables_SB,
+                block_size=kv_cache.block_size,
+                cache_dtype=kv_cache.layers[0].dtype,
+            )
+            for window, planner in self._planners.items()
+        }
+
+
+class GpuAttentionPlans:
+    def __init__(self, config: ModelConfig, path: ComputePath, *, max_num_seqs: int, max_context_len: int) -> None:
+        self._plans: dict[int, AttentionPlan] = {}
+        self._updated: list[TritonAttentionPlan] = []
+        for window in set(config.layer_windows):
+            plan = TritonAttentionPlan(
+                path, _heads(config), window, max_num_seqs=max_num_seqs, max_context_len=max_context_len
+            )
+            self._updated.append(plan)
+            self._plans[window] = plan
+
+    def __call__(self, batch: GpuBatch) -> dict[int, AttentionPlan]:
+        """By window; the same objects in each step."""
+        for plan in self._updated:
+            plan.update(
+                query_starts=batch.query_starts,
+                context_lens_S=batch.context_lens_S,
+                block_tables_RB=batch.block_tables_RB,
+                rows_S=batch.rows_S,
+                max_query_len=batch.max_query_len,
+            )
+        return self._plans
+
+
+def _heads(config: ModelConfig) -> HeadShape:
+    return HeadShape(num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_size=config.head_size)

@@ -1,0 +1,151 @@
+"""What decoder models have in common: embeddings, layers one after the other, a head; on CPUs and on GPUs.
+
+Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, overload
+
+import torch
+
+from kernels.compute_path import ComputePath
+from kernels.linear import PackedLinear, Residual, Stream
+from worker.forward_context import ForwardContext, Pieces, call, forward_context
+from worker.gpu.batch import GpuBatch
+from worker.input_batch import InputBatch
+from worker.kv_cache import KVCache
+from worker.layers.attention_plans import CpuAttentionPlans, GpuAttentionPlans
+from worker.layers.embedding import Embedding
+from worker.layers.rotary import Rotary
+from worker.model_config import ModelConfig
+from worker.replay import Replay
+from worker.workspace import Workspace
+
+
+class Layer(Protocol):
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def add_to_(self, x_TE: Stream) -> None:
+        """Adds what the layer computes to the residual stream, in place. Called within a ForwardContext."""
+        ...
+
+
+class Decoder:
+    """The residual stream is float32 whatever the weights are: adding to it in place costs no more, and rounds less."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        path: ComputePath,
+        *,
+        embed: Embedding,
+        rotary: Rotary,
+        layers: Sequence[Layer],
+        head: PackedLinear,
+    ) -> None:
+        """head: with the norm before it."""
+        self.config, self.path, self.head = config, path, head
+        self._embed, self._rotary, self._layers = embed, rotary, layers
+        self._workspace = Workspace(path)
+        self._forward, self._greedy = Replay(path), Replay(path)
+        self._cpu_plans = CpuAttentionPlans(config, path)
+        self._gpu_plans: GpuAttentionPlans | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        layers = sum(layer.weight_bytes for layer in self._layers)
+        return self._embed.num_bytes + layers + self.head.num_bytes
+
+    def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
+        """On a GPU, once, before all steps: takes the memory of steps of so many tokens and rows, each after a context
+        of so many tokens at most. From here on it stays where it is."""
+        self._workspace.reserve(max_tokens)
+        self._gpu_plans = GpuAttentionPlans(self.config, self.path, max_num_seqs=max_rows, max_context_len=max_context)
+
+    @overload
+    def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor: ...
+    @overload
+    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual: ...
+    def forward(self, batch: InputBatch | GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Stream:
+        """Computes the batch's tokens, writes their KV, gives the residual stream after the last layer, [T, E], in
+        memory that the next call uses again. pieces: graphs of what lies between attentions, on a GPU."""
+        if isinstance(batch, GpuBatch):
+            return self._forward_on_gpu(batch, kv_cache, pieces)
+        self._run(self._forward, self._compute, batch, kv_cache)
+        return self._stream(batch.num_tokens)
+
+    def logits(self, hidden_SE: Stream) -> torch.Tensor:
+        """[S, V] from rows of `forward`'s result, float32 or, on a GPU, of the compute dtype; the final norm is applied
+        here, to these rows alone."""
+        if not len(hidden_SE):
+            return torch.empty(0, self.config.vocab_size, device=self.path.device)
+        logits_SV = self.head(hidden_SE)
+        return logits_SV if self.path.gpu is not None else logits_SV.float()
+
+    def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """On a CPU: computes the batch as `forward` does. Gives the likeliest token after each of its logit_indices
+        (int64 [S]) and its logit (float32 [S]), see kernels.sampling.greedy, of logits that are not kept; in memory
+        that the next call uses again."""
+        if batch.num_logits != batch.num_tokens:
+            return self.head.argmax(self.forward(batch, kv_cache)[batch.logit_indices])
+        # As in each step that only decodes: then the head goes with the layers.
+        self._run(self._greedy, self._compute_greedily, batch, kv_cache)
+        return self._likeliest(batch.num_tokens)
+
+    def _run(
+        self, replay: Replay, body: Callable[[InputBatch, KVCache], object], batch: InputBatch, kv_cache: KVCache
+    ) -> None:
+        self._workspace.reserve(batch.num_tokens)
+        memory = batch, kv_cache, self._workspace.memory
+        replay.run(lambda: body(batch, kv_cache), batch.num_tokens, memory=memory)
+
+    def _compute(self, batch: InputBatch, kv_cache: KVCache) -> Stream:
+        context = ForwardContext(
+            kv_cache=kv_cache,
+            slots_T=batch.slots_T,
+            rope_turns=self._rotary(batch.positions_T, self._workspace),
+            attention_plans=self._cpu_plans(batch, kv_cache),
+            workspace=self._workspace,
+        )
+        with forward_context(context):
+            return self._compute_layers(batch.token_ids_T)
+
+    def _compute_greedily(self, batch: InputBatch, kv_cache: KVCache) -> None:
+        self.head.argmax(self._compute(batch, kv_cache), out=self._likeliest(batch.num_tokens))
+
+    def _likeliest(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        take = self._workspace.take
+        return take("likeliest", num_tokens, dtype=torch.int64), take("largest", num_tokens)
+
+    def _forward_on_gpu(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None) -> Stream:
+        assert self._gpu_plans is not None, "memory is reserved first"
+        with torch.inference_mode():
+            context = ForwardContext(
+                kv_cache=kv_cache,
+                slots_T=batch.slots_T,
+                rope_turns=self._rotary(batch.positions_T, self._workspace),
+                attention_plans=self._gpu_plans(batch),
+                workspace=self._workspace,
+                between_graphs=call if pieces is None else pieces.between_graphs,
+            )
+            with forward_context(context):
+                if pieces is None:
+                    self._compute_layers(batch.token_ids_T)
+                else:
+                    pieces.run(lambda: self._compute_layers(batch.token_ids_T))
+            return self._stream(batch.num_tokens)
+
+    def _compute_layers(self, token_ids_T: torch.Tensor) -> Stream:
+        x_TE = self._embed(token_ids_T, self._workspace)
+        for layer in self._layers:
+            layer.add_to_(x_TE)
+        return x_TE
+
+    def _stream(self, num_tokens: int) -> Stream:
+        """After the last layer, where `_compute_layers` left it, whether it ran or was replayed."""
+        take, hidden_size = self._workspace.take, self.config.hidden_size
+        x_TE = take("residual", num_tokens, hidden_size, dtype=torch.float32)
+        if self.path.gpu is None:
+            return x_TE
+        return Residual(x_TE, take("delta", num_tokens, hidden_size), is_pending=True)
