@@ -12,7 +12,7 @@ def shipped() -> list[KernelBuild]:
             name="cos-sin-rows",
             fn=gpu._cos_sin_kernel,
             signature={
-                "positions_T": "*i64",
+                "positions_T": "*i32",
                 "frequencies_P": "*fp32",
                 "out_TR": "*fp32",
                 "magnitude": "fp32",

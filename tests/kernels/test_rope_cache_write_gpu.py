@@ -127,6 +127,22 @@ def test_is_rope_and_cache_write_in_one(interleaved: bool) -> None:
     torch.testing.assert_close(fused, unfused, rtol=rtol, atol=atol, equal_nan=True)
 
 
+def test_padding_of_any_content_changes_nothing_else() -> None:
+    """As graphs have it: position 0, slot -1, and whatever the layers before made of it."""
+    qkv, cache = _qkv(2, 1, 64, torch.bfloat16), _cache(torch.bfloat16, 1, 64)
+    table, positions = torch.randn(50, 64).to(DEVICE), torch.tensor([3, 7, 0, 0], dtype=torch.int32, device=DEVICE)
+    slots = torch.tensor([31, 4, -1, -1], device=DEVICE)
+    alone, alone_cache = qkv[:2].clone(), cache.clone()
+    qkv[2:] = float("nan")
+    norms = HeadNorms(torch.ones(64, device=DEVICE), torch.ones(64, device=DEVICE), EPS)
+    q = rope_cache_write(qkv, table, cache, slots, num_heads=2, positions_T=positions, head_norms=norms)
+    expected = rope_cache_write(
+        alone, table, alone_cache, slots[:2], num_heads=2, positions_T=positions[:2], head_norms=norms
+    )
+    assert torch.equal(q[:2], expected)
+    assert torch.equal(cache.view(torch.uint8), alone_cache.view(torch.uint8))
+
+
 def test_what_does_not_fit_is_refused() -> None:
     qkv, cache, (_, _, table) = _qkv(2, 1, 64, torch.bfloat16), _cache(torch.bfloat16, 1, 64), _turns(32)
     with pytest.raises(ValueError, match=r"3 \+ 2 \* 1 heads of 64 are 320 columns"):

@@ -60,10 +60,10 @@ def test_without_positions_a_row_is_a_token() -> None:
     assert not torch.equal(one, _heads(3, 2, 1, 64, torch.bfloat16))
 
 
-@pytest.mark.parametrize("num_pairs", [1, 40, 64])
-def test_rows_of_a_step_agree_with_float64(num_pairs: int) -> None:
+@pytest.mark.parametrize(("num_pairs", "dtype"), [(1, torch.int64), (40, torch.int32), (64, torch.int32)])
+def test_rows_of_a_step_agree_with_float64(num_pairs: int, dtype: torch.dtype) -> None:
     """A float32 angle is off by half its last place, 2^-5 at a million; up to there range reduction must hold."""
-    positions = torch.tensor([0, 1, 4095, 131071, 1048575, *range(19)], device=DEVICE)
+    positions = torch.tensor([0, 1, 4095, 131071, 1048575, *range(19)], dtype=dtype, device=DEVICE)
     frequencies = _frequencies(num_pairs)
     out = torch.full((24, 2 * num_pairs), float("nan"), device=DEVICE)
     assert cos_sin_rows(positions, frequencies, MAGNITUDE, out=out) is out
