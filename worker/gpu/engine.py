@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from kernels.linear.residual import Residual
+from worker.forward_context import Pieces
 from worker.gpu.batch import GpuBatch
 from worker.gpu.device import Device
 from worker.gpu.pending import PendingStep
@@ -23,8 +24,9 @@ class GpuModel(Protocol):
         """Once, before anything else: all memory of a step is at fixed addresses from then on."""
         ...
 
-    def forward(self, batch: GpuBatch, kv_cache: KVCache) -> Residual:
-        """Of the batch's T tokens, whose KV it writes; memory that the next call uses again."""
+    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
+        """Of the batch's T tokens, whose KV it writes; memory that the next call uses again. pieces: graphs of what
+        lies between attentions."""
         ...
 
     def logits(self, hidden: Residual) -> torch.Tensor:
@@ -96,6 +98,11 @@ class GpuEngine:
 
     def sample_body(self, kind: SamplingKind, size: int) -> None:
         """The tokens of such a step, and what rows remember of them. One graph for each kind and size."""
+        raise NotImplementedError
+
+    def pieces_batch(self, num_tokens: int) -> GpuBatch:
+        """What `StepGraphs.run_pieces` gets in steps that are padded to so many tokens, to capture them with: in the
+        memory of every step's inputs, one row of padding."""
         raise NotImplementedError
 
     def reset(self) -> None:
