@@ -38,6 +38,7 @@ class DeviceMemory:
     """Bytes, of the device as a whole: other processes' count."""
 
     total: int
+    # What this process holds without need is given back first.
     free: int
 
 
@@ -61,6 +62,17 @@ class Device(Protocol):
         first time cannot be captured. pool: of `graph_pool`, for memory shared with other graphs of it."""
         ...
 
+    def capture_pieces(self, body: Callable[[], None], pool: object | None) -> Graph:
+        """As `capture`, but for the calls that `body` makes by `between_graphs`: one graph ends there, and the next
+        begins. A replay makes these calls anew. What one piece leaves for a later one, or for a call, stays in place
+        as long as `body` itself still holds it there."""
+        ...
+
+    def between_graphs(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What it gives. While pieces are captured, each replay calls it in this place, too; what it gives has to be in
+        the same memory each time."""
+        ...
+
     def graph_pool(self) -> object: ...
 
     def memory(self) -> DeviceMemory: ...
@@ -79,6 +91,7 @@ class CudaDevice:
         # Graphs cannot be captured on the default stream.
         self._stream = torch.cuda.Stream(self.torch_device)
         torch.cuda.set_stream(self._stream)
+        self._pieces: _CapturedPieces | None = None
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -91,15 +104,31 @@ class CudaDevice:
         torch.cuda.synchronize(self.torch_device)
 
     def capture(self, body: Callable[[], None], pool: object | None) -> Graph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream):  # pyright: ignore[reportArgumentType]
+        graph = _begin_capture(pool)
+        try:
             body()
+        finally:
+            graph.capture_end()
         return graph
+
+    def capture_pieces(self, body: Callable[[], None], pool: object | None) -> Graph:
+        self._pieces = pieces = _CapturedPieces(pool)
+        try:
+            body()
+        finally:
+            self._pieces = None
+            pieces.end()
+        return pieces
+
+    def between_graphs(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return call() if self._pieces is None else self._pieces.cut(call)
 
     def graph_pool(self) -> object:
         return torch.cuda.graph_pool_handle()
 
     def memory(self) -> DeviceMemory:
+        self.synchronize()
+        torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return DeviceMemory(total=total, free=free)
 
@@ -111,6 +140,40 @@ class CudaDevice:
         body()
         self.synchronize()
         return torch.cuda.max_memory_allocated(self.torch_device) - before
+
+
+def _begin_capture(pool: object | None) -> torch.cuda.CUDAGraph:
+    """On the current stream, until capture_end. torch.cuda.graph would wait for the device and empty the caches of its
+    memory each time: a model's pieces are some 30 graphs a size. thread_local: what other threads ask of CUDA meanwhile
+    does not spoil it."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # pyright: ignore[reportArgumentType]
+    return graph
+
+
+class _CapturedPieces:
+    """Graphs, and what is called between them."""
+
+    def __init__(self, pool: object | None) -> None:
+        self._pool = pool
+        self._parts: list[Callable[[], object]] = []
+        self._graph = _begin_capture(pool)
+
+    def cut(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+        self.end()
+        # Of what the memory holds at the moment; it is the place of the result that the next graph is captured with.
+        result = call()
+        self._parts.append(call)
+        self._graph = _begin_capture(self._pool)
+        return result
+
+    def end(self) -> None:
+        self._graph.capture_end()
+        self._parts.append(self._graph.replay)
+
+    def replay(self) -> None:
+        for part in self._parts:
+            part()
 
 
 class InterpretedDevice:
@@ -131,6 +194,12 @@ class InterpretedDevice:
 
     def capture(self, body: Callable[[], None], pool: object | None) -> Graph:
         return _Repetition(body)
+
+    def capture_pieces(self, body: Callable[[], None], pool: object | None) -> Graph:
+        return _Repetition(body)
+
+    def between_graphs(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return call()
 
     def graph_pool(self) -> object:
         return object()
