@@ -1,0 +1,1 @@
+"""What a worker on a GPU keeps of its rows there, and how a step's few numbers from the host become a batch."""
