@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 class TakeTensor(Protocol):
-    """Gives tensors by their Hugging Face names, which the caller may keep."""
+    """Gives tensors by their Hugging Face names, on the device that computes, which the caller may keep."""
 
     def __call__(self, name: str) -> torch.Tensor:
         """In the model's dtype."""
@@ -23,7 +23,13 @@ class TakeTensor(Protocol):
         ...
 
     def head_weight(self, name: str) -> Weight:
-        """Of the output head, which quantization to 4 bits leaves at 8."""
+        """Of the output head, which quantization to 4 bits leaves at 8, and FP8 in floats."""
+        ...
+
+    def kv_scale(self, attention: str) -> tuple[float, float] | None:
+        """Of keys and of values, for a KV cache of e4m3: number = scale * stored. None: the checkpoint has none, and 1
+        is to be taken; a warning has said so. attention: such as model.layers.3.self_attn. Raises WeightsError for
+        scales that are no positive numbers."""
         ...
 
     def packed(self, names: Sequence[str]) -> PackedWeight | None:

@@ -28,9 +28,14 @@ def check_scale(name: str, scale: torch.Tensor, like: torch.Tensor) -> None:
         )
 
 
+def has_e4m3(device: torch.device) -> bool:
+    """Whether it computes with e4m3. A CPU does: there kernels are interpreted."""
+    return device.type != "cuda" or _capability(device) >= min(FP8_ARCHS)
+
+
 def check_device(device: torch.device) -> None:
-    """Raises ValueError for a GPU that has no e4m3. A CPU passes: there kernels are interpreted."""
-    if device.type == "cuda" and _capability(device) < min(FP8_ARCHS):
+    """Raises ValueError for a GPU that has no e4m3."""
+    if not has_e4m3(device):
         raise ValueError(
             f"{torch.cuda.get_device_name(device)} has compute capability {_capability(device) / 10:.1f}, FP8 needs "
             "8.9 (Ada) or 9.0 (Hopper) and newer; quantization=none works here"

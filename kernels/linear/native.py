@@ -6,7 +6,7 @@ from enum import IntEnum
 import torch
 
 from kernels.linear.packed_weight import PackedWeight
-from kernels.linear.weights import Int4Weight, Int8Weight, Weight
+from kernels.linear.weights import Int4Weight, Int8Weight, Weight, dequantize
 from kernels.native.library import LinearStruct, NativeKernels
 
 
@@ -103,13 +103,14 @@ class NativeLinear:
 
 
 def _parts(weight: Weight) -> tuple[WeightKind, list[torch.Tensor]]:
-    """Its kind, and what is packed: values, scales, minima, as far as it has them."""
+    """Its kind, and what is packed: values, scales, minima, as far as it has them. FP8 is packed as floats."""
     if isinstance(weight, Int4Weight):
         return WeightKind.INT4, [weight.values_OI, weight.scales_OG, weight.minima_OG]
     if isinstance(weight, Int8Weight):
         kind = WeightKind.GROUPED_INT8 if weight.is_grouped else WeightKind.INT8
         return kind, [weight.values_OI, weight.scales_OG]
-    return (WeightKind.BFLOAT16 if weight.dtype is torch.bfloat16 else WeightKind.FLOAT32), [weight]
+    floats_OI = dequantize(weight)
+    return (WeightKind.BFLOAT16 if floats_OI.dtype is torch.bfloat16 else WeightKind.FLOAT32), [floats_OI]
 
 
 def _panel_order(num_rows: int, width: int, *, gated: bool) -> torch.Tensor:

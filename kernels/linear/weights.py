@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.linear.fp8_weight import Fp8Weight, concatenate_fp8, dequantize_fp8, map_fp8_rows
+
 GROUP = 32
 
 
@@ -36,7 +38,7 @@ class Int4Weight:
 
 
 # A tensor: [O, I], float32 or bfloat16.
-Weight = torch.Tensor | Int8Weight | Int4Weight
+Weight = torch.Tensor | Int8Weight | Int4Weight | Fp8Weight
 
 
 def num_groups(num_inputs: int) -> int:
@@ -69,6 +71,8 @@ def dequantize(weight: Weight) -> torch.Tensor:
     """[O, I]; float32 if it was quantized."""
     if isinstance(weight, torch.Tensor):
         return weight
+    if isinstance(weight, Fp8Weight):
+        return dequantize_fp8(weight)
     num_inputs = weight.values_OI.shape[1]
     scales_OI = _spread(weight.scales_OG, num_inputs)
     if isinstance(weight, Int8Weight):
@@ -76,25 +80,38 @@ def dequantize(weight: Weight) -> torch.Tensor:
     return weight.values_OI * scales_OI + _spread(weight.minima_OG, num_inputs)
 
 
-def map_rows(weight: Weight, move: Callable[[torch.Tensor], torch.Tensor]) -> Weight:
-    """With the outputs (dim 0) moved."""
+def map_tensors(weight: Weight, change: Callable[[torch.Tensor], torch.Tensor]) -> Weight:
+    """With all that it consists of changed; on another device, say."""
     if isinstance(weight, torch.Tensor):
-        return move(weight)
+        return change(weight)
+    if isinstance(weight, Fp8Weight):
+        return Fp8Weight(values_OI=change(weight.values_OI), scales=change(weight.scales))
     if isinstance(weight, Int8Weight):
-        return Int8Weight(values_OI=move(weight.values_OI), scales_OG=move(weight.scales_OG))
+        return Int8Weight(values_OI=change(weight.values_OI), scales_OG=change(weight.scales_OG))
     return Int4Weight(
-        values_OI=move(weight.values_OI), scales_OG=move(weight.scales_OG), minima_OG=move(weight.minima_OG)
+        values_OI=change(weight.values_OI), scales_OG=change(weight.scales_OG), minima_OG=change(weight.minima_OG)
     )
+
+
+def map_rows(weight: Weight, move: Callable[[torch.Tensor], torch.Tensor]) -> Weight:
+    """With the outputs (dim 0) moved. FP8 with scales of blocks becomes floats."""
+    return map_fp8_rows(weight, move) if isinstance(weight, Fp8Weight) else map_tensors(weight, move)
 
 
 def concatenate(weights: Sequence[Weight]) -> Weight:
     """The outputs of all, side by side. Quantized parts of different kinds (some checkpoints hold one in 4 bits and
-    its neighbour in 8) become 8 bits with a scale for each output: kernels take one kind a layer."""
+    its neighbour in 8) become 8 bits with a scale for each output: kernels take one kind a layer. FP8 beside a part
+    that was left in floats becomes floats, too."""
     if len(weights) == 1:
         return weights[0]
     floats = [weight for weight in weights if isinstance(weight, torch.Tensor)]
     if len(floats) == len(weights):
         return torch.cat(floats)
+    fp8 = [weight for weight in weights if isinstance(weight, Fp8Weight)]
+    if len(fp8) == len(weights):
+        return concatenate_fp8(fp8)
+    if fp8:
+        return torch.cat([dequantize(weight) for weight in weights])
     int8 = [weight for weight in weights if isinstance(weight, Int8Weight)]
     if len(int8) == len(weights) and len({weight.is_grouped for weight in int8}) == 1:
         return Int8Weight(

@@ -25,3 +25,9 @@ class DummySource:
 
     def weight(self, name: str) -> torch.Tensor:
         return self.tensor(name)
+
+    def is_left_out(self, name: str) -> bool:
+        return False
+
+    def kv_scale(self, attention: str) -> tuple[float, float] | None:
+        return None

@@ -89,6 +89,12 @@ class GGUFSource:
             return self.tensor(name)
         return map_rows(weight, lambda rows: self._in_order(name, rows))
 
+    def is_left_out(self, name: str) -> bool:
+        return False
+
+    def kv_scale(self, attention: str) -> tuple[float, float] | None:
+        return None
+
     def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         if self._rope_pairs_neighbours and ".q_proj." in name:
             return _halves_from_neighbours(rows, self.config.num_heads)

@@ -35,6 +35,9 @@ class KeptTake:
     def head_weight(self, name: str) -> Weight:
         return self._take.head_weight(name)
 
+    def kv_scale(self, attention: str) -> tuple[float, float] | None:
+        return self._take.kv_scale(attention)
+
     def packed(self, names: Sequence[str]) -> PackedWeight | None:
         key = _key(names)
         if self._file is None or key not in self._file:

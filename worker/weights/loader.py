@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.compute_path import compute_path
+from kernels.compute_path import ComputePath, compute_path
 from kernels.native.memory import WeightMemory
 from runtime.model_files import ModelFiles
 from worker.model_config import ModelConfig, read_json
@@ -19,7 +19,12 @@ from worker.weights.dummy_source import DummySource
 from worker.weights.errors import WeightsError
 from worker.weights.gguf_source import GGUFSource
 from worker.weights.kept_take import KeptTake
-from worker.weights.quantization import QUANTIZATION_OPTIONS, Quantization, QuantizationOption
+from worker.weights.quantization import (
+    QUANTIZATION_OPTIONS,
+    Quantization,
+    QuantizationOption,
+    resolve_quantization,
+)
 from worker.weights.safetensors_files import SafetensorsFiles
 from worker.weights.safetensors_source import SafetensorsSource
 from worker.weights.source import Take, TensorSource, check_tensors
@@ -44,14 +49,16 @@ def load_model(
     dtype: torch.dtype,
     load_format: str = "auto",
     quantization: QuantizationOption = "auto",
+    make_path: Callable[[ModelConfig], ComputePath] | None = None,
     cache: WeightCache | None = None,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> LoadedModel:
     """Reads config and weights and packs them for this machine.
 
     load_format: auto, safetensors, gguf or dummy (random weights at the config's shapes). quantization: of the linear
-    layers' weights; auto: what the checkpoint was made for. cache: where packed weights are looked for and kept; random
-    ones are not. progress gets fractions from 0 to 1, on this thread. Raises WeightsError.
+    layers' weights; auto: what the checkpoint was made for, if the path computes it. make_path: what the model is
+    computed by; None: the best path for `dtype` on this CPU. cache: where packed weights are looked for and kept;
+    random ones are not. progress gets fractions from 0 to 1, on this thread. Raises WeightsError.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise WeightsError(f"dtype={dtype} is not supported; float32 and bfloat16 are")
@@ -63,12 +70,12 @@ def load_model(
     progress(0.0)
     checkpoint = _open(files, None if cache is None else cache.directory, dummy=load_format == "dummy")
     config = checkpoint.config
-    resolved = checkpoint.made_for if quantization == "auto" else quantization
+    path = compute_path(dtype, config.head_size) if make_path is None else make_path(config)
+    resolved = resolve_quantization(quantization, checkpoint.made_for, path)
     cls = model_class(config.architecture)
     shapes = cls.tensor_shapes(config)
     check_tensors(checkpoint.tensors, shapes, tied=config.tie_word_embeddings)
-    take = partial(Take, checkpoint.tensors, shapes, dtype, resolved, progress)
-    path = compute_path(dtype, config.head_size)
+    take = partial(Take, checkpoint.tensors, shapes, dtype, resolved, progress, path.device)
     with torch.inference_mode():
         if cache is None or path.native is None or load_format == "dummy":
             model = cls(config, take(), path)
@@ -104,7 +111,7 @@ class _Checkpoint:
     digest: str
     # That hold the weights; none: they are random.
     files: Sequence[Path] = ()
-    # The quantization that `auto` stands for.
+    # The quantization that `auto` stands for on paths that compute it.
     made_for: Quantization = "none"
 
 

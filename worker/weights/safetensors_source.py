@@ -5,22 +5,22 @@ Legend: O outputs, I inputs, Y and X blocks of them that share a scale.
 
 from collections.abc import Collection
 
-import numpy as np
 import torch
 
+from kernels.linear.fp8_weight import Fp8Weight, e4m3_floats, scaled_
 from kernels.linear.weights import Int8Weight, Weight
 from worker.take_tensor import Shape
 from worker.weights.errors import WeightsError, some
+from worker.weights.kv_scales import kv_scale
 from worker.weights.safetensors_files import SafetensorsFiles
-from worker.weights.stored_quantization import Scheme, StoredQuantization
+from worker.weights.stored_quantization import FP8_BLOCKS, Scheme, StoredQuantization
 
 _FLOATS = ("F32", "BF16", "F16", "F64")
-# By their byte: looking a number up takes a core 2.5 ns, torch's conversion 9.
-_E4M3_VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
-# A quantized layer may have these, too. Nothing needs them: inputs in 8 bits get a scale for each 32 of a token's
-# numbers, which fits them better than one that was set beforehand, and ...
+# A quantized layer may have these, too. They are left aside on purpose: inputs get scales of their own as they come (in
+# int8 for each 32 of a token's numbers; in e4m3 for a token, or each 128 of it), which fit them at least as well as one
+# for all that was set beforehand.
 _SCALES_OF_INPUTS = ("input_scale", "activation_scale", "input_scale_ub", "input_zero_point")
-# ... KV stays in the model's dtype. (Beside the layers that make it, or at the attention around them.)
+# These are for a KV cache of e4m3. Beside the layers that make it, or at the attention around them.
 _SCALES_OF_KV = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale")
 
 
@@ -34,7 +34,7 @@ class SafetensorsSource:
         self._files = files
         self._schemes = _schemes(files, stored, expected)
         self.shapes: dict[str, Shape] = dict(files.shapes)
-        for name in _names_of_scales(files, self._schemes):
+        for name in _names_of_scales(files, self._schemes, expected):
             self.shapes.pop(name, None)
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -42,15 +42,24 @@ class SafetensorsSource:
         scheme = self._schemes.get(name)
         if scheme is None:
             return values
-        return _scaled(_as_float32(values, scheme), self._scales_YX(name, scheme), scheme.block)
+        floats = values.float() if scheme.kind == "I8" else e4m3_floats(values)
+        return scaled_(floats, self._scales_YX(name, scheme), scheme.block)
 
     def weight(self, name: str) -> Weight:
         scheme = self._schemes.get(name)
-        if scheme is None or scheme.kind != "I8":
-            return self.tensor(name)
-        values_OI = self._files.read(name)
-        scales_O1 = self._scales_YX(name, scheme).expand(len(values_OI), 1)
-        return Int8Weight(values_OI=values_OI, scales_OG=scales_O1.contiguous())
+        if scheme is not None and scheme.kind == "I8":
+            values_OI = self._files.read(name)
+            scales_O1 = self._scales_YX(name, scheme).expand(len(values_OI), 1)
+            return Int8Weight(values_OI=values_OI, scales_OG=scales_O1.contiguous())
+        if scheme is not None and scheme.block in FP8_BLOCKS:
+            return Fp8Weight(values_OI=self._files.read(name), scales=self._scales_YX(name, scheme))
+        return self.tensor(name)
+
+    def is_left_out(self, name: str) -> bool:
+        return bool(self._schemes) and name not in self._schemes
+
+    def kv_scale(self, attention: str) -> tuple[float, float] | None:
+        return kv_scale(self._files, attention)
 
     def _scales_YX(self, name: str, scheme: Scheme) -> torch.Tensor:
         """float32."""
@@ -116,32 +125,19 @@ def _scale_of(files: SafetensorsFiles, name: str, scheme: Scheme) -> str:
     return next((scale for scale in scales if scale in files.shapes), scales[0])
 
 
-def _names_of_scales(files: SafetensorsFiles, schemes: dict[str, Scheme]) -> set[str]:
-    """Those that the weights need, and those that may be there."""
+def _names_of_scales(files: SafetensorsFiles, schemes: dict[str, Scheme], expected: Collection[str]) -> set[str]:
+    """Those that the weights need, and those that may be there: those of KV also beside floats."""
     names = {_scale_of(files, name, scheme) for name, scheme in schemes.items()}
-    names |= {_beside(name, kind) for name in schemes for kind in (*_SCALES_OF_INPUTS, *_SCALES_OF_KV)}
-    around = {name.removesuffix(".weight").rpartition(".")[0] for name in schemes}
+    names |= {_beside(name, kind) for name in schemes for kind in _SCALES_OF_INPUTS}
+    linears = [name for name in expected if _is_linear(name, files.shapes.get(name, ()))]
+    names |= {_beside(name, kind) for name in linears for kind in _SCALES_OF_KV}
+    around = {name.removesuffix(".weight").rpartition(".")[0] for name in linears}
     return names | {f"{module}{attn}.{kind}" for module in around for attn in ("", ".attn") for kind in _SCALES_OF_KV}
 
 
 def _beside(name: str, other: str) -> str:
     """layer.weight -> layer.other"""
     return f"{name.removesuffix('weight')}{other}"
-
-
-def _as_float32(values: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    if scheme.kind == "I8":
-        return values.float()
-    return torch.from_numpy(np.take(_E4M3_VALUES, values.view(torch.uint8).numpy()))
-
-
-def _scaled(values_OI: torch.Tensor, scales_YX: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """Multiplied in place."""
-    num_outputs, num_inputs = values_OI.shape
-    scales_OX = scales_YX.repeat_interleave(block[0] or num_outputs, dim=0)[:num_outputs]
-    for x, columns_OX in enumerate(values_OI.split(block[1] or num_inputs, dim=1)):
-        columns_OX *= scales_OX[:, x : x + 1]
-    return values_OI
 
 
 def _first_not_finite(scales: torch.Tensor) -> float:

@@ -1,5 +1,6 @@
 """Where tensors come from, and whether they are those that the model needs."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -7,12 +8,14 @@ from typing import Protocol, TypeVar
 import torch
 
 from kernels.linear.packed_weight import PackedWeight
-from kernels.linear.weights import Weight
+from kernels.linear.weights import Weight, map_tensors
 from worker.take_tensor import Shape
 from worker.weights.errors import WeightsError, some
 from worker.weights.quantization import Quantization, head_quantization, quantized
 
 _T = TypeVar("_T")
+_CPU = torch.device("cpu")
+_log = logging.getLogger("octavo.worker")
 
 
 class TensorSource(Protocol):
@@ -31,6 +34,14 @@ class TensorSource(Protocol):
 
     def weight(self, name: str) -> Weight:
         """Of a linear layer, as it is stored. Raises WeightsError."""
+        ...
+
+    def is_left_out(self, name: str) -> bool:
+        """Whether the checkpoint is quantized, but this weight of a linear layer was left in floats."""
+        ...
+
+    def kv_scale(self, attention: str) -> tuple[float, float] | None:
+        """As of a TakeTensor."""
         ...
 
 
@@ -68,21 +79,34 @@ class Take:
         dtype: torch.dtype,
         quantization: Quantization,
         progress: Callable[[float], None],
+        device: torch.device = _CPU,
     ) -> None:
+        """device: of all tensors that it gives."""
         self._source, self._expected = source, expected
-        self._dtype, self._progress = dtype, progress
+        self._dtype, self._device, self._progress = dtype, device, progress
         self._quantization: Quantization = quantization
         self._total = sum(torch.Size(shape).numel() for shape in expected.values())
         self._taken = 0
+        self._lacks_kv_scales = False
 
     def __call__(self, name: str) -> torch.Tensor:
-        return self._took(name, self._source.tensor(name).to(self._dtype))
+        return self._took(name, self._floats(name))
 
     def weight(self, name: str) -> Weight:
         return self._took(name, self._weight(name, self._quantization))
 
     def head_weight(self, name: str) -> Weight:
         return self._took(name, self._weight(name, head_quantization(self._quantization)))
+
+    def kv_scale(self, attention: str) -> tuple[float, float] | None:
+        scales = self._source.kv_scale(attention)
+        if scales is None and not self._lacks_kv_scales:
+            self._lacks_kv_scales = True
+            _log.warning(
+                "%s has no k_scale and v_scale for %s: its KV goes into e4m3 as it is, where numbers beyond 448 are "
+                "cut off; kv_cache_dtype=auto keeps them", self._source.path, attention,
+            )  # fmt: skip
+        return scales
 
     def packed(self, names: Sequence[str]) -> PackedWeight | None:
         return None
@@ -95,9 +119,17 @@ class Take:
         self._took(name, None)
 
     def _weight(self, name: str, quantization: Quantization) -> Weight:
-        if quantization == "none":
-            return self._source.tensor(name).to(self._dtype)
-        return quantized(self._source.weight(name), quantization)
+        # What the maker of an FP8 checkpoint left in floats loses too much in so few bits.
+        if quantization == "none" or (quantization == "fp8" and self._source.is_left_out(name)):
+            return self._floats(name)
+        stored = self._source.weight(name)
+        # On a GPU weights are quantized there: a core takes seconds for a billion of them.
+        if self._device != _CPU:
+            stored = map_tensors(stored, lambda tensor: tensor.to(self._device))
+        return quantized(stored, quantization)
+
+    def _floats(self, name: str) -> torch.Tensor:
+        return self._source.tensor(name).to(self._device, self._dtype)
 
     def _took(self, name: str, taken: _T) -> _T:
         self._taken += torch.Size(self._expected[name]).numel()

@@ -12,9 +12,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from kernels.linear.fp8_weight import BLOCK
 from worker.take_tensor import Shape
 from worker.weights.quantization import Quantization
 
+# Outputs and inputs that share a scale in e4m3 as GPUs compute with it: a tensor, a channel, a block; 0: all.
+FP8_BLOCKS = ((0, 0), (1, 0), (BLOCK, BLOCK))
 # What safetensors calls the two kinds of stored weights.
 StoredKind = Literal["F8_E4M3", "I8"]
 
@@ -57,9 +60,13 @@ class StoredQuantization:
 
     @property
     def made_for(self) -> Quantization:
-        """The quantization that inputs were calibrated for when the checkpoint was made."""
-        is_int8 = self.schemes and all(scheme.has_int8_inputs for _, scheme in self.schemes)
-        return "int8" if is_int8 else "none"
+        """int8 if inputs were calibrated for it, fp8 if a GPU's kernels take all that is quantized as it is stored."""
+        schemes = [scheme for _, scheme in self.schemes]
+        if schemes and all(scheme.has_int8_inputs for scheme in schemes):
+            return "int8"
+        if schemes and all(scheme.kind == "F8_E4M3" and scheme.block in FP8_BLOCKS for scheme in schemes):
+            return "fp8"
+        return "none"
 
 
 def stored_quantization(config: Mapping[str, Any]) -> StoredQuantization:
