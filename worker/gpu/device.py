@@ -4,9 +4,10 @@ A CPU on which Triton interprets its kernels (TRITON_INTERPRET=1) stands in for 
 given, which is the order that a GPU's stream keeps.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
@@ -26,6 +27,10 @@ class Event(Protocol):
         """Waits until it has, without keeping the interpreter's lock."""
         ...
 
+    def seconds_since(self, earlier: Self) -> float:
+        """What the device took from there to here. Both have been reached."""
+        ...
+
 
 class Graph(Protocol):
     """Work that was captured once; its memory is the same in each replay."""
@@ -40,12 +45,17 @@ class DeviceMemory:
     total: int
     # What this process holds without need is given back first.
     free: int
+    # Of this process: its tensors, and the memory that they lie in, with gaps.
+    allocated: int = 0
+    reserved: int = 0
 
 
 class Device(Protocol):
     """One worker's. All work goes to one stream, in order."""
 
     torch_device: torch.device
+    # Of its kind, such as NVIDIA H200.
+    name: str
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         """uint8 host memory that the device copies from and to while the host goes on."""
@@ -87,6 +97,7 @@ class CudaDevice:
 
     def __init__(self, index: int = 0) -> None:
         self.torch_device = torch.device("cuda", index)
+        self.name = torch.cuda.get_device_name(self.torch_device)
         torch.cuda.set_device(self.torch_device)
         # Graphs cannot be captured on the default stream.
         self._stream = torch.cuda.Stream(self.torch_device)
@@ -98,7 +109,7 @@ class CudaDevice:
 
     def event(self) -> Event:
         # blocking: a waiting thread sleeps, rather than spin on a core that the next step's preparation needs.
-        return torch.cuda.Event(blocking=True)
+        return _CudaEvent(enable_timing=True, blocking=True)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
@@ -130,7 +141,12 @@ class CudaDevice:
         self.synchronize()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.torch_device)
-        return DeviceMemory(total=total, free=free)
+        return DeviceMemory(
+            total=total,
+            free=free,
+            allocated=torch.cuda.memory_allocated(self.torch_device),
+            reserved=torch.cuda.memory_reserved(self.torch_device),
+        )
 
     def peak_bytes(self, body: Callable[[], None]) -> int:
         self.synchronize()
@@ -140,6 +156,11 @@ class CudaDevice:
         body()
         self.synchronize()
         return torch.cuda.max_memory_allocated(self.torch_device) - before
+
+
+class _CudaEvent(torch.cuda.Event):
+    def seconds_since(self, earlier: Self) -> float:
+        return earlier.elapsed_time(self) / 1e3
 
 
 def _begin_capture(pool: object | None) -> torch.cuda.CUDAGraph:
@@ -181,13 +202,14 @@ class InterpretedDevice:
 
     def __init__(self, memory_bytes: int = 1 << 30) -> None:
         self.torch_device = torch.device("cpu")
+        self.name = "interpreted"
         self._memory_bytes = memory_bytes
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def event(self) -> Event:
-        return _Passed()
+        return _PassedEvent()
 
     def synchronize(self) -> None:
         """Nothing is ever under way."""
@@ -212,15 +234,21 @@ class InterpretedDevice:
         return 0
 
 
-class _Passed:
+class _PassedEvent:
+    def __init__(self) -> None:
+        self._time = 0.0
+
     def record(self) -> None:
-        pass
+        self._time = time.perf_counter()
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
         pass
+
+    def seconds_since(self, earlier: Self) -> float:
+        return self._time - earlier._time
 
 
 @dataclass(frozen=True, slots=True)

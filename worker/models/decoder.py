@@ -75,12 +75,12 @@ class Decoder:
         self._run(self._forward, self._compute, batch, kv_cache)
         return self._stream(batch.num_tokens)
 
-    def logits(self, hidden_SE: Stream) -> torch.Tensor:
+    def logits(self, hidden_SE: Stream, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, V] from rows of `forward`'s result, float32 or, on a GPU, of the compute dtype; the final norm is applied
-        here, to these rows alone."""
+        here, to these rows alone. out: memory for the result, on a GPU."""
         if not len(hidden_SE):
             return torch.empty(0, self.config.vocab_size, device=self.path.device)
-        logits_SV = self.head(hidden_SE)
+        logits_SV = self.head(hidden_SE, out)
         return logits_SV if self.path.gpu is not None else logits_SV.float()
 
     def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
