@@ -38,7 +38,7 @@ class Attention:
         names = [f"{prefix}.{kind}_proj" for kind in "qkv"]
         self._qkv = load_linear(take, names, bias=config.qkv_bias, path=path, norm=norm, eps=eps, reorder=heads)
         self._o = load_linear(take, [f"{prefix}.o_proj"], bias=config.attention_output_bias, path=path)
-        self._kv_scales = _kv_scales(path)
+        self._kv_scales = _kv_scales(take, prefix, path)
         head_norm_HD: torch.Tensor | None = None
         if config.qk_norm:
             q_D, k_D = (heads(kind, take(f"{prefix}.{kind}_norm.weight").float()) for kind in "qk")
@@ -78,8 +78,8 @@ class Attention:
         )
 
 
-def _kv_scales(path: ComputePath) -> KVScales | None:
+def _kv_scales(take: TakeTensor, prefix: str, path: ComputePath) -> KVScales | None:
     if path.kv_cache_dtype is not torch.float8_e4m3fn:
         return None
-    one = torch.ones(1, device=path.device)
-    return KVScales(one, one)
+    k, v = take.kv_scale(prefix) or (1.0, 1.0)
+    return KVScales(torch.tensor([k], device=path.device), torch.tensor([v], device=path.device))
