@@ -18,7 +18,7 @@ class CompilationConfig(BaseModel):
     level: Literal["NONE", "PIECEWISE", "FULL"] = "FULL"
     # Tokens of a step that graphs are captured for; a step is padded to the next one, and runs without graphs beyond
     # the last. Empty: 1, 2, 4, multiples of 8 up to 256, of 16 up to 512, as far as the other options let steps be
-    # that large.
+    # that large, and the most that they allow.
     cudagraph_capture_sizes: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = ()
 
     @field_validator("cudagraph_capture_sizes", mode="after")
