@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from configs.options import Options
 from octavo.errors import InvalidRequest
@@ -14,27 +13,19 @@ from scheduler.core import Core
 from scheduler.messages import ChoiceStart, GroupRequest, Plan, SequenceEnd, SequenceKey, StepOutputs, StopRules
 from scheduler.settings import core_settings
 from scheduler.step_wire import GroupSampling, StepCodec
-
-
-class StepRunner(Protocol):
-    """What the engine needs of `worker.runner.Runner`."""
-
-    model_info: pb.ModelInfo
-
-    @property
-    def num_swap_blocks(self) -> int: ...
-    def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult: ...
+from worker.step_runner import PendingResult, StepRunner
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Where the time of all steps so far went, in seconds; the other parts lie within `total`."""
+    """Where the time of all steps so far went, in seconds. The other parts lie within `total`, unless a GPU computes
+    while steps are planned."""
 
     num_steps: int = 0
     total: float = 0.0
     # The core's decisions and bookkeeping, and the plan's and the result's way over the wire format.
     scheduling: float = 0.0
-    # The model, and choosing tokens.
+    # The model, and choosing tokens. (On a GPU, `forward` is both.)
     forward: float = 0.0
     sampling: float = 0.0
 
@@ -61,6 +52,16 @@ class EngineOutput:
     sequences: Sequence[SequenceOutput]
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One that was begun and whose result has not been taken."""
+
+    plan: Plan
+    pending: PendingResult
+    # That beginning it took. A step that is computed meanwhile is charged when its turn comes.
+    seconds: float
+
+
 class Engine:
     """Submit requests, then call `step` while it `has_work`. Not for several threads."""
 
@@ -70,12 +71,12 @@ class Engine:
         self._runner = runner
         self._core = Core(core_settings(options, self.model, runner.num_swap_blocks))
         self._codec = StepCodec(epoch=0)
-        # With their frames, those that have not been computed; max_steps_in_flight at most.
-        self._plans: deque[tuple[Plan, bytes]] = deque()
+        # max_steps_in_flight at most.
+        self._in_flight: deque[_Step] = deque()
 
     @property
     def has_work(self) -> bool:
-        return self._core.has_work or bool(self._plans)
+        return self._core.has_work or bool(self._in_flight)
 
     @property
     def num_preemptions(self) -> int:
@@ -110,28 +111,35 @@ class Engine:
         return self._core.cancel(group, choices, time.monotonic())
 
     def step(self) -> EngineOutput:
-        """Computes one step. Raises RuntimeError if requests wait that can never run."""
+        """Begins as many steps as may be in flight, and waits for the first of them.
+
+        Raises RuntimeError if requests wait that can never run.
+        """
         start = time.perf_counter()
+        seconds_begun = 0.0
         # Through the bytes that ranks get: what is measured here is what a scheduler does, too.
         while (plan := self._core.schedule(time.monotonic())) is not None:
-            self._plans.append((plan, self._codec.encode(plan)))
-        if not self._plans:
+            message = step_pb2.SchedulerToWorker.FromString(self._codec.encode(plan))
+            planned = time.perf_counter()
+            pending = self._runner.begin(message.plan)
+            self._in_flight.append(_Step(plan, pending, time.perf_counter() - planned))
+            seconds_begun += self._in_flight[-1].seconds
+        if not self._in_flight:
             raise RuntimeError("no request can run, though some wait: the KV cache is too small for them")
-        plan, frame = self._plans.popleft()
-        message = step_pb2.SchedulerToWorker.FromString(frame)
-        planned = time.perf_counter()
-        result = self._runner.execute(message.plan)
-        computed = time.perf_counter()
+        step = self._in_flight.popleft()
+        before_result = time.perf_counter()
+        result = step.pending.result()
+        computing = step.seconds + time.perf_counter() - before_result
         outcome = self._codec.decode(result)
         outputs = _by_sequence(self._core.apply(outcome.result, time.monotonic()))
-        end = time.perf_counter()
+        total = time.perf_counter() - start - seconds_begun + step.seconds
         times = self.times
         times.num_steps += 1
-        times.total += end - start
-        times.scheduling += (planned - start) + (end - computed)
+        times.total += total
+        times.scheduling += total - computing
         times.forward += result.timing.forward
         times.sampling += result.timing.sample
-        return EngineOutput(plan=plan, prompt_logprobs=outcome.prompt_logprobs, sequences=outputs)
+        return EngineOutput(plan=step.plan, prompt_logprobs=outcome.prompt_logprobs, sequences=outputs)
 
 
 def _by_sequence(outputs: StepOutputs) -> list[SequenceOutput]:

@@ -23,8 +23,9 @@ from runtime.version import octavo_version
 from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint
 from worker.heartbeat import HeartbeatThread, WorkerStatus
 from worker.link import Link
-from worker.loop import EXIT_PERMANENT, StepRunner, WorkerLoop
+from worker.loop import EXIT_PERMANENT, WorkerLoop
 from worker.metrics import WorkerMetrics
+from worker.step_runner import StepRunner
 from worker.wakeup import Wakeup
 from worker.watchdog import Watchdog
 

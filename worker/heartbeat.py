@@ -6,8 +6,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +25,18 @@ _INTERVAL = 1.0
 class StatusSnapshot:
     state: step_pb2.WorkerState = step_pb2.WORKER_STATE_UNSPECIFIED
     epoch: int = 0
+    # The last one begun.
     step: int = 0
+    # Steps whose results have not been sent; above 0 exactly when the state is STEPPING.
+    num_in_flight: int = 0
     progress: float = 0.0
-    # When this was said (monotonic seconds).
+    # When this state began, or when the oldest step in flight became the oldest (monotonic seconds).
     since: float = 0.0
+
+    @property
+    def oldest_step(self) -> int:
+        """Whose result is the next to be sent, if one is in flight."""
+        return self.step - self.num_in_flight + 1
 
 
 class WorkerStatus:
@@ -51,7 +58,7 @@ class WorkerStatus:
         step: int | None = None,
         progress: float | None = None,
     ) -> None:
-        """None keeps what was."""
+        """No step is in flight in this state. None keeps what was."""
         with self._lock:
             old = self._snapshot
             self._snapshot = StatusSnapshot(
@@ -62,13 +69,33 @@ class WorkerStatus:
                 since=time.monotonic(),
             )
 
-    @contextmanager
-    def stepping(self, step: int) -> Iterator[None]:
-        self.set(step_pb2.WORKER_STATE_STEPPING, step=step)
-        try:
-            yield
-        finally:
-            self.set(step_pb2.WORKER_STATE_IDLE)
+    def begin_step(self, step: int) -> None:
+        """The next step is in flight from here on. A step's time begins when those before it are over."""
+        with self._lock:
+            old = self._snapshot
+            self._snapshot = StatusSnapshot(
+                state=step_pb2.WORKER_STATE_STEPPING,
+                epoch=old.epoch,
+                step=step,
+                num_in_flight=old.num_in_flight + 1,
+                progress=old.progress,
+                since=old.since if old.num_in_flight else time.monotonic(),
+            )
+
+    def end_step(self) -> None:
+        """The result of the oldest step in flight has been sent."""
+        with self._lock:
+            old = self._snapshot
+            assert old.num_in_flight, "no step is in flight"
+            num_in_flight = old.num_in_flight - 1
+            self._snapshot = StatusSnapshot(
+                state=step_pb2.WORKER_STATE_STEPPING if num_in_flight else step_pb2.WORKER_STATE_IDLE,
+                epoch=old.epoch,
+                step=old.step,
+                num_in_flight=num_in_flight,
+                progress=old.progress,
+                since=time.monotonic(),
+            )
 
 
 class HeartbeatThread(threading.Thread):

@@ -3,18 +3,21 @@
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NoReturn
 
 import zmq
 from google.protobuf.message import DecodeError
 
-from protos import inference_pb2, step_pb2
+from protos import step_pb2
 from worker.errors import PermanentError, PlanError, StepError
 from worker.heartbeat import HeartbeatThread, WorkerStatus
 from worker.link import Link
 from worker.metrics import WorkerMetrics
 from worker.plan_chain import PlanChain
+from worker.step_runner import PendingResult, StepRunner
 from worker.wakeup import Wakeup
 
 _log = logging.getLogger("octavo.worker")
@@ -29,25 +32,26 @@ _MOST_FAILED_STEPS = 8
 _FIRST_HELLO_AGAIN, _LAST_HELLO_AGAIN = 1.0, 32.0
 
 
-class StepRunner(Protocol):
-    """What the loop needs of `worker.runner.Runner`."""
-
-    model_info: inference_pb2.ModelInfo
-
-    @property
-    def num_swap_blocks(self) -> int: ...
-    @property
-    def num_live_rows(self) -> int: ...
-    def reset(self) -> None: ...
-    def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult: ...
-
-
 class _StopRequested(Exception):
     """Leaves loading early."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One that was begun and whose result has not been sent."""
+
+    plan: step_pb2.StepPlan
+    pending: PendingResult
+    # Of the plan (time.perf_counter).
+    arrival: float
+
+
 class WorkerLoop:
-    """Runs on one thread, which owns the link's socket."""
+    """Runs on one thread, which owns the link's socket.
+
+    It begins each plan as soon as it is there and sends each result as soon as it is there. While steps are computed
+    elsewhere it sleeps, until a message comes or a step is done.
+    """
 
     def __init__(
         self,
@@ -66,6 +70,8 @@ class WorkerLoop:
         self._wakeup, self._metrics, self._build = wakeup, metrics, build
         self._runner: StepRunner | None = None
         self._chain = PlanChain()
+        # Of this epoch, in the order of their plans.
+        self._in_flight: deque[_Step] = deque()
         self._epoch = 0
         # Plans are computed. False before the first Reset, and from a failure to the next Reset.
         self._is_ready = False
@@ -83,7 +89,8 @@ class WorkerLoop:
             while self._exit_code is None and not self._wakeup.stop_requested:
                 self._wait()
                 self._rejoin_if_due()
-                self._receive()
+                self._serve()
+            self._drop_in_flight()
         except _StopRequested:
             pass
         except PermanentError as error:
@@ -98,6 +105,7 @@ class WorkerLoop:
     def _join(self) -> None:
         self._num_losses_seen = self._heartbeat.num_losses
         self._is_ready = False
+        self._drop_in_flight()
         self._link.join()
         self._link.send(step_pb2.WorkerToScheduler(hello=self._hello))
         self._hello_due = time.monotonic() + self._hello_pause
@@ -121,16 +129,19 @@ class WorkerLoop:
 
     # --- Messages
 
-    def _receive(self) -> None:
-        """Handles what has arrived."""
+    def _serve(self) -> None:
+        """Handles what has arrived, and sends the results that are there."""
         while self._exit_code is None and not self._wakeup.stop_requested:
-            frames = self._link.receive()
-            if frames is None:
-                return
             try:
-                self._handle(frames)
+                frames = self._link.receive()
+                if frames is not None:
+                    self._handle(frames)
+                self._send_results()
             except (PlanError, StepError) as error:
                 self._fail_epoch(str(error))
+            else:
+                if frames is None:
+                    return
 
     def _handle(self, frames: list[bytes]) -> None:
         arrival = time.perf_counter()
@@ -142,7 +153,7 @@ class WorkerLoop:
             raise PlanError(f"a message of {len(frames[0])} bytes is no SchedulerToWorker") from None
         match message.WhichOneof("message"):
             case "plan":
-                self._step(message.plan, frames[0], arrival)
+                self._begin(message.plan, frames[0], arrival)
             case "reset":
                 self._reset(message.reset)
             case "shutdown":
@@ -152,38 +163,10 @@ class WorkerLoop:
             case _:
                 raise PlanError("a SchedulerToWorker holds no message of a kind known here")
 
-    def _step(self, plan: step_pb2.StepPlan, payload: bytes, arrival: float) -> None:
-        if plan.epoch != self._epoch or not self._is_ready:
-            _log.debug("step %d of epoch %d is dropped; epoch %d is in force", plan.step, plan.epoch, self._epoch)
-            return
-        assert self._runner is not None
-        self._chain.follow(plan, payload)
-        with self._status.stepping(plan.step):
-            result = self._compute(plan)
-            result.timing.total = time.perf_counter() - arrival
-            if not self._link.send(step_pb2.WorkerToScheduler(result=result)):
-                raise PlanError(f"step: the result of {plan.step} can't be sent, for nobody takes results")
-        self._metrics.count_step(plan, result, self._runner.num_live_rows)
-
-    def _compute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
-        """Whatever the model raises ends the epoch. The process stays, its weights loaded, as long as that may help."""
-        assert self._runner is not None
-        try:
-            result = self._runner.execute(plan)
-        except PlanError:
-            raise
-        except Exception as error:
-            self._num_failed_steps += 1
-            if self._num_failed_steps >= _MOST_FAILED_STEPS:
-                raise
-            _log.exception("step %d failed", plan.step)
-            raise StepError(f"step {plan.step} failed: {type(error).__name__}: {error}") from error
-        self._num_failed_steps = 0
-        return result
-
     def _reset(self, reset: step_pb2.Reset) -> None:
         self._hello_due, self._hello_pause = None, _FIRST_HELLO_AGAIN
         self._is_ready = False
+        self._drop_in_flight()
         self._epoch = reset.epoch
         self._heartbeat.follow(reset.scheduler)
         self._link.enter(reset.epoch, self._rank)
@@ -225,10 +208,78 @@ class WorkerLoop:
         _log.error("the scheduler refuses this worker: %s", shutdown.reason)
         self._exit_code = EXIT_PERMANENT if shutdown.permanent else EXIT_FAILED
 
+    # --- Steps
+
+    def _begin(self, plan: step_pb2.StepPlan, payload: bytes, arrival: float) -> None:
+        if plan.epoch != self._epoch or not self._is_ready:
+            _log.debug("step %d of epoch %d is dropped; epoch %d is in force", plan.step, plan.epoch, self._epoch)
+            return
+        assert self._runner is not None
+        self._chain.follow(plan, payload)
+        self._status.begin_step(plan.step)
+        try:
+            pending = self._runner.begin(plan)
+            if not pending.is_done:
+                pending.call_when_done(self._wakeup.notify)
+        except Exception as error:
+            self._fail_step(plan, error)
+        self._in_flight.append(_Step(plan, pending, arrival))
+
+    def _send_results(self, *, wait: bool = False) -> None:
+        """Of the steps that are done, in order; wait: of all. After a failure there are none in flight."""
+        try:
+            while self._in_flight:
+                step = self._in_flight[0]
+                try:
+                    if not (wait or step.pending.is_done):
+                        return
+                    result = step.pending.result()
+                except Exception as error:
+                    self._fail_step(step.plan, error)
+                self._send_result(step, result)
+        except Exception:
+            # What was begun after this one builds on it.
+            self._drop_in_flight()
+            raise
+
+    def _send_result(self, step: _Step, result: step_pb2.StepResult) -> None:
+        assert self._runner is not None
+        result.timing.total = time.perf_counter() - step.arrival
+        if not self._link.send(step_pb2.WorkerToScheduler(result=result)):
+            raise PlanError(f"step: the result of {step.plan.step} can't be sent, for nobody takes results")
+        self._in_flight.popleft()
+        self._num_failed_steps = 0
+        self._status.end_step()
+        self._metrics.count_step(step.plan, result, self._runner.num_live_rows)
+
+    def _fail_step(self, plan: step_pb2.StepPlan, error: Exception) -> NoReturn:
+        """Whatever the model raises ends the epoch. The process stays, its weights loaded, as long as that may help."""
+        if isinstance(error, PlanError):
+            raise error
+        self._num_failed_steps += 1
+        if self._num_failed_steps >= _MOST_FAILED_STEPS:
+            raise error
+        _log.error("step %d failed", plan.step, exc_info=error)
+        raise StepError(f"step {plan.step} failed: {type(error).__name__}: {error}") from error
+
+    def _drop_in_flight(self) -> None:
+        """Nobody wants their results any more. They count as steps of this worker until it has waited for them."""
+        if self._in_flight:
+            assert self._runner is not None
+            _log.debug("the results of steps %d to %d are dropped", *(self._in_flight[i].plan.step for i in (0, -1)))
+            self._runner.reset()
+            self._in_flight.clear()
+            self._status.set(step_pb2.WORKER_STATE_IDLE)
+
     # --- Failures
 
     def _fail_epoch(self, message: str) -> None:
-        """What follows can't be computed: says so and waits for a Reset."""
+        """What follows can't be computed: says so and waits for a Reset. The results of steps before it go first."""
+        try:
+            self._send_results(wait=True)
+        except (PlanError, StepError) as error:
+            message = str(error)
+        self._status.set(step_pb2.WORKER_STATE_IDLE)
         _log.error("epoch %d is over: %s", self._epoch, message)
         self._is_ready = False
         self._metrics.count_epoch_failure()

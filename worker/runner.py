@@ -21,6 +21,7 @@ from worker.rows import Rows
 from worker.sampling_state import NO_LOGPROBS
 from worker.scheduled import BatchRows
 from worker.scores import Greedy, Logits, Scores
+from worker.step_runner import DoneResult
 from worker.swap_space import SwapSpace
 from worker.verification import sample_rows
 
@@ -85,6 +86,10 @@ class Runner:
         """A new epoch: forgets every row; what blocks hold means nothing any more."""
         self._rows.clear()
         self._scrub(self._rows.take_spoiled_blocks())
+
+    def begin(self, plan: step_pb2.StepPlan) -> DoneResult:
+        """As `execute`."""
+        return DoneResult(self.execute(plan))
 
     def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
         """Computes one step. Epoch, step number and digest are the caller's to check.

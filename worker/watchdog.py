@@ -23,14 +23,14 @@ class Watchdog:
         self._limit = step_timeout + min(step_timeout, _LONGEST_GRACE_S)
 
     def check(self) -> None:
-        """Does not return if a step has lasted too long; says where the threads are then."""
+        """Does not return if the oldest step in flight has lasted too long; says where the threads are then."""
         now = self._status.snapshot()
         seconds = time.monotonic() - now.since
         if now.state != step_pb2.WORKER_STATE_STEPPING or seconds <= self._limit:
             return
         _log.critical(
             "step %d has not returned for %.1f s (step_timeout=%g): it hangs, and this process ends. Its threads:",
-            now.step, seconds, self._step_timeout,
+            now.oldest_step, seconds, self._step_timeout,
         )  # fmt: skip
         faulthandler.dump_traceback()
         os._exit(EXIT_FAILED)

@@ -18,6 +18,7 @@ from configs.options import Options
 from protos import inference_pb2, step_pb2
 from runtime.version import octavo_version
 from worker.errors import PlanError
+from worker.step_runner import DoneResult
 
 # Ids below it are never said but as EOS.
 FIRST_TOKEN = 20
@@ -134,6 +135,9 @@ class HashRunner:
         self._kv: dict[int, bytes] = {}
         self._host: dict[int, dict[int, bytes]] = {}
         self._sequences: set[int] = set()
+
+    def begin(self, plan: step_pb2.StepPlan) -> DoneResult:
+        return DoneResult(self.execute(plan))
 
     def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
         self.before_step(plan)

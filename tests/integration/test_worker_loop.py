@@ -2,25 +2,20 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import zmq
 
 from protos import inference_pb2, step_pb2
-from runtime.wire import heartbeat_endpoint, rank_identity
+from runtime.wire import rank_identity
 from tests.fakes.fake_runner import fake_runner
 from tests.fakes.step_scheduler import StepScheduler
 from tests.support.steps import decodes, said
+from tests.support.worker_loop import HELLO, RunningWorker
 from worker.errors import PermanentError
-from worker.heartbeat import HeartbeatThread, WorkerStatus
-from worker.link import Link
-from worker.loop import EXIT_FAILED, EXIT_PERMANENT, StepRunner, WorkerLoop
-from worker.metrics import WorkerMetrics
-from worker.wakeup import Wakeup
+from worker.loop import EXIT_FAILED, EXIT_PERMANENT
+from worker.step_runner import DoneResult, StepRunner
 
-HELLO = step_pb2.Hello(protocol_version=1, world_size=1, model="fake", instance=42)
 PROMPT = [5, 6, 7]
 NEW_ROW = step_pb2.NewRow(
     sequence=1, token_ids=PROMPT, num_prompt_tokens=3, block_ids=[1, 2],
@@ -36,23 +31,6 @@ def build_fake(progress: Callable[[float], None]) -> StepRunner:
     return fake_runner()
 
 
-@dataclass
-class RunningWorker:
-    """A worker's loop on a thread of this process."""
-
-    endpoint: str
-    status: WorkerStatus
-    metrics: WorkerMetrics
-    wakeup: Wakeup
-    thread: threading.Thread
-    exit_codes: list[int]
-
-    def exit_code(self) -> int:
-        self.thread.join(60)
-        assert not self.thread.is_alive()
-        return self.exit_codes[0]
-
-
 Start = Callable[..., RunningWorker]
 
 
@@ -61,38 +39,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     running: list[RunningWorker] = []
 
     def start(build=build_fake, timeout: float = 30.0) -> RunningWorker:
-        endpoint = f"ipc://{tmp_path}/step.sock"
-        status, wakeup, exit_codes = WorkerStatus(), Wakeup(), []
-        metrics = WorkerMetrics(status.snapshot)
-
-        def run() -> None:
-            with zmq.Context() as context:
-                link = Link(context, endpoint, None)
-                heartbeat = HeartbeatThread(
-                    context, heartbeat_endpoint(endpoint), None, status,
-                    rank=0, instance=42, timeout=timeout, on_loss=wakeup.notify,
-                )  # fmt: skip
-                heartbeat.start()
-                loop = WorkerLoop(
-                    hello=HELLO, link=link, heartbeat=heartbeat, status=status, wakeup=wakeup, metrics=metrics,
-                    build=build,
-                )  # fmt: skip
-                try:
-                    exit_codes.append(loop.run())
-                finally:
-                    heartbeat.stop()
-                    link.close(deliver=True)
-
-        worker = RunningWorker(endpoint, status, metrics, wakeup, threading.Thread(target=run), exit_codes)
-        running.append(worker)
-        worker.thread.start()
-        return worker
+        running.append(RunningWorker(f"ipc://{tmp_path}/step.sock", build, timeout=timeout))
+        return running[-1]
 
     yield start
     for worker in running:
-        worker.wakeup.request_stop()
-        worker.thread.join(60)
-        worker.wakeup.close()
+        worker.stop()
 
 
 def test_hello_reset_ready_plans_shutdown(start: Start):
@@ -237,12 +189,12 @@ class Exploding:
     def reset(self) -> None:
         self._runner.reset()
 
-    def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
-        result = self._runner.execute(plan)
+    def begin(self, plan: step_pb2.StepPlan) -> DoneResult:
+        pending = self._runner.begin(plan)
         if self.left:
             self.left -= 1
             raise RuntimeError("shape mismatch")
-        return result
+        return pending
 
 
 def test_a_step_that_cannot_be_computed_ends_the_epoch_and_not_the_worker(start: Start):

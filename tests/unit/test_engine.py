@@ -11,6 +11,8 @@ from protos import inference_pb2 as pb
 from scheduler.messages import FinishReason
 from tests.fakes.fake_model import POISON
 from tests.fakes.fake_runner import fake_runner
+from worker.runner import Runner
+from worker.step_runner import DoneResult
 
 PROMPTS = [[3, 4, 5], [7] * 20, list(range(10, 45)), [9, 8]]
 
@@ -74,6 +76,19 @@ def test_a_small_budget_and_a_small_cache_change_nothing(mode: str, steps: int) 
 def test_whole_prefills_and_steps_ahead_change_nothing() -> None:
     whole = engine(enable_chunked_prefill=False, max_steps_in_flight=3)
     assert together(whole, n=2) == together(engine(), n=2)
+
+
+def test_steps_are_begun_ahead_of_the_results_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    begin, take = Runner.begin, DoneResult.result
+    monkeypatch.setattr(Runner, "begin", lambda runner, plan: events.append("begin") or begin(runner, plan))
+    monkeypatch.setattr(DoneResult, "result", lambda pending: events.append("take") or take(pending))
+    made = engine(max_steps_in_flight=2)
+    made.submit(1, PROMPTS[0], params(max_tokens=4))
+    made.step()
+    assert events == ["begin", "begin", "take"]
+    run(made)
+    assert events == ["begin", "begin", "take", "begin", "take", "begin", "take", "take"]
 
 
 def test_what_a_cancel_leaves_in_flight_harms_nobody() -> None:

@@ -1,0 +1,67 @@
+"""What computes steps, as those see it who have steps to compute: a worker's loop, or octavo.engine in one process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from protos import inference_pb2, step_pb2
+
+
+class PendingResult(Protocol):
+    """A step that was begun. Results are taken in the order of the plans, each of them once."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` returns at once. Raises what `result` would raise, if that is known."""
+        ...
+
+    def result(self) -> step_pb2.StepResult:
+        """Waits until the step is done. Raises whatever made it fail."""
+        ...
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        """callback: called once, as soon as the step is done or has failed: at once, or later on another thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DoneResult:
+    """Of a runner that computes when it begins."""
+
+    step_result: step_pb2.StepResult
+
+    @property
+    def is_done(self) -> bool:
+        return True
+
+    def result(self) -> step_pb2.StepResult:
+        return self.step_result
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        callback()
+
+
+class StepRunner(Protocol):
+    """One rank's model, KV cache and rows: `worker.runner.Runner` on a CPU, `worker.gpu.runner.GpuRunner` on a GPU."""
+
+    model_info: inference_pb2.ModelInfo
+
+    @property
+    def num_swap_blocks(self) -> int: ...
+
+    @property
+    def num_live_rows(self) -> int:
+        """Rows that hold a sequence after the plan begun last."""
+        ...
+
+    def begin(self, plan: step_pb2.StepPlan) -> PendingResult:
+        """Begins the next step, whatever of the steps before it is still under way.
+
+        Epoch, step number and digest are the caller's to check. Raises PlanError for a plan that contradicts what the
+        rows hold: results of the steps before it can still be taken, and then only `reset` may follow.
+        """
+        ...
+
+    def reset(self) -> None:
+        """A new epoch: waits for steps that are under way, drops their results, and forgets every row."""
+        ...
