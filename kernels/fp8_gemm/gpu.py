@@ -39,6 +39,7 @@ def fp8_gemm(
     path: Path = "auto",
     tile: Tile | None = None,
     tuned_folder: str | FilePath | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """y_MN of out_dtype (bfloat16, float16 or float32), accumulated in float32.
 
@@ -52,20 +53,30 @@ def fp8_gemm(
     batch_invariant: a row's bits depend on nothing but the row, whatever M is: one tile, K in one order.
     path: "auto" takes torch's scaled_mm where `fp8_gemm_choice` says so, "triton" and "scaled_mm" insist.
     tile: of the Triton kernel, else the tuned one (tuned_files.py; tuned_folder comes before its other folders), else a
-    default. Raises ValueError for shapes, dtypes or strides that are not as above, a GPU without e4m3 (before sm_89), a
+    default. out: memory for the result, contiguous in the last dim (scaled_mm has to copy what it gives there).
+
+    Raises ValueError for shapes, dtypes or strides that are not as above, a GPU without e4m3 (before sm_89), a
     path that cannot take the problem, and TunedConfigError for a malformed configuration.
     """
     problem = _checked(x_MK, weight_NK, x_scales, weight_scales, bias_N, out_dtype)
     M, N, K = problem.M, problem.N, problem.K
+    if out is not None and (out.shape != (M, N) or out.dtype != out_dtype or out.stride(1) != 1):
+        raise ValueError(
+            f"out of shape {tuple(out.shape)}, strides {out.stride()} and {out.dtype}: [{M}, {N}] of {out_dtype}, "
+            "contiguous in the last dim, is expected"
+        )
     device = device_of(x_MK.device)
     if path == "auto":
         chosen = choose_path(problem, device, batch_invariant=batch_invariant).path
     else:
         chosen = _insisted(path, problem, x_MK.device, batch_invariant)
+    if chosen == "scaled_mm" and M and N:
+        y_MN = scaled_mm(x_MK, weight_NK, x_scales, weight_scales, bias_N, out_dtype, blockwise=problem.blockwise)
+        return y_MN if out is None else out.copy_(y_MN)
+    if out is None:
+        out = torch.empty((M, N), dtype=out_dtype, device=x_MK.device)
     if M == 0 or N == 0:
-        return torch.empty((M, N), dtype=out_dtype, device=x_MK.device)
-    if chosen == "scaled_mm":
-        return scaled_mm(x_MK, weight_NK, x_scales, weight_scales, bias_N, out_dtype, blockwise=problem.blockwise)
+        return out
     if batch_invariant:
         tile = BATCH_INVARIANT_TILE
     elif tile is None:
@@ -73,9 +84,8 @@ def fp8_gemm(
         if device.capability:
             tile = tuned_tile(M, N, K, device.name, blockwise=problem.blockwise, folder=tuned_folder)
         tile = tile or default_tile(M, N, K, device.num_sms)
-    out_MN = torch.empty((M, N), dtype=out_dtype, device=x_MK.device)
-    triton_gemm(x_MK, weight_NK, x_scales, weight_scales, bias_N, out_MN, blockwise=problem.blockwise, tile=tile)
-    return out_MN
+    triton_gemm(x_MK, weight_NK, x_scales, weight_scales, bias_N, out, blockwise=problem.blockwise, tile=tile)
+    return out
 
 
 def fp8_gemm_choice(

@@ -1,11 +1,13 @@
 """y = x W^T + b with weights packed once for the machine at hand, and what goes with it fused: a norm of the input, a
 gate, the addition to the residual stream."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from kernels.compute_path import ComputePath
+from kernels.linear.fp8_weight import Fp8Weight
 from kernels.linear.gpu import GpuLinear
 from kernels.linear.native import NativeLinear
 from kernels.linear.onednn import OneDnnLinear
@@ -23,7 +25,7 @@ class PackedLinear:
     Legend: T tokens, I inputs, O outputs.
     """
 
-    __slots__ = ("_linear",)
+    __slots__ = ("_is_fp8", "_linear")
 
     def __init__(
         self,
@@ -41,7 +43,15 @@ class PackedLinear:
         """
         # Each takes the stream of its own device.
         self._linear: Any
-        if path.gpu is not None:
+        self._is_fp8 = path.gpu is not None and isinstance(weight_OI, Fp8Weight)
+        if path.gpu is not None and isinstance(weight_OI, Fp8Weight):
+            # Triton takes half a second to import: not for workers on CPUs.
+            from kernels.linear.gpu_fp8 import GpuFp8Linear
+
+            self._linear = GpuFp8Linear(
+                weight_OI, bias_O, norm_I, eps, gated=gated, dtype=path.compute_dtype, gpu=path.gpu
+            )
+        elif path.gpu is not None:
             assert not isinstance(weight_OI, PackedWeight)
             self._linear = GpuLinear(
                 weight_OI, bias_O, norm_I, eps, gated=gated, dtype=path.compute_dtype, gpu=path.gpu
@@ -70,13 +80,21 @@ class PackedLinear:
 
     def __call__(self, x_TI: Stream, out: torch.Tensor | None = None) -> torch.Tensor:
         """[T, O] of the path's compute_dtype from contiguous x_TI, T >= 1: of compute_dtype, or the residual stream
-        (on a CPU float32) if there is a norm. Sums are float32. out: memory that the result may be put into, contiguous,
-        of compute_dtype."""
+        (on a CPU float32) if there is a norm. Sums are float32. out: memory that the result may be put into,
+        contiguous, of compute_dtype."""
         return self._linear(x_TI, out)
 
     def add_to_(self, y_TO: Stream, x_TI: torch.Tensor) -> None:
         """Adds the result to the residual stream, in place."""
         self._linear.add_to_(y_TO, x_TI)
+
+    def add_through_(self, last: "PackedLinear", x: Stream, between: Callable[[], torch.Tensor]) -> None:
+        """Adds last(self(x)) to the residual stream x, in place. Of a gated layer with a norm. between: gives memory
+        for self(x), if that is put anywhere: from FP8 to FP8 it is quantized as it comes."""
+        if self._is_fp8 and last._is_fp8:
+            last._linear.add_to_(x, self._linear.gated_for(last._linear, x))
+        else:
+            last.add_to_(x, self(x, out=between()))
 
     def argmax(
         self, x_TI: Stream, out: tuple[torch.Tensor, torch.Tensor] | None = None

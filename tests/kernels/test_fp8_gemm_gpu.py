@@ -292,6 +292,7 @@ def test_what_cannot_be_multiplied_is_said(change: dict[str, torch.Tensor], said
         ({"out_dtype": torch.float64}, r"out_dtype=torch\.float64 is not one of torch\.bfloat16"),
         ({"bias_N": torch.zeros(40)}, r"bias of shape \(40,\) and torch\.float32: has to be \[40\] of torch\.bfloat16"),
         ({"path": "cutlass"}, r"path='cutlass' is not one of auto, triton, scaled_mm"),
+        ({"out": torch.zeros(3, 41)}, r"out of shape \(3, 41\).*float32: \[3, 40\] of torch\.bfloat16, contiguous"),
     ],
 )
 def test_options_that_do_not_exist(options: dict[str, object], said: str) -> None:

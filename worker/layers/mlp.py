@@ -28,5 +28,5 @@ class GatedMLP:
 
     def add_to_(self, x_TE: Stream) -> None:
         """Adds the MLP of the residual stream to it, in place."""
-        hidden_TF = current().workspace.take("mlp", len(x_TE), self._gate_up.num_outputs)
-        self._down.add_to_(x_TE, self._gate_up(x_TE, out=hidden_TF))
+        take = current().workspace.take
+        self._gate_up.add_through_(self._down, x_TE, lambda: take("mlp", len(x_TE), self._gate_up.num_outputs))
