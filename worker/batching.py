@@ -3,11 +3,44 @@
 Shape suffixes: R permanent rows, S scheduled rows, T tokens of the step, B blocks of the longest row's context.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from worker.input_batch import InputBatch
 from worker.rows import Rows
 from worker.scheduled import BatchRows, Scheduled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """A step's tokens, which are counted as computed."""
+
+    query_starts: np.ndarray  # int64 [S + 1], begins with 0
+    row_T: np.ndarray  # int64
+    positions_T: np.ndarray  # int64, within the sequence
+    token_ids_T: np.ndarray  # int32
+    context_lens_S: np.ndarray  # int64, tokens that are computed after the step
+    sampling_N: np.ndarray  # int64, indices into S of the rows that sample
+
+
+def gather(rows: Rows, scheduled: Scheduled) -> Gathered:
+    """Takes what a plan asks for out of the rows."""
+    rows_S, num_tokens_S = scheduled.rows_S, scheduled.num_tokens_S
+    query_starts = np.concatenate(([0], num_tokens_S.cumsum()))
+    first_positions_S = rows.num_computed_tokens_R[rows_S]
+    row_T = np.repeat(rows_S, num_tokens_S)
+    offsets_T = np.arange(int(query_starts[-1]))
+    positions_T = np.repeat(first_positions_S - query_starts[:-1], num_tokens_S) + offsets_T
+    sampling_N = rows.advance(rows_S, num_tokens_S)
+    return Gathered(
+        query_starts=query_starts,
+        row_T=row_T,
+        positions_T=positions_T,
+        token_ids_T=rows.token_ids_RL[row_T, positions_T],
+        context_lens_S=rows.num_computed_tokens_R[rows_S],
+        sampling_N=sampling_N,
+    )
 
 
 def build_batch(rows: Rows, scheduled: Scheduled, batch: InputBatch) -> BatchRows:
@@ -16,31 +49,23 @@ def build_batch(rows: Rows, scheduled: Scheduled, batch: InputBatch) -> BatchRow
     The batch's logit_indices are, for each row that then samples, its last token and as many before it as it has
     drafts.
     """
-    rows_S, num_tokens_S = scheduled.rows_S, scheduled.num_tokens_S
-    ends_S = num_tokens_S.cumsum()
-    query_starts = np.concatenate(([0], ends_S))
-    num_tokens = int(ends_S[-1])
-    first_positions_S = rows.num_computed_tokens_R[rows_S]
-    row_T = np.repeat(rows_S, num_tokens_S)
-    positions_T = np.repeat(first_positions_S - query_starts[:-1], num_tokens_S) + np.arange(num_tokens)
-    block_T = rows.block_ids_RB[row_T, positions_T // rows.block_size].astype(np.int64)
-    sampling_S = rows.advance(rows_S, num_tokens_S)
-    context_lens_S = rows.num_computed_tokens_R[rows_S]
-    num_blocks = -(-int(context_lens_S.max()) // rows.block_size)
+    step, rows_S = gather(rows, scheduled), scheduled.rows_S
+    block_T = rows.block_ids_RB[step.row_T, step.positions_T // rows.block_size].astype(np.int64)
+    num_blocks = -(-int(step.context_lens_S.max()) // rows.block_size)
     batch_rows = BatchRows(
         rows_S=rows_S,
-        rows_N=rows_S[sampling_S],
-        num_drafts_N=None if scheduled.num_drafts_S is None else scheduled.num_drafts_S[sampling_S],
+        rows_N=rows_S[step.sampling_N],
+        num_drafts_N=None if scheduled.num_drafts_S is None else scheduled.num_drafts_S[step.sampling_N],
     )
-    logit_indices = ends_S[sampling_S] - 1
+    logit_indices = step.query_starts[1:][step.sampling_N] - 1
     if batch_rows.num_drafts_N is not None:
         logit_indices = _with_drafts(logit_indices, batch_rows.num_drafts_N)
     batch.fill(
-        token_ids_T=rows.token_ids_RL[row_T, positions_T],
-        positions_T=positions_T,
-        slots_T=block_T * rows.block_size + positions_T % rows.block_size,
-        query_starts=query_starts,
-        context_lens_S=context_lens_S,
+        token_ids_T=step.token_ids_T,
+        positions_T=step.positions_T,
+        slots_T=block_T * rows.block_size + step.positions_T % rows.block_size,
+        query_starts=step.query_starts,
+        context_lens_S=step.context_lens_S,
         block_tables_SB=rows.block_ids_RB[rows_S, :num_blocks],
         logit_indices=logit_indices,
     )

@@ -221,7 +221,7 @@ class WorkerLoop:
             pending = self._runner.begin(plan)
             if not pending.is_done:
                 pending.call_when_done(self._wakeup.notify)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler must hear of it
             self._fail_step(plan, error)
         self._in_flight.append(_Step(plan, pending, arrival))
 
@@ -234,7 +234,7 @@ class WorkerLoop:
                     if not (wait or step.pending.is_done):
                         return
                     result = step.pending.result()
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - as above
                     self._fail_step(step.plan, error)
                 self._send_result(step, result)
         except Exception:

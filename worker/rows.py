@@ -7,6 +7,8 @@ import numpy as np
 
 from protos import step_pb2
 from worker.errors import PlanError
+from worker.gpu.step_inputs import LAST_SAMPLED
+from worker.row_changes import RowChanges
 from worker.sampling_state import SamplingState
 from worker.scheduled import Scheduled
 
@@ -15,7 +17,8 @@ class Rows:
     """Tokens, progress, block tables and sampling parameters of max_num_seqs rows.
 
     `apply` takes the differences of a plan, and `schedule` says what it computes; `advance` then counts the step's
-    tokens as computed, drafts included; `settle_drafts` and `append` put what was sampled in the drafts' place.
+    tokens as computed, drafts included; `settle_drafts` and `append` put what was sampled in the drafts' place, or
+    `append_unknown`, where a device samples and results come later.
     """
 
     def __init__(
@@ -46,6 +49,8 @@ class Rows:
         self.failed_R = np.zeros(max_num_seqs, np.bool_)
         self.sampling = SamplingState(num_rows=max_num_seqs, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         self._spoiled_blocks: list[np.ndarray] = []
+        # By the last `apply`.
+        self.changes = RowChanges()
 
     @property
     def live_rows(self) -> np.ndarray:
@@ -62,6 +67,7 @@ class Rows:
 
         Raises PlanError, after which rows are good for nothing but `clear`. Swaps are worker.swap_space's.
         """
+        self.changes = RowChanges()
         # In most steps of few rows nothing of this happens.
         if plan.freed_rows:
             for row in self._live(_ids(plan.freed_rows), "freed_rows").tolist():
@@ -103,11 +109,22 @@ class Rows:
         for index in np.flatnonzero(self.sampling.adjusts_R[rows_S]).tolist():
             self.sampling.append(int(rows_S[index]), int(token_ids_S[index]))
 
+    def append_unknown(self, rows_S: np.ndarray, num_tokens_S: np.ndarray | int = 1) -> None:
+        """As `append`, of tokens that only the device knows: num_tokens_S of each row, all but the last one computed.
+
+        The last one reads LAST_SAMPLED; what is computed is not read again.
+        """
+        num_tokens_S = self.num_tokens_R[rows_S] + num_tokens_S
+        self.token_ids_RL[rows_S, num_tokens_S - 1] = LAST_SAMPLED
+        self.num_tokens_R[rows_S] = num_tokens_S
+        self.num_computed_tokens_R[rows_S] = num_tokens_S - 1
+
     def output_positions(self, rows_S: np.ndarray) -> np.ndarray:
         """Output index of the token that each row samples next."""
         return self.num_tokens_R[rows_S] - self.num_prompt_tokens_R[rows_S]
 
     def _free(self, row: int) -> None:
+        self.changes.free(row, int(self.sequence_R[row]))
         if self.failed_R[row]:
             self._spoiled_blocks.append(self.block_ids_RB[row, : self.num_blocks_R[row]].astype(np.int64))
             self.failed_R[row] = False
@@ -136,7 +153,7 @@ class Rows:
         if (largest := token_ids.max()) >= self.vocab_size:
             raise PlanError(f"new_rows: row {row} has token id {largest}; vocab_size is {self.vocab_size}")
         prompt, output = np.split(token_ids, [new.num_prompt_tokens])
-        self.sampling.set(row, new.sampling, new.choice, prompt, output)
+        self.changes.new_rows.append(self.sampling.set(row, new.sampling, new.choice, prompt, output))
         self.token_ids_RL[row, :num_tokens] = token_ids
         self.num_tokens_R[row] = num_tokens
         self.num_prompt_tokens_R[row] = new.num_prompt_tokens
@@ -188,8 +205,10 @@ class Rows:
             )
         # Of the blocks that one row gets, the first goes to where its table ends, and so on.
         offsets = np.arange(len(block_ids)) - (counts.cumsum() - counts).repeat(counts)
-        self.block_ids_RB[row_of_block, held.repeat(counts) + offsets] = block_ids
+        places = held.repeat(counts) + offsets
+        self.block_ids_RB[row_of_block, places] = block_ids
         self.num_blocks_R[rows] = after
+        self.changes.write_table(row_of_block, places, block_ids)
 
     def schedule(self, plan: step_pb2.StepPlan) -> Scheduled:
         """What a plan computes, once it is applied; puts drafts behind the tokens of their rows.

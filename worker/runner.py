@@ -17,8 +17,9 @@ from worker.decodes import Decodes
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.logprobs import frames, token_logprobs
+from worker.prompt_scoring import ScoredPrompt, scored_prompts
+from worker.result_columns import put_columns
 from worker.rows import Rows
-from worker.sampling_state import NO_LOGPROBS
 from worker.scheduled import BatchRows
 from worker.scores import Greedy, Logits, Scores
 from worker.step_runner import DoneResult
@@ -140,13 +141,13 @@ class Runner:
         With logits for all rows, or for none: reading the head's weights twice costs more than some rows' logits.
         """
         state, batch = self._rows.sampling, self._batch
-        scoring = self._scoring(batch_rows.rows_S) if state.scores_prompts else []
+        scoring = scored_prompts(self._rows, batch_rows.rows_S, batch.query_starts, batch.context_lens_S)
         if batch.num_logits and not scoring and not state.needs_logits(batch_rows.rows_N):
             token_ids_L, largest_L = self._model.greedy(batch, self._kv_cache)
             return Greedy(token_ids_L=token_ids_L, largest_L=largest_L)
         hidden_TE = self._model.forward(batch, self._kv_cache)
-        for index in scoring:
-            result.prompt_logprobs.extend(self._prompt_logprobs(int(batch_rows.rows_S[index]), index, hidden_TE))
+        for prompt in scoring:
+            result.prompt_logprobs.extend(self._prompt_logprobs(prompt, hidden_TE))
         if not batch.num_logits:
             return None
         return Logits(logits_LV=self._model.logits(hidden_TE[batch.logit_indices]).numpy())
@@ -158,46 +159,28 @@ class Runner:
         rows, rows_N, drafts_N = self._rows, batch_rows.rows_N, batch_rows.num_drafts_N
         said = sample_rows(rows, rows_N, drafts_N, scores, self._model.path.native)
         rows.failed_R[rows_N] |= said.failed_N
-        good_N = ~rows.failed_R[rows_N]
-        sequences_N = rows.sequence_R[rows_N]
-        counts_N = said.counts_N[good_N]
-        tokens_ND1 = said.tokens_ND1[good_N]
-        result.sequences = sequences_N[good_N].astype("<i8").tobytes()
-        result.positions = (rows.output_positions(rows_N)[good_N] - counts_N).astype("<i4").tobytes()
-        if drafts_N is not None:
-            result.num_tokens = counts_N.astype("<i4").tobytes()
-        # Row by row, of each what it said.
-        is_said = np.arange(tokens_ND1.shape[1]) < counts_N[:, None]
-        result.token_ids = tokens_ND1[is_said].astype("<i4").tobytes()
-        result.logprobs.extend(said.logprobs[key] for key in sorted(said.logprobs) if good_N[key[0]])
-        result.failed_sequences.extend(sequences_N[~good_N].tolist())
+        failed_N = rows.failed_R[rows_N]
+        put_columns(
+            result,
+            rows.sequence_R[rows_N],
+            rows.output_positions(rows_N) - said.counts_N,
+            said.tokens_ND1,
+            None if drafts_N is None else said.counts_N,
+            failed_N,
+        )
+        result.logprobs.extend(said.logprobs[key] for key in sorted(said.logprobs) if not failed_N[key[0]])
 
-    def _scoring(self, rows_S: np.ndarray) -> list[int]:
-        """Which of the batch's rows have prompt tokens left whose logprobs are wanted.
-
-        A row that came with output has delivered them before.
-        """
-        rows = self._rows
-        wanted_S = rows.sampling.prompt_logprobs_R[rows_S] != NO_LOGPROBS
-        return np.flatnonzero(wanted_S & (rows.num_tokens_R[rows_S] == rows.num_prompt_tokens_R[rows_S])).tolist()
-
-    def _prompt_logprobs(self, row: int, index: int, hidden_TE: torch.Tensor) -> Iterator[step_pb2.RowPromptLogprobs]:
-        """Of the prompt tokens that follow the step's tokens of one row."""
-        rows, batch = self._rows, self._batch
-        start, end = int(batch.query_starts[index]), int(batch.query_starts[index + 1])
-        first_position = int(batch.context_lens_S[index]) - (end - start) + 1
-        # The last prompt token is followed by the first sampled one.
-        targets = rows.token_ids_RL[row, first_position : rows.num_prompt_tokens_R[row]][: end - start].astype(np.int64)
-        num_top = int(rows.sampling.prompt_logprobs_R[row])
+    def _prompt_logprobs(self, prompt: ScoredPrompt, hidden_TE: torch.Tensor) -> Iterator[step_pb2.RowPromptLogprobs]:
+        hidden_PE = hidden_TE[prompt.first_token : prompt.first_token + len(prompt.targets_P)]
         logprobs: list[inference_pb2.TokenLogprobs] = []
-        for offset in range(0, len(targets), _LOGITS_SLICE):
-            part = targets[offset : offset + _LOGITS_SLICE]
-            logits = self._model.logits(hidden_TE[start + offset : start + offset + len(part)]).numpy()
+        for offset in range(0, len(hidden_PE), _LOGITS_SLICE):
+            part = prompt.targets_P[offset : offset + _LOGITS_SLICE].tolist()
+            logits = self._model.logits(hidden_PE[offset : offset + len(part)]).numpy()
             logprobs += [
-                token_logprobs(logits_V, token, num_top) for logits_V, token in zip(logits, part.tolist(), strict=True)
+                token_logprobs(logits_V, token, prompt.num_top) for logits_V, token in zip(logits, part, strict=True)
             ]
-        for frame in frames(first_position, logprobs):
-            yield step_pb2.RowPromptLogprobs(sequence=int(rows.sequence_R[row]), frame=frame)
+        for frame in frames(prompt.first_position, logprobs):
+            yield step_pb2.RowPromptLogprobs(sequence=prompt.sequence, frame=frame)
 
     def _scrub(self, blocks: np.ndarray) -> None:
         """Zeros blocks that may hold NaN: attention gives masked entries the weight 0, and 0 * NaN is NaN."""

@@ -7,10 +7,9 @@ import numpy as np
 
 from kernels.sampling import apply_logit_bias, apply_penalties
 from protos import inference_pb2
-from worker.errors import PlanError
+from worker.gpu.step_inputs import Adjustments, RowSampling
+from worker.row_sampling import resolve_sampling
 
-# Below this a softmax is an argmax in float32; such rows are greedy (vLLM draws the same line).
-MIN_TEMPERATURE = 1e-5
 # `logprobs` of a row that asked for none.
 NO_LOGPROBS = -1
 
@@ -39,44 +38,31 @@ class SamplingState:
 
     def set(
         self, row: int, sampling: inference_pb2.SamplingParams, choice: int, prompt: np.ndarray, output: np.ndarray
-    ) -> None:
-        """Takes a new row's parameters; prompt and output are the tokens it comes with.
+    ) -> RowSampling:
+        """Takes a new row's parameters, and returns them resolved; prompt and output are the tokens it comes with.
 
         Raises PlanError, naming the field, for a value that is missing or out of range.
         """
-        if not sampling.HasField("seed") and sampling.temperature >= MIN_TEMPERATURE:
-            raise PlanError(f"new_rows: row {row} samples at temperature {sampling.temperature:g} without a seed")
-        # NaN fails every comparison.
-        for name, value, low, high in (
-            ("temperature", sampling.temperature, 0, 100),
-            ("top_p", sampling.top_p if sampling.HasField("top_p") else 1.0, 1e-9, 1),
-            ("min_p", sampling.min_p, 0, 1),
-            ("repetition_penalty", _repetition(sampling), 1e-9, 10),
-            ("presence_penalty", sampling.presence_penalty, -2, 2),
-            ("frequency_penalty", sampling.frequency_penalty, -2, 2),
-            ("logprobs", sampling.logprobs, 0, 20),
-            ("prompt_logprobs", sampling.prompt_logprobs, 0, 20),
-        ):
-            if not low <= value <= high:
-                raise PlanError(f"new_rows: row {row} has sampling.{name}={value:g}; {low:g} to {high:g} is valid")
-        greedy = sampling.temperature < MIN_TEMPERATURE
-        self.temperature_R[row] = 0.0 if greedy else sampling.temperature
-        self.top_k_R[row] = max(0, sampling.top_k)
-        self.top_p_R[row] = sampling.top_p if sampling.HasField("top_p") else 1.0
-        self.min_p_R[row] = sampling.min_p
-        self.seed_R[row] = sampling.seed
-        self.choice_R[row] = choice
-        self.logprobs_R[row] = sampling.logprobs if sampling.HasField("logprobs") else NO_LOGPROBS
-        self.prompt_logprobs_R[row] = sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else NO_LOGPROBS
-        adjustments = LogitAdjustments.of(
-            sampling, prompt, output, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
+        resolved = resolve_sampling(
+            row, sampling, choice, prompt, output, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
         )
+        scores_prompt = sampling.HasField("prompt_logprobs")
+        self.temperature_R[row] = resolved.temperature
+        self.top_k_R[row] = resolved.top_k
+        self.top_p_R[row] = resolved.top_p
+        self.min_p_R[row] = resolved.min_p
+        self.seed_R[row] = resolved.seed
+        self.choice_R[row] = resolved.choice
+        self.logprobs_R[row] = NO_LOGPROBS if resolved.num_logprobs is None else resolved.num_logprobs
+        self.prompt_logprobs_R[row] = sampling.prompt_logprobs if scores_prompt else NO_LOGPROBS
+        adjustments = None if resolved.adjustments is None else LogitAdjustments(resolved.adjustments)
         self.adjustments[row] = adjustments
         self.adjusts_R[row] = adjustments is not None
-        if not greedy or adjustments is not None or sampling.HasField("logprobs"):
+        if resolved.temperature > 0 or adjustments is not None or resolved.num_logprobs is not None:
             self._demanding_rows.add(row)
-        if sampling.HasField("prompt_logprobs"):
+        if scores_prompt:
             self._scoring_rows.add(row)
+        return resolved
 
     def needs_logits(self, rows_N: np.ndarray) -> bool:
         """Whether one of these rows is more than merely greedy."""
@@ -104,83 +90,52 @@ class SamplingState:
 class LogitAdjustments:
     """What changes one row's logits before temperature: logit_bias, then penalties, then min_tokens (vLLM's order)."""
 
-    def __init__(
-        self, sampling: inference_pb2.SamplingParams, prompt: np.ndarray, output: np.ndarray, banned: list[int]
-    ) -> None:
-        self._repetition = _repetition(sampling)
-        self._presence = sampling.presence_penalty
-        self._frequency = sampling.frequency_penalty
-        self._penalised = self._repetition != 1.0 or self._presence != 0.0 or self._frequency != 0.0
-        # Sorted: the order of a map differs between runs.
-        bias = sorted(sampling.logit_bias.items())
-        self._bias_ids = np.array([token for token, _ in bias], np.int64)
-        self._bias = np.array([value for _, value in bias], np.float32)
-        self._min_tokens = sampling.min_tokens
-        self._banned = np.array(banned, np.int64)
-        self._num_output_tokens = len(output)
+    def __init__(self, adjustments: Adjustments) -> None:
+        self._given = adjustments
+        self._penalised = adjustments.repetition != 1.0 or adjustments.presence != 0.0 or adjustments.frequency != 0.0
+        self._num_output_tokens = len(adjustments.output_token_ids)
         # Distinct tokens in order of first sight, and how often each occurs in the output; both grow by doubling.
         self._ids_N = np.empty(0, np.int64)
         self._counts_N = np.empty(0, np.int64)
-        self._index: dict[int, int] = {}
-        if self._penalised:
-            self._begin_counts(prompt, output)
-
-    @classmethod
-    def of(
-        cls,
-        sampling: inference_pb2.SamplingParams,
-        prompt: np.ndarray,
-        output: np.ndarray,
-        *,
-        vocab_size: int,
-        eos_token_ids: frozenset[int],
-    ) -> "LogitAdjustments | None":
-        """None if the parameters leave logits as they are. Raises PlanError for ids outside the vocabulary."""
-        for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
-            outside = [token for token in ids if token >= vocab_size]
-            if outside:
-                raise PlanError(f"new_rows: sampling.{name} names token {outside[0]}; vocab_size is {vocab_size}")
-        banned = sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)})
-        waits = len(output) < sampling.min_tokens and bool(banned)
-        penalised = _repetition(sampling) != 1.0 or sampling.presence_penalty or sampling.frequency_penalty
-        if not (waits or penalised or sampling.logit_bias):
-            return None
-        return cls(sampling, prompt, output, banned)
+        # None: not counted yet. Where a GPU samples, its own counts are all there is.
+        self._index: dict[int, int] | None = None
 
     def apply(self, logits_V: np.ndarray) -> None:
         """Changes the row's float32 logits in place."""
-        if len(self._bias_ids):
-            apply_logit_bias(logits_V, self._bias_ids, self._bias)
+        given = self._given
+        if len(given.bias):
+            apply_logit_bias(logits_V, given.bias_token_ids, given.bias)
         if self._penalised:
-            num_distinct = len(self._index)
+            num_distinct = len(self._counted())
             apply_penalties(
                 logits_V,
                 self._ids_N[:num_distinct],
                 self._counts_N[:num_distinct],
-                repetition=self._repetition,
-                presence=self._presence,
-                frequency=self._frequency,
+                repetition=given.repetition,
+                presence=given.presence,
+                frequency=given.frequency,
             )
-        if self._num_output_tokens < self._min_tokens:
-            logits_V[self._banned] = -np.inf
+        if self._num_output_tokens < given.min_tokens:
+            logits_V[given.banned_token_ids] = -np.inf
 
     def append(self, token_id: int) -> None:
         self._num_output_tokens += 1
         if not self._penalised:
             return
-        index = self._index.setdefault(token_id, len(self._index))
+        counted = self._counted()
+        index = counted.setdefault(token_id, len(counted))
         if index == len(self._ids_N):
             self._ids_N = np.resize(self._ids_N, max(64, 2 * index))
             self._counts_N = np.concatenate((self._counts_N, np.zeros(len(self._ids_N) - index, np.int64)))
         self._ids_N[index] = token_id
         self._counts_N[index] += 1
 
-    def _begin_counts(self, prompt: np.ndarray, output: np.ndarray) -> None:
-        distinct, inverse = np.unique(np.concatenate((prompt, output)), return_inverse=True)
-        self._ids_N = distinct.astype(np.int64)
-        self._counts_N = np.bincount(inverse[len(prompt) :], minlength=len(distinct))
-        self._index = {token: index for index, token in enumerate(self._ids_N.tolist())}
-
-
-def _repetition(sampling: inference_pb2.SamplingParams) -> float:
-    return sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+    def _counted(self) -> dict[int, int]:
+        """Where in the counts each token is."""
+        if self._index is None:
+            prompt, output = self._given.prompt_token_ids, self._given.output_token_ids
+            distinct, inverse = np.unique(np.concatenate((prompt, output)), return_inverse=True)
+            self._ids_N = distinct.astype(np.int64)
+            self._counts_N = np.bincount(inverse[len(prompt) :], minlength=len(distinct))
+            self._index = {token: index for index, token in enumerate(self._ids_N.tolist())}
+        return self._index

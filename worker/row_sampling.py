@@ -1,0 +1,89 @@
+"""How a new row samples, out of the plan that brings it: checked, and with every default filled in."""
+
+import numpy as np
+
+from protos import inference_pb2
+from worker.errors import PlanError
+from worker.gpu.step_inputs import Adjustments, RowSampling
+
+# Below this a softmax is an argmax in float32; such rows are greedy (vLLM draws the same line).
+MIN_TEMPERATURE = 1e-5
+
+
+def resolve_sampling(
+    row: int,
+    sampling: inference_pb2.SamplingParams,
+    choice: int,
+    prompt: np.ndarray,
+    output: np.ndarray,
+    *,
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+) -> RowSampling:
+    """prompt and output are the tokens that the row comes with.
+
+    Raises PlanError, naming the field, for a value that is missing or out of range.
+    """
+    if not sampling.HasField("seed") and sampling.temperature >= MIN_TEMPERATURE:
+        raise PlanError(f"new_rows: row {row} samples at temperature {sampling.temperature:g} without a seed")
+    top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
+    # NaN fails every comparison.
+    for name, value, low, high in (
+        ("temperature", sampling.temperature, 0, 100),
+        ("top_p", top_p, 1e-9, 1),
+        ("min_p", sampling.min_p, 0, 1),
+        ("repetition_penalty", _repetition(sampling), 1e-9, 10),
+        ("presence_penalty", sampling.presence_penalty, -2, 2),
+        ("frequency_penalty", sampling.frequency_penalty, -2, 2),
+        ("logprobs", sampling.logprobs, 0, 20),
+        ("prompt_logprobs", sampling.prompt_logprobs, 0, 20),
+    ):
+        if not low <= value <= high:
+            raise PlanError(f"new_rows: row {row} has sampling.{name}={value:g}; {low:g} to {high:g} is valid")
+    return RowSampling(
+        row=row,
+        temperature=0.0 if sampling.temperature < MIN_TEMPERATURE else sampling.temperature,
+        top_k=max(0, sampling.top_k),
+        top_p=top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        choice=choice,
+        num_logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        adjustments=_adjustments(sampling, prompt, output, vocab_size, eos_token_ids),
+    )
+
+
+def _adjustments(
+    sampling: inference_pb2.SamplingParams,
+    prompt: np.ndarray,
+    output: np.ndarray,
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+) -> Adjustments | None:
+    """None if the parameters leave logits as they are."""
+    for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+        outside = [token for token in ids if token >= vocab_size]
+        if outside:
+            raise PlanError(f"new_rows: sampling.{name} names token {outside[0]}; vocab_size is {vocab_size}")
+    banned = sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)})
+    waits = len(output) < sampling.min_tokens and bool(banned)
+    penalised = _repetition(sampling) != 1.0 or sampling.presence_penalty or sampling.frequency_penalty
+    if not (waits or penalised or sampling.logit_bias):
+        return None
+    # Sorted: the order of a map differs between runs.
+    bias = sorted(sampling.logit_bias.items())
+    return Adjustments(
+        bias_token_ids=np.array([token for token, _ in bias], np.int32),
+        bias=np.array([value for _, value in bias], np.float32),
+        repetition=_repetition(sampling),
+        presence=sampling.presence_penalty,
+        frequency=sampling.frequency_penalty,
+        prompt_token_ids=prompt.astype(np.int32),
+        output_token_ids=output.astype(np.int32),
+        min_tokens=sampling.min_tokens,
+        banned_token_ids=np.array(banned, np.int32),
+    )
+
+
+def _repetition(sampling: inference_pb2.SamplingParams) -> float:
+    return sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
