@@ -9,6 +9,7 @@ import torch
 
 from configs.load import load_options
 from configs.options import Options
+from protos import inference_pb2
 from worker.errors import PermanentError
 from worker.gpu.device import DeviceMemory, InterpretedDevice
 from worker.gpu.memory import MemoryUse, account, measure_use, num_kv_blocks, scaled_down
@@ -96,7 +97,8 @@ def test_scaled_numbers_are_round_and_never_none():
 def test_the_log_accounts_for_every_gib():
     use = use_of()
     num_blocks = num_kv_blocks(use, options_of(), BLOCK)
-    said = account(use, options_of(), num_blocks=num_blocks, block_bytes=BLOCK, max_model_len=8192)
+    info = inference_pb2.ModelInfo(num_blocks=num_blocks, block_size=16, max_model_len=8192)
+    said = account(use, options_of(), info, BLOCK)
     assert said == (
         "GPU memory: 80.00 GiB, of which gpu_memory_utilization=0.9 gives 72.00: weights 15.00, a step's peak 2.00, "
         "CUDA graphs 0.50, the driver and other processes 1.00, KV cache 53.50 (27391 blocks, 438256 tokens: 53.5 "
@@ -128,8 +130,8 @@ def test_what_is_measured_is_told_apart():
         peak=11,
     )
     ran: list[str] = []
-    use = measure_use(device, weights=30, step=lambda: ran.append("step"), kv_bytes=2, graphs=lambda: 5 if ran else 0)
-    assert use == MemoryUse(total=100, others=12, weights=30, step=11, graphs=5)
+    use = measure_use(device, lambda: ran.append("step"), weights=30, kv_bytes=2)
+    assert use == MemoryUse(total=100, others=12, weights=30, step=11)
     assert use.taken + use.left(0.9) == 90
 
 
@@ -167,6 +169,11 @@ class TestOutOfMemory:
         assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"))
         assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
         assert not is_out_of_memory(ValueError("out of memory"))
+
+    def test_the_end_of_a_capture_that_fails_for_it_is_one(self):
+        ended = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        ended.__context__ = torch.OutOfMemoryError("CUDA out of memory")
+        assert is_out_of_memory(ended)
 
     def test_what_was_half_made_is_gone_when_memory_is_looked_at(self):
         """Or a KV cache that did not fit would be told to be smaller by all of its layers that did."""
@@ -226,10 +233,10 @@ class TestOutOfMemory:
 
     def test_graphs(self):
         memory = DeviceMemory(total=80 * GIB, free=GIB)
-        error = graphs_need_more(options_of(), memory, sizes=(1, 2, 4, 8, 16), estimate=4 * GIB)
+        error = graphs_need_more(options_of(), memory, (1, 2, 4, 8, 16))
         assert '"cudagraph_capture_sizes": [1, 2, 4, 8]}' in str(error)
-        assert "gpu_memory_utilization=0.85, or enforce_eager=true" in str(error)
-        assert "cudagraph_capture_sizes" not in str(graphs_need_more(options_of(), memory, sizes=(1,), estimate=GIB))
+        assert "gpu_memory_utilization=0.88, or enforce_eager=true" in str(error)
+        assert "cudagraph_capture_sizes" not in str(graphs_need_more(options_of(), memory, (1,)))
 
     def test_a_step_of_requests(self):
         memory = DeviceMemory(total=80 * GIB, free=0, allocated=66 * GIB, reserved=68 * GIB)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from configs.options import Options
+from protos import inference_pb2
 from worker.errors import PermanentError
 from worker.gpu.device import Device
 
@@ -24,7 +25,7 @@ class MemoryUse:
     weights: int
     # The most that a step takes beyond the weights: what stays in place for all steps, and what comes and goes.
     step: int
-    graphs: int
+    graphs: int = 0
 
     @property
     def taken(self) -> int:
@@ -89,13 +90,10 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.2f}"
 
 
-def measure_use(
-    device: Device, *, weights: int, step: Callable[[], None], kv_bytes: int, graphs: Callable[[], int]
-) -> MemoryUse:
-    """What is taken while `step`, a worst case, is computed. Everything in it has run before, if smaller.
+def measure_use(device: Device, step: Callable[[], None], *, weights: int, kv_bytes: int = 0) -> MemoryUse:
+    """What is taken while `step`, a worst case, is computed; without graphs. A smaller one has run before.
 
-    weights: bytes, as held now. kv_bytes: of the KV cache that `step` makes for itself. graphs: measures what graphs
-    will take.
+    weights: bytes. kv_bytes: of the KV cache that is there for this alone.
     """
     before = device.memory().allocated
     peak = before + device.peak_bytes(step)
@@ -104,18 +102,17 @@ def measure_use(
         total=now.total,
         others=now.total - now.free - now.reserved,
         weights=weights,
-        step=peak - weights - kv_bytes,
-        graphs=graphs(),
+        step=max(0, peak - weights - kv_bytes),
     )
 
 
-def account(use: MemoryUse, options: Options, *, num_blocks: int, block_bytes: int, max_model_len: int) -> str:
+def account(use: MemoryUse, options: Options, info: inference_pb2.ModelInfo, block_bytes: int) -> str:
     """Where the GPU's memory is, for the log."""
-    num_tokens = num_blocks * options.block_size
-    share = options.gpu_memory_utilization
+    share, kv_bytes = options.gpu_memory_utilization, (info.num_blocks + 1) * block_bytes
+    num_tokens = info.num_blocks * info.block_size
     return (
         f"GPU memory: {gib(use.total)} GiB, of which gpu_memory_utilization={share:g} gives {gib(use.total * share)}: "
         f"weights {gib(use.weights)}, a step's peak {gib(use.step)}, CUDA graphs {gib(use.graphs)}, the driver and "
-        f"other processes {gib(use.others)}, KV cache {gib((num_blocks + 1) * block_bytes)} ({num_blocks} blocks, "
-        f"{num_tokens} tokens: {num_tokens / max_model_len:.1f} sequences of max_model_len={max_model_len} at once)"
+        f"other processes {gib(use.others)}, KV cache {gib(kv_bytes)} ({info.num_blocks} blocks, {num_tokens} tokens: "
+        f"{num_tokens / info.max_model_len:.1f} sequences of max_model_len={info.max_model_len} at once)"
     )

@@ -2,7 +2,7 @@
 
 import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -19,7 +19,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return True
     text = str(error)
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text)
+    if isinstance(error, RuntimeError) and ("out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text):
+        return True
+    # The end of a capture that failed may fail for that.
+    return error.__context__ is not None and is_out_of_memory(error.__context__)
 
 
 @contextmanager
@@ -81,18 +84,15 @@ def cache_needs_more(
     )
 
 
-def graphs_need_more(
-    options: Options, memory: DeviceMemory, *, sizes: tuple[int, ...], estimate: int
-) -> PermanentError:
-    """sizes: that were to be captured, ascending. estimate: bytes that had been kept for them."""
-    lower = _lower_utilization(options, max(estimate, memory.total // 50), memory.total)
-    # One pool serves all sizes, the largest first: the small ones add little.
+def graphs_need_more(options: Options, memory: DeviceMemory, sizes: Sequence[int]) -> PermanentError:
+    """sizes: that were to be captured, ascending. memory: with what was captured before it failed."""
+    lower = _lower_utilization(options, memory.total // 50, memory.total)
+    # The memory of the largest serves all others, too.
     smaller = [size for size in sizes if size <= sizes[-1] // 2]
     fewer = f'compilation_config={{"cudagraph_capture_sizes": {smaller}}}, or ' if smaller else ""
     return PermanentError(
-        f"out of GPU memory while CUDA graphs were captured: {gib(estimate)} GiB were kept for {len(sizes)} sizes up "
-        f"to {sizes[-1]}, and {gib(memory.free)} of {gib(memory.total)} are free; use {fewer}"
-        f"gpu_memory_utilization={lower:.2f}, or enforce_eager=true"
+        f"out of GPU memory while CUDA graphs of {len(sizes)} sizes up to {sizes[-1]} were captured: "
+        f"{gib(memory.free)} of {gib(memory.total)} GiB are free; use {fewer}gpu_memory_utilization={lower:.2f}, or enforce_eager=true"
     )
 
 
