@@ -147,7 +147,7 @@ def _builder(options: Options, replica: int, rank: int) -> Callable[[Callable[[f
 
     def build(progress: Callable[[float], None]) -> StepRunner:
         cores = prepare_threads(options, replica, rank)
-        return build_runner(options, progress, cores=cores)
+        return build_runner(options, progress, cores=cores, replica=replica, rank=rank)
 
     return build
 

@@ -1,4 +1,4 @@
-"""From options to a runner that is ready for its first step."""
+"""From options to a runner that is ready for its first step, on a CPU or on a GPU."""
 
 import logging
 import time
@@ -7,34 +7,47 @@ from collections.abc import Callable, Sequence
 import torch
 
 from configs.options import Options
-from protos import inference_pb2
 from runtime.model_files import resolve_model
-from runtime.version import octavo_version
 from worker.capacity import resolve_max_model_len, resolve_num_blocks, resolve_num_swap_blocks
-from worker.fingerprint import fingerprint
+from worker.fingerprint import cpu_kernels
+from worker.gpu.options import check_cpu_options
 from worker.kv_cache import KVCache
-from worker.rows import Rows
+from worker.model_info import log_ready, make_rows, model_dtype, model_info
 from worker.runner import Runner
-from worker.weights import LoadedModel, load_model, open_weight_cache
+from worker.step_runner import StepRunner
+from worker.weights import load_model, open_weight_cache
 
 _log = logging.getLogger("octavo.worker")
 
 
 def build_runner(
-    options: Options, progress: Callable[[float], None] = lambda fraction: None, cores: Sequence[int] = ()
-) -> Runner:
-    """Loads the model that the options name, makes its KV cache, and warms up.
+    options: Options,
+    progress: Callable[[float], None] = lambda fraction: None,
+    cores: Sequence[int] = (),
+    *,
+    replica: int = 0,
+    rank: int = 0,
+) -> StepRunner:
+    """Loads the model that the options name, makes its KV cache, and warms up, on the device that they name.
 
     progress gets fractions of loading, from 0 to 1, on this thread. cores: that this thread and those of the kernels
     are bound to (worker.threads.prepare_threads). Raises ValueError (a model that is not there, weights that are
-    damaged, a KV cache with no room) or PermanentError (options that do not fit the model); either would happen again.
+    damaged, a KV cache with no room) or PermanentError (options that do not fit the model or the device); either would
+    happen again.
     """
+    check_cpu_options(options)
+    return build_cpu_runner(options, progress, cores)
+
+
+def build_cpu_runner(
+    options: Options, progress: Callable[[float], None] = lambda fraction: None, cores: Sequence[int] = ()
+) -> Runner:
+    """As `build_runner`, on this CPU."""
     start = time.monotonic()
     files = resolve_model(options.model)
-    dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
     loaded = load_model(
         files,
-        dtype=dtype,
+        dtype=model_dtype(options),
         load_format=options.load_format,
         quantization=options.quantization,
         cache=open_weight_cache(options.weight_cache),
@@ -51,56 +64,20 @@ def build_runner(
         torch.set_num_threads(1)
         if cores:
             path.native.bind_threads(cores)
-    kv_dtype = path.kv_cache_dtype
-    num_blocks = resolve_num_blocks(options, loaded.config, kv_dtype)
-    info = _model_info(options, loaded, options.served_model_name or files.name, dtype, num_blocks)
-    rows = Rows(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=info.max_model_len,
-        block_size=options.block_size,
+    num_blocks = resolve_num_blocks(options, loaded.config, path.kv_cache_dtype)
+    info = model_info(
+        options,
+        loaded,
+        name=files.name,
+        kernels=cpu_kernels(path.name),
         num_blocks=num_blocks,
-        vocab_size=loaded.config.vocab_size,
-        eos_token_ids=loaded.config.eos_token_ids,
+        max_model_len=resolve_max_model_len(options, loaded.config, num_blocks),
     )
     # Block 0, the null block, comes on top of those that can be given out.
     kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, path=path)
-    num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, kv_dtype)
+    num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, path.kv_cache_dtype)
+    rows = make_rows(options, loaded, info)
     runner = Runner(loaded.model, kv_cache, rows, info, num_swap_blocks=num_swap_blocks)
     runner.warm_up()
-    _log.info(
-        "%s (%s, %s) ready in %.1f s: %d KV blocks of %d tokens (and %d for swap), max_model_len %d, fingerprint %s",
-        info.name, info.architecture, info.dtype, time.monotonic() - start, num_blocks, info.block_size,
-        num_swap_blocks, info.max_model_len, info.fingerprint,
-    )  # fmt: skip
+    log_ready(info, seconds=time.monotonic() - start, num_swap_blocks=num_swap_blocks)
     return runner
-
-
-def _model_info(
-    options: Options, loaded: LoadedModel, name: str, dtype: torch.dtype, num_blocks: int
-) -> inference_pb2.ModelInfo:
-    config, dtype_name = loaded.config, str(dtype).removeprefix("torch.")
-    said = {field: getattr(config.default_sampling, field) for field in config.default_sampling.__slots__}
-    defaults = {field: value for field, value in said.items() if value is not None}
-    if defaults:
-        overrides = ", ".join(f"{field}={value:g}" for field, value in defaults.items())
-        _log.info("the model's generation_config.json overrides the defaults of sampling: %s", overrides)
-    return inference_pb2.ModelInfo(
-        name=name,
-        architecture=config.architecture,
-        fingerprint=fingerprint(
-            weights_digest=loaded.digest,
-            dtype=dtype_name,
-            quantization=loaded.quantization,
-            kernels=loaded.model.path.name,
-        ),
-        max_model_len=resolve_max_model_len(options, config, num_blocks),
-        vocab_size=config.vocab_size,
-        eos_token_ids=sorted(config.eos_token_ids),
-        dtype=dtype_name,
-        quantization=loaded.quantization,
-        default_sampling=inference_pb2.SamplingParams(**defaults),
-        block_size=options.block_size,
-        num_blocks=num_blocks,
-        octavo_version=octavo_version(),
-    )

@@ -40,31 +40,41 @@ def resolve_num_swap_blocks(options: Options, config: ModelConfig, dtype: torch.
     return num_blocks
 
 
-def resolve_max_model_len(options: Options, config: ModelConfig, num_blocks: int) -> int:
+def longest_sequence(options: Options, config: ModelConfig) -> int:
+    """max_model_len as asked for, or the model's context. Raises PermanentError for more than that."""
+    context = config.max_position_embeddings
+    if options.max_model_len > context:
+        raise PermanentError(
+            f"max_model_len={options.max_model_len} is beyond the model's context length: use {context} or less"
+        )
+    return options.max_model_len or context
+
+
+def resolve_max_model_len(options: Options, config: ModelConfig, num_blocks: int, *, on_gpu: bool = False) -> int:
     """max_model_len as asked for, or the model's context as far as the KV cache holds it (a cut is logged).
 
-    Raises PermanentError, naming the option, for one that the model or the cache cannot hold.
+    on_gpu: gpu_memory_utilization says how large the cache is, not kv_cache_memory. Raises PermanentError, naming the
+    option, for a length that the model or the cache cannot hold.
     """
-    context, held = config.max_position_embeddings, num_blocks * options.block_size
-    wanted = options.max_model_len
-    if wanted > context:
-        raise PermanentError(f"max_model_len={wanted} is beyond the model's context length: use {context} or less")
-    if wanted > held:
+    longest, held = longest_sequence(options, config), num_blocks * options.block_size
+    if held >= longest:
+        return longest
+    cache_option = _cache_option(options, on_gpu=on_gpu)
+    if options.max_model_len:
         raise PermanentError(
-            f"max_model_len={wanted} does not fit into {num_blocks} KV blocks of {options.block_size} tokens: use "
-            f"{held} or less, or raise {_cache_option(options)}"
+            f"max_model_len={options.max_model_len} does not fit into {num_blocks} KV blocks of {options.block_size} "
+            f"tokens: use {held} or less, or raise {cache_option}"
         )
-    if wanted:
-        return wanted
-    if held < context:
-        _log.warning(
-            "max_model_len is %d, not the model's %d: the KV cache has %d blocks of %d tokens; raise %s for more",
-            held, context, num_blocks, options.block_size, _cache_option(options),
-        )  # fmt: skip
-    return min(context, held)
+    _log.warning(
+        "max_model_len is %d, not the model's %d: the KV cache has %d blocks of %d tokens; raise %s for more",
+        held, longest, num_blocks, options.block_size, cache_option,
+    )  # fmt: skip
+    return held
 
 
-def _cache_option(options: Options) -> str:
+def _cache_option(options: Options, *, on_gpu: bool) -> str:
     if options.num_blocks_override:
         return f"num_blocks_override={options.num_blocks_override}"
+    if on_gpu:
+        return f"gpu_memory_utilization={options.gpu_memory_utilization:g}"
     return f"kv_cache_memory={options.kv_cache_memory:g}"

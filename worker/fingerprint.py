@@ -1,30 +1,37 @@
 """Names everything that decides a replica's numbers: replicas of one name continue each other's outputs exactly."""
 
 import hashlib
+from importlib.metadata import version
 
 import torch
 
 from runtime.version import octavo_version
 
 
-def kernel_path(kernels: str) -> str:
-    """Which kernels compute here, as far as their results may differ: the model's own, the vector width, and the
-    threads a sum may be split over."""
-    return f"{kernels}-{torch.backends.cpu.get_cpu_capability()}-{torch.get_num_threads()}"
+def cpu_kernels(path: str) -> str:
+    """Which kernels compute here, as far as their results may differ: the model's own, by the name of its compute path,
+    the vector width, and the threads a sum may be split over."""
+    return f"{path}-{torch.backends.cpu.get_cpu_capability()}-{torch.get_num_threads()}"
+
+
+def gpu_kernels(path: str, gpu: str) -> str:
+    """The same for a GPU, by its name: tiles are chosen by the number of its SMs, Triton compiles the kernels, and
+    libraries of torch's CUDA multiply."""
+    return f"{path}-{gpu}-triton-{version('triton')}-cuda-{torch.version.cuda}"
 
 
 def fingerprint(
     *, weights_digest: str, dtype: str, quantization: str, kernels: str, tensor_size: int = 1, pipeline_size: int = 1
 ) -> str:
-    """16 hexadecimal digits over weights, dtype, quantization, kernel path, parallel sizes and versions.
+    """16 hexadecimal digits over weights, dtype, quantization, kernels, parallel sizes and versions.
 
-    kernels: the name of the model's compute path, which also settles the KV cache's dtype.
+    kernels: of `cpu_kernels` or `gpu_kernels`; they settle the KV cache's dtype, too.
     """
     parts = (
         ("weights", weights_digest),
         ("dtype", dtype),
         ("quantization", quantization),
-        ("kernels", kernel_path(kernels)),
+        ("kernels", kernels),
         ("tensor", str(tensor_size)),
         ("pipeline", str(pipeline_size)),
         ("octavo", octavo_version()),

@@ -17,7 +17,7 @@ from configs.load import load_options
 from protos import inference_pb2, step_pb2
 from runtime.curve import make_keys
 from tests.fakes.step_scheduler import StepScheduler
-from worker.build import build_runner
+from worker.build import build_cpu_runner, build_runner
 from worker.errors import PermanentError
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ def test_a_worker_process_computes_what_the_runner_computes(
         assert info.default_sampling == inference_pb2.SamplingParams(temperature=0.5, top_k=7)
         assert len(info.fingerprint) == 16
         with caplog.at_level("INFO", "octavo.worker"):
-            direct = build_runner(load_options(flags=flags, environ={}))
+            direct = build_cpu_runner(load_options(flags=flags, environ={}))
         assert "overrides the defaults of sampling: temperature=0.5, top_k=7" in caplog.text
         for step, plan in enumerate(plans(), 1):
             expected = without_timing(direct.execute(plan), epoch=1, step=step)
@@ -212,7 +212,7 @@ def test_a_model_that_is_not_there_is_told_before_anything_is_loaded(tmp_path: P
     ("arguments", "message"),
     [
         (["--max-num-sequences", "4"], "unknown flag --max-num-sequences: did you mean --max-num-seqs?"),
-        (["--block-size=12"], "block_size=12 as a flag: Input should be 8, 16 or 32"),
+        (["--block-size=12"], "block_size=12 as a flag: Input should be 8, 16, 32, 64 or 128"),
         (["--rank", "1"], "--rank='1': a number from 0 to 0 is valid"),
         (["--replica", "-1"], "--replica='-1'"),
         (["-c", "nowhere.yaml"], "cannot read the configuration nowhere.yaml"),

@@ -17,7 +17,7 @@ from scheduler.messages import ChoiceStart, CoreStats, GroupRequest, SequenceKey
 from scheduler.settings import core_settings
 from scheduler.step_wire import GroupSampling, StepCodec
 from tests.support.tiny_model import VOCAB_SIZE, make_tiny_model
-from worker.build import build_runner
+from worker.build import build_cpu_runner
 from worker.runner import Runner
 
 NUM_TOKENS = 40
@@ -44,7 +44,7 @@ class KnowingDrafter:
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    return build_runner(options(tmp_path_factory.mktemp("tiny")))
+    return build_cpu_runner(options(tmp_path_factory.mktemp("tiny")))
 
 
 def options(directory: Path, **changes: object) -> Options:

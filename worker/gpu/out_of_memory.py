@@ -92,7 +92,8 @@ def graphs_need_more(options: Options, memory: DeviceMemory, sizes: Sequence[int
     fewer = f'compilation_config={{"cudagraph_capture_sizes": {smaller}}}, or ' if smaller else ""
     return PermanentError(
         f"out of GPU memory while CUDA graphs of {len(sizes)} sizes up to {sizes[-1]} were captured: "
-        f"{gib(memory.free)} of {gib(memory.total)} GiB are free; use {fewer}gpu_memory_utilization={lower:.2f}, or enforce_eager=true"
+        f"{gib(memory.free)} of {gib(memory.total)} GiB are free; use {fewer}gpu_memory_utilization={lower:.2f}, or "
+        "enforce_eager=true"
     )
 
 
