@@ -3,24 +3,34 @@
 Shape suffixes: S rows of the batch, T tokens, L scored positions, V vocabulary.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
+from kernels.compute_path import ComputePath
 from kernels.linear.residual import Residual
+from kernels.step_inputs.gpu import expand
 from worker.forward_context import Pieces
 from worker.gpu.batch import GpuBatch
 from worker.gpu.device import Device
-from worker.gpu.pending import PendingStep
-from worker.gpu.sampling import SamplingKind
-from worker.gpu.step_inputs import StepInputs
+from worker.gpu.device_rows import DeviceRows
+from worker.gpu.pending import AskedLogprobs, PendingStep, ResultLayout
+from worker.gpu.sampling import Sampler, SamplingKind, StepSampling
+from worker.gpu.sampling_logprobs import SLICE, write_logprobs
+from worker.gpu.sampling_positions import ScoredPositions
+from worker.gpu.staging import Part, Staging, StepArrays, StepLayout, StepSlot, device_memory
+from worker.gpu.step_inputs import PromptScores, StepInputs
 from worker.kv_cache import KVCache
 
 
 class GpuModel(Protocol):
     """What the engine needs of a model."""
 
-    def reserve(self, max_tokens: int, max_rows: int, max_context: int) -> None:
+    path: ComputePath
+
+    def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
         """Once, before anything else: all memory of a step is at fixed addresses from then on."""
         ...
 
@@ -29,8 +39,8 @@ class GpuModel(Protocol):
         lies between attentions."""
         ...
 
-    def logits(self, hidden: Residual) -> torch.Tensor:
-        """[L, V] of the compute dtype."""
+    def logits(self, hidden: Residual, out: torch.Tensor) -> torch.Tensor:
+        """[L, V] of the compute dtype, in `out`."""
         ...
 
 
@@ -60,6 +70,20 @@ class StepGraphs(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MixedStep:
+    """What a step that does more than decode brings along for itself."""
+
+    # int64 [L], tokens after which something is chosen.
+    tokens_L: Part
+    sampled_rows_L: Part
+    output_positions_L: Part
+    rows_N: Part
+    # int64 [P] both.
+    scored_tokens_P: Part | None
+    scored_targets_P: Part | None
+
+
 class GpuEngine:
     """Permanent rows on the device, and the computation of steps over them.
 
@@ -84,27 +108,241 @@ class GpuEngine:
         at once: they change nothing but their own memory."""
         # What decodes run in; may be set, or taken away, between steps.
         self.graphs = graphs
+        self._model, self._kv_cache, self._device = model, kv_cache, device
+        self._vocab_size = vocab_size
+        layout = StepLayout(max_rows=max_num_seqs, max_tokens=max_num_batched_tokens)
+        self._staging = Staging(device, layout, max_steps_in_flight)
+        self._memory = device_memory(device, layout)
+        self._arrays = layout.arrays(self._memory)
+        gpu, max_blocks = device.torch_device, -(-max_model_len // kv_cache.block_size)
+        self._rows = DeviceRows(gpu, max_num_seqs=max_num_seqs, max_blocks=max_blocks)
+        self._sampler = Sampler(
+            gpu, self._rows, max_rows=max_num_seqs, max_tokens=max_num_batched_tokens, vocab_size=vocab_size
+        )
+        self._token_ids_T = torch.zeros(max_num_batched_tokens, dtype=torch.int32, device=gpu)
+        self._positions_T = torch.zeros(max_num_batched_tokens, dtype=torch.int32, device=gpu)
+        self._slots_T = torch.zeros(max_num_batched_tokens, dtype=torch.int64, device=gpu)
+        # Of all positions of most steps; others take several turns.
+        num_logits = min(max(max_num_seqs, SLICE), max_num_batched_tokens)
+        self._logits_LV = torch.empty(num_logits, vocab_size, dtype=model.path.compute_dtype, device=gpu)
+        model.reserve(max_tokens=max_num_batched_tokens, max_rows=max_num_seqs, max_context=max_model_len)
+        self._pad()
 
     def begin(self, inputs: StepInputs) -> PendingStep:
         """Gives the device all of a step's work. Steps that were begun before may be under way."""
-        raise NotImplementedError
+        with torch.inference_mode():
+            return self._begin(inputs)
+
+    def reset(self) -> None:
+        """Waits for all that is under way, and forgets every row. Inputs are padding again."""
+        self._staging.clear()
+        self._device.synchronize()
+        self._sampler.free(range(len(self._arrays.rows_R)))
+        self._pad()
+
+    # --- What graphs are captured of: all in memory that stays in place.
 
     def forward_body(self, size: int) -> None:
         """Of a step that only decodes, `size` rows with padding: expands what the host sent to the batch's tensors,
         runs the model and puts logits [size, V] where `sample_body` reads them. Reads and writes static memory only:
         one graph for each size serves every step.
         """
-        raise NotImplementedError
+        with torch.inference_mode():
+            batch = self._expanded(size, size, max_query_len=1)
+            self._model.logits(self._model.forward(batch, self._kv_cache), out=self._logits_LV[:size])
 
     def sample_body(self, kind: SamplingKind, size: int) -> None:
         """The tokens of such a step, and what rows remember of them. One graph for each kind and size."""
-        raise NotImplementedError
+        arrays = self._arrays
+        with torch.inference_mode():
+            self._sampler.choose(
+                kind, self._logits_LV[:size], arrays.sampled_rows_R[:size], arrays.output_positions_R[:size]
+            )
+            self._sampler.remember(arrays.rows_R[:size])
 
     def pieces_batch(self, num_tokens: int) -> GpuBatch:
         """What `StepGraphs.run_pieces` gets in steps that are padded to so many tokens, to capture them with: in the
         memory of every step's inputs, one row of padding."""
-        raise NotImplementedError
+        return self._expanded(1, num_tokens, max_query_len=1)
 
-    def reset(self) -> None:
-        """Waits for all that is under way, and forgets every row."""
-        raise NotImplementedError
+    # --- A step.
+
+    def _begin(self, inputs: StepInputs) -> PendingStep:
+        slot = self._staging.next()
+        self._sampler.free(inputs.freed_rows)
+        new_rows = self._sampler.stage_rows(inputs.new_rows, slot)
+        changes = self._rows.stage(inputs, slot)
+        scored = ScoredPositions.of(inputs)
+        sampling = self._sampler.stage(scored, slot, len(self._logits_LV))
+        size = self._size_of_decodes(inputs)
+        _fill(slot.arrays, inputs, size or len(inputs.rows_S))
+        if size is None:
+            mixed = _stage_mixed(inputs, scored, sampling, slot)
+        else:
+            mixed = None
+            _fill_decodes(slot.arrays, scored, sampling, size)
+        layout = self._layout_of(inputs, scored, sampling)
+
+        began, ended = self._device.event(), self._device.event()
+        began.record()
+        slot.send(self._memory, len(inputs.token_ids_T))
+        self._rows.apply(changes)
+        self._sampler.write_rows(new_rows)
+        if layout.is_only_tokens:
+            results = self._sampler.tokens_L[: layout.num_rows]
+        else:
+            results = torch.empty(layout.size, dtype=torch.int32, device=self._memory.device)
+        if mixed is None:
+            assert size is not None
+            self._decode(size, sampling, layout, results)
+        else:
+            self._compute_mixed(inputs, mixed, sampling, layout, results)
+        received = slot.receive(results)
+        ended.record()
+        slot.pending = PendingStep(began, ended, layout, received)
+        return slot.pending
+
+    def _size_of_decodes(self, inputs: StepInputs) -> int | None:
+        """Rows, with padding, that `forward_body` computes; None: the step is not for it."""
+        if not inputs.only_decodes or inputs.prompt_scores is not None:
+            return None
+        num_rows = len(inputs.rows_S)
+        if self.graphs is None:
+            return num_rows
+        size = self.graphs.padded(num_rows)
+        return num_rows if size is None and self.graphs.padded_tokens(num_rows) is None else size
+
+    def _layout_of(self, inputs: StepInputs, scored: ScoredPositions, sampling: StepSampling) -> ResultLayout:
+        scores, prompts = inputs.prompt_scores, None
+        if scores is not None:
+            positions_P = np.arange(len(scores.tokens_P), dtype=np.int64)
+            prompts = AskedLogprobs(positions_P, min(scores.num_top, self._vocab_size))
+        return ResultLayout(
+            num_rows=len(scored.rows_N),
+            width=1 if scored.drafts is None else scored.drafts.drafts_ND.shape[1] + 1,
+            has_counts=scored.drafts is not None,
+            sampled=sampling.asked,
+            prompts=prompts,
+        )
+
+    def _decode(self, size: int, sampling: StepSampling, layout: ResultLayout, results: torch.Tensor) -> None:
+        forward, sample = self.forward_body, self.sample_body
+        if self.graphs is not None and self.graphs.padded(size) is not None:
+            forward, sample = self.graphs.run_forward, self.graphs.run_sample
+        forward(size)
+        (part,) = sampling.slices
+        logits_LV = self._logits_LV[: part.end]
+        self._sampler.choose_adjusted(sampling, part, logits_LV)
+        sample(sampling.kind, size)
+        self._sampler.score(part, logits_LV, layout, results)
+        self._sampler.finish(sampling, layout, results)
+
+    def _compute_mixed(
+        self,
+        inputs: StepInputs,
+        mixed: _MixedStep,
+        sampling: StepSampling,
+        layout: ResultLayout,
+        results: torch.Tensor,
+    ) -> None:
+        num_rows, num_tokens = len(inputs.rows_S), len(inputs.token_ids_T)
+        graphs = self.graphs
+        padded = None if graphs is None else graphs.padded_tokens(num_tokens)
+        max_query_len = int(np.diff(inputs.query_starts).max())
+        batch = self._expanded(num_rows, padded or num_tokens, max_query_len=max_query_len)
+        if graphs is None or padded is None:
+            hidden = self._model.forward(batch, self._kv_cache)
+        else:
+            hidden = graphs.run_pieces(batch)
+        if mixed.scored_tokens_P is not None and mixed.scored_targets_P is not None:
+            self._score_prompts(hidden, mixed.scored_tokens_P.tensor, mixed.scored_targets_P.tensor, layout, results)
+        for part in sampling.slices:
+            place = slice(part.start, part.end)
+            logits_LV = self._logits_LV[: part.end - part.start]
+            self._model.logits(hidden[mixed.tokens_L.tensor[place]], out=logits_LV)
+            self._sampler.choose_adjusted(sampling, part, logits_LV)
+            self._sampler.choose(
+                sampling.kind,
+                logits_LV,
+                mixed.sampled_rows_L.tensor[place],
+                mixed.output_positions_L.tensor[place],
+                first=part.start,
+            )
+            self._sampler.score(part, logits_LV, layout, results)
+        if sampling.drafts is None:
+            self._sampler.remember(mixed.rows_N.tensor)
+        else:
+            self._sampler.verify(sampling, mixed.rows_N.tensor, layout, results)
+        self._sampler.finish(sampling, layout, results)
+
+    def _score_prompts(
+        self,
+        hidden: Residual,
+        tokens_P: torch.Tensor,
+        targets_P: torch.Tensor,
+        layout: ResultLayout,
+        results: torch.Tensor,
+    ) -> None:
+        """Slice by slice, so that a whole prompt's logits never exist at once."""
+        logprobs, size = layout.prompts_of(results), min(SLICE, len(self._logits_LV))
+        for first in range(0, len(tokens_P), size):
+            tokens, targets = tokens_P[first : first + size], targets_P[first : first + size]
+            logits = self._model.logits(hidden[tokens], out=self._logits_LV[: len(tokens)])
+            write_logprobs(logits, targets, logprobs, first)
+
+    def _expanded(self, num_rows: int, num_tokens: int, *, max_query_len: int) -> GpuBatch:
+        """The batch that the host has sent, both numbers with padding."""
+        arrays = self._arrays
+        batch = GpuBatch(
+            token_ids_T=self._token_ids_T[:num_tokens],
+            positions_T=self._positions_T[:num_tokens],
+            slots_T=self._slots_T[:num_tokens],
+            rows_S=arrays.rows_R[:num_rows],
+            query_starts=arrays.query_starts[: num_rows + 1],
+            context_lens_S=arrays.context_lens_R[:num_rows],
+            block_tables_RB=self._rows.block_tables_RB,
+            max_query_len=max_query_len,
+        )
+        expand(
+            batch.rows_S, batch.query_starts, batch.context_lens_S, arrays.token_ids_T[:num_tokens],
+            self._rows.last_tokens_R, batch.block_tables_RB, block_size=self._kv_cache.block_size,
+            token_ids_T=batch.token_ids_T, positions_T=batch.positions_T, slots_T=batch.slots_T,
+        )  # fmt: skip
+        return batch
+
+    def _pad(self) -> None:
+        self._memory.zero_()
+        self._arrays.rows_R.fill_(-1)
+        self._arrays.sampled_rows_R.fill_(-1)
+
+
+def _fill(arrays: StepArrays[np.ndarray], inputs: StepInputs, size: int) -> None:
+    """size: rows with padding."""
+    num_rows, num_tokens = len(inputs.rows_S), len(inputs.token_ids_T)
+    arrays.rows_R[:num_rows] = inputs.rows_S
+    arrays.rows_R[num_rows:size] = -1
+    arrays.query_starts[: num_rows + 1] = inputs.query_starts
+    arrays.query_starts[num_rows + 1 : size + 1] = num_tokens
+    arrays.context_lens_R[:num_rows] = inputs.context_lens_S
+    arrays.context_lens_R[num_rows:size] = 0
+    arrays.token_ids_T[:num_tokens] = inputs.token_ids_T
+
+
+def _fill_decodes(arrays: StepArrays[np.ndarray], scored: ScoredPositions, sampling: StepSampling, size: int) -> None:
+    num_rows = len(scored.rows_L)
+    arrays.sampled_rows_R[:num_rows] = sampling.sampled_rows_L
+    arrays.sampled_rows_R[num_rows:size] = -1
+    arrays.output_positions_R[:num_rows] = scored.output_positions_L
+    arrays.output_positions_R[num_rows:size] = 0
+
+
+def _stage_mixed(inputs: StepInputs, scored: ScoredPositions, sampling: StepSampling, slot: StepSlot) -> _MixedStep:
+    scores: PromptScores | None = inputs.prompt_scores
+    return _MixedStep(
+        tokens_L=slot.add(scored.tokens_L),
+        sampled_rows_L=slot.add(sampling.sampled_rows_L),
+        output_positions_L=slot.add(scored.output_positions_L),
+        rows_N=slot.add(scored.rows_N),
+        scored_tokens_P=None if scores is None else slot.add(scores.tokens_P.astype(np.int64)),
+        scored_targets_P=None if scores is None else slot.add(scores.targets_P.astype(np.int64)),
+    )

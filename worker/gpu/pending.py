@@ -1,19 +1,146 @@
-"""A step that the device has been given."""
+"""A step that the device has been given, and what comes back of it.
 
-from typing import Protocol
+Shape suffixes: N sampling rows, Q positions whose logprobs are asked for, K most likely tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
 
 from worker.gpu.device import Event
-from worker.gpu.step_inputs import StepOutputs
+from worker.gpu.step_inputs import Logprobs, StepOutputs
+
+# int32 numbers: what begins at a multiple of it is aligned as kernels like it.
+_ALIGNMENT = 16
 
 
-class PendingStep(Protocol):
-    event: Event
+@dataclass(frozen=True, slots=True)
+class LogprobTensors:
+    """Where the device puts logprobs, in order of the positions asked for. ranks begin with 1."""
+
+    chosen_Q: torch.Tensor  # float32
+    ranks_Q: torch.Tensor  # int32
+    top_ids_QK: torch.Tensor  # int32
+    top_QK: torch.Tensor  # float32
+
+
+@dataclass(frozen=True, slots=True)
+class AskedLogprobs:
+    """positions_Q: int64, as worker.gpu.step_inputs.Logprobs has them."""
+
+    positions_Q: np.ndarray
+    num_top: int
+
+
+class ResultLayout:
+    """Where a step's results lie among int32 numbers."""
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        width: int,
+        has_counts: bool,
+        sampled: AskedLogprobs | None = None,
+        prompts: AskedLogprobs | None = None,
+    ) -> None:
+        """width: tokens of the row that says the most, at most. has_counts: false says that each row says one."""
+        self.num_rows, self.width, self.has_counts = num_rows, width, has_counts
+        self._sampled, self._prompts = sampled, prompts
+        self.size = 0
+        self._tokens = self._place(num_rows * width)
+        self._counts = self._place(num_rows if has_counts else 0)
+        self._sampled_places = self._logprob_places(sampled)
+        self._prompt_places = self._logprob_places(prompts)
+
+    @property
+    def is_only_tokens(self) -> bool:
+        """One a row, and nothing else."""
+        return not self.has_counts and self._sampled is None and self._prompts is None
+
+    def tokens_of(self, results: torch.Tensor) -> torch.Tensor:
+        """int32 [N, width], for the device to write to."""
+        return results[self._tokens].view(self.num_rows, self.width)
+
+    def counts_of(self, results: torch.Tensor) -> torch.Tensor:
+        """int32 [N]."""
+        return results[self._counts]
+
+    def sampled_of(self, results: torch.Tensor) -> LogprobTensors:
+        return _tensors(results, self._sampled, self._sampled_places)
+
+    def prompts_of(self, results: torch.Tensor) -> LogprobTensors:
+        return _tensors(results, self._prompts, self._prompt_places)
+
+    def outputs(self, results: np.ndarray, seconds: float) -> StepOutputs:
+        """Copies of what the host has received."""
+        return StepOutputs(
+            tokens_ND1=results[self._tokens].reshape(self.num_rows, self.width).copy(),
+            counts_N=results[self._counts].copy() if self.has_counts else np.ones(self.num_rows, np.int32),
+            logprobs=_logprobs(results, self._sampled, self._sampled_places),
+            prompt_logprobs=_logprobs(results, self._prompts, self._prompt_places),
+            seconds=seconds,
+        )
+
+    def _place(self, size: int) -> slice:
+        start = self.size
+        self.size += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return slice(start, start + size)
+
+    def _logprob_places(self, asked: AskedLogprobs | None) -> Sequence[slice]:
+        if asked is None:
+            return ()
+        count = len(asked.positions_Q)
+        return [self._place(size) for size in (count, count, count * asked.num_top, count * asked.num_top)]
+
+
+def _tensors(results: torch.Tensor, asked: AskedLogprobs | None, places: Sequence[slice]) -> LogprobTensors:
+    assert asked is not None
+    chosen, ranks, top_ids, top = (results[place] for place in places)
+    shape = len(asked.positions_Q), asked.num_top
+    return LogprobTensors(
+        chosen.view(torch.float32), ranks, top_ids.view(shape), top.view(torch.float32).view(shape)
+    )  # fmt: skip
+
+
+def _logprobs(results: np.ndarray, asked: AskedLogprobs | None, places: Sequence[slice]) -> Logprobs | None:
+    if asked is None:
+        return None
+    chosen, ranks, top_ids, top = (results[place] for place in places)
+    shape = len(asked.positions_Q), asked.num_top
+    return Logprobs(
+        positions=asked.positions_Q,
+        chosen=chosen.view(np.float32).copy(),
+        ranks=ranks.astype(np.int64),
+        top_ids_K=top_ids.reshape(shape).astype(np.int64),
+        top_K=top.view(np.float32).reshape(shape).copy(),
+    )
+
+
+class PendingStep:
+    """Results are taken from pinned memory once the device has reached the step's end."""
+
+    def __init__(self, began: Event, event: Event, layout: ResultLayout, results: np.ndarray) -> None:
+        """results: int32, pinned; they are there when `event` is reached."""
+        # The step's end.
+        self.event = event
+        self._began, self._layout = began, layout
+        self._results: np.ndarray | None = results
+        self._outputs: StepOutputs | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether the device has finished it, so that `wait` returns at once."""
-        ...
+        return self._outputs is not None or self.event.query()
 
     def wait(self) -> StepOutputs:
-        """Blocks until then. The outputs are the same however often it is called."""
-        ...
+        """Blocks until then. The outputs are the same however often it is called, and the caller's to keep."""
+        if self._outputs is None:
+            self.event.synchronize()
+            assert self._results is not None
+            self._outputs = self._layout.outputs(self._results, self.event.seconds_since(self._began))
+            # The memory is the next step's.
+            self._results = None
+        return self._outputs
