@@ -15,6 +15,9 @@ class Workspace:
         self._device = path.device
         # Of what linears and attention give. PyTorch's on a CPU put it elsewhere.
         self._dtype = torch.float32 if path.gpu is None else path.compute_dtype
+        # On a GPU a batch may end in padding, for which attention leaves its result as it was. Whatever that is goes
+        # through the layers, and is to be finite.
+        self._new = torch.empty if path.gpu is None else torch.zeros
         self._num_rows = 0
         self._buffers: dict[str, torch.Tensor] = {}
         # What was taken last of each buffer: in most steps as much as in the one before.
@@ -42,7 +45,7 @@ class Workspace:
         assert num_rows <= self._num_rows, "rows are reserved first"
         buffer = self._buffers.get(name)
         if buffer is None:
-            buffer = torch.empty(self._num_rows, *shape, dtype=dtype or self._dtype, device=self._device)
+            buffer = self._new(self._num_rows, *shape, dtype=dtype or self._dtype, device=self._device)
             self._buffers[name] = buffer
         assert buffer.shape[1:] == shape
         assert buffer.dtype is (dtype or self._dtype)

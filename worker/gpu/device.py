@@ -67,12 +67,12 @@ class Device(Protocol):
         """Waits for all work."""
         ...
 
-    def capture(self, body: Callable[[], None], pool: object | None) -> Graph:
+    def capture(self, body: Callable[[], object], pool: object | None) -> Graph:
         """What `body` gives the device, without doing it. Run it once before: what is compiled or allocated for the
         first time cannot be captured. pool: of `graph_pool`, for memory shared with other graphs of it."""
         ...
 
-    def capture_pieces(self, body: Callable[[], None], pool: object | None) -> Graph:
+    def capture_pieces(self, body: Callable[[], object], pool: object | None) -> Graph:
         """As `capture`, but for the calls that `body` makes by `between_graphs`: one graph ends there, and the next
         begins. A replay makes these calls anew. What one piece leaves for a later one, or for a call, stays in place
         as long as `body` itself still holds it there."""
@@ -114,7 +114,7 @@ class CudaDevice:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 
-    def capture(self, body: Callable[[], None], pool: object | None) -> Graph:
+    def capture(self, body: Callable[[], object], pool: object | None) -> Graph:
         graph = _begin_capture(pool)
         try:
             body()
@@ -122,7 +122,7 @@ class CudaDevice:
             graph.capture_end()
         return graph
 
-    def capture_pieces(self, body: Callable[[], None], pool: object | None) -> Graph:
+    def capture_pieces(self, body: Callable[[], object], pool: object | None) -> Graph:
         self._pieces = pieces = _CapturedPieces(pool)
         try:
             body()
@@ -214,10 +214,10 @@ class InterpretedDevice:
     def synchronize(self) -> None:
         """Nothing is ever under way."""
 
-    def capture(self, body: Callable[[], None], pool: object | None) -> Graph:
+    def capture(self, body: Callable[[], object], pool: object | None) -> Graph:
         return _Repetition(body)
 
-    def capture_pieces(self, body: Callable[[], None], pool: object | None) -> Graph:
+    def capture_pieces(self, body: Callable[[], object], pool: object | None) -> Graph:
         return _Repetition(body)
 
     def between_graphs(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -255,4 +255,7 @@ class _PassedEvent:
 class _Repetition:
     """A graph of a CPU: the work itself, done again with the same memory."""
 
-    replay: Callable[[], None]
+    body: Callable[[], object]
+
+    def replay(self) -> None:
+        self.body()
