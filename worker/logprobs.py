@@ -4,7 +4,7 @@ Shape suffixes: V vocabulary.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -25,14 +25,25 @@ def token_logprobs(logits_V: np.ndarray, token_id: int, num_top: int) -> inferen
     log_total = float(largest) + math.log(np.exp(logits_V - largest).sum(dtype=np.float64))
     chosen = logits_V[token_id]
     top_ids = most_likely(logits_V, num_top) if num_top else np.empty(0, np.int64)
+    return logprobs_message(
+        token_id,
+        float(chosen) - log_total,
+        int(np.count_nonzero(logits_V > chosen)) + 1,
+        top_ids.tolist(),
+        [float(logits_V[top_id]) - log_total for top_id in top_ids.tolist()],
+    )
+
+
+def logprobs_message(
+    token_id: int, logprob: float, rank: int, top_ids: Sequence[int], top_logprobs: Sequence[float]
+) -> inference_pb2.TokenLogprobs:
+    """rank: of the chosen token, from 1. top_ids: the most likely first."""
     entry = inference_pb2.TokenLogprob
     return inference_pb2.TokenLogprobs(
-        chosen=entry(
-            token_id=token_id, logprob=float(chosen) - log_total, rank=int(np.count_nonzero(logits_V > chosen)) + 1
-        ),
+        chosen=entry(token_id=token_id, logprob=logprob, rank=rank),
         top=[
-            entry(token_id=top_id, logprob=float(logits_V[top_id]) - log_total, rank=rank)
-            for rank, top_id in enumerate(top_ids.tolist(), 1)
+            entry(token_id=top_id, logprob=top_logprob, rank=top_rank)
+            for top_rank, (top_id, top_logprob) in enumerate(zip(top_ids, top_logprobs, strict=True), 1)
         ],
     )
 

@@ -260,7 +260,8 @@ class WorkerLoop:
         if self._num_failed_steps >= _MOST_FAILED_STEPS:
             raise error
         _log.error("step %d failed", plan.step, exc_info=error)
-        raise StepError(f"step {plan.step} failed: {type(error).__name__}: {error}") from error
+        cause = str(error) if isinstance(error, StepError) else f"{type(error).__name__}: {error}"
+        raise StepError(f"step {plan.step} failed: {cause}") from error
 
     def _drop_in_flight(self) -> None:
         """Nobody wants their results any more. They count as steps of this worker until it has waited for them."""

@@ -25,11 +25,10 @@ from worker.scores import Greedy, Logits, Scores
 from worker.step_runner import DoneResult
 from worker.swap_space import SwapSpace
 from worker.verification import sample_rows
+from worker.warm_up import warm_up_plans
 
 # Prompt positions whose logits exist at once: 64 x 49,152 in float32 are 12 MiB.
 _LOGITS_SLICE = 64
-# 256 take ten times as long, and leave the first request no faster.
-_WARM_UP_TOKENS = 16
 
 
 class StepModel(Protocol):
@@ -117,17 +116,8 @@ class Runner:
 
     def warm_up(self) -> None:
         """Runs a prefill and a decode through the real step, so that the first request finds everything allocated."""
-        rows = self._rows
-        length = min(_WARM_UP_TOKENS, rows.max_num_batched_tokens, rows.max_model_len - 1)
-        new = step_pb2.NewRow(
-            sequence=1,
-            token_ids=[0] * length,
-            num_prompt_tokens=length,
-            block_ids=range(1, 2 + length // rows.block_size),
-            sampling=inference_pb2.SamplingParams(temperature=1.0, top_p=0.9, seed=0),
-        )
-        self.execute(step_pb2.StepPlan(step=1, new_rows=[new], rows=[0], num_tokens=[length]))
-        self.execute(step_pb2.StepPlan(step=2, decode_rows=bytes(2)))
+        for plan in warm_up_plans(self._rows):
+            self.execute(plan)
         self.reset()
 
     def _fill_batch(self, plan: step_pb2.StepPlan) -> BatchRows:

@@ -1,0 +1,240 @@
+"""Computes plans on a GPU: what worker.runner.Runner does on a CPU, but a step is begun while those before it are under
+way, and its tokens are known on the device long before the host hears of them.
+
+Nothing is zeroed when rows fail: the GPU's kernels read no KV that is masked (tests/kernels/test_paged_attention_gpu.py
+fills it with NaN), so what a failed row leaves in its blocks harms nobody.
+
+Shape suffixes: S scheduled rows, N sampling rows, P prompt positions whose logprobs are wanted.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from protos import inference_pb2, step_pb2
+from worker.batching import Gathered, gather
+from worker.errors import PlanError
+from worker.gpu.begun_step import BegunStep
+from worker.gpu.device import Event
+from worker.gpu.step_inputs import PromptScores, StepInputs, StepOutputs
+from worker.gpu.step_waiter import StepWaiter
+from worker.gpu.swap import GpuSwapSpace
+from worker.planned_swaps import planned_swaps
+from worker.prompt_scoring import ScoredPrompt, scored_prompts
+from worker.rows import Rows
+from worker.scheduled import Scheduled
+from worker.warm_up import warm_up_plans
+
+
+class EngineStep(Protocol):
+    """What the runner needs of `worker.gpu.pending.PendingStep`."""
+
+    @property
+    def event(self) -> Event: ...
+    @property
+    def is_done(self) -> bool: ...
+    def wait(self) -> StepOutputs: ...
+
+
+class StepEngine(Protocol):
+    """What the runner needs of `worker.gpu.engine.GpuEngine`."""
+
+    def begin(self, inputs: StepInputs) -> EngineStep: ...
+    def reset(self) -> None: ...
+
+
+class GpuRunner:
+    """One rank's engine and the host's side of its rows. `worker.gpu.build.build_gpu_runner` makes one from options."""
+
+    def __init__(
+        self,
+        engine: StepEngine,
+        rows: Rows,
+        model_info: inference_pb2.ModelInfo,
+        *,
+        swap_space: GpuSwapSpace,
+        max_steps_in_flight: int,
+    ) -> None:
+        """max_steps_in_flight: steps that may have begun without their results having been taken."""
+        self._engine, self._rows, self._swap_space = engine, rows, swap_space
+        self._max_steps_in_flight = max_steps_in_flight
+        # As Ready tells it to the scheduler.
+        self.model_info = model_info
+        self._waiter = StepWaiter()
+        self._in_flight: deque[GpuResult] = deque()
+        # Rows that were begun with drafts: how many tokens they know comes with the result.
+        self._unsettled_rows: set[int] = set()
+        # Sequences whose logits were not finite, until no result can name them any more.
+        self._failed_sequences: set[int] = set()
+
+    @property
+    def num_swap_blocks(self) -> int:
+        """Host blocks for swapped KV."""
+        return self._swap_space.num_blocks
+
+    @property
+    def num_live_rows(self) -> int:
+        return len(self._rows.live_rows)
+
+    def reset(self) -> None:
+        """A new epoch: waits for what is under way, drops the results, forgets every row."""
+        self._in_flight.clear()
+        self._engine.reset()
+        self._swap_space.forget()
+        self._rows.clear()
+        self._unsettled_rows.clear()
+        self._failed_sequences.clear()
+
+    def begin(self, plan: step_pb2.StepPlan) -> "GpuResult":
+        """Gives the device a step, and waits for nothing. Epoch, step number and digest are the caller's to check.
+
+        Raises PlanError, before the device is given anything, for a plan that contradicts what the rows hold: results
+        of the steps before it can still be taken, and then only `reset` may follow.
+        """
+        rows = self._rows
+        if len(self._in_flight) >= self._max_steps_in_flight:
+            raise PlanError(
+                f"step: {plan.step} comes while {len(self._in_flight)} results are awaited; max_steps_in_flight is "
+                f"{self._max_steps_in_flight}"
+            )
+        swaps = planned_swaps(plan, last_block=self._swap_space.last_block, num_host_blocks=self._swap_space.num_blocks)
+        rows.apply(plan)
+        self._unsettled_rows.difference_update(rows.changes.freed_rows)
+        if self._unsettled_rows:
+            self._refuse_unsettled(plan)
+        scheduled = rows.schedule(plan)
+        self._swap_space.apply(swaps, rows.changes.block_ids())
+        gathered = gather(rows, scheduled)
+        step = self._remember(plan, scheduled, gathered)
+        inputs = self._inputs(scheduled, gathered, step)
+        self._append_unknown(step)
+        result = GpuResult(self, step, self._engine.begin(inputs))
+        self._in_flight.append(result)
+        return result
+
+    def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
+        """`begin`, and the result at once."""
+        return self.begin(plan).result()
+
+    def warm_up(self) -> None:
+        """Runs a prefill and a decode through the real step, so that the first request finds everything allocated."""
+        for plan in warm_up_plans(self._rows):
+            self.execute(plan)
+        self.reset()
+
+    def _refuse_unsettled(self, plan: step_pb2.StepPlan) -> None:
+        decode_rows = np.frombuffer(plan.decode_rows[: len(plan.decode_rows) // 2 * 2], "<u2").tolist()
+        named = self._unsettled_rows.intersection([*decode_rows, *plan.rows])
+        if named:
+            raise PlanError(
+                f"rows: row {min(named)} is named in step {plan.step}, but a step with drafts of it is under way; it "
+                f"can be planned again once the result of that is taken"
+            )
+
+    def _remember(self, plan: step_pb2.StepPlan, scheduled: Scheduled, gathered: Gathered) -> BegunStep:
+        rows, drafts_S = self._rows, scheduled.num_drafts_S
+        rows_N = scheduled.rows_S[gathered.sampling_N]
+        num_drafts_N = None if drafts_S is None else drafts_S[gathered.sampling_N]
+        return BegunStep(
+            epoch=plan.epoch,
+            step=plan.step,
+            rows_N=rows_N,
+            sequences_N=rows.sequence_R[rows_N],
+            positions_N=rows.output_positions(rows_N) - (0 if num_drafts_N is None else num_drafts_N),
+            num_drafts_N=num_drafts_N,
+            num_logprobs_N=rows.sampling.logprobs_R[rows_N],
+            prompts=scored_prompts(rows, scheduled.rows_S, gathered.query_starts, gathered.context_lens_S),
+            freed_sequences=rows.changes.freed_sequences,
+        )
+
+    def _inputs(self, scheduled: Scheduled, gathered: Gathered, step: BegunStep) -> StepInputs:
+        changes, num_drafts_N = self._rows.changes, step.num_drafts_N
+        return StepInputs(
+            rows_S=scheduled.rows_S.astype(np.int32),
+            query_starts=gathered.query_starts.astype(np.int32),
+            context_lens_S=gathered.context_lens_S.astype(np.int32),
+            token_ids_T=gathered.token_ids_T,
+            sampling_N=gathered.sampling_N.astype(np.int32),
+            output_positions_N=step.positions_N.astype(np.int32),
+            num_drafts_N=num_drafts_N.astype(np.int32) if num_drafts_N is not None and num_drafts_N.any() else None,
+            prompt_scores=_prompt_scores(step.prompts),
+            freed_rows=changes.freed_rows,
+            new_rows=changes.new_rows,
+            table_changes=changes.table_changes(),
+        )
+
+    def _append_unknown(self, step: BegunStep) -> None:
+        """Rows without drafts know a token more from here on, though only the device can tell which."""
+        if step.num_drafts_N is None:
+            self._rows.append_unknown(step.rows_N)
+            return
+        self._rows.append_unknown(step.rows_N[step.num_drafts_N == 0])
+        self._unsettled_rows.update(step.rows_N[step.num_drafts_N > 0].tolist())
+
+    def take(self, result: "GpuResult") -> step_pb2.StepResult:
+        """Waits for the step and says what it gave. Raises whatever made it fail."""
+        assert self._in_flight, "no result is awaited; a reset has dropped it"
+        assert self._in_flight[0] is result, "results are taken in the order of the steps"
+        outputs, step = result.engine_step.wait(), result.step
+        self._in_flight.popleft()
+        if step.num_drafts_N is not None:
+            self._settle(step, step.num_drafts_N, outputs)
+        taken = step.result(outputs, self._failed(step, outputs))
+        # Results of earlier steps, which might name them, were taken before.
+        self._failed_sequences.difference_update(step.freed_sequences)
+        return taken
+
+    def _failed(self, step: BegunStep, outputs: StepOutputs) -> np.ndarray:
+        """Which of a step's sampling rows had logits that were not finite, in it or before."""
+        is_said = np.arange(outputs.tokens_ND1.shape[1]) < outputs.counts_N[:, None]
+        failed_N = ((outputs.tokens_ND1 < 0) & is_said).any(1)
+        if failed_N.any():
+            self._failed_sequences.update(step.sequences_N[failed_N].tolist())
+        if self._failed_sequences:
+            failed_N |= np.isin(step.sequences_N, list(self._failed_sequences))
+        return failed_N
+
+    def _settle(self, step: BegunStep, num_drafts_N: np.ndarray, outputs: StepOutputs) -> None:
+        """Rows that were begun with drafts, and still hold the same sequence, know now how many tokens they have."""
+        rows, rows_N = self._rows, step.rows_N
+        is_held_N = (rows.sequence_R[rows_N] == step.sequences_N) & (rows.num_tokens_R[rows_N] > 0)
+        settled = np.flatnonzero(is_held_N & (num_drafts_N > 0))
+        rows.settle_drafts(rows_N[settled], num_drafts_N[settled])
+        rows.append_unknown(rows_N[settled], outputs.counts_N[settled])
+        self._unsettled_rows.difference_update(rows_N[settled].tolist())
+
+    def call_when_done(self, result: "GpuResult", callback: Callable[[], None]) -> None:
+        self._waiter.call_when_reached(result.engine_step.event, callback)
+
+
+class GpuResult:
+    """A worker.step_runner.PendingResult."""
+
+    __slots__ = ("_runner", "engine_step", "step")
+
+    def __init__(self, runner: GpuRunner, step: BegunStep, engine_step: EngineStep) -> None:
+        self._runner, self.step, self.engine_step = runner, step, engine_step
+
+    @property
+    def is_done(self) -> bool:
+        return self.engine_step.is_done
+
+    def result(self) -> step_pb2.StepResult:
+        return self._runner.take(self)
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        self._runner.call_when_done(self, callback)
+
+
+def _prompt_scores(prompts: Sequence[ScoredPrompt]) -> PromptScores | None:
+    """Of all rows together, one after the other."""
+    tokens_P = [np.arange(len(prompt.targets_P)) + prompt.first_token for prompt in prompts]
+    if not any(map(len, tokens_P)):
+        return None
+    return PromptScores(
+        tokens_P=np.concatenate(tokens_P).astype(np.int32),
+        targets_P=np.concatenate([prompt.targets_P for prompt in prompts]).astype(np.int32),
+        num_top=max(prompt.num_top for prompt in prompts),
+    )
