@@ -29,6 +29,8 @@ class KernelBuild:
     multiples_of_16: tuple[str, ...] = ()
     # Whether a dot of it must become Hopper's wgmma.
     expects_wgmma: bool = False
+    # The only shape of it that there may be, such as "m64n128k16", for builds whose results have the same bits.
+    wgmma_shape: str = ""
     # Whether it must read 16 bytes a thread at a time, and write as many, or 8 where 2 bytes became 1: a mask or a
     # stride that Triton cannot see through takes that away without a word.
     expects_vectors: bool = False

@@ -37,5 +37,6 @@ def test_fits_the_gpu(target: Target, compiled: dict[str, Compiled]) -> None:
     assert result.shared <= SHARED_MEMORY_LIMITS[target.arch], result
     build = builds_of(target.op)[target.build]
     if target.arch == 90:
-        assert result.has_wgmma >= build.expects_wgmma, f"no wgmma: {result}"
+        assert bool(result.wgmma) >= build.expects_wgmma, f"no wgmma: {result}"
+        assert not build.wgmma_shape or result.wgmma == [build.wgmma_shape], f"not one instruction for all: {result}"
     assert result.has_vectors >= build.expects_vectors, f"no 16-byte accesses: {result}"

@@ -49,7 +49,8 @@ class Compiled:
     stack: int = 0
     local: int = 0
     shared: int = 0
-    has_wgmma: bool = False
+    # Shapes, such as "m64n128k16".
+    wgmma: list[str] = dataclasses.field(default_factory=list[str])
     has_vectors: bool = False
 
 
@@ -121,7 +122,7 @@ def compile_here(target: Target) -> Compiled:
         stack=usage["STACK"],
         local=usage["LOCAL"],
         shared=kernel.metadata.shared,
-        has_wgmma="wgmma.mma_async" in kernel.asm["ptx"],
+        wgmma=sorted({*re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\w+)", kernel.asm["ptx"])}),
         has_vectors="ld.global.v4.b32" in kernel.asm["ptx"] and "st.global.v" in kernel.asm["ptx"],
     )
 
