@@ -10,7 +10,8 @@ from configs.options import Options
 from runtime.model_files import resolve_model
 from worker.capacity import resolve_max_model_len, resolve_num_blocks, resolve_num_swap_blocks
 from worker.fingerprint import cpu_kernels
-from worker.gpu.options import check_cpu_options
+from worker.gpu.options import check_cpu_options, check_gpu_options
+from worker.gpu.select import select_device
 from worker.kv_cache import KVCache
 from worker.model_info import log_ready, make_rows, model_dtype, model_info
 from worker.runner import Runner
@@ -35,8 +36,15 @@ def build_runner(
     damaged, a KV cache with no room) or PermanentError (options that do not fit the model or the device); either would
     happen again.
     """
-    check_cpu_options(options)
-    return build_cpu_runner(options, progress, cores)
+    device = select_device(options, replica, rank)
+    if device is None:
+        check_cpu_options(options)
+        return build_cpu_runner(options, progress, cores)
+    check_gpu_options(options)
+    # Triton, and what is written in it, is not for workers on CPUs.
+    from worker.gpu.build import build_gpu_runner
+
+    return build_gpu_runner(options, device, progress)
 
 
 def build_cpu_runner(

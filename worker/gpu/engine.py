@@ -39,7 +39,7 @@ class GpuModel(Protocol):
         lies between attentions."""
         ...
 
-    def logits(self, hidden: Residual, out: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Residual, /, out: torch.Tensor) -> torch.Tensor:
         """[L, V] of the compute dtype, in `out`."""
         ...
 

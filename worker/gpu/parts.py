@@ -1,0 +1,136 @@
+"""What a GPU worker consists of beside its weights: engine, KV cache, graphs; and what they leave of the memory."""
+
+from dataclasses import replace
+
+from configs.options import Options
+from worker.capacity import longest_sequence, resolve_num_swap_blocks
+from worker.errors import PermanentError
+from worker.gpu.device import Device, DeviceMemory
+from worker.gpu.engine import GpuEngine
+from worker.gpu.graph_sizes import graph_sizes
+from worker.gpu.graphs import CapturedGraphs, graph_memory_estimate
+from worker.gpu.memory import MemoryUse, measure_use
+from worker.gpu.out_of_memory import cache_needs_more, graphs_need_more, out_of_memory, step_needs_more
+from worker.gpu.swap import GpuSwapSpace
+from worker.gpu.worst_step import worst_step
+from worker.kv_cache import KVCache
+from worker.weights import LoadedModel
+
+# Before a step of all tokens and rows is tried, one of so small a part of them is: it compiles kernels, and says what
+# the whole would need if that does not fit.
+_PART = 8
+
+
+class Parts:
+    """Makes them, of a loaded model. Each method raises PermanentError if memory is lacking: which option to lower, and
+    to what."""
+
+    def __init__(self, options: Options, device: Device, loaded: LoadedModel) -> None:
+        """Raises PermanentError or ValueError for options that the model does not allow."""
+        self._options, self._device, self._loaded = options, device, loaded
+        self._longest = longest_sequence(options, loaded.config)
+        compilation = options.compilation_config
+        self._sizes = graph_sizes(
+            compilation.level,
+            compilation.cudagraph_capture_sizes,
+            enforce_eager=options.enforce_eager,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+        )
+        self._weights = device.memory().allocated
+        self.block_bytes = KVCache.block_bytes(loaded.config, options.block_size, loaded.model.path.kv_cache_dtype)
+
+    def measure(self) -> MemoryUse:
+        """What is taken before there is a KV cache, measured by a worst-case step and some graphs. If the number of
+        blocks is given, these are left out."""
+        options, device = self._options, self._device
+        if options.num_blocks_override:
+            return measure_use(device, lambda: None, weights=self._weights)
+        kv_cache = self.kv_cache(2)
+        needed_by_part = self._room().free // _PART
+        engines: list[GpuEngine] = []
+
+        def part_of_it() -> None:
+            self._compute_worst(kv_cache, _PART)
+
+        def all_of_it() -> None:
+            engines.append(self._compute_worst(kv_cache, 1))
+
+        with out_of_memory(lambda: step_needs_more(options, self._room(), part=_PART, needed_by_part=needed_by_part)):
+            needed_by_part = device.peak_bytes(part_of_it)
+            use = measure_use(device, all_of_it, weights=self._weights, kv_bytes=2 * self.block_bytes)
+        with out_of_memory(self._graphs_error):
+            graphs = graph_memory_estimate(engines[0], self._loaded.model, kv_cache, device, self._sizes)
+        return replace(use, graphs=graphs)
+
+    def _compute_worst(self, kv_cache: KVCache, part: int) -> GpuEngine:
+        """A step of a `part`-th of the tokens and rows, each of which asks for all that a request may."""
+        engine = self.engine(kv_cache, self._longest, part=part)
+        inputs = worst_step(
+            max_num_seqs=max(1, self._options.max_num_seqs // part),
+            max_num_batched_tokens=max(1, self._options.max_num_batched_tokens // part),
+            max_model_len=self._longest,
+            block_size=kv_cache.block_size,
+            vocab_size=self._loaded.config.vocab_size,
+        )
+        engine.begin(inputs).wait()
+        engine.reset()
+        return engine
+
+    def engine(self, kv_cache: KVCache, max_model_len: int, *, part: int = 1) -> GpuEngine:
+        """part: for steps of a `part`-th of the tokens and rows."""
+        options = self._options
+        return GpuEngine(
+            self._loaded.model,
+            kv_cache,
+            self._device,
+            max_num_seqs=max(1, options.max_num_seqs // part),
+            max_num_batched_tokens=max(1, options.max_num_batched_tokens // part),
+            max_model_len=max_model_len,
+            vocab_size=self._loaded.config.vocab_size,
+            max_steps_in_flight=options.max_steps_in_flight,
+        )
+
+    def kv_cache(self, num_blocks: int) -> KVCache:
+        """num_blocks: with the null block."""
+        config, path, block_size = self._loaded.config, self._loaded.model.path, self._options.block_size
+        free_before = self._device.memory().free
+
+        def error() -> PermanentError:
+            now = self._device.memory()
+            blocks = {"num_blocks": num_blocks, "block_bytes": self.block_bytes}
+            return cache_needs_more(self._options, now, **blocks, free_before=free_before)
+
+        with out_of_memory(error):
+            return KVCache(config, num_blocks=num_blocks, block_size=block_size, path=path)
+
+    def capture(self, engine: GpuEngine, kv_cache: KVCache) -> None:
+        """Has the engine use graphs, if the options ask for some."""
+        if not (self._sizes.decodes or self._sizes.pieces):
+            return
+        graphs = CapturedGraphs(engine, self._loaded.model, kv_cache, self._device, self._sizes)
+        with out_of_memory(self._graphs_error):
+            graphs.capture()
+        engine.graphs = graphs
+
+    def swap_space(self, kv_cache: KVCache) -> GpuSwapSpace:
+        """In pinned memory of the host, if the options ask for some."""
+        options = self._options
+        dtype = self._loaded.model.path.kv_cache_dtype
+        num_blocks = resolve_num_swap_blocks(options, self._loaded.config, dtype)
+        try:
+            return GpuSwapSpace(kv_cache, self._device, num_blocks)
+        except RuntimeError as error:
+            raise PermanentError(
+                f"swap_space={options.swap_space:g} GiB of pinned host memory cannot be had ({error}): give less, or "
+                f"preemption_mode=recompute"
+            ) from error
+
+    def _room(self) -> DeviceMemory:
+        """As it was when nothing but the weights was there."""
+        memory = self._device.memory()
+        return replace(memory, free=memory.free + memory.allocated - self._weights)
+
+    def _graphs_error(self) -> PermanentError:
+        sizes = sorted({*self._sizes.decodes, *self._sizes.pieces})
+        return graphs_need_more(self._options, self._device.memory(), sizes)
