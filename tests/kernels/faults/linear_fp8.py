@@ -19,11 +19,4 @@ FAULTS = [
         new="len(weight.values_OI) >= 0",
         test=f"{_TESTS}test_parts_without_a_common_layout_are_quantized_anew_from_floats",
     ),
-    Fault(
-        name="the norm does not add what is pending",
-        path="kernels/linear/gpu_fp8.py",
-        old="if not x.is_pending:",
-        new="if True:",
-        test=f"{_TESTS}test_the_norm_adds_what_is_pending_and_quantizes[True-channel]",
-    ),
 ]
