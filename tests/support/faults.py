@@ -1,4 +1,4 @@
-"""Deliberate faults in kernels: a test is worth what it finds."""
+"""Deliberate faults in kernels, and in how workers call them: a test is worth what it finds."""
 
 import importlib.util
 import os
@@ -37,8 +37,8 @@ def all_faults() -> list[Fault]:
 
 
 def run_with_fault(fault: Fault, directory: Path) -> subprocess.CompletedProcess[str]:
-    """The fault's test on a copy of kernels and tests in directory."""
-    for name in ("kernels", "tests"):
+    """The fault's test on a copy of kernels, worker and tests in directory."""
+    for name in ("kernels", "worker", "tests"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", directory)
     source = directory / fault.path
