@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 
 from kernels.fp8_gemm.scaled_mm import cuda_version, is_available, shape_obstacle
-from kernels.fp8_gemm.tile import GROUP, Tile
+from kernels.fp8_quantize.reference import GROUP
+from kernels.tiles.tuned_tile import Tile
 
 Path = Literal["auto", "triton", "scaled_mm"]
 PATHS: tuple[Path, ...] = ("auto", "triton", "scaled_mm")

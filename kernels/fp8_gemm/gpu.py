@@ -19,10 +19,11 @@ from kernels.fp8_gemm.choose import (
     obstacle,
 )
 from kernels.fp8_gemm.scaled_mm import scaled_mm
-from kernels.fp8_gemm.tile import GROUP, Tile
 from kernels.fp8_gemm.triton_gemm import triton_gemm
 from kernels.fp8_gemm.tuned_files import tuned_tile
 from kernels.fp8_quantize.checks import check_device
+from kernels.fp8_quantize.reference import GROUP
+from kernels.tiles.tuned_tile import Tile
 
 _OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

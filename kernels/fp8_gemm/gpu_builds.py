@@ -5,8 +5,8 @@
 
 from kernels.fp8_gemm import triton_gemm
 from kernels.fp8_gemm.choose import BATCH_INVARIANT_TILE, default_tile
-from kernels.fp8_gemm.tile import Tile
 from kernels.tiles.build import FP8_ARCHS, KernelBuild
+from kernels.tiles.tuned_tile import Tile
 
 _POINTERS = {"x": "*fp8e4nv", "w": "*fp8e4nv", "x_scales": "*fp32", "w_scales": "*fp32"}
 _SIZES = ("M", "N", "K", "x_stride", "w_stride", "out_stride", "x_scale_row_stride", "x_scale_group_stride",

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from kernels.fp8_gemm.tile import GROUP
+from kernels.fp8_quantize.reference import GROUP
 
 
 def is_available() -> bool:

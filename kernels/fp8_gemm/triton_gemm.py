@@ -8,23 +8,13 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.fp8_gemm.tile import Tile
+from kernels.tiles.grid import tile_of_program
 from kernels.tiles.jit import jit
 from kernels.tiles.numbers import INTERPRETED, narrow
+from kernels.tiles.tuned_tile import Tile
 
 # Of the kernel that adds the parts of K: a program's share of one row.
 _REDUCE_TILE = 1024
-
-
-@jit
-def _tile_of_program(M, N, group_m, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Programs of successive numbers share columns: they go down group_m tiles, then on to the next column of tiles."""
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    program = tl.program_id(0)
-    band = program // (group_m * tiles_n)
-    in_band = program % (group_m * tiles_n)
-    height = tl.minimum(tiles_m - band * group_m, group_m)
-    return band * group_m + in_band % height, in_band // height
 
 
 @jit
@@ -51,7 +41,7 @@ def _gemm_kernel(
 
     Rows beyond M and columns beyond N are computed as copies of others, so that no load needs a mask for them.
     """
-    tile_m, tile_n = _tile_of_program(M, N, group_m, BLOCK_M, BLOCK_N)
+    tile_m, tile_n = tile_of_program(tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), group_m)
     part = tl.program_id(1)
     row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -8,27 +8,17 @@ Folders, the first that has the file: the one given, $OCTAVO_TUNED_CONFIG_FOLDER
 (where the tuner writes), tuned/ beside this file.
 """
 
-import json
 import logging
-import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from kernels.cache_directory import cache_directory
-from kernels.fp8_gemm.tile import Tile, TileError, tile_from_json
+from kernels.tiles.tuned_files import find_file, first_folder, nearest, read_tiles
+from kernels.tiles.tuned_tile import Tile
 
-FOLDER_VARIABLE = "OCTAVO_TUNED_CONFIG_FOLDER"
 _SHIPPED = Path(__file__).parent / "tuned"
-# A note of which Triton a file was made with, beside the batch sizes.
-_NOTES = {"triton_version"}
 
 logger = logging.getLogger(__name__)
-
-
-class TunedConfigError(ValueError):
-    """A tuned configuration that cannot be used; the message names file, key, value and what would work."""
 
 
 def file_name(N: int, K: int, device_name: str, *, blockwise: bool) -> str:
@@ -49,62 +39,19 @@ def tuned_tile(
 
     Raises TunedConfigError for a malformed file.
     """
-    environment = os.environ.get(FOLDER_VARIABLE)
-    return _nearest(M, _tiles(N, K, device_name, blockwise, str(folder or environment or "")))
-
-
-def write_tiles(path: Path, tiles: Mapping[int, Tile]) -> None:
-    """All at once: a reader finds the old file or the new one. tiles: by batch size."""
-    text = json.dumps({str(M): tiles[M].as_json() for M in sorted(tiles)}, indent=4)
-    partial = path.with_name(path.name + ".tmp")
-    partial.write_text(text + "\n")
-    partial.replace(path)
-
-
-def read_tiles(path: Path) -> dict[int, Tile]:
-    """By batch size, in ascending order. Raises TunedConfigError."""
-    try:
-        values: Any = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise TunedConfigError(f"{path} cannot be read as JSON: {error}; remove it, or make it anew") from None
-    if not isinstance(values, dict):
-        raise TunedConfigError(f"{path}: {values!r} is no object that maps batch sizes to tiles")
-    tiles = {}
-    for key, value in values.items():
-        if key in _NOTES:
-            continue
-        if not (key.isascii() and key.isdigit()) or int(key) < 1:
-            raise TunedConfigError(f'{path}: the key {key!r} is no batch size; whole numbers from 1 are, as "16"')
-        try:
-            tiles[int(key)] = tile_from_json(value)
-        except TileError as error:
-            raise TunedConfigError(f"{path}: {key}: {error}") from None
-    if not tiles:
-        raise TunedConfigError(f'{path} has no batch sizes; at least one is needed, such as "16"')
-    return dict(sorted(tiles.items()))
+    tiles = _tiles(N, K, device_name, blockwise, first_folder(folder))
+    return None if tiles is None else nearest(M, tiles)
 
 
 @lru_cache(maxsize=1024)
-def _tiles(N: int, K: int, device_name: str, blockwise: bool, folder: str) -> dict[int, Tile] | None:
+def _tiles(N: int, K: int, device_name: str, blockwise: bool, folder: str) -> Mapping[int, Tile] | None:
     name = file_name(N, K, device_name, blockwise=blockwise)
-    # Some of vLLM's files have a space in the block shape.
-    names = (name, name.replace("[128,128]", "[128, 128]"))
-    if folder and not Path(folder).is_dir():
-        raise TunedConfigError(f"{FOLDER_VARIABLE}={folder} is no folder; it has to be one with files such as {name}")
-    folders = [Path(folder)] if folder else []
-    for directory in (*folders, cache_directory("fp8_gemm"), _SHIPPED):
-        for path in (directory / spelling for spelling in names):
-            if path.is_file():
-                return read_tiles(path)
+    path = find_file(name, op="fp8_gemm", folder=folder, shipped=_SHIPPED)
+    if path is not None:
+        return read_tiles(path)
     logger.warning(
         "no tuned configuration %s: default tiles are used, which may be slower; `%s` makes it",
         name,
         tune_command(N, K, blockwise=blockwise),
     )
     return None
-
-
-def _nearest(M: int, tiles: Mapping[int, Tile] | None) -> Tile | None:
-    if tiles is None:
-        return None
-    return tiles[min(tiles, key=lambda batch: (abs(batch - M), batch))]

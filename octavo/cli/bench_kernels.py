@@ -75,7 +75,7 @@ def kernels(
 
 def _tune(shapes: "Sequence[Shape]", sizes: list[int] | None, folder: Path | None, *, as_json: bool) -> None:
     from kernels.cache_directory import cache_directory
-    from kernels.fp8_gemm.tuned_files import FOLDER_VARIABLE
+    from kernels.tiles.tuned_files import FOLDER_VARIABLE
     from octavo.bench.tune.gpu_process import GpuProcess
     from octavo.bench.tune.gpus import measured_with, visible_device
     from octavo.bench.tune.output import print_json

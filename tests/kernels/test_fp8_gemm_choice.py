@@ -13,7 +13,7 @@ from kernels.fp8_gemm.choose import (
     default_tile,
     with_parts_of_k,
 )
-from kernels.fp8_gemm.tile import Tile
+from kernels.tiles.tuned_tile import Tile
 
 H200 = Device(capability=90, num_sms=132, name="NVIDIA H200", cuda_version=(13, 0), has_scaled_mm=True)
 LARGE = Problem(M=4096, N=4096, K=7168, blockwise=True, out_dtype=torch.bfloat16, has_bias=False)

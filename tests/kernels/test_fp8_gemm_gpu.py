@@ -12,11 +12,12 @@ from kernels.fp8_gemm import gpu, reference
 from kernels.fp8_gemm.choose import BATCH_INVARIANT_TILE, Device, default_tile
 from kernels.fp8_gemm.gpu import fp8_gemm, fp8_gemm_choice
 from kernels.fp8_gemm.scaled_mm import _block_scales, scaled_mm
-from kernels.fp8_gemm.tile import Tile
 from kernels.fp8_gemm.triton_gemm import triton_gemm
-from kernels.fp8_gemm.tuned_files import file_name, write_tiles
+from kernels.fp8_gemm.tuned_files import file_name
 from kernels.fp8_quantize import reference as quantize
 from kernels.fp8_quantize.gpu import quantize_blocks
+from kernels.tiles.tuned_files import write_tiles
+from kernels.tiles.tuned_tile import Tile
 from tests.support.gpu import DEVICE
 
 SCALES = ("tensor", "channel", "token-tensor", "tensor-channel", "block")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from kernels.fp8_gemm import tuned_files
-from kernels.fp8_gemm.tile import Tile
-from kernels.fp8_gemm.tuned_files import TunedConfigError, file_name, read_tiles, tuned_tile, write_tiles
+from kernels.fp8_gemm.tuned_files import file_name, tuned_tile
+from kernels.tiles.tuned_files import FOLDER_VARIABLE, TunedConfigError, read_tiles, write_tiles
+from kernels.tiles.tuned_tile import Tile
 
 NAME = "N=12288,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
 # The published tiles of that shape.
@@ -36,7 +37,7 @@ LARGE = {
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of this machine's cache is read, and nothing is remembered from one test to the next."""
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv(tuned_files.FOLDER_VARIABLE, raising=False)
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     tuned_files._tiles.cache_clear()
 
 
@@ -80,7 +81,7 @@ def test_folders_in_their_order(folder: Path, tmp_path: Path, monkeypatch: pytes
         directory.mkdir(parents=True, exist_ok=True)
         (directory / NAME).write_text(json.dumps({"1": {**SMALL, "num_stages": number}}))
     stages = [tile.num_stages for tile in [tile_of(1)] if tile]
-    monkeypatch.setenv(tuned_files.FOLDER_VARIABLE, str(other))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(other))
     stages += [tile.num_stages for tile in (tile_of(1), tile_of(1, folder)) if tile]
     assert stages == [1, 2, 3]
 
@@ -136,7 +137,7 @@ def test_a_malformed_file_is_refused(folder: Path, values: object, said: str) ->
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(tuned_files.FOLDER_VARIABLE, str(tmp_path / "absent"))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "absent"))
     with pytest.raises(TunedConfigError, match=r"OCTAVO_TUNED_CONFIG_FOLDER=.*absent is no folder"):
         tile_of(1)
 

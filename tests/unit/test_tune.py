@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels.fp8_gemm.tile import Tile
-from kernels.fp8_gemm.tuned_files import file_name, read_tiles
+from kernels.fp8_gemm.tuned_files import file_name
+from kernels.tiles.tuned_files import read_tiles
+from kernels.tiles.tuned_tile import Tile
 from octavo.bench.tune.problem import Device, Measurement, Shape, TuneError
 from octavo.bench.tune.space import BATCH_SIZES, candidates
 from octavo.bench.tune.tuner import Best, Tuner

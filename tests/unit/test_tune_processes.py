@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from kernels.fp8_gemm.tile import Tile
+from kernels.tiles.tuned_tile import Tile
 from octavo.bench.tune import gpu_process, gpus, measure
 from octavo.bench.tune.gpu_process import GpuProcess, visible_gpu
 from octavo.bench.tune.problem import Device, Measurement, Shape, TuneError

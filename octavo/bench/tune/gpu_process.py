@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kernels.fp8_gemm.tile import Tile
+from kernels.tiles.tuned_tile import Tile
 from octavo.bench.tune.problem import Measurement, Shape, TuneError
 
 MEASURE_COMMAND = (sys.executable, "-m", "octavo.bench.tune.measure")

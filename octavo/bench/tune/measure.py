@@ -17,9 +17,9 @@ import torch
 import triton
 
 from kernels.fp8_gemm.gpu import fp8_gemm
-from kernels.fp8_gemm.tile import Tile, tile_from_json
 from kernels.fp8_quantize.gpu import quantize_blocks, quantize_groups, quantize_tokens
 from kernels.fp8_quantize.reference import GROUP, spread
+from kernels.tiles.tuned_tile import Tile, tile_from_json
 from octavo.bench.tune.problem import Shape
 
 # Largest error over the largest output: bfloat16 rounds by 2^-9 of a number, sums of e4m3 products add less.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernels.fp8_gemm.tile import Tile, TileError, tile_from_json
+from kernels.tiles.tuned_tile import Tile, TileError, tile_from_json
 from octavo.bench.tune.problem import Measurement, TuneError
 
 Measured = dict[int, dict[Tile, Measurement]]

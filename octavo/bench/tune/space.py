@@ -3,7 +3,7 @@
 from itertools import product
 
 from kernels.fp8_gemm.choose import with_parts_of_k
-from kernels.fp8_gemm.tile import Tile
+from kernels.tiles.tuned_tile import Tile
 from octavo.bench.tune.problem import Device, Shape
 
 # Those of the files published for vLLM.

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kernels.fp8_gemm.tile import Tile
-from kernels.fp8_gemm.tuned_files import TunedConfigError, file_name, read_tiles, write_tiles
+from kernels.fp8_gemm.tuned_files import file_name
+from kernels.tiles.tuned_files import TunedConfigError, read_tiles, write_tiles
+from kernels.tiles.tuned_tile import Tile
 from octavo.bench.tune.partial_results import PartialResults
 from octavo.bench.tune.problem import Device, Measurement, Shape, TuneError
 from octavo.bench.tune.space import candidates

@@ -1,11 +1,8 @@
-"""How the Triton kernel cuts a GEMM, in the words of vLLM's tuned configurations."""
+"""How a Triton kernel cuts a GEMM, in the words of vLLM's tuned configurations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-# Columns of x and of a weight that share a scale: a tile's K never reaches over two groups.
-GROUP = 128
 
 
 class TileError(ValueError):
@@ -47,14 +44,18 @@ _OPTIONAL = {"SPLIT_K"}
 _POWERS_OF_TWO = {
     "BLOCK_SIZE_M": (16, 256),
     "BLOCK_SIZE_N": (16, 256),
-    "BLOCK_SIZE_K": (32, GROUP),
+    "BLOCK_SIZE_K": (32, 256),
     "num_warps": (1, 16),
     "SPLIT_K": (1, 64),
 }
 _COUNTS = {"GROUP_SIZE_M": (1, 1024), "num_stages": (1, 8)}
 
 
-def tile_from_json(values: Any) -> Tile:
+# Inputs of a block-quantized GEMM that share a scale: a tile's K never reaches over two groups.
+MAX_FP8_BLOCK_K = 128
+
+
+def tile_from_json(values: Any, *, max_block_k: int = MAX_FP8_BLOCK_K) -> Tile:
     """From an object of a configuration file. Raises TileError."""
     if not isinstance(values, Mapping):
         raise TileError(f"{values!r} is no object with the keys {', '.join(_NAMES)}")
@@ -65,11 +66,13 @@ def tile_from_json(values: Any) -> Tile:
     if missing:
         needed = ", ".join(key for key in _NAMES if key not in _OPTIONAL)
         raise TileError(f"{missing[0]} is missing; needed are {needed}")
-    return Tile(**{_NAMES[key]: _checked(key, value) for key, value in values.items()})
+    return Tile(**{_NAMES[key]: _checked(key, value, max_block_k) for key, value in values.items()})
 
 
-def _checked(key: str, value: Any) -> int:
+def _checked(key: str, value: Any, max_block_k: int) -> int:
     low, high = (_POWERS_OF_TWO | _COUNTS)[key]
+    if key == "BLOCK_SIZE_K":
+        high = max_block_k
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if is_whole and low <= value <= high and (key in _COUNTS or value.bit_count() == 1):
         return value
