@@ -12,12 +12,12 @@ from kernels.compute_path import ComputePath, gpu_path
 from kernels.paged_attention.gpu_cache import HEAD_SIZES
 from runtime.model_files import ModelFiles, resolve_model
 from worker.capacity import resolve_max_model_len
-from worker.errors import PermanentError
+from worker.errors import PermanentError, StepError
 from worker.fingerprint import gpu_kernels
 from worker.gpu.device import Device
 from worker.gpu.guarded_engine import GuardedEngine
 from worker.gpu.memory import account, num_kv_blocks
-from worker.gpu.out_of_memory import out_of_memory, weights_need_more
+from worker.gpu.out_of_memory import out_of_memory, start_needs_more, weights_need_more
 from worker.gpu.parts import Parts
 from worker.gpu.runner import GpuRunner
 from worker.gpu.weight_bytes import config_of, weight_bytes
@@ -73,8 +73,9 @@ def build_gpu_runner(
     if not options.num_blocks_override:
         _log.info("%s", account(use, options, info, parts.block_bytes))
     # Block 0, the null block, comes on top of those that can be given out.
-    kv_cache = parts.kv_cache(num_blocks + 1)
-    engine = parts.engine(kv_cache, info.max_model_len)
+    kv_cache = parts.kv_cache(num_blocks + 1, use)
+    with out_of_memory(lambda: start_needs_more(options, device.memory(), use)):
+        engine = parts.engine(kv_cache, info.max_model_len)
     progress(1.0)
     parts.capture(engine, kv_cache)
     runner = GpuRunner(
@@ -84,7 +85,10 @@ def build_gpu_runner(
         swap_space=parts.swap_space(kv_cache),
         max_steps_in_flight=options.max_steps_in_flight,
     )
-    runner.warm_up()
+    try:
+        runner.warm_up()
+    except StepError as error:
+        raise PermanentError(str(error)) from error
     log_ready(info, seconds=time.monotonic() - start, num_swap_blocks=runner.num_swap_blocks)
     return runner
 

@@ -61,26 +61,28 @@ def step_needs_more(options: Options, memory: DeviceMemory, *, part: int, needed
     rows = scaled_down(options.max_num_seqs, there, needed)
     return PermanentError(
         f"out of GPU memory in a step of max_num_batched_tokens={options.max_num_batched_tokens} and "
-        f"max_num_seqs={options.max_num_seqs}: it needs {gib(needed)} GiB (by one of a {part}th of both), and beside "
-        f"the weights {gib(memory.free)} of {gib(memory.total)} GiB are free; use max_num_batched_tokens={tokens}, and "
+        f"max_num_seqs={options.max_num_seqs}: 1/{part} of both took {gib(needed_by_part)} GiB, and beside the weights "
+        f"{gib(memory.free)} of {gib(memory.total)} GiB are free; use max_num_batched_tokens={tokens}, and "
         f"max_num_seqs={rows} if that is not enough"
     )
 
 
 def cache_needs_more(
-    options: Options, memory: DeviceMemory, *, num_blocks: int, block_bytes: int, free_before: int
+    options: Options, memory: DeviceMemory, use: MemoryUse, *, num_blocks: int, block_bytes: int, free_before: int
 ) -> PermanentError:
-    """num_blocks: with the null block. free_before: bytes, when the number of blocks was found."""
+    """use: as measured. num_blocks: with the null block. free_before: bytes, when the number of blocks was found."""
     wanted = num_blocks * block_bytes
     said = f"out of GPU memory: a KV cache of {gib(wanted)} GiB, and {gib(memory.free)} of {gib(memory.total)} are free"
+    # What comes after the cache.
+    there = memory.free - use.step - use.graphs
     if options.num_blocks_override:
-        fitting = max(0, memory.free // block_bytes - 1)
+        fitting = max(0, there // block_bytes - 1)
         return PermanentError(f"{said}; num_blocks_override={options.num_blocks_override}: use {fitting} or less")
     lost = f" ({gib(free_before - memory.free)} less than a moment ago)" if memory.free < free_before else ""
-    lower = _lower_utilization(options, wanted - memory.free, memory.total)
+    lower = _lower_utilization(options, wanted - there, memory.total)
     return PermanentError(
-        f"{said}{lost}: others use this GPU, too; gpu_memory_utilization={options.gpu_memory_utilization:g}: use "
-        f"{lower:.2f} or less"
+        f"{said}{lost}: others use this GPU, too; start with gpu_memory_utilization={lower:.2f} instead of "
+        f"{options.gpu_memory_utilization:g}"
     )
 
 
@@ -97,14 +99,23 @@ def graphs_need_more(options: Options, memory: DeviceMemory, sizes: Sequence[int
     )
 
 
+def start_needs_more(options: Options, memory: DeviceMemory, use: MemoryUse) -> PermanentError:
+    """When there is a KV cache, and all else was measured. use: as it was then."""
+    return PermanentError(_crowded(options, memory, use))
+
+
 def serving_needs_more(options: Options, memory: DeviceMemory, use: MemoryUse) -> StepError:
-    """use: as it was measured at the start."""
+    """In a step of requests. use: as measured at the start."""
+    return StepError(_crowded(options, memory, use))
+
+
+def _crowded(options: Options, memory: DeviceMemory, use: MemoryUse) -> str:
     others = memory.total - memory.free - memory.reserved
     lower = _lower_utilization(options, others - use.others, memory.total)
-    return StepError(
+    return (
         f"out of GPU memory: this worker holds {gib(memory.reserved)} of {gib(memory.total)} GiB, the driver and other "
-        f"processes {gib(others)} (at the start {gib(use.others)}), {gib(memory.free)} are free; others use this GPU, "
-        f"too: start with gpu_memory_utilization={lower:.2f} instead of {options.gpu_memory_utilization:g}"
+        f"processes {gib(others)} (when memory was measured {gib(use.others)}), {gib(memory.free)} are free; others "
+        f"use this GPU, too: start with gpu_memory_utilization={lower:.2f} instead of {options.gpu_memory_utilization:g}"
     )
 
 

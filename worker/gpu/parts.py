@@ -46,8 +46,9 @@ class Parts:
         options, device = self._options, self._device
         if options.num_blocks_override:
             return measure_use(device, lambda: None, weights=self._weights)
-        kv_cache = self.kv_cache(2)
-        needed_by_part = self._room().free // _PART
+        kv_cache = self.kv_cache(2, measure_use(device, lambda: None, weights=self._weights))
+        # If not even that fits, it needs more than all there is.
+        needed_by_part = self._room().free
         engines: list[GpuEngine] = []
 
         def part_of_it() -> None:
@@ -91,15 +92,15 @@ class Parts:
             max_steps_in_flight=options.max_steps_in_flight,
         )
 
-    def kv_cache(self, num_blocks: int) -> KVCache:
-        """num_blocks: with the null block."""
+    def kv_cache(self, num_blocks: int, use: MemoryUse) -> KVCache:
+        """num_blocks: with the null block. use: what all else takes."""
         config, path, block_size = self._loaded.config, self._loaded.model.path, self._options.block_size
         free_before = self._device.memory().free
 
         def error() -> PermanentError:
             now = self._device.memory()
             blocks = {"num_blocks": num_blocks, "block_bytes": self.block_bytes}
-            return cache_needs_more(self._options, now, **blocks, free_before=free_before)
+            return cache_needs_more(self._options, now, use, **blocks, free_before=free_before)
 
         with out_of_memory(error):
             return KVCache(config, num_blocks=num_blocks, block_size=block_size, path=path)
