@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worker.experts_config import ExpertsConfig, experts_from_config_json
 from worker.rope_config import RopeConfig, rope_from_config_json, yarn
 
 # GGUF names an architecture as llama.cpp does; here it bears its name in config.json.
 GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 # More than any model has: a damaged file must not make the worker lay out billions of layers.
 MAX_LAYERS = 4096
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +59,8 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     # A layer's sliding window in tokens, the token itself included; 0: the layer sees everything.
     layer_windows: tuple[int, ...]
+    # None: every layer has an MLP.
+    experts: ExpertsConfig | None = None
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     default_sampling: SamplingDefaults = SamplingDefaults()
@@ -149,7 +159,8 @@ def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
         attention_output_bias=attention_bias and architecture != "Qwen2ForCausalLM",
         mlp_bias=bool(raw.get("mlp_bias", False)),
-        qk_norm=architecture == "Qwen3ForCausalLM",
+        qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+        experts=experts_from_config_json(architecture, raw, num_layers),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         layer_windows=_layer_windows(architecture, raw, num_layers),
         bos_token_id=raw.get("bos_token_id"),
@@ -168,7 +179,7 @@ def _ids(value: Any) -> list[int]:
 
 def _layer_windows(architecture: str, raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     window = int(raw.get("sliding_window") or 0)
-    if architecture == "MistralForCausalLM":
+    if architecture in ("MistralForCausalLM", "MixtralForCausalLM"):
         return (window,) * num_layers
     if architecture == "LlamaForCausalLM" or not raw.get("use_sliding_window", False):
         return (0,) * num_layers
@@ -187,9 +198,7 @@ def _from_gguf(
 ) -> ModelConfig:
     prefix = metadata["general.architecture"]
     if prefix not in GGUF_ARCHITECTURES:
-        raise ValueError(
-            f"general.architecture={prefix!r} is not supported; {', '.join(GGUF_ARCHITECTURES)} are"
-        )
+        raise ValueError(f"general.architecture={prefix!r} is not supported; {', '.join(GGUF_ARCHITECTURES)} are")
 
     def get(name: str, *default: Any) -> Any:
         key = f"{prefix}.{name}"

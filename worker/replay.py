@@ -12,11 +12,12 @@ from kernels.native.recording import Recording
 class Replay:
     """Records the kernel calls of one step, and makes them again in the following ones.
 
-    With PyTorch's kernels there is nothing to record, and Python makes each call in each step.
+    With PyTorch's kernels there is nothing to record, and Python makes each call in each step; so it does if calls
+    depend on data.
     """
 
-    def __init__(self, path: ComputePath) -> None:
-        self._kernels = path.native
+    def __init__(self, path: ComputePath, *, depends_on_data: bool = False) -> None:
+        self._kernels = None if depends_on_data else path.native
         self._memory: tuple[object, ...] = ()
         self._recording: Recording | None = None
 

@@ -10,16 +10,20 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from kernels import compute_path
 from runtime.model_files import resolve_model
-from tests.support.model_runs import ModelRun, relative_error
+from tests.support.model_runs import ModelRun, relative_error, typical_error
 from worker.weights import LoadedModel, load_model
 
 SHAPE: dict[str, Any] = {
@@ -72,7 +76,30 @@ def _qwen3() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True))
 
 
-FAMILIES = (_llama3, _llama_with_everything_optional, _mistral, _qwen2, _qwen2_with_some_windows, _qwen3)
+def _mixtral() -> PreTrainedModel:
+    return MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=5, num_experts_per_tok=2))
+
+
+def _qwen3_moe_with_some_mlps() -> PreTrainedModel:
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **SHAPE, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True,
+            mlp_only_layers=[1],
+        )
+    )  # fmt: skip
+
+
+_DENSE = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+FAMILIES = (
+    _llama3,
+    _llama_with_everything_optional,
+    _mistral,
+    _mixtral,
+    _qwen2,
+    _qwen2_with_some_windows,
+    _qwen3,
+    _qwen3_moe_with_some_mlps,
+)
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.__name__.strip("_"))
@@ -164,4 +191,6 @@ def test_bfloat16_errs_no_more_than_transformers(pair: tuple[PreTrainedModel, Lo
     run = ModelRun(load_model(resolve_model(str(tmp_path)), dtype=torch.bfloat16), dtype=torch.bfloat16)
     row = run.row(prompt, 70)
     ours = torch.cat([run.step([(row, 60)]), *(run.step([(row, 1)]) for _ in range(10))])
-    assert relative_error(ours, exact) <= 1.5 * relative_error(_reference_logits(theirs, prompt), exact)
+    # Where two experts are nearly equal to a router, rounding chooses: the typical token says how large errors are.
+    error = relative_error if isinstance(reference, _DENSE) else typical_error
+    assert error(ours, exact) <= 1.5 * error(_reference_logits(theirs, prompt), exact)

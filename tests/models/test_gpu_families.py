@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -64,7 +67,12 @@ def _qwen3() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE))
 
 
-FAMILIES = (_llama, _mistral, _qwen2_with_some_windows, _qwen3)
+def _mixtral() -> PreTrainedModel:
+    config = MixtralConfig(**{**SHAPE, "num_hidden_layers": 1}, num_local_experts=5, num_experts_per_tok=2)
+    return MixtralForCausalLM(config)
+
+
+FAMILIES = (_llama, _mistral, _qwen2_with_some_windows, _qwen3, _mixtral)
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.__name__.strip("_"))
@@ -80,13 +88,18 @@ def _with_random_weights(model: PreTrainedModel) -> PreTrainedModel:
     return model.eval()
 
 
+def _stored(reference: PreTrainedModel, directory) -> dict[str, torch.Tensor]:
+    """By the names of checkpoints, which differ from those of transformers where there are experts."""
+    reference.save_pretrained(directory)
+    return load_file(directory / "model.safetensors")
+
+
 def _run(reference: PreTrainedModel, tmp_path, dtype: torch.dtype = torch.float32, **path: Any) -> GpuModelRun:
-    reference.config.architectures = [type(reference).__name__]
-    reference.config.save_pretrained(tmp_path)
+    tensors = _stored(reference, tmp_path)
     config = ModelConfig.from_directory(tmp_path)
     gpu = gpu_path(dtype, torch.device(DEVICE), **path)
     with torch.inference_mode():
-        model = model_class(config.architecture)(config, TakeFrom(reference.state_dict(), dtype), gpu)
+        model = model_class(config.architecture)(config, TakeFrom(tensors, dtype), gpu)
     return GpuModelRun(model, gpu, block_size=8, num_blocks=129, max_rows=4)
 
 

@@ -103,3 +103,8 @@ class ModelRun:
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """max|a - b| / max|b|."""
     return float((actual - expected).abs().max() / expected.abs().max())
+
+
+def typical_error(actual_TV: torch.Tensor, expected_TV: torch.Tensor) -> float:
+    """As `relative_error`, of the median token."""
+    return float((actual_TV - expected_TV).abs().amax(dim=1).median() / expected_TV.abs().max())

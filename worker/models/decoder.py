@@ -48,7 +48,9 @@ class Decoder:
         self.config, self.path, self.head = config, path, head
         self._embed, self._rotary, self._layers = embed, rotary, layers
         self._workspace = Workspace(path)
-        self._forward, self._greedy = Replay(path), Replay(path)
+        # On a CPU each expert computes the tokens that chose it.
+        depends_on_data = config.experts is not None
+        self._forward, self._greedy = (Replay(path, depends_on_data=depends_on_data) for _ in range(2))
         self._cpu_plans = CpuAttentionPlans(config, path)
         self._gpu_plans: GpuAttentionPlans | None = None
 

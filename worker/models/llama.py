@@ -4,6 +4,8 @@ They differ in what the config says: attention biases, head norms, sliding windo
 Legend: T tokens of the step, E hidden size.
 """
 
+from collections.abc import Mapping
+
 from kernels.compute_path import ComputePath
 from kernels.linear import Stream
 from worker.layers.attention import Attention
@@ -12,24 +14,21 @@ from worker.layers.linear import load_head
 from worker.layers.mlp import GatedMLP
 from worker.layers.rotary import Rotary
 from worker.model_config import ModelConfig
-from worker.models.decoder import Decoder
+from worker.models.decoder import Decoder, Layer
 from worker.take_tensor import Shape, TakeTensor
 
 
 class LlamaLayer:
-    def __init__(self, config: ModelConfig, layer: int, take: TakeTensor, path: ComputePath) -> None:
-        prefix = f"model.layers.{layer}"
-        self._attention = Attention(
-            config, layer, f"{prefix}.self_attn", norm=f"{prefix}.input_layernorm", take=take, path=path
-        )
-        self._mlp = GatedMLP(config, f"{prefix}.mlp", norm=f"{prefix}.post_attention_layernorm", take=take, path=path)
+    """Attention, then MLP, each of its own norm, added to the residual stream."""
+
+    def __init__(self, attention: Attention, mlp: Layer) -> None:
+        self._attention, self._mlp = attention, mlp
 
     @property
     def weight_bytes(self) -> int:
         return self._attention.weight_bytes + self._mlp.weight_bytes
 
     def add_to_(self, x_TE: Stream) -> None:
-        """Adds attention, then MLP, each of its own norm, to the residual stream, in place."""
         self._attention.add_to_(x_TE)
         self._mlp.add_to_(x_TE)
 
@@ -42,23 +41,40 @@ class LlamaModel(Decoder):
             path,
             embed=Embedding(take("model.embed_tokens.weight"), path),
             rotary=Rotary(config.rope, config.head_size, path),
-            layers=[LlamaLayer(config, layer, take, path) for layer in range(config.num_layers)],
+            layers=[
+                LlamaLayer(self.attention(config, layer, take, path), self.mlp(config, layer, take, path))
+                for layer in range(config.num_layers)
+            ],
             head=load_head(take, head, path=path, norm="model.norm.weight", eps=config.rms_norm_eps),
         )
 
-    @staticmethod
-    def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
+    @classmethod
+    def attention(cls, config: ModelConfig, layer: int, take: TakeTensor, path: ComputePath) -> Attention:
+        prefix = f"model.layers.{layer}"
+        return Attention(config, layer, f"{prefix}.self_attn", norm=f"{prefix}.input_layernorm", take=take, path=path)
+
+    @classmethod
+    def mlp(cls, config: ModelConfig, layer: int, take: TakeTensor, path: ComputePath) -> Layer:
+        prefix = f"model.layers.{layer}"
+        return GatedMLP(config, f"{prefix}.mlp", norm=f"{prefix}.post_attention_layernorm", take=take, path=path)
+
+    @classmethod
+    def mlp_shapes(cls, config: ModelConfig, layer: int) -> dict[str, Shape]:
+        """The tensors that `mlp` takes, but for the norm's."""
+        hidden, ffn, prefix = config.hidden_size, config.intermediate_size, f"model.layers.{layer}.mlp"
+        sizes = {"gate_proj": (hidden, ffn), "up_proj": (hidden, ffn), "down_proj": (ffn, hidden)}
+        return _linear_shapes({f"{prefix}.{name}": (*size, config.mlp_bias) for name, size in sizes.items()})
+
+    @classmethod
+    def tensor_shapes(cls, config: ModelConfig) -> dict[str, Shape]:
         """The tensors of a checkpoint, by their Hugging Face names."""
-        hidden, ffn = config.hidden_size, config.intermediate_size
+        hidden = config.hidden_size
         q, kv = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-        linears = {  # name: inputs, outputs, bias
-            "self_attn.q_proj": (hidden, q, config.qkv_bias),
-            "self_attn.k_proj": (hidden, kv, config.qkv_bias),
-            "self_attn.v_proj": (hidden, kv, config.qkv_bias),
-            "self_attn.o_proj": (q, hidden, config.attention_output_bias),
-            "mlp.gate_proj": (hidden, ffn, config.mlp_bias),
-            "mlp.up_proj": (hidden, ffn, config.mlp_bias),
-            "mlp.down_proj": (ffn, hidden, config.mlp_bias),
+        attention = {  # name: inputs, outputs, bias
+            "q_proj": (hidden, q, config.qkv_bias),
+            "k_proj": (hidden, kv, config.qkv_bias),
+            "v_proj": (hidden, kv, config.qkv_bias),
+            "o_proj": (q, hidden, config.attention_output_bias),
         }
         norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
         if config.qk_norm:
@@ -70,11 +86,19 @@ class LlamaModel(Decoder):
         }
         if not config.tie_word_embeddings:
             shapes["lm_head.weight"] = (config.vocab_size, hidden)
-        for prefix in (f"model.layers.{layer}" for layer in range(config.num_layers)):
-            for name, (inputs, outputs, bias) in linears.items():
-                shapes[f"{prefix}.{name}.weight"] = (outputs, inputs)
-                if bias:
-                    shapes[f"{prefix}.{name}.bias"] = (outputs,)
-            for name, size in norms.items():
-                shapes[f"{prefix}.{name}.weight"] = (size,)
+        for layer in range(config.num_layers):
+            prefix = f"model.layers.{layer}"
+            shapes |= _linear_shapes({f"{prefix}.self_attn.{name}": size for name, size in attention.items()})
+            shapes |= cls.mlp_shapes(config, layer)
+            shapes |= {f"{prefix}.{name}.weight": (size,) for name, size in norms.items()}
         return shapes
+
+
+def _linear_shapes(linears: Mapping[str, tuple[int, int, bool]]) -> dict[str, Shape]:
+    """Of layers by name: inputs, outputs, and whether there is a bias."""
+    shapes: dict[str, Shape] = {}
+    for name, (inputs, outputs, bias) in linears.items():
+        shapes[f"{name}.weight"] = (outputs, inputs)
+        if bias:
+            shapes[f"{name}.bias"] = (outputs,)
+    return shapes

@@ -13,6 +13,7 @@ from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
 from worker.models.llama import LlamaModel
+from worker.models.mixtral import MixtralModel, Qwen3MoeModel
 from worker.take_tensor import Shape, TakeTensor
 
 
@@ -28,8 +29,8 @@ class Model(Protocol):
 
     def __init__(self, config: ModelConfig, take: TakeTensor, path: ComputePath) -> None: ...
 
-    @staticmethod
-    def tensor_shapes(config: ModelConfig) -> Mapping[str, Shape]:
+    @classmethod
+    def tensor_shapes(cls, config: ModelConfig) -> Mapping[str, Shape]:
         """The tensors it takes, by their Hugging Face names."""
         ...
 
@@ -50,8 +51,9 @@ class Model(Protocol):
         """Writes the batch's KV and gives hidden_TE, to pick rows of for `logits`. pieces: on a GPU."""
         ...
 
-    def logits(self, hidden_SE: Stream) -> torch.Tensor:
-        """[S, vocab_size] from rows of `forward`'s result: float32, on a GPU of the compute dtype."""
+    def logits(self, hidden_SE: Stream, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[S, vocab_size] from rows of `forward`'s result: float32, on a GPU of the compute dtype. out: memory for
+        them, on a GPU."""
         ...
 
     def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,9 +62,14 @@ class Model(Protocol):
         ...
 
 
-_CLASSES: dict[str, type[Model]] = dict.fromkeys(
-    ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), LlamaModel
-)
+_CLASSES: dict[str, type[Model]] = {
+    "LlamaForCausalLM": LlamaModel,
+    "MistralForCausalLM": LlamaModel,
+    "MixtralForCausalLM": MixtralModel,
+    "Qwen2ForCausalLM": LlamaModel,
+    "Qwen3ForCausalLM": LlamaModel,
+    "Qwen3MoeForCausalLM": Qwen3MoeModel,
+}
 
 
 def model_class(architecture: str) -> type[Model]:
