@@ -66,13 +66,9 @@ class GpuLinear:
         return (ids_T.long(), values_T) if out is None else (out[0].copy_(ids_T), out[1].copy_(values_T))
 
     def _multiplied(self, x_TI: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        if self._invariant:
-            from kernels.gemm.gpu import gemm
+        from kernels.gemm.gpu import gemm
 
-            return gemm(x_TI, self._weight_OI, bias_N=self._bias_O, batch_invariant=True, out=out)
-        if self._bias_O is None:
-            return torch.mm(x_TI, self._weight_OI.t(), out=out)
-        return torch.addmm(self._bias_O, x_TI, self._weight_OI.t(), out=out)
+        return gemm(x_TI, self._weight_OI, bias_N=self._bias_O, batch_invariant=self._invariant, out=out)
 
 
 def normed(residual: Residual, norm_I: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
