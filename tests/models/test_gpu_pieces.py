@@ -1,6 +1,7 @@
 """Steps in pieces, of a small llama: graphs between attentions, and attention by the step's own plan. The graphs are
 recordings, which know nothing of a step but what is in memory that stays in place."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -25,8 +26,10 @@ pytestmark = [
 
 MOST = 8
 SIZES = GraphSizes(pieces=(4, MOST))
-# By row, the tokens of a step: chunks of prompts, decodes beside one, a row that leaves and others that come.
-STEPS = ({0: [5, 9, 11], 2: [7, 7]}, {2: [1], 0: [66]}, {1: [20, 21, 22, 23, 24], 0: [3], 2: [4]})
+# By row, its tokens.
+Step = Mapping[int, Sequence[int]]
+# Chunks of prompts, decodes beside one, a row that leaves and others that come.
+STEPS: Sequence[Step] = ({0: [5, 9, 11], 2: [7, 7]}, {2: [1], 0: [66]}, {1: [20, 21, 22, 23, 24], 0: [3], 2: [4]})
 
 
 class Engine:
@@ -82,13 +85,13 @@ def _logits(run: GpuModelRun, batch: GpuBatch, hidden: Residual) -> torch.Tensor
         return run.model.logits(hidden[torch.arange(int(batch.query_starts[-1]))])
 
 
-def _hold_equal(run: GpuModelRun, device: Device) -> list[int]:
+def _hold_equal(run: GpuModelRun, device: Device, sizes: GraphSizes, steps: Sequence[Step]) -> list[int]:
     """Steps in pieces to steps without. Gives the sizes that were captured, in order."""
     eager, engine = _run(), Engine(run)
-    graphs = CapturedGraphs(engine, run.model, run.kv_cache, device, SIZES)  # type: ignore[arg-type]
+    graphs = CapturedGraphs(engine, run.model, run.kv_cache, device, sizes)  # type: ignore[arg-type]
     graphs.capture()
     assert all(layer.isnan().all() for layer in run.kv_cache.layers), "capturing wrote KV"
-    for tokens_of in STEPS:
+    for tokens_of in steps:
         num_tokens = sum(map(len, tokens_of.values()))
         size = graphs.padded_tokens(num_tokens)
         assert size is not None
@@ -97,7 +100,7 @@ def _hold_equal(run: GpuModelRun, device: Device) -> list[int]:
         # Padded, too: a CPU's products of other sizes are rounded otherwise.
         same = eager.batch(tokens_of, padded_tokens=size - num_tokens)
         assert torch.equal(got, _logits(eager, same, eager.model.forward(same, eager.kv_cache)))
-    assert graphs.num_in_pieces == len(STEPS)
+    assert graphs.num_in_pieces == len(steps)
     # By their bytes: NaN, where no token was put, is equal, too. Nor did padding write to the null block.
     for layer, same in zip(run.kv_cache.layers, eager.kv_cache.layers, strict=True):
         assert torch.equal(layer.view(torch.int32), same.view(torch.int32))
@@ -107,10 +110,10 @@ def _hold_equal(run: GpuModelRun, device: Device) -> list[int]:
 def test_steps_in_pieces_equal_steps_without_graphs_bit_for_bit() -> None:
     """In pieces that know nothing but what stays in place, of both sizes, after others of the same size."""
     device = RecordingDevice()
-    assert _hold_equal(_run(), device) == [8, 4]
+    assert _hold_equal(_run(), device, SIZES, STEPS) == [8, 4]
     assert len(device.pools) == 2
     assert device.pools[0] is device.pools[1]
 
 
 def test_a_cpu_repeats_pieces() -> None:
-    _hold_equal(_run(), InterpretedDevice())
+    _hold_equal(_run(), InterpretedDevice(), GraphSizes(pieces=(4,)), STEPS[1:2])
