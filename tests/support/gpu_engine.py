@@ -24,7 +24,7 @@ EOS = 2
 
 def outputs_alone(prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
     """What a request gets that is computed alone on a CPU."""
-    runner = fake_runner()
+    runner = fake_runner(max_num_batched_tokens=128)
     num_blocks = -(-(len(prompt) + count) // BLOCK_SIZE)
     new = step_pb2.NewRow(
         row=0,
@@ -99,11 +99,12 @@ class EngineRun:
         max_model_len: int = 128,
         max_steps_in_flight: int = 2,
         graphs: StepGraphs | None = None,
+        model: FakeGpuModel | None = None,
     ) -> None:
-        self.model = FakeGpuModel()
+        self.model, self.kv_cache = model or FakeGpuModel(), fake_kv_cache(num_blocks=256)
         self.engine = GpuEngine(
             self.model,
-            fake_kv_cache(num_blocks=256),
+            self.kv_cache,
             device or InterpretedDevice(),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
