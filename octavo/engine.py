@@ -171,4 +171,4 @@ def build_engine(options: Options) -> Engine:
     from worker.threads import prepare_threads
 
     alone = options.model_copy(update={"data_parallel_size": 1})
-    return Engine(build_runner(options, cores=prepare_threads(alone)), options)
+    return Engine(build_runner(alone, cores=prepare_threads(alone)), options)

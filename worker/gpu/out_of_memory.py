@@ -115,7 +115,8 @@ def _crowded(options: Options, memory: DeviceMemory, use: MemoryUse) -> str:
     return (
         f"out of GPU memory: this worker holds {gib(memory.reserved)} of {gib(memory.total)} GiB, the driver and other "
         f"processes {gib(others)} (when memory was measured {gib(use.others)}), {gib(memory.free)} are free; others "
-        f"use this GPU, too: start with gpu_memory_utilization={lower:.2f} instead of {options.gpu_memory_utilization:g}"
+        f"use this GPU, too: start with gpu_memory_utilization={lower:.2f} instead of "
+        f"{options.gpu_memory_utilization:g}"
     )
 
 
