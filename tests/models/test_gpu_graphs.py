@@ -79,7 +79,8 @@ def _compute(run: LlamaRun) -> list[list[list[int]]]:
 def test_steps_in_graphs_say_and_write_what_steps_without_do() -> None:
     run, eager = LlamaRun(RecordingDevice(), SIZES), LlamaRun(InterpretedDevice(), GraphSizes())
     assert _compute(run) == _compute(eager)
-    assert (run.graphs.num_full, run.graphs.num_in_pieces) == (5, 2)
+    assert (run.graphs.num_full, run.graphs.num_in_pieces, run.engine.num_steps) == (5, 2, 7)
+    assert (eager.graphs.num_full, eager.graphs.num_in_pieces, eager.engine.num_steps) == (0, 0, 7)
     for layer, same in zip(run.kv_cache.layers, eager.kv_cache.layers, strict=True):
         # A CPU rounds products of padded batches otherwise.
         torch.testing.assert_close(layer, same, rtol=1e-4, atol=1e-5, equal_nan=True)

@@ -108,6 +108,8 @@ class GpuEngine:
         at once: they change nothing but their own memory."""
         # What decodes run in; may be set, or taken away, between steps.
         self.graphs = graphs
+        # Begun since the start. Graphs count how many of them they ran; the others were launched kernel by kernel.
+        self.num_steps = 0
         self._model, self._kv_cache, self._device = model, kv_cache, device
         self._vocab_size = vocab_size
         layout = StepLayout(max_rows=max_num_seqs, max_tokens=max_num_batched_tokens)
@@ -168,6 +170,7 @@ class GpuEngine:
     # --- A step.
 
     def _begin(self, inputs: StepInputs) -> PendingStep:
+        self.num_steps += 1
         slot = self._staging.next()
         self._sampler.free(inputs.freed_rows)
         new_rows = self._sampler.stage_rows(inputs.new_rows, slot)
