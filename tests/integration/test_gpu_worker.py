@@ -33,11 +33,12 @@ FULL = json.dumps({"level": "FULL", "cudagraph_capture_sizes": [2, 8]})
 def plans() -> list[step_pb2.StepPlan]:
     """A prompt in one step; another, in pieces beside its decodes; then both decode."""
     greedy = inference_pb2.SamplingParams(temperature=0.0)
+    drawn = inference_pb2.SamplingParams(temperature=1.0, top_p=0.9, seed=7)
     first = step_pb2.NewRow(
         row=0, sequence=1, token_ids=range(10, 15), num_prompt_tokens=5, block_ids=[3, 1], sampling=greedy
     )
     second = step_pb2.NewRow(
-        row=1, sequence=2, token_ids=range(40, 52), num_prompt_tokens=12, block_ids=[2, 4, 5], sampling=greedy
+        row=1, sequence=2, token_ids=range(40, 52), num_prompt_tokens=12, block_ids=[2, 4, 5], sampling=drawn
     )
     return [
         step_pb2.StepPlan(new_rows=[first], rows=[0], num_tokens=[5]),
