@@ -8,14 +8,18 @@ T tokens, K experts of a token, E experts, H hidden size, I size of an expert's 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
 
+from kernels.fp8_gemm.choose import device_of
 from kernels.fp8_quantize.gpu import quantize_groups
 from kernels.moe_align.gpu import AlignedPairs, align
 from kernels.moe_gemm.tiles import INVARIANT, MoeTile, tile_for
+from kernels.moe_gemm.tuned import tuned_tile
+from kernels.tiles.grid import tile_of_program
 from kernels.tiles.jit import jit
 from kernels.tiles.numbers import dot, narrow, widen
 
@@ -69,17 +73,18 @@ def run_experts(
     num_experts: int | None = None,
     batch_invariant: bool = False,
     tile: MoeTile | None = None,
+    tuned_folder: str | Path | None = None,
 ) -> torch.Tensor:
     """sum over k of weights_TK[t, k] * down(silu(gate(x_t)) * up(x_t)) of expert experts_TK[t, k]: [T, H] in x's dtype.
 
     x_TH: bf16 or fp16, the experts' dtype unless that is e4m3, contiguous. weights_TK: float32. experts_TK: int32, this
     rank's index of an expert, or -1 where another rank has it or the token is padding: such pairs add nothing, and a
     token that has no others is 0. Sums are float32; what is between the GEMMs, and a pair's result, are x's dtype.
-    num_experts: of all ranks, for the mean number of pairs that one has; this rank's if None. batch_invariant: the same
-    tile for all batches, so that a token's result never depends on what else is computed; else the tile is chosen by
-    shapes, or given.
+    num_experts: of all ranks, for the mean number of pairs that one has; this rank's if None. tile: if None and
+    batch_invariant, the same for all batches, so that a token's result never depends on what else is computed; else the
+    tuned one (tuned.py; tuned_folder comes before its other folders), or one chosen by shapes.
 
-    Raises ValueError for dtypes that do not go together.
+    Raises ValueError for dtypes that do not go together, and TunedConfigError for a malformed configuration.
     """
     num_tokens, hidden_size = x_TH.shape
     num_local_experts, _, size = experts.down_EHI.shape
@@ -96,7 +101,14 @@ def run_experts(
     if not num_tokens:
         return out_TH
     num_pairs = num_tokens * top_k
-    tile = tile or (INVARIANT if batch_invariant else tile_for(num_pairs, num_experts or num_local_experts))
+    if tile is None and batch_invariant:
+        tile = INVARIANT
+    elif tile is None:
+        device = device_of(x_TH.device)
+        # Nobody tunes the interpreter.
+        if device.capability:
+            tile = tuned_tile(num_tokens, num_local_experts, size, device.name, is_fp8=is_fp8, folder=tuned_folder)
+        tile = tile or tile_for(num_pairs, num_experts or num_local_experts)
     pairs = align(experts_TK, num_local_experts, tile.block_m)
     gated_NI = torch.empty(num_pairs, size, dtype=x_TH.dtype, device=x_TH.device)
     _grouped_gemm(x_TH, experts.gate_up_E2IH, experts.gate_up_scales, gated_NI, pairs, tile, top_k=top_k, gated=True)
@@ -137,14 +149,14 @@ def _grouped_gemm(
 
 
 @jit
-def _load_scales(x_scale, w_scale, up_scale_rows, step, group_stride, IS_FP8: tl.constexpr, GATED: tl.constexpr):
-    """Of a step's rows of x, and of its blocks of the weight: gate's or down's, and up's."""
+def _load_scales(x_scale, w_scale, up_scale_rows, group, group_stride, IS_FP8: tl.constexpr, GATED: tl.constexpr):
+    """Of 128 columns of rows of x, and of their blocks of the weight: gate's or down's, and up's."""
     a_scale, b_scale, up_scale = 1.0, 1.0, 1.0
     if IS_FP8:
-        a_scale = tl.load(x_scale + (step + tl.zeros((), tl.int64)) * group_stride)
-        b_scale = tl.load(w_scale + step)
+        a_scale = tl.load(x_scale + (group + tl.zeros((), tl.int64)) * group_stride)
+        b_scale = tl.load(w_scale + group)
         if GATED:
-            up_scale = tl.load(w_scale + up_scale_rows + step)
+            up_scale = tl.load(w_scale + up_scale_rows + group)
     return a_scale, b_scale, up_scale
 
 
@@ -173,12 +185,7 @@ def _grouped_gemm_kernel(
 ):
     """N: columns of the result. Columns beyond N and rows without a pair are computed as copies of others, so that no
     load needs a mask for them."""
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    program = tl.program_id(0)
-    band = program // (GROUP_M * tiles_n)
-    in_band = program % (GROUP_M * tiles_n)
-    height = tl.minimum(num_blocks - band * GROUP_M, GROUP_M)
-    block, tile_n = band * GROUP_M + in_band % height, in_band // height
+    block, tile_n = tile_of_program(num_blocks, tl.cdiv(N, BLOCK_N), GROUP_M)
     expert = tl.load(block_experts_B + block).to(tl.int64)
     if expert < 0:
         return
@@ -208,7 +215,7 @@ def _grouped_gemm_kernel(
     # hand.
     a_scale, b_scale, up_scale = _load_scales(x_scale, w_scale, up_scale_rows, 0, x_scale_group_stride, IS_FP8, GATED)
     for step in range(steps):
-        ahead = tl.minimum(step + 1, steps - 1)
+        ahead = tl.minimum(step + 1, steps - 1) * BLOCK_K // 128
         next_a, next_b, next_up = _load_scales(
             x_scale, w_scale, up_scale_rows, ahead, x_scale_group_stride, IS_FP8, GATED
         )

@@ -10,7 +10,9 @@ from kernels.fp8_quantize import reference as fp8
 from kernels.moe_gemm.gpu import Experts, run_experts
 from kernels.moe_gemm.reference import run_experts_reference
 from kernels.moe_gemm.tiles import FEW, MANY, SOME, MoeTile, tile_for
+from kernels.moe_gemm.tuned import as_moe_tile
 from kernels.moe_routing.gpu import local_experts, route
+from kernels.tiles.tuned_tile import Tile
 from tests.support.gpu import DEVICE
 
 
@@ -89,7 +91,11 @@ def as_quantized(x_MK: torch.Tensor) -> torch.Tensor:
     return q.double() * fp8.spread(scales, (1, 128), (x_MK.shape[0], x_MK.shape[1])).double()
 
 
-@pytest.mark.parametrize("tile", [FEW, SOME], ids=["few", "some"])
+# As files may have it: two steps to a scale, columns of more than one scale.
+TUNED = as_moe_tile(Tile(block_m=32, block_n=256, block_k=64, group_m=16), is_fp8=True)
+
+
+@pytest.mark.parametrize("tile", [FEW, SOME, TUNED], ids=["few", "some", "tuned"])
 def test_block_fp8_agrees_with_the_reference(tile: MoeTile):
     num_tokens, num_experts, hidden_size, size = 5, 3, 256, 384
     x_TH = random(num_tokens, hidden_size, seed=3)

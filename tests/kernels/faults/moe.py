@@ -20,8 +20,8 @@ FAULTS = [
     Fault(
         name="up has the gate's scales",
         path="kernels/moe_gemm/gpu.py",
-        old="tl.load(w_scale + up_scale_rows + step)",
-        new="tl.load(w_scale + step)",
+        old="tl.load(w_scale + up_scale_rows + group)",
+        new="tl.load(w_scale + group)",
         test="tests/kernels/test_moe_gemm_gpu.py::test_block_fp8_agrees_with_the_reference[few]",
     ),
     Fault(
