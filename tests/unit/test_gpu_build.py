@@ -17,6 +17,7 @@ import torch
 from configs.load import load_options
 from configs.options import Options
 from protos import inference_pb2, step_pb2
+from runtime.model_files import resolve_model
 from tests.fakes.gpu_engine import HeldEvent
 from tests.fakes.simulated_gpu import SimulatedGpu, Taken
 from worker.errors import PermanentError, StepError
@@ -26,6 +27,7 @@ from worker.gpu.build import build_gpu_runner
 from worker.gpu.graph_sizes import GraphSizes
 from worker.gpu.runner import GpuRunner
 from worker.gpu.step_inputs import StepInputs, StepOutputs
+from worker.gpu.weight_bytes import config_of, weight_bytes
 from worker.kv_cache import KVCache
 
 MIB = 2**20
@@ -119,11 +121,13 @@ Build = Callable[..., GpuRunner]
 
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
-    def build(gpu: SimulatedGpu, needs: Needs, **changes: Any) -> GpuRunner:
+    def build(
+        gpu: SimulatedGpu, needs: Needs, progress: Callable[[float], None] = lambda fraction: None, **changes: Any
+    ) -> GpuRunner:
         (tmp_path / "config.json").write_text(json.dumps(TINY))
         with monkeypatch.context() as patched:
             simulate(patched, gpu, needs)
-            return build_gpu_runner(options_of(tmp_path, **changes), gpu)
+            return build_gpu_runner(options_of(tmp_path, **changes), gpu, progress)
 
     return build
 
@@ -153,6 +157,25 @@ def test_what_is_left_is_the_kv_cache(build: Build, caplog: pytest.LogCaptureFix
     assert f"KV cache 0.05 ({left // BLOCK - 1} blocks" in caplog.text
 
 
+def test_compiling_is_reported_before_the_first_step_and_may_be_left(build: Build):
+    """Where a worker hears that it is to stop."""
+
+    class Stopped(Exception):
+        pass
+
+    needs, said = Needs(), list[float]()
+
+    def progress(fraction: float) -> None:
+        said.append(fraction)
+        if needs.steps:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        build(SimulatedGpu(total=200 * MIB), needs, progress)
+    assert said[-2:] == [1.0, 1.0]
+    assert len(needs.steps) == 2, "nothing but the profile was computed"
+
+
 def test_a_number_of_blocks_is_taken_as_it_is(build: Build):
     needs = Needs()
     runner = build(SimulatedGpu(total=200 * MIB), needs, num_blocks_override=300)
@@ -165,6 +188,23 @@ def test_weights_that_do_not_fit_are_told_with_what_fp8_needs(build: Build):
         build(SimulatedGpu(total=90 * MIB), Needs())
     assert isinstance(error.value.__cause__, torch.OutOfMemoryError)
     assert "quantization=fp8" in str(error.value)
+
+
+def test_weights_that_are_fp8_already_are_not_told_to_become_it(build: Build, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(TINY, "quantization_config", {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    with pytest.raises(PermanentError, match="out of GPU memory while loading the weights") as error:
+        build(SimulatedGpu(total=90 * MIB), Needs())
+    assert "quantization=fp8" not in str(error.value)
+
+
+def test_what_weights_need_is_known_from_their_shapes(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    config, made_for = config_of(resolve_model(str(tmp_path)))
+    assert made_for == "none"
+    embeddings, norms, rows = 2 * 96 * 64, 3 * 64, (64 + 2 * 64) + 64 + 2 * 64 + 64
+    assert weight_bytes(config, torch.bfloat16, fp8=False) == 2 * (embeddings + norms + rows * 64)
+    # A byte each, and a float32 scale for each output.
+    assert weight_bytes(config, torch.bfloat16, fp8=True) == 2 * (embeddings + norms) + rows * (64 + 4)
 
 
 def test_a_step_that_does_not_fit_fits_with_the_tokens_named(build: Build):

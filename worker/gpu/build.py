@@ -24,6 +24,7 @@ from worker.gpu.weight_bytes import config_of, weight_bytes
 from worker.model_config import ModelConfig
 from worker.model_info import log_ready, make_rows, model_dtype, model_info
 from worker.weights import load_model
+from worker.weights.quantization import resolve_quantization
 
 _log = logging.getLogger("octavo.worker")
 
@@ -108,10 +109,11 @@ def _make_path(options: Options, device: Device, config: ModelConfig) -> Compute
 
 
 def _weights_error(options: Options, device: Device, files: ModelFiles) -> PermanentError:
-    config, dtype = config_of(files), model_dtype(options)
+    (config, made_for), dtype = config_of(files), model_dtype(options)
+    quantization = resolve_quantization(options.quantization, made_for, _make_path(options, device, config))
     return weights_need_more(
         options,
         device.memory(),
-        needed=weight_bytes(config, dtype, fp8=options.quantization == "fp8"),
+        needed=weight_bytes(config, dtype, fp8=quantization == "fp8"),
         as_fp8=weight_bytes(config, dtype, fp8=True),
     )

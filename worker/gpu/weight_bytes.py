@@ -5,9 +5,11 @@ import math
 import torch
 
 from runtime.model_files import ModelFiles
-from worker.model_config import ModelConfig
+from worker.model_config import ModelConfig, read_json
 from worker.models.registry import model_class
 from worker.weights.gguf_source import GGUFSource
+from worker.weights.quantization import Quantization
+from worker.weights.stored_quantization import stored_quantization
 
 # Embeddings and the head stay as they are under every quantization.
 _KEPT = ("model.embed_tokens.weight", "lm_head.weight")
@@ -24,6 +26,9 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, fp8: bool) -> int:
     return total
 
 
-def config_of(files: ModelFiles) -> ModelConfig:
-    """Raises ValueError as loading does."""
-    return GGUFSource(files.path).config if files.is_gguf else ModelConfig.from_directory(files.path)
+def config_of(files: ModelFiles) -> tuple[ModelConfig, Quantization]:
+    """A model's config, and the quantization that its checkpoint was made for. Raises ValueError as loading does."""
+    if files.is_gguf:
+        return GGUFSource(files.path).config, "none"
+    stored = stored_quantization(read_json(files.path / "config.json"))
+    return ModelConfig.from_directory(files.path), stored.made_for
