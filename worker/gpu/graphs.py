@@ -1,5 +1,6 @@
 """CUDA graphs of steps: captured at the start, replayed for steps of any rows that fit."""
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -54,6 +55,9 @@ class CapturedGraphs:
     def capture(self) -> None:
         """All sizes. The engine's rows are padding: nothing but memory that steps compute in is written."""
         started = time.perf_counter()
+        # Pinned memory that is garbage already, of an engine that measured something, may not be freed in a capture:
+        # that would put an event into it.
+        gc.collect()
         # Pieces first: of the largest steps, most of the time.
         for size in reversed(self._sizes.pieces):
             self.num_bytes += self.capture_pieces(size)
@@ -129,6 +133,7 @@ def graph_memory_estimate(
     """
     graphs = CapturedGraphs(engine, model, kv_cache, device, sizes)
     total = 0
+    gc.collect()  # as `CapturedGraphs.capture` does
     for captured, capture in ((sizes.pieces, graphs.capture_pieces), (sizes.decodes, graphs.capture_decodes)):
         costs = [capture(size) for size in captured[:-3:-1]]
         total += sum(costs) + sum(costs[-1:]) * (len(captured) - len(costs))
