@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.fp8_quantize.reference import quantize_tokens
+from kernels.fp8_quantize.reference import quantize_blocks, quantize_tokens
 
 BLOCK = 128
 
@@ -42,6 +42,19 @@ def quantize_fp8(weight_OI: torch.Tensor) -> Fp8Weight:
     so its outputs, which is noticed."""
     values_OI, scales_O1 = quantize_tokens(weight_OI)
     return Fp8Weight(values_OI=values_OI, scales=scales_O1)
+
+
+def quantize_fp8_blocks(weight_OI: torch.Tensor) -> Fp8Weight:
+    """A scale for each block. What is not finite makes its block NaN."""
+    values_OI, scales_YX = quantize_blocks(weight_OI)
+    return Fp8Weight(values_OI=values_OI, scales=scales_YX)
+
+
+def in_blocks(weight: Fp8Weight) -> Fp8Weight | None:
+    """The same, with scales of blocks; None: those of outputs cannot be said so."""
+    if weight.has_blocks or len(weight.scales) == 1:
+        return Fp8Weight(values_OI=weight.values_OI, scales=_scales_of_blocks(weight).contiguous())
+    return None
 
 
 def e4m3_floats(values: torch.Tensor) -> torch.Tensor:

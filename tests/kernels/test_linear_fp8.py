@@ -8,7 +8,7 @@ from kernels.compute_path import GpuPath, gpu_path
 from kernels.fp8_gemm import reference as gemm
 from kernels.fp8_quantize import reference as quantize
 from kernels.linear import PackedLinear, Residual
-from kernels.linear.fp8_weight import Fp8Weight, quantize_fp8
+from kernels.linear.fp8_weight import Fp8Weight, in_blocks, quantize_fp8
 from kernels.linear.gpu_fp8 import GpuFp8Linear
 from kernels.linear.weights import concatenate, dequantize, map_rows
 from kernels.rms_norm.reference import rms_norm
@@ -110,6 +110,18 @@ def test_a_part_that_was_left_in_floats_makes_floats_of_the_layer() -> None:
     whole = concatenate([fp8, floats])
     assert isinstance(whole, torch.Tensor)
     assert torch.equal(whole, torch.cat([dequantize(fp8), floats.float()]))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_scale_of_the_tensor_is_one_of_each_block(layout: str) -> None:
+    weight = _weight(layout, 130, 257)
+    blocks = in_blocks(weight)
+    if layout == "channel":
+        assert blocks is None
+        return
+    assert blocks is not None
+    assert blocks.has_blocks
+    assert torch.equal(dequantize(blocks), dequantize(weight))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,6 +1,7 @@
 """quantization=fp8: what is kept of a checkpoint, what is made, what stays in floats, what is refused; scales of KV."""
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,8 +12,9 @@ from safetensors.torch import save_file
 
 from kernels.compute_path import ComputePath, GpuPath, compute_path, gpu_path
 from kernels.fp8_quantize import checks
+from kernels.fp8_quantize.reference import quantize_blocks, quantize_tensor, quantize_tokens
 from kernels.linear.fp8_weight import Fp8Weight, quantize_fp8
-from kernels.linear.weights import dequantize
+from kernels.linear.weights import Weight, dequantize
 from runtime.model_files import resolve_model
 from tests.support.fp8_models import (
     CONFIG,
@@ -26,6 +28,7 @@ from tests.support.fp8_models import (
 from tests.support.gguf_files import write_gguf
 from worker.model_config import ModelConfig
 from worker.models.llama import LlamaModel
+from worker.take_tensor import Shape
 from worker.weights import WeightsError, load_model
 from worker.weights.gguf_source import GGUFSource
 from worker.weights.quantization import Quantization, QuantizationOption, resolve_quantization
@@ -113,6 +116,59 @@ def test_blocks_of_another_size_are_quantized_anew(tmp_path: Path) -> None:
     assert isinstance(weight, Fp8Weight)
     assert torch.equal(dequantize(weight), dequantize(quantize_fp8(source.tensor(Q))))
     assert stored_quantization(json.loads((tmp_path / "config.json").read_text())).made_for == "none"
+
+
+@pytest.mark.parametrize(
+    ("stored", "shape", "is_fp8"),
+    [
+        ("floats", (256, 384), True),
+        ("floats", (256, 192), False),
+        ("floats", (192, 256), False),
+        ("tensor", (256, 384), True),
+        ("block", (256, 384), True),
+        ("block", (192, 256), False),
+        ("channel", (256, 384), False),
+    ],
+)
+def test_experts_are_in_blocks_or_floats(stored: str, shape: tuple[int, int], is_fp8: bool) -> None:
+    """And what is stored in e4m3 is not rounded again."""
+    floats = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.logspace(0, 1, shape[1])
+    weight: Weight = floats
+    if stored != "floats":
+        values, scales = {"tensor": quantize_tensor, "block": quantize_blocks, "channel": quantize_tokens}[stored](
+            floats
+        )
+        weight = Fp8Weight(values_OI=values, scales=scales.reshape(1, 1) if stored == "tensor" else scales)
+    expert = _take(_Experts(weight)).weight("model.layers.0.mlp.experts.3.up_proj.weight")
+    assert isinstance(expert, Fp8Weight) is is_fp8
+    if isinstance(expert, Fp8Weight):
+        assert expert.has_blocks
+    if stored != "floats" or not is_fp8:
+        assert torch.equal(dequantize(expert), dequantize(weight))
+    else:
+        values, scales = quantize_blocks(floats)
+        assert torch.equal(dequantize(expert), dequantize(Fp8Weight(values_OI=values, scales=scales)))
+
+
+@dataclass
+class _Experts:
+    """A TensorSource of one weight."""
+
+    stored: Weight
+    path: Path = Path("experts")
+    shapes: dict[str, Shape] = field(default_factory=lambda: {"model.layers.0.mlp.experts.3.up_proj.weight": (1,)})
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return dequantize(self.stored)
+
+    def weight(self, name: str) -> Weight:
+        return self.stored
+
+    def is_left_out(self, name: str) -> bool:
+        return False
+
+    def kv_scale(self, attention: str) -> None:
+        return None
 
 
 def _write(path: Path, tensors: Tensors, quantization: dict[str, Any] | None) -> None:

@@ -109,7 +109,7 @@ class GpuExperts:
         path: ComputePath,
     ) -> None:
         """tensors: names of each expert's gate, up and down. Experts of e4m3 in blocks stay so; others are of the
-        path's compute dtype, for which there are grouped GEMMs."""
+        path's compute dtype: there are grouped GEMMs for these two."""
         from kernels.moe_gemm.gpu import Experts  # imports Triton
 
         assert path.gpu is not None

@@ -6,7 +6,7 @@ import torch
 
 from kernels.compute_path import ComputePath
 from kernels.fp8_quantize.checks import check_device, has_e4m3
-from kernels.linear.fp8_weight import Fp8Weight, quantize_fp8
+from kernels.linear.fp8_weight import BLOCK, Fp8Weight, in_blocks, quantize_fp8, quantize_fp8_blocks
 from kernels.linear.weights import Int4Weight, Int8Weight, Weight, dequantize, quantize_int4, quantize_int8
 from worker.weights.errors import WeightsError
 
@@ -54,6 +54,16 @@ def quantized(stored: Weight, quantization: Literal["int8", "int4", "fp8"]) -> W
     if quantization == "int4" and floats_OI.abs().max() <= _LARGEST_HALF:
         return quantize_int4(floats_OI)
     return quantize_int8(floats_OI)
+
+
+def quantized_expert(stored: Weight) -> Weight:
+    """fp8 of an expert. Grouped GEMMs take e4m3 in blocks alone, and whole ones: experts of other sizes, and those that
+    the checkpoint holds with scales of outputs, are floats, for rounding them again would gain nothing over those."""
+    num_outputs, num_inputs = (stored if isinstance(stored, torch.Tensor) else stored.values_OI).shape
+    blocks = None
+    if num_outputs % BLOCK == num_inputs % BLOCK == 0:
+        blocks = in_blocks(stored) if isinstance(stored, Fp8Weight) else quantize_fp8_blocks(dequantize(stored))
+    return dequantize(stored) if blocks is None else blocks
 
 
 def head_quantization(quantization: Quantization) -> Quantization:

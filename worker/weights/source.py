@@ -11,10 +11,12 @@ from kernels.linear.packed_weight import PackedWeight
 from kernels.linear.weights import Weight, map_tensors
 from worker.take_tensor import Shape
 from worker.weights.errors import WeightsError, some
-from worker.weights.quantization import Quantization, head_quantization, quantized
+from worker.weights.quantization import Quantization, head_quantization, quantized, quantized_expert
 
 _T = TypeVar("_T")
 _CPU = torch.device("cpu")
+# In the names of a mixture's experts, whatever the family.
+_EXPERT = ".experts."
 _log = logging.getLogger("octavo.worker")
 
 
@@ -126,6 +128,8 @@ class Take:
         # On a GPU weights are quantized there: a core takes seconds for a billion of them.
         if self._device != _CPU:
             stored = map_tensors(stored, lambda tensor: tensor.to(self._device))
+        if quantization == "fp8" and _EXPERT in name:
+            return quantized_expert(stored)
         return quantized(stored, quantization)
 
     def _floats(self, name: str) -> torch.Tensor:
