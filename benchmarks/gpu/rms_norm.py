@@ -42,6 +42,10 @@ def _sizes(report: Report, num_tokens: int, size: int) -> None:
         ("residual, groups", quantized, rms_norm_quantize_groups),
     ):
         measure(report, "rms_norm", case, way, num_bytes, lambda op=op: op(x, weight, _EPS, residual_TN=residual))
+    # As layers have it: a float32 stream, of twice the bytes.
+    stream = residual.float()
+    num_bytes = added + 2 * num_bytes_of(x)
+    measure(report, "rms_norm", case, "stream", num_bytes, lambda: rms_norm(x, weight, _EPS, residual_TN=stream))
 
 
 def _heads(report: Report, num_tokens: int) -> None:
