@@ -151,7 +151,7 @@ class GpuEngine:
         """
         with torch.inference_mode():
             batch = self._expanded(size, size, max_query_len=1)
-            self._model.logits(self._model.forward(batch, self._kv_cache), out=self._logits_LV[:size])
+            self._write_logits(self._model.forward(batch, self._kv_cache), size)
 
     def sample_body(self, kind: SamplingKind, size: int) -> None:
         """The tokens of such a step, and what rows remember of them. One graph for each kind and size."""
@@ -261,8 +261,7 @@ class GpuEngine:
             self._score_prompts(hidden, mixed.scored_tokens_P.tensor, mixed.scored_targets_P.tensor, layout, results)
         for part in sampling.slices:
             place = slice(part.start, part.end)
-            logits_LV = self._logits_LV[: part.end - part.start]
-            self._model.logits(hidden[mixed.tokens_L.tensor[place]], out=logits_LV)
+            logits_LV = self._write_logits(hidden[mixed.tokens_L.tensor[place]], part.end - part.start)
             self._sampler.choose_adjusted(sampling, part, logits_LV)
             self._sampler.choose(
                 sampling.kind,
@@ -290,8 +289,15 @@ class GpuEngine:
         logprobs, size = layout.prompts_of(results), min(SLICE, len(self._logits_LV))
         for first in range(0, len(tokens_P), size):
             tokens, targets = tokens_P[first : first + size], targets_P[first : first + size]
-            logits = self._model.logits(hidden[tokens], out=self._logits_LV[: len(tokens)])
-            write_logprobs(logits, targets, logprobs, first)
+            write_logprobs(self._write_logits(hidden[tokens], len(tokens)), targets, logprobs, first)
+
+    def _write_logits(self, hidden: Residual, size: int) -> torch.Tensor:
+        """[size, V], always in the same memory."""
+        logits_LV = self._logits_LV[:size]
+        written = self._model.logits(hidden, out=logits_LV)
+        # Graphs that choose tokens would go on with those of an earlier step.
+        assert written.data_ptr() == logits_LV.data_ptr(), "the model put its logits elsewhere"
+        return logits_LV
 
     def _expanded(self, num_rows: int, num_tokens: int, *, max_query_len: int) -> GpuBatch:
         """The batch that the host has sent, both numbers with padding."""
