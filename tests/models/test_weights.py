@@ -11,14 +11,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from kernels.linear.weights import Int8Weight
 from runtime.model_files import ModelFiles, resolve_model
 from tests.support.gguf_files import write_gguf
 from tests.support.model_runs import ModelRun, relative_error
 from worker.weights import LoadedModel, WeightsError, load_model
 from worker.weights.dated_digest import dated_digest
 from worker.weights.digest import files_digest
+from worker.weights.dummy_source import DummySource
 from worker.weights.gguf_header import StoredTensor
 from worker.weights.gguf_source import GGUFSource
+from worker.weights.quantization import Quantization
+from worker.weights.source import Take
 
 HIDDEN, HEADS, KV_HEADS, HEAD, FFN, VOCAB = 256, 4, 2, 64, 512, 80
 
@@ -27,8 +31,15 @@ HIDDEN, HEADS, KV_HEADS, HEAD, FFN, VOCAB = 256, 4, 2, 64, 512, 80
 def directory(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=FFN, num_hidden_layers=2, num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS, head_dim=HEAD, max_position_embeddings=128, tie_word_embeddings=False,
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=FFN,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
     )
     model = Qwen3ForCausalLM(config)
     for parameter in model.parameters():
@@ -224,3 +235,17 @@ def test_gguf_quantizations_and_models_that_are_not_supported_are_named(director
         _load(tmp_path / "not.gguf")
     with pytest.raises(WeightsError, match="load_format='safetensors' does not fit"):
         _load(path, load_format="safetensors")
+
+
+def test_a_tied_head_is_the_memory_of_the_embeddings(tmp_path: Path):
+    """On a GPU it would otherwise take a gigabyte from the KV cache of some models."""
+    name, shapes = "model.embed_tokens.weight", {"model.embed_tokens.weight": (64, 32)}
+
+    def take(quantization: Quantization) -> Take:
+        return Take(DummySource(tmp_path, shapes), shapes, torch.bfloat16, quantization, lambda fraction: None)
+
+    floats, int8 = take("none"), take("int8")
+    table_VE = floats(name)
+    assert floats.head_weight(name) is table_VE
+    assert isinstance(int8(name), torch.Tensor)
+    assert isinstance(int8.head_weight(name), Int8Weight), "another kind, and other memory"

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -90,15 +91,20 @@ class Take:
         self._total = sum(torch.Size(shape).numel() for shape in expected.values())
         self._taken = 0
         self._lacks_kv_scales = False
+        self._given = WeakValueDictionary[str, torch.Tensor]()
 
     def __call__(self, name: str) -> torch.Tensor:
-        return self._took(name, self._floats(name))
+        self._given[name] = taken = self._floats(name)
+        return self._took(name, taken)
 
     def weight(self, name: str) -> Weight:
         return self._took(name, self._weight(name, self._quantization))
 
     def head_weight(self, name: str) -> Weight:
-        return self._took(name, self._weight(name, head_quantization(self._quantization)))
+        quantization = head_quantization(self._quantization)
+        # A head that is tied to the embeddings is the same memory: a gigabyte, of some models.
+        given = self._given.get(name) if quantization == "none" else None
+        return self._took(name, self._weight(name, quantization) if given is None else given)
 
     def kv_scale(self, attention: str) -> tuple[float, float] | None:
         scales = self._source.kv_scale(attention)
