@@ -14,6 +14,8 @@ from kernels.fp8_quantize.reference import quantize_blocks, quantize_groups, qua
 from kernels.rms_norm.reference import rms_norm
 from kernels.rope.reference import rope
 from kernels.silu_mul.reference import silu_mul
+from worker.model_config import ModelConfig
+from worker.models.registry import model_class
 
 Tensors = dict[str, torch.Tensor]
 
@@ -113,6 +115,29 @@ def write_checkpoint(path: Path, how: str, more: Tensors | None = None) -> Check
     (path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": quantization}))
     save_file({name: tensor.contiguous() for name, tensor in checkpoint.stored.items()}, path / "model.safetensors")
     return checkpoint
+
+
+def write_mixture(path: Path) -> Path:
+    """A layer with a mixture of experts, in blocks; all rows and experts of very different sizes."""
+    config = CONFIG | {
+        "architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 1, "hidden_size": 256, "num_experts": 3,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True,
+        "quantization_config": DEEPSEEK | {"modules_to_not_convert": ["model.layers.0.mlp.gate"]},
+    }  # fmt: skip
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(0)
+    stored: Tensors = {}
+    for name, shape in model_class(config["architectures"][0]).tensor_shapes(ModelConfig.from_directory(path)).items():
+        numbers = torch.randn(shape, generator=generator)
+        if "_proj" not in name:
+            stored[name] = (1 + 0.2 * numbers if "norm" in name else numbers * shape[-1] ** -0.5).bfloat16()
+            continue
+        size = 4.0 ** int(name.split(".")[5]) if ".experts." in name else 1.0
+        rows = torch.logspace(-0.5, 0.5, shape[0])[:, None]
+        stored[name], stored[f"{name}_scale_inv"] = quantize_blocks(numbers * rows * size * shape[-1] ** -0.5)
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, path / "model.safetensors")
+    return path
 
 
 def plain_logits(
