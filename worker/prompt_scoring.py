@@ -32,8 +32,6 @@ def scored_prompts(
     A row that came with output has delivered them before. query_starts: [S + 1]; context_lens_S: tokens of each row
     that are computed after the step.
     """
-    if not rows.sampling.scores_prompts:
-        return []
     wanted_S = rows.sampling.prompt_logprobs_R[rows_S] != NO_LOGPROBS
     scored = np.flatnonzero(wanted_S & (rows.num_tokens_R[rows_S] == rows.num_prompt_tokens_R[rows_S]))
     return [_scored(rows, int(rows_S[i]), query_starts[i : i + 2], int(context_lens_S[i])) for i in scored.tolist()]

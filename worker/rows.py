@@ -49,13 +49,19 @@ class Rows:
         self.failed_R = np.zeros(max_num_seqs, np.bool_)
         self.sampling = SamplingState(num_rows=max_num_seqs, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         self._spoiled_blocks: list[np.ndarray] = []
-        # By the last `apply`.
-        self.changes = RowChanges()
+        self._changes: RowChanges | None = None
 
     @property
     def live_rows(self) -> np.ndarray:
         """Rows that hold a sequence, in order."""
         return np.flatnonzero(self.num_tokens_R)
+
+    @property
+    def changes(self) -> RowChanges:
+        """What the last `apply` did."""
+        if self._changes is None:
+            self._changes = RowChanges()
+        return self._changes
 
     def clear(self) -> None:
         """Forgets every row."""
@@ -67,7 +73,7 @@ class Rows:
 
         Raises PlanError, after which rows are good for nothing but `clear`. Swaps are worker.swap_space's.
         """
-        self.changes = RowChanges()
+        self._changes = None
         # In most steps of few rows nothing of this happens.
         if plan.freed_rows:
             for row in self._live(_ids(plan.freed_rows), "freed_rows").tolist():

@@ -131,7 +131,9 @@ class Runner:
         With logits for all rows, or for none: reading the head's weights twice costs more than some rows' logits.
         """
         state, batch = self._rows.sampling, self._batch
-        scoring = scored_prompts(self._rows, batch_rows.rows_S, batch.query_starts, batch.context_lens_S)
+        scoring = []
+        if state.scores_prompts:
+            scoring = scored_prompts(self._rows, batch_rows.rows_S, batch.query_starts, batch.context_lens_S)
         if batch.num_logits and not scoring and not state.needs_logits(batch_rows.rows_N):
             token_ids_L, largest_L = self._model.greedy(batch, self._kv_cache)
             return Greedy(token_ids_L=token_ids_L, largest_L=largest_L)

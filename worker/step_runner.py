@@ -24,7 +24,7 @@ class PendingResult(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DoneResult:
     """Of a runner that computes when it begins."""
 
