@@ -48,9 +48,9 @@ def _source(path: Path) -> SafetensorsSource:
     return SafetensorsSource(SafetensorsFiles(path), stored_quantization(config), shapes)
 
 
-def _take(source: TensorSource, quantization: Quantization = "fp8") -> Take:
+def _take(source: TensorSource, quantization: Quantization = "fp8", device: str = "cpu") -> Take:
     shapes = {name: tuple(shape) for name, shape in source.shapes.items()}
-    return Take(source, shapes, torch.bfloat16, quantization, lambda fraction: None)
+    return Take(source, shapes, torch.bfloat16, quantization, lambda fraction: None, torch.device(device))
 
 
 # --- weights
@@ -92,6 +92,16 @@ def test_floats_are_quantized_from_what_is_stored(tmp_path: Path) -> None:
         assert torch.equal(dequantize(weight), dequantize(expected))
         assert weight.scales.shape == (len(checkpoint.floats[name]), 1)
     assert isinstance(take.head_weight("lm_head.weight"), torch.Tensor)
+
+
+@pytest.mark.parametrize("how", ["online", "channel", "block"])
+def test_all_is_on_the_device_that_computes(tmp_path: Path, how: str) -> None:
+    """A meta device has no numbers: whoever read one of them to quantize would fail."""
+    take = _take(_source(write_checkpoint(tmp_path, how).path), device="meta")
+    weights = [take.weight(Q), take.weight(DOWN), take.head_weight("lm_head.weight"), take("model.norm.weight")]
+    for weight in weights:
+        parts = (weight,) if isinstance(weight, torch.Tensor) else (weight.values_OI, cast(Fp8Weight, weight).scales)
+        assert {part.device.type for part in parts} == {"meta"}
 
 
 def test_gguf_files_are_quantized_from_their_floats_not_from_bfloat16(tmp_path: Path) -> None:
