@@ -72,6 +72,8 @@ class EngineSequence:
     prompt: list[int]
     # Known to the host.
     output: list[int] = field(default_factory=list)
+    # Tokens that its row came with.
+    num_given: int = 0
     num_computed: int = 0
     # Sampled in steps under way.
     num_unknown: int = 0
@@ -120,7 +122,7 @@ class EngineRun:
 
     def add(self, row: int, prompt: Sequence[int], params: SamplingParams, output: Sequence[int] = ()) -> None:
         """A new row of the next step."""
-        self.rows[row] = EngineSequence(list(prompt), list(output))
+        self.rows[row] = EngineSequence(list(prompt), list(output), len(prompt) + len(output))
         self._new.append(row_sampling(row, params, prompt, output))
 
     def free(self, row: int) -> None:
@@ -141,7 +143,9 @@ class EngineRun:
             sequence = self.rows[row]
             drafted = list((drafts or {}).get(row, ()))
             end = sequence.num_computed + count
-            known = sequence.tokens + [LAST_SAMPLED] * sequence.num_unknown
+            # What its row has said stays on the device, though the host may have heard of it since.
+            given = sequence.tokens[: sequence.num_given]
+            known = given + [LAST_SAMPLED] * (sequence.num_tokens - len(given))
             assert end <= len(known)
             token_ids += known[sequence.num_computed : end] + drafted
             starts.append(len(token_ids))

@@ -74,13 +74,10 @@ class Sampler:
             self._adjustments.free(row)
 
     def stage_rows(self, new_rows: Sequence[RowSampling], slot: StepSlot) -> Sequence[tuple[int, Staged]]:
-        """For `write_rows`."""
-        if not new_rows:
-            return ()
-        self.free([new.row for new in new_rows])
+        """Rows that are free; for `write_rows`."""
         for new in new_rows:
             self._demands.take(new)
-        return self._adjustments.stage(new_rows, slot)
+        return self._adjustments.stage(new_rows, slot) if new_rows else ()
 
     def stage(self, scored: ScoredPositions, slot: StepSlot, slice_size: int) -> StepSampling:
         """slice_size: positions whose logits exist at once."""

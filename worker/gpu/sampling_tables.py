@@ -38,6 +38,7 @@ class Places:
         self.count = 0
 
     def take(self, row: int) -> None:
+        assert self.of_R[row] < 0, "a row is freed before it is new again"
         if not self._free:
             self._free.append(self.count)
             self.count += 1

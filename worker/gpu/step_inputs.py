@@ -81,6 +81,7 @@ class StepInputs:
     prompt_scores: PromptScores | None = None
     # --- What changes before.
     freed_rows: Sequence[int] = ()
+    # Free before, or freed above.
     new_rows: Sequence[RowSampling] = ()
     table_changes: TableChanges | None = None
 
