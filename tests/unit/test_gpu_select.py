@@ -34,6 +34,12 @@ class TestDevice:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert select_device(options_of()) is None
 
+    def test_auto_is_a_cpu_beside_a_gpu_of_another_maker(self, monkeypatch: pytest.MonkeyPatch):
+        """torch's builds for ROCm say that CUDA is available."""
+        _gpus(monkeypatch, 1, H200)
+        monkeypatch.setattr(torch.version, "cuda", None)
+        assert select_device(options_of()) is None
+
     def test_cpu_is_a_cpu_whatever_there_is(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         assert select_device(options_of(device="cpu")) is None
@@ -67,11 +73,14 @@ class TestDevice:
             select_device(options_of())
 
 
-def test_interpreted_kernels_stand_for_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
+def test_interpreted_kernels_stand_for_a_gpu_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setattr(knobs.runtime, "interpret", True)
     device = select_device(options_of(device="cuda"))
     assert isinstance(device, InterpretedDevice)
     assert device.torch_device.type == "cpu"
+    assert "TRITON_INTERPRET is set" in caplog.text, "or somebody measures that"
 
 
 def _gpus(monkeypatch: pytest.MonkeyPatch, count: int, gpu: Gpu) -> None:

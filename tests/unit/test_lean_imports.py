@@ -30,3 +30,10 @@ def test_a_process_starts_without(module: str, others: set[str]) -> None:
     code = f"import sys, {module}; print(*sorted({HEAVY | others} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not done.stdout.split()
+
+
+def test_a_worker_on_a_cpu_does_without_triton() -> None:
+    """It takes half a second to import, and is not there on every platform."""
+    code = "import sys, worker.build; print(*sorted({'triton', 'worker.gpu.build'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not done.stdout.split()

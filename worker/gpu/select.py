@@ -1,5 +1,6 @@
 """Which device a worker computes on: a CPU, or which of the GPUs."""
 
+import logging
 import os
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ import torch
 from configs.options import Options
 from worker.errors import PermanentError
 from worker.gpu.device import CudaDevice, Device, InterpretedDevice
+
+_log = logging.getLogger("octavo.worker")
 
 # Before it, GPUs have neither bf16 nor asynchronous copies to shared memory.
 _LEAST_CAPABILITY = (8, 0)
@@ -28,12 +31,13 @@ def select_device(options: Options, replica: int = 0, rank: int = 0) -> Device |
     With TRITON_INTERPRET=1 in the environment a GPU need not be there: the CPU then runs what a GPU would, very slowly,
     to debug kernels or to test without one. Raises PermanentError if there is no GPU to be had, or it is too old.
     """
-    if options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available()):
+    if options.device == "cpu" or (options.device == "auto" and not _finds_gpu()):
         return None
     # Only who computes on a GPU takes the half second that Triton costs to import.
     from triton import knobs
 
     if knobs.runtime.interpret:
+        _log.warning("TRITON_INTERPRET is set: the CPU does what a GPU would, thousands of times slower")
         return InterpretedDevice()
     if missing := _why_no_gpu():
         raise PermanentError(f"device={options.device}: {missing}; device=cpu computes without a GPU")
@@ -74,6 +78,11 @@ def check_gpu(options: Options, gpu: Gpu) -> None:
             f"quantization=fp8: {gpu.name} has compute capability {_dotted(gpu.capability)}, and e4m3 is multiplied "
             f"from {_dotted(_E4M3_CAPABILITY)} on (L4, RTX 40, H100): use quantization=none"
         )
+
+
+def _finds_gpu() -> bool:
+    # torch says cuda of AMD's GPUs, too, for which no kernel was made.
+    return torch.version.cuda is not None and torch.cuda.is_available()
 
 
 def _dotted(capability: tuple[int, int]) -> str:
