@@ -188,6 +188,12 @@ class TestOutOfMemory:
             alive.append("layer")
             raise torch.OutOfMemoryError(f"CUDA out of memory, with {len(layers)} layers made")
 
+        def half_captured() -> None:
+            try:
+                half_made()
+            finally:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
         seen: list[int] = []
 
         def become() -> PermanentError:
@@ -196,8 +202,10 @@ class TestOutOfMemory:
 
         with pytest.raises(PermanentError, match="use less") as error, out_of_memory(become):
             half_made()
-        assert seen == [0]
         assert isinstance(error.value.__cause__, torch.OutOfMemoryError)
+        with pytest.raises(PermanentError, match="use less"), out_of_memory(become):
+            half_captured()
+        assert seen == [0, 0]
 
     def test_other_errors_stay_what_they_are(self):
         with pytest.raises(RuntimeError, match="device-side assert"), out_of_memory(lambda: PermanentError("no")):

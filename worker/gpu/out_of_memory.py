@@ -34,7 +34,10 @@ def out_of_memory(become: Callable[[], WorkerError]) -> Iterator[None]:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        traceback.clear_frames(error.__traceback__)
+        chained: BaseException | None = error
+        while chained is not None:
+            traceback.clear_frames(chained.__traceback__)
+            chained = chained.__context__
         raise become() from error
 
 

@@ -37,7 +37,7 @@ def select_device(options: Options, replica: int = 0, rank: int = 0) -> Device |
     from triton import knobs
 
     if knobs.runtime.interpret:
-        _log.warning("TRITON_INTERPRET is set: the CPU does what a GPU would, thousands of times slower")
+        _log.warning("TRITON_INTERPRET is set: the CPU does what a GPU would, very slowly")
         return InterpretedDevice()
     if missing := _why_no_gpu():
         raise PermanentError(f"device={options.device}: {missing}; device=cpu computes without a GPU")
