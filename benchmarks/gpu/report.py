@@ -3,7 +3,9 @@
 import datetime
 import platform
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +28,33 @@ class Report:
     def has_time(self, seconds: float) -> bool:
         """Whether that much is left; a benchmark asks before each row, and `skip`s what does not fit."""
         return time.monotonic() + seconds < self.deadline
+
+    @contextmanager
+    def within(self, share: float) -> Iterator[None]:
+        """Only so much of the time that is left may be used."""
+        deadline, now = self.deadline, time.monotonic()
+        self.deadline = now + max(0.0, deadline - now) * share
+        try:
+            yield
+        finally:
+            self.deadline = deadline
+
+    def attempt(self, op: str, case: str, part: Callable[[], object]) -> bool:
+        """Whether a part went through. One that raises does not take the other parts' rows with it: the error is
+        printed, and has a row."""
+        try:
+            part()
+        except Exception as error:  # noqa: BLE001 - said in full, and in the exit status
+            traceback.print_exc()
+            reason = str(error).strip().partition("\n")[0]
+            self.rows.append({"op": op, "case": case, "failed": f"{type(error).__name__}: {reason}"})
+            return False
+        return True
+
+    @property
+    def failed(self) -> list[str]:
+        """Parts that did not go through."""
+        return [f"{row['op']} {row['case']}".strip() for row in self.rows if "failed" in row]
 
     def check(self, op: str, case: str, out: torch.Tensor, expected: torch.Tensor, *, rtol: float, atol: float) -> None:
         """Raises AssertionError if out is not expected; comes before any time of the case."""
@@ -70,13 +99,14 @@ class Report:
         }
 
     def table(self) -> str:
-        return "\n".join(_line(row) for row in self.rows if "way" in row or "skipped" in row)
+        return "\n".join(_line(row) for row in self.rows if "checked" not in row)
 
 
 def _line(row: dict[str, Any]) -> str:
     start = f"{row['op']:<18}{row['case']:<44}"
-    if "skipped" in row:
-        return f"{start}skipped: {row['skipped']}"
+    for name in ("skipped", "failed"):
+        if name in row:
+            return f"{start}{name}: {row[name]}"
     named = ("op", "case", "way", "ms")
     figures = "  ".join(f"{name} {value:.3g}" for name, value in row.items() if name not in named)
     return f"{start}{row['way']:<16}{row['ms']:>10.4f} ms  {figures}"

@@ -1,9 +1,18 @@
-"""All GPU benchmarks: correctness first, then a table, and JSON.
+"""All GPU benchmarks: correctness first, then figures.
 
-    python -m benchmarks.gpu.run_all [--only paged_attention,moe] [--json FILE] [--minutes 8]
-    python -m benchmarks.gpu.run_all --toy      without a GPU: interpreted, toy sizes, checks only
+    python -m benchmarks.gpu.run_all --json FILE                        everything, 8 minutes at most
+    python -m benchmarks.gpu.run_all --json FILE --only end_to_end,moe  some of it, with the 8 minutes for that
+    python -m benchmarks.gpu.run_all --toy                              no GPU: interpreted, toy sizes, checks only
 
-Needs torch, triton and numpy; peers that can be imported are measured beside.
+In the repository's root, with torch, triton and numpy: nothing is installed or built before, and protos/ is not read.
+Peers that can be imported (flash-attn, flashinfer) are measured beside. A run ends with two tables: each case with
+milliseconds and what they mean (share_of_copy is of the bandwidth of a copy on the same GPU), and what is asked of an
+H200 beside what was got. FILE has the same and more: date, device, versions, every check that passed (`checked`), what
+was left out (`skipped`, with the reason) and what went wrong (`failed`). It is written after each benchmark, so that a
+run that is killed leaves what it had. The exit status is 1 if something failed, 2 if there is no GPU.
+
+Kernels come first, whole models last (end_to_end). Each benchmark has a share of the time that is left when its turn
+comes, and what it leaves is for the others.
 """
 
 import argparse
@@ -13,10 +22,17 @@ import os
 import pkgutil
 import sys
 import time
-import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-_NO_BENCHMARKS = {"run_all", "report"}
+if TYPE_CHECKING:
+    from benchmarks.gpu.report import Report
+
+_NOT_BENCHMARKS = {"run_all", "report", "targets"}
+_LAST = "end_to_end"
+# Of the time, against each other; all others have 0.4.
+_SHARES = {_LAST: 6.0, "paged_attention": 4.0, "fp8_gemm": 3.0, "moe": 1.5, "gemm": 1.0, "block_swap": 0.8}
+_USUAL_SHARE = 0.4
 
 
 def main() -> int:
@@ -28,6 +44,7 @@ def main() -> int:
     import torch
 
     from benchmarks.gpu.report import Report
+    from benchmarks.gpu.targets import table, targets
 
     if not arguments.toy and not torch.cuda.is_available():
         print("no GPU: --toy checks that everything works, in Triton's interpreter", file=sys.stderr)
@@ -37,13 +54,20 @@ def main() -> int:
         device="cpu" if arguments.toy else "cuda",
         deadline=time.monotonic() + 60 * arguments.minutes,
     )
-    failed = [name for name in _names(arguments.only) if not _run(name, report)]
+    names = _names(arguments.only)
+    for index, name in enumerate(names):
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        left = [_SHARES.get(each, _USUAL_SHARE) for each in names[index:]]
+        with report.within(left[0] / sum(left)):
+            report.attempt(name, "", lambda name=name: _run(name, report))
+        if arguments.json is not None:
+            found = [target.as_json() for target in targets(report.rows)]
+            arguments.json.write_text(json.dumps({**report.as_json(), "targets": found}, indent=1) + "\n")
     print(report.table())
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({**report.as_json(), "failed": failed}, indent=1) + "\n")
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    print(f"\n{table(targets(report.rows))}")
+    if report.failed:
+        print(f"failed: {'; '.join(report.failed)}", file=sys.stderr)
+    return 1 if report.failed else 0
 
 
 def _arguments() -> argparse.Namespace:
@@ -58,8 +82,9 @@ def _arguments() -> argparse.Namespace:
 def _names(only: str) -> list[str]:
     import benchmarks.gpu
 
-    found = sorted(module.name for module in pkgutil.iter_modules(benchmarks.gpu.__path__))
-    names = [name for name in found if name not in _NO_BENCHMARKS and not name.startswith("_")]
+    found = {module.name for module in pkgutil.iter_modules(benchmarks.gpu.__path__)}
+    names = sorted(name for name in found - _NOT_BENCHMARKS - {_LAST} if not name.startswith("_"))
+    names.append(_LAST)
     if not only:
         return names
     unknown = set(only.split(",")) - set(names)
@@ -68,16 +93,8 @@ def _names(only: str) -> list[str]:
     return only.split(",")
 
 
-def _run(name: str, report: object) -> bool:
-    """One that fails does not take the others' figures with it."""
-    print(f"{name} ...", file=sys.stderr, flush=True)
-    try:
-        module = importlib.import_module(f"benchmarks.gpu.{name}")
-        module.run(report, toy=report.toy)  # pyright: ignore[reportAttributeAccessIssue]
-    except Exception:  # noqa: BLE001 - said in full, and in the exit status
-        traceback.print_exc()
-        return False
-    return True
+def _run(name: str, report: "Report") -> None:
+    importlib.import_module(f"benchmarks.gpu.{name}").run(report, toy=report.toy)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,49 @@
+"""Weights that are drawn where they are needed."""
+
+import math
+import zlib
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.gpu.end_to_end.shapes import Variant
+from kernels.linear.fp8_weight import quantize_fp8
+from kernels.linear.weights import Weight
+from worker.models.llama import LlamaModel
+
+
+class RandomWeights:
+    """A worker.take_tensor.TakeTensor. A tensor's numbers follow from its name, so that whoever takes it gets the
+    same; their size is such that activations stay about 1 in any layer."""
+
+    def __init__(self, variant: Variant, device: torch.device, dtype: torch.dtype) -> None:
+        self._shapes = LlamaModel.tensor_shapes(variant.config)
+        self._fp8, self._device, self._dtype = variant.fp8, device, dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """About what they take on the device."""
+        matrices = sum(math.prod(shape) for name, shape in self._shapes.items() if "_proj" in name)
+        others = sum(math.prod(shape) for name, shape in self._shapes.items() if "_proj" not in name)
+        return matrices * (1 if self._fp8 else self._dtype.itemsize) + others * self._dtype.itemsize
+
+    def __call__(self, name: str) -> torch.Tensor:
+        shape = self._shapes[name]
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
+        values = torch.empty(shape, dtype=self._dtype, device=self._device).normal_(generator=generator)
+        return values.mul_(shape[1] ** -0.5) if len(shape) == 2 else values.mul_(0.1).add_(1.0)
+
+    def weight(self, name: str) -> Weight:
+        return quantize_fp8(self(name)) if self._fp8 else self(name)
+
+    def head_weight(self, name: str) -> Weight:
+        return self(name)
+
+    def kv_scale(self, attention: str) -> None:
+        """1 is taken: keys and values are about that large."""
+
+    def packed(self, names: Sequence[str]) -> None:
+        """None is."""
+
+    def keep(self, names: Sequence[str], packed: object) -> None:
+        raise AssertionError("nothing is packed on a GPU")
