@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.native import NativeKernels, native_kernels
+from kernels.shard import WHOLE, Shard
 
 _CPU = torch.device("cpu")
 
@@ -31,6 +32,8 @@ class ComputePath:
     native: NativeKernels | None = None
     # Kernels for GPUs. Neither: PyTorch computes on a CPU.
     gpu: GpuPath | None = None
+    # What of each layer this rank computes.
+    shard: Shard = WHOLE
 
     @property
     def device(self) -> torch.device:
@@ -64,9 +67,7 @@ def torch_path(dtype: torch.dtype) -> ComputePath:
     # Without bf16 instructions a bf16 GEMM is emulated, at a tenth of float32's speed (M = 64, 576x3072: 11.5 ms
     # against 1.4). Weights rounded to bf16 are therefore held, and multiplied, as float32; and KV is kept so, too, for
     # converting it in each step costs more than reading it.
-    return ComputePath(
-        name="cpu-onednn-bfloat16-as-float32", compute_dtype=torch.float32, kv_cache_dtype=torch.float32
-    )
+    return ComputePath(name="cpu-onednn-bfloat16-as-float32", compute_dtype=torch.float32, kv_cache_dtype=torch.float32)
 
 
 def gpu_path(

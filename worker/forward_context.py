@@ -5,6 +5,7 @@ It is made once a step and entered with `with`, never nested; layers read it wit
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +13,7 @@ import torch
 
 from kernels.paged_attention import AttentionPlan
 from worker.kv_cache import KVCache
+from worker.parallel.group import Alone, Group
 from worker.workspace import Workspace
 
 Attend = Callable[[], torch.Tensor]
@@ -20,6 +22,9 @@ Attend = Callable[[], torch.Tensor]
 def call(attend: Attend) -> torch.Tensor:
     """Without graphs of pieces."""
     return attend()
+
+
+_ALONE = Alone()
 
 
 class Pieces(Protocol):
@@ -48,24 +53,26 @@ class ForwardContext:
     # Layers have their attention called by this: graphs of pieces end before it and begin anew after it. What is
     # called reads `current()`, for it is called again in later steps; its result is in the workspace.
     between_graphs: Callable[[Attend], torch.Tensor] = call
+    # The ranks that compute each layer together.
+    group: Group = _ALONE
 
 
-_current: ForwardContext | None = None
+_current: ContextVar[ForwardContext | None] = ContextVar("forward pass", default=None)
 
 
 def current() -> ForwardContext:
-    """The context of the forward pass that runs now."""
-    assert _current is not None, "a layer was called outside of a forward pass"
-    return _current
+    """The context of the forward pass that runs now, on this thread."""
+    context = _current.get()
+    assert context is not None, "a layer was called outside of a forward pass"
+    return context
 
 
 @contextmanager
 def forward_context(context: ForwardContext) -> Iterator[None]:
     """Makes `context` the current one within the `with` block."""
-    global _current
-    assert _current is None, "forward passes are never nested"
-    _current = context
+    assert _current.get() is None, "forward passes are never nested"
+    token = _current.set(context)
     try:
         yield
     finally:
-        _current = None
+        _current.reset(token)

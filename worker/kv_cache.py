@@ -4,6 +4,8 @@ import torch
 
 from kernels.compute_path import ComputePath
 from kernels.native.memory import huge_zeros
+from kernels.shard import WHOLE, Shard
+from worker.local_heads import LocalHeads
 from worker.model_config import ModelConfig
 
 BLOCK_SIZES = (8, 16, 32)
@@ -28,14 +30,14 @@ class KVCache:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: at least 2 are needed, the null block and one to give out")
         self.block_size = block_size
-        dtype = path.kv_cache_dtype
+        dtype, num_kv_heads = path.kv_cache_dtype, LocalHeads(config, path.shard).shape.num_kv_heads
         # Zeros, not empty: attention multiplies masked entries by a weight of 0, which leaves NaN what it was. On a GPU
         # what is masked is not read, but this takes the memory now, not in some step.
         if path.gpu is not None:
-            shape = (num_blocks, 2, config.num_kv_heads, block_size, config.head_size)
+            shape = (num_blocks, 2, num_kv_heads, block_size, config.head_size)
             self.layers = [torch.zeros(shape, dtype=dtype, device=path.device) for _ in range(config.num_layers)]
         else:
-            shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_size)
+            shape = (num_blocks, block_size, 2, num_kv_heads, config.head_size)
             self.layers = [huge_zeros(shape, dtype) for _ in range(config.num_layers)]
 
     @property
@@ -44,17 +46,20 @@ class KVCache:
         return self.layers[0].shape[0]
 
     @staticmethod
-    def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one block over all layers."""
-        return config.num_layers * block_size * 2 * config.num_kv_heads * config.head_size * dtype.itemsize
+    def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
+        """Bytes of one block over all layers, at a rank."""
+        num_kv_heads = LocalHeads(config, shard).shape.num_kv_heads
+        return config.num_layers * block_size * 2 * num_kv_heads * config.head_size * dtype.itemsize
 
     @staticmethod
-    def num_blocks_for(config: ModelConfig, *, num_bytes: int, block_size: int, dtype: torch.dtype) -> int:
+    def num_blocks_for(
+        config: ModelConfig, *, num_bytes: int, block_size: int, dtype: torch.dtype, shard: Shard = WHOLE
+    ) -> int:
         """Blocks, the null block included, that fit into num_bytes.
 
         Raises ValueError, naming the option, if those are fewer than 2.
         """
-        size = KVCache.block_bytes(config, block_size, dtype)
+        size = KVCache.block_bytes(config, block_size, dtype, shard)
         num_blocks = num_bytes // size
         if num_blocks < 2:
             raise ValueError(

@@ -12,12 +12,12 @@ from kernels.native.recording import Recording
 class Replay:
     """Records the kernel calls of one step, and makes them again in the following ones.
 
-    With PyTorch's kernels there is nothing to record, and Python makes each call in each step; so it does if calls
-    depend on data.
+    With PyTorch's kernels there is nothing to record, and Python makes each call in each step; so it does if steps
+    differ in more than their numbers.
     """
 
-    def __init__(self, path: ComputePath, *, depends_on_data: bool = False) -> None:
-        self._kernels = None if depends_on_data else path.native
+    def __init__(self, path: ComputePath, *, records: bool = True) -> None:
+        self._kernels = path.native if records else None
         self._memory: tuple[object, ...] = ()
         self._recording: Recording | None = None
 

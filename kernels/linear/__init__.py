@@ -88,13 +88,16 @@ class PackedLinear:
         """Adds the result to the residual stream, in place."""
         self._linear.add_to_(y_TO, x_TI)
 
-    def add_through_(self, last: "PackedLinear", x: Stream, between: Callable[[], torch.Tensor]) -> None:
-        """Adds last(self(x)) to the residual stream x, in place. Of a gated layer with a norm. between: gives memory
-        for self(x), if that is put anywhere: from FP8 to FP8 it is quantized as it comes."""
+    def add_through_(
+        self, last: "PackedLinear", x: Stream, between: Callable[[], torch.Tensor], *, into: Stream
+    ) -> None:
+        """Adds last(self(x)) to a stream, in place; x is the residual stream, and may be the same. Of a gated layer
+        with a norm. between: gives memory for self(x), if that is put anywhere: from FP8 to FP8 it is quantized as it
+        comes."""
         if self._is_fp8 and last._is_fp8:
-            last._linear.add_to_(x, self._linear.gated_for(last._linear, x))
+            last._linear.add_to_(into, self._linear.gated_for(last._linear, x))
         else:
-            last.add_to_(x, self(x, out=between()))
+            last.add_to_(into, self(x, out=between()))
 
     def argmax(
         self, x_TI: Stream, out: tuple[torch.Tensor, torch.Tensor] | None = None

@@ -14,6 +14,8 @@ from kernels.rope import interleave_rope_pairs
 from kernels.rope_cache_write import RopeCacheWrite
 from worker.forward_context import current
 from worker.layers.linear import load_linear
+from worker.layers.sum_of_ranks import add_sum_of_ranks_
+from worker.local_heads import LocalHeads
 from worker.model_config import ModelConfig
 from worker.take_tensor import TakeTensor
 
@@ -35,18 +37,25 @@ class Attention:
                 return rows
             return interleave_rope_pairs(rows, config.head_size)
 
-        names = [f"{prefix}.{kind}_proj" for kind in "qkv"]
-        self._qkv = load_linear(take, names, bias=config.qkv_bias, path=path, norm=norm, eps=eps, reorder=heads)
-        self._o = load_linear(take, [f"{prefix}.o_proj"], bias=config.attention_output_bias, path=path)
+        local = LocalHeads(config, path.shard)
+        names = {f"{prefix}.{kind}_proj": local.rows_of(kind) for kind in "qkv"}
+        self._qkv = load_linear(
+            take, [*names], bias=config.qkv_bias, path=path, norm=norm, eps=eps, reorder=heads,
+            outputs=names.__getitem__,
+        )  # fmt: skip
+        self._o = load_linear(
+            take, [f"{prefix}.o_proj"], bias=config.attention_output_bias, path=path, inputs=local.rows_of("q")
+        )
         self._kv_scales = _kv_scales(take, prefix, path)
         head_norm_HD: torch.Tensor | None = None
         if config.qk_norm:
             q_D, k_D = (heads(kind, take(f"{prefix}.{kind}_norm.weight").float()) for kind in "qk")
-            head_norm_HD = torch.cat((q_D.expand(config.num_heads, -1), k_D.expand(config.num_kv_heads, -1)))
+            shape = local.shape
+            head_norm_HD = torch.cat((q_D.expand(shape.num_heads, -1), k_D.expand(shape.num_kv_heads, -1)))
         self._rope_cache_write = RopeCacheWrite(
             path,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=local.shape.num_heads,
+            num_kv_heads=local.shape.num_kv_heads,
             head_size=config.head_size,
             head_norm_HD=head_norm_HD,
             eps=eps,
@@ -64,7 +73,7 @@ class Attention:
         qkv_TF = self._qkv(x_TE, out=take("qkv", num_tokens, self._qkv.num_outputs))
         q_THD = self._rope_cache_write(qkv_TF, context.rope_turns, cache, context.slots_T)
         o_THD = context.between_graphs(partial(self._attend, q_THD))
-        self._o.add_to_(x_TE, o_THD.flatten(1))
+        add_sum_of_ranks_(x_TE, lambda part_TE: self._o.add_to_(part_TE, o_THD.flatten(1)))
 
     def _attend(self, q_THD: torch.Tensor) -> torch.Tensor:
         context = current()

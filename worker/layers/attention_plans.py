@@ -1,17 +1,18 @@
 """A step's attention plans, one for each sliding window that layers have."""
 
 from kernels.compute_path import ComputePath
-from kernels.paged_attention import AttentionPlan, AttentionPlanner, HeadShape
+from kernels.paged_attention import AttentionPlan, AttentionPlanner
 from kernels.paged_attention.triton_plan import TritonAttentionPlan
 from worker.gpu.batch import GpuBatch
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
+from worker.local_heads import LocalHeads
 from worker.model_config import ModelConfig
 
 
 class CpuAttentionPlans:
     def __init__(self, config: ModelConfig, path: ComputePath) -> None:
-        heads, windows = _heads(config), set(config.layer_windows)
+        heads, windows = LocalHeads(config, path.shard).shape, set(config.layer_windows)
         self._planners = {window: AttentionPlanner(path, heads, window) for window in windows}
 
     def __call__(self, batch: InputBatch, kv_cache: KVCache) -> dict[int, AttentionPlan]:
@@ -37,7 +38,11 @@ class GpuAttentionPlans:
         self._updated: list[TritonAttentionPlan] = []
         for window in set(config.layer_windows):
             plan = TritonAttentionPlan(
-                path, _heads(config), window, max_num_seqs=max_num_seqs, max_context_len=max_context_len
+                path,
+                LocalHeads(config, path.shard).shape,
+                window,
+                max_num_seqs=max_num_seqs,
+                max_context_len=max_context_len,
             )
             self._updated.append(plan)
             self._plans[window] = plan
@@ -53,7 +58,3 @@ class GpuAttentionPlans:
                 max_query_len=batch.max_query_len,
             )
         return self._plans
-
-
-def _heads(config: ModelConfig) -> HeadShape:
-    return HeadShape(num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_size=config.head_size)

@@ -12,9 +12,17 @@ from worker.workspace import Workspace
 
 
 class Embedding:
+    """Of a tensor-parallel rank those of its part of the vocabulary, and zeros for other ids."""
+
     def __init__(self, table_VE: torch.Tensor, path: ComputePath) -> None:
+        """table_VE: of the whole vocabulary."""
+        self._first_id = 0
+        if path.shard.size > 1:
+            part = path.shard.of(len(table_VE), "vocab_size")
+            # A copy, so that the whole is not kept.
+            table_VE, self._first_id = table_VE[part].clone(), part.start
         self._table_VE, self._kernels = table_VE.to(path.device), path.native
-        self._on_gpu = path.gpu is not None
+        self._on_gpu, self._is_part = path.gpu is not None, path.shard.size > 1
 
     @property
     def num_bytes(self) -> int:
@@ -28,6 +36,11 @@ class Embedding:
         if self._on_gpu:
             from kernels.embedding.gpu import embedding as gather  # imports Triton
 
-            gather(token_ids_T, self._table_VE, out=x_TE)
+            gather(token_ids_T, self._table_VE, first_id=self._first_id, out=x_TE)
             return Residual(x_TE, workspace.take("delta", num_tokens, hidden_size))
-        return embedding(token_ids_T, self._table_VE, self._kernels, out=x_TE)
+        if not self._is_part:
+            return embedding(token_ids_T, self._table_VE, self._kernels, out=x_TE)
+        local_T = token_ids_T - self._first_id
+        elsewhere_T = (local_T < 0) | (local_T >= len(self._table_VE))
+        embedding(local_T.masked_fill(elsewhere_T, 0), self._table_VE, self._kernels, out=x_TE)
+        return x_TE.masked_fill_(elsewhere_T[:, None], 0)

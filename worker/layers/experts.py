@@ -5,17 +5,20 @@ Legend: T tokens, E hidden size, F an expert's intermediate size, N experts, K e
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from kernels.compute_path import ComputePath
 from kernels.linear import PackedLinear, Residual, Stream
 from kernels.linear.fp8_weight import Fp8Weight
+from kernels.linear.slices import slice_inputs, slice_outputs
 from kernels.linear.weights import Weight, concatenate, dequantize
 from kernels.moe_routing.cpu import route
 from kernels.rms_norm import rms_norm
 from worker.experts_config import ExpertsConfig
 from worker.layers.linear import load_linear
+from worker.layers.sum_of_ranks import add_sum_of_ranks_
 from worker.model_config import ModelConfig
 from worker.take_tensor import TakeTensor
 
@@ -76,15 +79,23 @@ class CpuExperts:
         """tensors: names of each expert's gate, up and down."""
         self._config, self._norm_E, self._eps, self._dtype = config, norm_E, eps, path.compute_dtype
         self._router = PackedLinear(router_NE, None, path)
-        self._gate_up = [load_linear(take, [gate, up], bias=False, path=path, gated=True) for gate, up, _ in tensors]
-        self._down = [load_linear(take, [down], bias=False, path=path) for _, _, down in tensors]
+        part = path.shard.of(config.intermediate_size, "moe_intermediate_size")
+        self._gate_up = [
+            load_linear(take, [gate, up], bias=False, path=path, gated=True, outputs=lambda name: part)
+            for gate, up, _ in tensors
+        ]
+        self._down = [load_linear(take, [down], bias=False, path=path, inputs=part) for _, _, down in tensors]
 
     @property
     def num_bytes(self) -> int:
         return sum(linear.num_bytes for linear in (self._router, *self._gate_up, *self._down))
 
     def add_to_(self, x_TE: Stream) -> None:
+        add_sum_of_ranks_(x_TE, partial(self._add_to_, x_TE))
+
+    def _add_to_(self, x_TE: Stream, into: Stream) -> None:
         assert isinstance(x_TE, torch.Tensor)
+        assert isinstance(into, torch.Tensor)
         h_TE = rms_norm(x_TE, self._norm_E, self._eps, self._dtype)
         weights_TK, experts_TK = route(
             self._router(h_TE), top_k=self._config.num_experts_per_token, renormalize=self._config.renormalize
@@ -92,7 +103,7 @@ class CpuExperts:
         for expert in experts_TK.unique().tolist():
             tokens, places = (experts_TK == expert).nonzero(as_tuple=True)
             y_TE = self._down[expert](self._gate_up[expert](h_TE[tokens])).float()
-            x_TE[tokens] += weights_TK[tokens, places, None] * y_TE
+            into[tokens] += weights_TK[tokens, places, None] * y_TE
 
 
 class GpuExperts:
@@ -116,10 +127,13 @@ class GpuExperts:
         self._config, self._norm_E, self._eps = config, norm_E, eps
         self._dtype, self._invariant = path.compute_dtype, path.gpu.batch_invariant
         self._router = PackedLinear(router_NE, None, path)
+        part = path.shard.of(config.intermediate_size, "moe_intermediate_size")
         gate_up = _Stack(len(tensors), path)
         down = _Stack(len(tensors), path)
         for expert, names in enumerate(tensors):
             gate, up, below = (take.weight(f"{name}.weight") for name in names)
+            if path.shard.size > 1:
+                gate, up, below = slice_outputs(gate, part), slice_outputs(up, part), slice_inputs(below, part)
             gate_up.put(expert, concatenate([gate, up]))
             down.put(expert, below)
         self._experts = Experts(
@@ -133,6 +147,9 @@ class GpuExperts:
         return self._router.num_bytes + sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def add_to_(self, x_TE: Stream) -> None:
+        add_sum_of_ranks_(x_TE, self._add_to_)
+
+    def _add_to_(self, x_TE: Stream) -> None:
         assert isinstance(x_TE, Residual)
         from kernels.linear.gpu import normed
         from kernels.moe_gemm.gpu import run_experts

@@ -7,6 +7,7 @@ import torch
 
 from kernels.compute_path import ComputePath
 from kernels.linear import PackedLinear
+from kernels.linear.slices import slice_inputs, slice_outputs
 from kernels.linear.weights import Weight, concatenate, map_rows
 from worker.take_tensor import TakeTensor
 
@@ -21,25 +22,49 @@ def load_linear(
     eps: float = 0.0,
     gated: bool = False,
     reorder: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, rows: rows,
+    outputs: Callable[[str], slice] | None = None,
+    inputs: slice | None = None,
 ) -> PackedLinear:
     """The layers `names` as one whose outputs lie side by side; `reorder` may move the outputs (dim 0) of each.
 
     norm: name of the RMS norm (with `eps`) that the input goes through first. gated: of two layers, the first is the
-    gate of the second.
+    gate of the second. outputs: of each layer, this rank's part. inputs: this rank's part; then what it computes is to
+    be summed over the ranks, the first of which adds the bias.
     """
 
-    def weight() -> Weight:
-        return concatenate([map_rows(take.weight(f"{name}.weight"), partial(reorder, name)) for name in names])
+    def weight_of(name: str) -> Weight:
+        weight = take.weight(f"{name}.weight")
+        if outputs is not None and path.shard.size > 1:
+            weight = slice_outputs(weight, outputs(name))
+        if inputs is not None and path.shard.size > 1:
+            weight = slice_inputs(weight, inputs)
+        return map_rows(weight, partial(reorder, name))
 
-    bias_O = torch.cat([reorder(name, take(f"{name}.bias")) for name in names]) if bias else None
+    def bias_of(name: str) -> torch.Tensor:
+        bias_O = take(f"{name}.bias")
+        return reorder(name, bias_O if outputs is None else bias_O[outputs(name)])
+
+    def weight() -> Weight:
+        return concatenate([weight_of(name) for name in names])
+
+    has_bias = bias and (inputs is None or path.shard.is_first)
+    bias_O = torch.cat([bias_of(name) for name in names]) if has_bias else None
     norm_I = take(f"{norm}.weight").float() if norm else None
     return _packed(take, [f"{name}.weight" for name in names], weight, bias_O, path, norm_I, eps, gated=gated)
 
 
-def load_head(take: TakeTensor, name: str, *, path: ComputePath, norm: str, eps: float) -> PackedLinear:
-    """The output head, behind the model's last norm. name: of its weights, which may be the embeddings'."""
+def load_head(
+    take: TakeTensor, name: str, *, path: ComputePath, norm: str, eps: float, outputs: slice | None = None
+) -> PackedLinear:
+    """The output head, behind the model's last norm. name: of its weights, which may be the embeddings'. outputs: this
+    rank's part of the vocabulary."""
     norm_I = take(norm).float()
-    return _packed(take, [name], lambda: take.head_weight(name), None, path, norm_I, eps, gated=False)
+
+    def weight() -> Weight:
+        whole = take.head_weight(name)
+        return whole if outputs is None else slice_outputs(whole, outputs)
+
+    return _packed(take, [name], weight, None, path, norm_I, eps, gated=False)
 
 
 def _packed(

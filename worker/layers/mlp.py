@@ -3,10 +3,13 @@
 Legend: T tokens, E hidden size, F intermediate size.
 """
 
+from functools import partial
+
 from kernels.compute_path import ComputePath
 from kernels.linear import Stream
 from worker.forward_context import current
 from worker.layers.linear import load_linear
+from worker.layers.sum_of_ranks import add_sum_of_ranks_
 from worker.model_config import ModelConfig
 from worker.take_tensor import TakeTensor
 
@@ -17,10 +20,12 @@ class GatedMLP:
 
     def __init__(self, config: ModelConfig, prefix: str, norm: str, take: TakeTensor, path: ComputePath) -> None:
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+        part = path.shard.of(config.intermediate_size, "intermediate_size")
         self._gate_up = load_linear(
-            take, names, bias=config.mlp_bias, path=path, norm=norm, eps=config.rms_norm_eps, gated=True
-        )
-        self._down = load_linear(take, [f"{prefix}.down_proj"], bias=config.mlp_bias, path=path)
+            take, names, bias=config.mlp_bias, path=path, norm=norm, eps=config.rms_norm_eps, gated=True,
+            outputs=lambda name: part,
+        )  # fmt: skip
+        self._down = load_linear(take, [f"{prefix}.down_proj"], bias=config.mlp_bias, path=path, inputs=part)
 
     @property
     def weight_bytes(self) -> int:
@@ -28,5 +33,9 @@ class GatedMLP:
 
     def add_to_(self, x_TE: Stream) -> None:
         """Adds the MLP of the residual stream to it, in place."""
+        add_sum_of_ranks_(x_TE, partial(self._add_to_, x_TE))
+
+    def _add_to_(self, x_TE: Stream, into: Stream) -> None:
         take = current().workspace.take
-        self._gate_up.add_through_(self._down, x_TE, lambda: take("mlp", len(x_TE), self._gate_up.num_outputs))
+        hidden = partial(take, "mlp", len(x_TE), self._gate_up.num_outputs)
+        self._gate_up.add_through_(self._down, x_TE, hidden, into=into)

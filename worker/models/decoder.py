@@ -18,6 +18,7 @@ from worker.layers.attention_plans import CpuAttentionPlans, GpuAttentionPlans
 from worker.layers.embedding import Embedding
 from worker.layers.rotary import Rotary
 from worker.model_config import ModelConfig
+from worker.parallel.group import Alone, Group, Rehearsal
 from worker.replay import Replay
 from worker.workspace import Workspace
 
@@ -48,9 +49,11 @@ class Decoder:
         self.config, self.path, self.head = config, path, head
         self._embed, self._rotary, self._layers = embed, rotary, layers
         self._workspace = Workspace(path)
-        # On a CPU each expert computes the tokens that chose it.
-        depends_on_data = config.experts is not None
-        self._forward, self._greedy = (Replay(path, depends_on_data=depends_on_data) for _ in range(2))
+        # Set anew in each epoch, once its ranks are connected.
+        self.group: Group = Alone() if path.shard.size == 1 else Rehearsal(path.shard.rank, path.shard.size)
+        # On a CPU each expert computes the tokens that chose it; and ranks talk to each other within a step.
+        records = config.experts is None and path.shard.size == 1
+        self._forward, self._greedy = (Replay(path, records=records) for _ in range(2))
         self._cpu_plans = CpuAttentionPlans(config, path)
         self._gpu_plans: GpuAttentionPlans | None = None
 
@@ -82,7 +85,11 @@ class Decoder:
         here, to these rows alone. out: memory for the result, on a GPU."""
         if not len(hidden_SE):
             return torch.empty(0, self.config.vocab_size, device=self.path.device)
-        logits_SV = self.head(hidden_SE, out)
+        if self.group.size == 1:
+            logits_SV = self.head(hidden_SE, out)
+        else:
+            logits_SV = self.group.gather(self.head(hidden_SE)).transpose(0, 1).flatten(1)
+            logits_SV = logits_SV if out is None else out.copy_(logits_SV)
         return logits_SV if self.path.gpu is not None else logits_SV.float()
 
     def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,10 +97,24 @@ class Decoder:
         (int64 [S]) and its logit (float32 [S]), see kernels.sampling.greedy, of logits that are not kept; in memory
         that the next call uses again."""
         if batch.num_logits != batch.num_tokens:
-            return self.head.argmax(self.forward(batch, kv_cache)[batch.logit_indices])
+            return self._of_all_ranks(*self.head.argmax(self.forward(batch, kv_cache)[batch.logit_indices]))
         # As in each step that only decodes: then the head goes with the layers.
         self._run(self._greedy, self._compute_greedily, batch, kv_cache)
-        return self._likeliest(batch.num_tokens)
+        return self._of_all_ranks(*self._likeliest(batch.num_tokens))
+
+    def _of_all_ranks(self, ids_S: torch.Tensor, largest_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The likeliest of the vocabulary from the likeliest of each rank's part of it, the lowest among equals."""
+        group = self.group
+        if group.size == 1:
+            return ids_S, largest_S
+        first_id = group.rank * (self.config.vocab_size // group.size)
+        # A logit travels as its bits.
+        both_2S = torch.stack((ids_S + first_id, largest_S.view(torch.int32).long()))
+        ids_RS, bits_RS = group.gather(both_2S).unbind(1)
+        largest_RS = bits_RS.int().view(torch.float32)
+        # The first rank of equals; a NaN before all numbers.
+        best_1S = largest_RS.argmax(0, keepdim=True)
+        return ids_RS.gather(0, best_1S)[0], largest_RS.gather(0, best_1S)[0]
 
     def _run(
         self, replay: Replay, body: Callable[[InputBatch, KVCache], object], batch: InputBatch, kv_cache: KVCache
@@ -109,6 +130,7 @@ class Decoder:
             rope_turns=self._rotary(batch.positions_T, self._workspace),
             attention_plans=self._cpu_plans(batch, kv_cache),
             workspace=self._workspace,
+            group=self.group,
         )
         with forward_context(context):
             return self._compute_layers(batch.token_ids_T)
@@ -130,6 +152,7 @@ class Decoder:
                 attention_plans=self._gpu_plans(batch),
                 workspace=self._workspace,
                 between_graphs=call if pieces is None else pieces.between_graphs,
+                group=self.group,
             )
             with forward_context(context):
                 if pieces is None:
@@ -140,6 +163,8 @@ class Decoder:
 
     def _compute_layers(self, token_ids_T: torch.Tensor) -> Stream:
         x_TE = self._embed(token_ids_T, self._workspace)
+        if self.group.size > 1:
+            self.group.sum_(x_TE.x_TE if isinstance(x_TE, Residual) else x_TE)
         for layer in self._layers:
             layer.add_to_(x_TE)
         return x_TE

@@ -45,7 +45,14 @@ class LlamaModel(Decoder):
                 LlamaLayer(self.attention(config, layer, take, path), self.mlp(config, layer, take, path))
                 for layer in range(config.num_layers)
             ],
-            head=load_head(take, head, path=path, norm="model.norm.weight", eps=config.rms_norm_eps),
+            head=load_head(
+                take,
+                head,
+                path=path,
+                norm="model.norm.weight",
+                eps=config.rms_norm_eps,
+                outputs=path.shard.of(config.vocab_size, "vocab_size") if path.shard.size > 1 else None,
+            ),
         )
 
     @classmethod

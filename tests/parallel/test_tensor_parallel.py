@@ -1,0 +1,110 @@
+"""Models whose layers are shared by several ranks: logits and tokens of one.
+
+Ranks are threads here, and PyTorch computes: the C++ kernels of one process are for one rank.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kernels.compute_path import torch_path
+from kernels.shard import Shard
+from runtime.model_files import resolve_model
+from tests.support.model_runs import ModelRun, relative_error
+from tests.support.ranks import run_ranks
+from worker.model_config import ModelConfig
+from worker.models.registry import model_class
+from worker.parallel.gloo import GlooGroup
+from worker.weights import load_model
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 132, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "num_key_value_heads": 3, "head_dim": 32, "max_position_embeddings": 256, "rope_theta": 10000.0,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {
+        "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+    },
+    "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+}  # fmt: skip
+
+
+def _make(directory: Path, architecture: str, **changes: int) -> Path:
+    (directory / "config.json").write_text(
+        json.dumps({"architectures": [architecture], **SHAPE, **FAMILIES[architecture], **changes})
+    )
+    config = ModelConfig.from_directory(directory)
+    generator = torch.Generator().manual_seed(0)
+    shapes = model_class(architecture).tensor_shapes(config)
+    tensors = {name: torch.randn(shape, generator=generator) * 0.2 + ("norm" in name) for name, shape in shapes.items()}
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def _run(model: Path, shard: Shard, group: GlooGroup | None, quantization: Any) -> tuple[torch.Tensor, list[int]]:
+    """Logits of a prompt in chunks, and greedy tokens after it."""
+    path = replace(torch_path(torch.float32), shard=shard)
+    loaded = load_model(
+        resolve_model(str(model)), dtype=torch.float32, quantization=quantization, make_path=lambda config: path
+    )
+    if group is not None:
+        loaded.model.group = group
+    run = ModelRun(loaded)
+    prompt = torch.randint(132, (21,), generator=torch.Generator().manual_seed(1)).tolist()
+    row = run.row(prompt, 40)
+    logits = torch.cat([run.step([(row, 13)]), run.step([(row, 8)])])
+    tokens = [int(logits[-1].argmax())]
+    for _ in range(4):
+        row.token_ids.append(tokens[-1])
+        said, _ = run.greedy_step([(row, 1)])
+        tokens.append(int(said[0]))
+    return logits, tokens
+
+
+@pytest.mark.parametrize(
+    ("architecture", "size", "quantization"),
+    [
+        ("LlamaForCausalLM", 2, "none"),
+        ("LlamaForCausalLM", 6, "none"),
+        ("Qwen2ForCausalLM", 3, "none"),
+        ("Qwen3MoeForCausalLM", 3, "none"),
+        ("LlamaForCausalLM", 2, "int8"),
+        ("LlamaForCausalLM", 2, "int4"),
+    ],
+)
+def test_ranks_say_what_one_says(tmp_path: Path, architecture: str, size: int, quantization: str) -> None:
+    """Two KV heads on 6 ranks: each is held by three. Sums are added up in another order than one rank does."""
+    model = _make(tmp_path, architecture)
+    expected, tokens = _run(model, Shard(), None, quantization)
+    ranks = run_ranks(tmp_path, size, lambda group: _run(model, Shard(group.rank, size), group, quantization))
+    for logits, said in ranks:
+        assert relative_error(logits, expected) < 1e-4
+        assert said == tokens
+        assert torch.equal(logits, ranks[0][0])
+
+
+@pytest.mark.parametrize(
+    ("size", "quantization", "message"),
+    [
+        (3, "none", "tensor_parallel_size=3 does not fit 6 heads on 2 KV heads; 1, 2, 6 do"),
+        (6, "int4", "would cut groups of 32"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_with_those_that_do(
+    tmp_path: Path, size: int, quantization: str, message: str
+) -> None:
+    model = _make(tmp_path, "LlamaForCausalLM", intermediate_size=288)
+    path = replace(torch_path(torch.float32), shard=Shard(0, size))
+    with pytest.raises(ValueError, match=message):
+        load_model(
+            resolve_model(str(model)), dtype=torch.float32, quantization=quantization, make_path=lambda config: path
+        )

@@ -1,0 +1,55 @@
+"""Groups of ranks on CPUs, connected by gloo."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroupGloo, Store
+
+from worker.errors import StepError
+
+
+class GlooGroup:
+    """worker.parallel.group.Group. Traffic is not encrypted."""
+
+    def __init__(self, name: str, store: Store, rank: int, size: int, *, host: str, timeout: float) -> None:
+        """Connects with the other ranks, all of which do so with the same store at about the same time. name: for
+        messages, such as "tensor group 0, 1". host: the address of this machine that ranks talk over. timeout: seconds
+        that connecting, and each call, may take. Raises StepError."""
+        self.rank, self.size, self._name = rank, size, name
+        # Of this group so far: calls, and bytes that this rank has sent to others.
+        self.num_calls = self.num_bytes = 0
+        # The step under way, for messages.
+        self.step = 0
+        # Not by init_process_group, of which there is one a process: groups come and go with epochs. Without a device,
+        # gloo asks the system which address the host's name has. torch's stubs know neither options nor calls.
+        options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
+        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+        options._timeout = timedelta(seconds=timeout)
+        try:
+            self._group: Any = ProcessGroupGloo(store, rank, size, options)
+        except RuntimeError as error:
+            raise StepError(f"rank {rank} of {name} cannot connect with the others: {_first_line(error)}") from error
+
+    def sum_(self, x: torch.Tensor) -> None:
+        parts = self.gather(x)
+        torch.add(parts[0], parts[1], out=x)
+        for part in parts[2:]:
+            x += part
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        gathered = x.new_empty((self.size, *x.shape))
+        self.num_calls += 1
+        self.num_bytes += x.nbytes * (self.size - 1)
+        try:
+            self._group.allgather([[*gathered.unbind()]], [x.contiguous()]).wait()
+        except RuntimeError as error:
+            raise StepError(
+                f"{self._name}: a gather of {x.nbytes} bytes in step {self.step} failed at rank {self.rank}, for "
+                f"another rank has died or hangs: {_first_line(error)}"
+            ) from error
+        return gathered
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,46 @@
+"""Ranks that compute a step together."""
+
+from typing import Protocol
+
+import torch
+
+
+class Group(Protocol):
+    """Every rank of it makes the same calls in the same order, with tensors of the same shape and dtype."""
+
+    rank: int
+    size: int
+
+    def sum_(self, x: torch.Tensor) -> None:
+        """Replaces x, contiguous, by the sum over all ranks: added up from rank 0 on, so that it has the same bits on
+        each and whatever else is in the tensor. (In a ring's sum the order depends on the position.)"""
+        ...
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """[size, *x.shape], contiguous: what each rank gave."""
+        ...
+
+
+class Alone:
+    """A group of one."""
+
+    rank, size = 0, 1
+
+    def sum_(self, x: torch.Tensor) -> None:
+        pass
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x[None]
+
+
+class Rehearsal:
+    """A rank of a group without the others: for a warm-up, whose results mean nothing."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def sum_(self, x: torch.Tensor) -> None:
+        pass
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x.expand(self.size, *x.shape).contiguous()
