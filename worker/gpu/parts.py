@@ -38,7 +38,8 @@ class Parts:
             max_num_batched_tokens=options.max_num_batched_tokens,
         )
         self._weights = device.memory().allocated
-        self.block_bytes = KVCache.block_bytes(loaded.config, options.block_size, loaded.model.path.kv_cache_dtype)
+        path = loaded.model.path
+        self.block_bytes = KVCache.block_bytes(loaded.config, options.block_size, path.kv_cache_dtype, path.shard)
 
     def measure(self) -> MemoryUse:
         """What is taken before there is a KV cache, measured by a worst-case step and some graphs. If the number of
