@@ -171,6 +171,14 @@ class Options(GpuOptions):
     data_parallel_size: int = option(
         PARALLEL, 1, "Replicas: schedulers with their own workers, between which the router balances.", ge=1, le=1024
     )
+    tensor_parallel_size: int = option(
+        PARALLEL,
+        1,
+        "Workers of one replica that share each layer: each has a part of its heads, weights and KV cache, for models "
+        "too large for one worker. Has to divide the model's heads.",
+        ge=1,
+        le=64,
+    )
     worker_threads: int = option(
         PARALLEL,
         0,
@@ -278,6 +286,12 @@ class Options(GpuOptions):
                 raise ValueError(f"step_addresses: {address!r} must begin with ipc:// or tcp://")
             if address.startswith("tcp://") and not self.curve_dir:
                 raise ValueError(f"step_addresses: {address!r} needs curve_dir; make keys with `octavo keys DIR`")
+            if address.startswith("tcp://") and self.world_size > 1:
+                raise ValueError(
+                    f"step_addresses: {address!r} is for workers on other machines, but the "
+                    f"{self.world_size} workers of a replica (tensor_parallel_size={self.tensor_parallel_size}) find "
+                    f"each other by a file in runtime_dir, on one machine: use ipc://PATH, or tensor_parallel_size=1"
+                )
         num_processes = 1 + self.data_parallel_size * (1 + self.world_size)
         if self.metrics_port and self.metrics_port + num_processes > 65_536:
             raise ValueError(
@@ -300,8 +314,8 @@ class Options(GpuOptions):
 
     @property
     def world_size(self) -> int:
-        """Ranks of one replica."""
-        return 1
+        """Ranks of one replica: its workers, numbered from 0."""
+        return self.tensor_parallel_size
 
     def scheduler_address(self, replica: int) -> str:
         """gRPC target of a replica's scheduler."""

@@ -164,8 +164,14 @@ def _by_sequence(outputs: StepOutputs) -> list[SequenceOutput]:
 def build_engine(options: Options) -> Engine:
     """Loads the model that the options name into this process, with all cores for it unless worker_threads says less.
 
-    Raises ValueError (a model that is not there, weights that are damaged) or worker.errors.PermanentError.
+    Raises ValueError (a model that is not there, weights that are damaged, options that ask for several workers) or
+    worker.errors.PermanentError.
     """
+    if options.world_size > 1:
+        raise ValueError(
+            f"tensor_parallel_size={options.tensor_parallel_size}: one process computes alone here; `octavo up` starts "
+            f"a worker for each rank, and octavo.Client calls them"
+        )
     # These import torch, which takes seconds.
     from worker.build import build_runner
     from worker.threads import prepare_threads

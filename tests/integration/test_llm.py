@@ -34,6 +34,12 @@ def test_text_chats_and_token_ids_give_results_in_order(llm: LLM) -> None:
     assert (text.usage.prompt_tokens, text.usage.completion_tokens) == (3, 6)
 
 
+def test_several_ranks_are_refused(model: Path) -> None:
+    # One process would load a part of the model, and wait for others that nobody starts.
+    with pytest.raises(ValueError, match="tensor_parallel_size=2: .*octavo up"):
+        LLM(str(model), tensor_parallel_size=2)
+
+
 def test_one_text_is_one_prompt(llm: LLM) -> None:
     assert [result.prompt_token_ids for result in llm.generate("w5 w6", GREEDY)] == [(5, 6)]
 

@@ -85,6 +85,13 @@ def test_booleans_come_as_text():
         ("scheduler_addresses: a:1,b:1", {}, {}, ["scheduler_addresses", "2 addresses", "data_parallel_size is 1"]),
         ("step_addresses: udp://a:1", {}, {}, ["udp://a:1", "ipc://", "tcp://"]),
         ("step_addresses: tcp://a:1", {}, {}, ["tcp://a:1", "curve_dir", "octavo keys"]),
+        ("tensor_parallel_size: 65", {}, {}, ["tensor_parallel_size=65", "less than or equal to 64"]),
+        (
+            "step_addresses: tcp://a:1\ncurve_dir: keys",
+            {},
+            {"tensor_parallel_size": 2},
+            ["tcp://a:1", "2 workers", "tensor_parallel_size=2", "runtime_dir", "one machine", "ipc://"],
+        ),
     ],
 )
 def test_an_error_names_the_option_the_value_where_it_stands_and_what_works(
@@ -131,6 +138,15 @@ def test_metrics_ports_of_a_cluster_are_distinct_and_zero_turns_them_off():
     ]
     assert ports == [9000, 9001, 9002, 9003, 9004]
     assert load_options(flags={"metrics_port": 0}, environ={}).process_metrics_port("worker", 1) == 0
+
+
+def test_each_rank_has_a_port_of_its_own() -> None:
+    options = load_options(flags={"data_parallel_size": 2, "tensor_parallel_size": 3, "metrics_port": 9000}, environ={})
+    assert options.world_size == 3
+    ports = [options.process_metrics_port("worker", replica, rank) for replica in (0, 1) for rank in range(3)]
+    assert ports == [9003, 9004, 9005, 9006, 9007, 9008]
+    with pytest.raises(ConfigError, match="metrics_port=65533: 4 processes"):
+        load_options(flags={"tensor_parallel_size": 2, "metrics_port": 65_533}, environ={})
 
 
 def test_the_ports_of_all_processes_must_exist() -> None:
