@@ -20,12 +20,10 @@ _WGMMA = "m64n128k16"
 
 def shipped() -> list[KernelBuild]:
     return [
-        _gemm("few-bias", FEW, bias=True),
         _gemm("few-split", FEW, out="*fp32"),
-        _gemm("few-fp16-part-of-a-step", FEW, dtype="*fp16", even_k=False),
+        _gemm("few-fp16-bias-part-of-a-step", FEW, dtype="*fp16", bias=True, even_k=False),
         _gemm("many", MANY),
         _gemm("many-fold-bias", MANY, fold=True, bias=True),
-        _gemm("many-split", MANY, out="*fp32"),
         _gemm("float32-fold", FLOAT32, dtype="*fp32", fold=True),
         KernelBuild(
             name="add-parts-bias",

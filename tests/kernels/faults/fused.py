@@ -11,13 +11,6 @@ FAULTS = [
         test="tests/kernels/test_rms_norm_gpu.py::test_agrees_with_float64[dtype1-576]",
     ),
     Fault(
-        name="a norm is rounded as its input",
-        path="kernels/rms_norm/gpu.py",
-        old="* weight, NORM_DTYPE)",
-        new="* weight, x_TN.dtype.element_ty)",
-        test="tests/kernels/test_rms_norm_gpu.py::test_a_float32_stream_is_quantized_as_its_rounded_norm[False]",
-    ),
-    Fault(
         name="scales of groups are stored by row",
         path="kernels/rms_norm/gpu.py",
         old="groups.to(tl.int64) * num_tokens + row, scale",
