@@ -45,7 +45,6 @@ class Way:
         return ("graphs" if self.graphs else "eager") + (", overlap" if self.num_in_flight > 1 else "")
 
 
-# Those that say most first.
 WAYS = tuple(
     Way(graphs=graphs, num_in_flight=num_in_flight)
     for num_in_flight in (MAX_STEPS_IN_FLIGHT, 1)
