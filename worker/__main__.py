@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -25,9 +26,13 @@ from worker.heartbeat import HeartbeatThread, WorkerStatus
 from worker.link import Link
 from worker.loop import EXIT_PERMANENT, WorkerLoop
 from worker.metrics import WorkerMetrics
+from worker.parallel.axes import Axes, axes_of
 from worker.step_runner import StepRunner
 from worker.wakeup import Wakeup
 from worker.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from worker.parallel.group import Group
 
 _log = logging.getLogger("octavo.worker")
 
@@ -94,6 +99,7 @@ def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metr
         code = EXIT_PERMANENT
         try:
             hello = _hello(options, rank, instance)
+            axes = axes_of(options)
             loop = WorkerLoop(
                 hello=hello,
                 link=link,
@@ -102,6 +108,8 @@ def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metr
                 wakeup=wakeup,
                 metrics=metrics,
                 build=_builder(options, replica, rank),
+                meet=_meeting(options, axes, rank) if axes.world_size > 1 else None,
+                returns_results=axes.returns_results(rank),
             )
             code = loop.run()
         except ModelNotFoundError as error:
@@ -150,6 +158,15 @@ def _builder(options: Options, replica: int, rank: int) -> Callable[[Callable[[f
         return build_runner(options, progress, cores=cores, replica=replica, rank=rank)
 
     return build
+
+
+def _meeting(options: Options, axes: Axes, rank: int) -> "Callable[[str, Callable[[], None]], Group]":
+    from worker.parallel.rendezvous import meet  # imports torch; the runner is made first
+
+    def meet_the_others(address: str, while_waiting: Callable[[], None]) -> "Group":
+        return meet(address, axes, rank, call_timeout=options.step_timeout, while_waiting=while_waiting)
+
+    return meet_the_others
 
 
 def _observe(

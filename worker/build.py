@@ -3,10 +3,12 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from configs.options import Options
+from kernels.compute_path import compute_path
 from runtime.model_files import resolve_model
 from worker.capacity import resolve_max_model_len, resolve_num_blocks, resolve_num_swap_blocks
 from worker.fingerprint import cpu_kernels
@@ -14,6 +16,7 @@ from worker.gpu.options import check_cpu_options, check_gpu_options
 from worker.gpu.select import select_device
 from worker.kv_cache import KVCache
 from worker.model_info import log_ready, make_rows, model_dtype, model_info
+from worker.parallel.axes import shard_of
 from worker.runner import Runner
 from worker.step_runner import StepRunner
 from worker.weights import load_model, open_weight_cache
@@ -39,7 +42,7 @@ def build_runner(
     device = select_device(options, replica, rank)
     if device is None:
         check_cpu_options(options)
-        return build_cpu_runner(options, progress, cores)
+        return build_cpu_runner(options, progress, cores, rank=rank)
     check_gpu_options(options)
     # Triton, and what is written in it, is not for workers on CPUs.
     from worker.gpu.build import build_gpu_runner
@@ -48,16 +51,22 @@ def build_runner(
 
 
 def build_cpu_runner(
-    options: Options, progress: Callable[[float], None] = lambda fraction: None, cores: Sequence[int] = ()
+    options: Options,
+    progress: Callable[[float], None] = lambda fraction: None,
+    cores: Sequence[int] = (),
+    *,
+    rank: int = 0,
 ) -> Runner:
     """As `build_runner`, on this CPU."""
     start = time.monotonic()
     files = resolve_model(options.model)
+    dtype, shard = model_dtype(options), shard_of(options, rank)
     loaded = load_model(
         files,
-        dtype=model_dtype(options),
+        dtype=dtype,
         load_format=options.load_format,
         quantization=options.quantization,
+        make_path=lambda config: replace(compute_path(dtype, config.head_size), shard=shard),
         cache=open_weight_cache(options.weight_cache),
         progress=progress,
     )
@@ -72,7 +81,7 @@ def build_cpu_runner(
         torch.set_num_threads(1)
         if cores:
             path.native.bind_threads(cores)
-    num_blocks = resolve_num_blocks(options, loaded.config, path.kv_cache_dtype)
+    num_blocks = resolve_num_blocks(options, loaded.config, path.kv_cache_dtype, path.shard)
     info = model_info(
         options,
         loaded,
@@ -83,7 +92,7 @@ def build_cpu_runner(
     )
     # Block 0, the null block, comes on top of those that can be given out.
     kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, path=path)
-    num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, path.kv_cache_dtype)
+    num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, path.kv_cache_dtype, path.shard)
     rows = make_rows(options, loaded, info)
     runner = Runner(loaded.model, kv_cache, rows, info, num_swap_blocks=num_swap_blocks)
     runner.warm_up()

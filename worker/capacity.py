@@ -5,6 +5,7 @@ import logging
 import torch
 
 from configs.options import Options
+from kernels.shard import WHOLE, Shard
 from worker.errors import PermanentError
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
@@ -12,25 +13,25 @@ from worker.model_config import ModelConfig
 _log = logging.getLogger("octavo.worker")
 
 
-def resolve_num_blocks(options: Options, config: ModelConfig, dtype: torch.dtype) -> int:
+def resolve_num_blocks(options: Options, config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
     """Blocks that can be given out, from num_blocks_override or kv_cache_memory.
 
     Raises ValueError, naming the option, if there is room for none.
     """
     if options.num_blocks_override:
         return options.num_blocks_override
-    num_bytes = int(options.kv_cache_memory * 2**30)
-    return KVCache.num_blocks_for(config, num_bytes=num_bytes, block_size=options.block_size, dtype=dtype) - 1
+    num_bytes, block_size = int(options.kv_cache_memory * 2**30), options.block_size
+    return KVCache.num_blocks_for(config, num_bytes=num_bytes, block_size=block_size, dtype=dtype, shard=shard) - 1
 
 
-def resolve_num_swap_blocks(options: Options, config: ModelConfig, dtype: torch.dtype) -> int:
+def resolve_num_swap_blocks(options: Options, config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
     """Host blocks for swapped KV: those that swap_space holds, or none if preemption_mode does not ask for them.
 
     Raises PermanentError, naming the option, if there is room for none.
     """
     if options.preemption_mode != "swap":
         return 0
-    size = KVCache.block_bytes(config, options.block_size, dtype)
+    size = KVCache.block_bytes(config, options.block_size, dtype, shard)
     num_blocks = int(options.swap_space * 2**30) // size
     if not num_blocks:
         raise PermanentError(

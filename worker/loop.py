@@ -5,8 +5,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 from google.protobuf.message import DecodeError
@@ -19,6 +20,10 @@ from worker.metrics import WorkerMetrics
 from worker.plan_chain import PlanChain
 from worker.step_runner import PendingResult, StepRunner
 from worker.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    # It imports torch, which takes a second: heartbeats flow before.
+    from worker.parallel.group import Group
 
 _log = logging.getLogger("octavo.worker")
 
@@ -34,6 +39,10 @@ _FIRST_HELLO_AGAIN, _LAST_HELLO_AGAIN = 1.0, 32.0
 
 class _StopRequested(Exception):
     """Leaves loading early."""
+
+
+class _Overtaken(Exception):
+    """Leaves a rendezvous for what the scheduler says next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +72,16 @@ class WorkerLoop:
         wakeup: Wakeup,
         metrics: WorkerMetrics,
         build: Callable[[Callable[[float], None]], StepRunner],
+        meet: "Callable[[str, Callable[[], None]], Group] | None" = None,
+        returns_results: bool = True,
     ) -> None:
-        """build: makes the runner, given what to report progress to; see worker.build.build_runner for its errors."""
+        """build: makes the runner, given what to report progress to; see worker.build.build_runner for its errors.
+        meet: of a replica of several ranks: connects with the others at a rendezvous, given what to call while it
+        waits; see worker.parallel.rendezvous. returns_results: one rank does."""
         self._hello, self._rank = hello, hello.rank
         self._link, self._heartbeat, self._status = link, heartbeat, status
         self._wakeup, self._metrics, self._build = wakeup, metrics, build
+        self._meet, self._returns_results = meet, returns_results
         self._runner: StepRunner | None = None
         self._chain = PlanChain()
         # Of this epoch, in the order of their plans.
@@ -155,7 +169,8 @@ class WorkerLoop:
             case "plan":
                 self._begin(message.plan, frames[0], arrival)
             case "reset":
-                self._reset(message.reset)
+                with suppress(_Overtaken):
+                    self._reset(message.reset)
             case "shutdown":
                 self._shut_down(message.shutdown)
             case "probe":
@@ -170,8 +185,11 @@ class WorkerLoop:
         self._epoch = reset.epoch
         self._heartbeat.follow(reset.scheduler)
         self._link.enter(reset.epoch, self._rank)
-        if reset.rendezvous:
-            raise PermanentError(f"rendezvous: {reset.rendezvous!r}, but this worker computes alone (world_size 1)")
+        if bool(reset.rendezvous) != (self._meet is not None):
+            raise PermanentError(
+                f"rendezvous: {reset.rendezvous!r}, but world_size is {self._hello.world_size} here: give all "
+                f"processes the same options"
+            )
         if self._runner is None:
             self._status.set(step_pb2.WORKER_STATE_LOADING, epoch=reset.epoch, step=0, progress=0.0)
             try:
@@ -179,7 +197,11 @@ class WorkerLoop:
             except ValueError as error:
                 raise PermanentError(str(error)) from error
         else:
+            if self._meet is not None:
+                self._runner.join(None)
             self._runner.reset()
+        if self._meet is not None:
+            self._runner.join(self._meet(reset.rendezvous, self._look_up))
         self._chain = PlanChain()
         self._is_ready = True
         self._status.set(step_pb2.WORKER_STATE_IDLE, epoch=reset.epoch, step=0, progress=1.0)
@@ -199,6 +221,14 @@ class WorkerLoop:
         loading = fraction < 1.0
         state = step_pb2.WORKER_STATE_LOADING if loading else step_pb2.WORKER_STATE_COMPILING
         self._status.set(state, progress=fraction)
+
+    def _look_up(self) -> None:
+        """Called while the other ranks are waited for. They may never come to this rendezvous: if one has died, a new
+        Reset names another."""
+        if self._wakeup.stop_requested:
+            raise _StopRequested
+        if self._link.has_message():
+            raise _Overtaken
 
     def _shut_down(self, shutdown: step_pb2.Shutdown) -> None:
         if not shutdown.reason:
@@ -245,7 +275,7 @@ class WorkerLoop:
     def _send_result(self, step: _Step, result: step_pb2.StepResult) -> None:
         assert self._runner is not None
         result.timing.total = time.perf_counter() - step.arrival
-        if not self._link.send(step_pb2.WorkerToScheduler(result=result)):
+        if self._returns_results and not self._link.send(step_pb2.WorkerToScheduler(result=result)):
             raise PlanError(f"step: the result of {step.plan.step} can't be sent, for nobody takes results")
         self._in_flight.popleft()
         self._num_failed_steps = 0
@@ -283,6 +313,9 @@ class WorkerLoop:
         self._status.set(step_pb2.WORKER_STATE_IDLE)
         _log.error("epoch %d is over: %s", self._epoch, message)
         self._is_ready = False
+        if self._meet is not None and self._runner is not None:
+            # The other ranks may wait for this one within the step.
+            self._runner.join(None)
         self._metrics.count_epoch_failure()
         self._send_failure(message, permanent=False)
 

@@ -38,6 +38,7 @@ def model_info(
             dtype=dtype_name,
             quantization=loaded.quantization,
             kernels=kernels,
+            tensor_size=options.tensor_parallel_size,
         ),
         max_model_len=max_model_len,
         vocab_size=config.vocab_size,

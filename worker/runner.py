@@ -17,6 +17,7 @@ from worker.decodes import Decodes
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.logprobs import frames, token_logprobs
+from worker.parallel.group import Alone, Group, without_others
 from worker.prompt_scoring import ScoredPrompt, scored_prompts
 from worker.result_columns import put_columns
 from worker.rows import Rows
@@ -36,6 +37,7 @@ class StepModel(Protocol):
 
     # How it computes, and what draws therefore.
     path: ComputePath
+    group: Group
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         """Hidden states [T, E] of the batch's tokens, whose KV it writes."""
@@ -70,6 +72,7 @@ class Runner:
         )
         kernels = model.path.native
         self._decodes = None if kernels is None else Decodes(kernels, rows, self._batch)
+        self._group: Group = Alone()
         # As Ready tells it to the scheduler.
         self.model_info = model_info
 
@@ -77,6 +80,11 @@ class Runner:
     def num_swap_blocks(self) -> int:
         """Host blocks for swapped KV."""
         return self._swap_space.num_blocks
+
+    def join(self, group: Group | None) -> None:
+        """See worker.step_runner.StepRunner."""
+        self._group = group or without_others(self._model.path.shard)
+        self._model.group = self._group
 
     @property
     def num_live_rows(self) -> int:
@@ -98,6 +106,7 @@ class Runner:
         """
         arrival = time.perf_counter()
         rows = self._rows
+        self._group.step = plan.step
         self._swap_space.apply(plan)
         rows.apply(plan)
         self._scrub(rows.take_spoiled_blocks())

@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from protos import inference_pb2, step_pb2
+
+if TYPE_CHECKING:
+    # It imports torch, which a worker does once its heartbeats flow.
+    from worker.parallel.group import Group
 
 
 class PendingResult(Protocol):
@@ -64,4 +68,9 @@ class StepRunner(Protocol):
 
     def reset(self) -> None:
         """A new epoch: waits for steps that are under way, drops their results, and forgets every row."""
+        ...
+
+    def join(self, group: "Group | None") -> None:
+        """group: those that compute each layer together with this rank from here on, if there are such. None: leaves
+        the group, whose other ranks fail if they wait for this one."""
         ...

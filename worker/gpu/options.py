@@ -43,6 +43,11 @@ def check_gpu_options(options: Options) -> None:
         raise PermanentError(
             f"quantization={options.quantization} is computed on CPUs only: use fp8 or none on a GPU, or device=cpu"
         )
+    if options.tensor_parallel_size > 1:
+        raise PermanentError(
+            f"tensor_parallel_size={options.tensor_parallel_size}: ranks share layers on CPUs only so far; use 1 on "
+            "GPUs, or device=cpu"
+        )
     _warn(options, _ONLY_ON_CPUS, "on GPUs")
 
 

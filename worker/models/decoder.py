@@ -18,7 +18,7 @@ from worker.layers.attention_plans import CpuAttentionPlans, GpuAttentionPlans
 from worker.layers.embedding import Embedding
 from worker.layers.rotary import Rotary
 from worker.model_config import ModelConfig
-from worker.parallel.group import Alone, Group, Rehearsal
+from worker.parallel.group import Group, without_others
 from worker.replay import Replay
 from worker.workspace import Workspace
 
@@ -50,7 +50,7 @@ class Decoder:
         self._embed, self._rotary, self._layers = embed, rotary, layers
         self._workspace = Workspace(path)
         # Set anew in each epoch, once its ranks are connected.
-        self.group: Group = Alone() if path.shard.size == 1 else Rehearsal(path.shard.rank, path.shard.size)
+        self.group: Group = without_others(path.shard)
         # On a CPU each expert computes the tokens that chose it; and ranks talk to each other within a step.
         records = config.experts is None and path.shard.size == 1
         self._forward, self._greedy = (Replay(path, records=records) for _ in range(2))

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from configs.options import Options
+from kernels.shard import Shard
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
@@ -32,3 +35,13 @@ class Axes:
     def returns_results(self, rank: int) -> bool:
         """One rank of a replica does: the first of the last stage."""
         return rank == self.world_size - self.tensor_size
+
+
+def axes_of(options: Options) -> Axes:
+    return Axes(tensor_size=options.tensor_parallel_size)
+
+
+def shard_of(options: Options, rank: int) -> Shard:
+    """What a rank computes of each layer of its stage."""
+    axes = axes_of(options)
+    return Shard(axes.tensor_rank(rank), axes.tensor_size)

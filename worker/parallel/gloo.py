@@ -12,10 +12,20 @@ from worker.errors import StepError
 class GlooGroup:
     """worker.parallel.group.Group. Traffic is not encrypted."""
 
-    def __init__(self, name: str, store: Store, rank: int, size: int, *, host: str, timeout: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        host: str,
+        connect_timeout: float,
+        call_timeout: float,
+    ) -> None:
         """Connects with the other ranks, all of which do so with the same store at about the same time. name: for
-        messages, such as "tensor group 0, 1". host: the address of this machine that ranks talk over. timeout: seconds
-        that connecting, and each call, may take. Raises StepError."""
+        messages, such as "tensor group of ranks 0, 1". host: the address of this machine that ranks talk over. Timeouts
+        in seconds. Raises StepError."""
         self.rank, self.size, self._name = rank, size, name
         # Of this group so far: calls, and bytes that this rank has sent to others.
         self.num_calls = self.num_bytes = 0
@@ -25,7 +35,8 @@ class GlooGroup:
         # gloo asks the system which address the host's name has. torch's stubs know neither options nor calls.
         options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
         options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-        options._timeout = timedelta(seconds=timeout)
+        options._timeout = timedelta(seconds=call_timeout)
+        store.set_timeout(timedelta(seconds=connect_timeout))
         try:
             self._group: Any = ProcessGroupGloo(store, rank, size, options)
         except RuntimeError as error:

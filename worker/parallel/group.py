@@ -4,12 +4,16 @@ from typing import Protocol
 
 import torch
 
+from kernels.shard import Shard
+
 
 class Group(Protocol):
     """Every rank of it makes the same calls in the same order, with tensors of the same shape and dtype."""
 
     rank: int
     size: int
+    # Under way, for messages.
+    step: int
 
     def sum_(self, x: torch.Tensor) -> None:
         """Replaces x, contiguous, by the sum over all ranks: added up from rank 0 on, so that it has the same bits on
@@ -24,7 +28,7 @@ class Group(Protocol):
 class Alone:
     """A group of one."""
 
-    rank, size = 0, 1
+    rank, size, step = 0, 1, 0
 
     def sum_(self, x: torch.Tensor) -> None:
         pass
@@ -37,10 +41,15 @@ class Rehearsal:
     """A rank of a group without the others: for a warm-up, whose results mean nothing."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.step = rank, size, 0
 
     def sum_(self, x: torch.Tensor) -> None:
         pass
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         return x.expand(self.size, *x.shape).contiguous()
+
+
+def without_others(shard: Shard) -> Group:
+    """Until the ranks are connected."""
+    return Alone() if shard.size == 1 else Rehearsal(shard.rank, shard.size)

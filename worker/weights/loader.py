@@ -81,9 +81,14 @@ def load_model(
             model = cls(config, take(), path)
         else:
             digest = dated_digest(checkpoint.digest, checkpoint.files)
-            kept = PackedModel(digest=digest, quantization=resolved, path=path.name)
+            kept = PackedModel(digest=digest, quantization=resolved, path=_packed_for(path))
             model = _with_cache(partial(cls, config, path=path), take, cache, kept, path.native.weights)
     return LoadedModel(model=model, config=config, digest=checkpoint.digest, quantization=resolved)
+
+
+def _packed_for(path: ComputePath) -> str:
+    shard = path.shard
+    return path.name if shard.size == 1 else f"{path.name}-rank-{shard.rank}-of-{shard.size}"
 
 
 def _with_cache(
