@@ -21,6 +21,7 @@ from worker.model_config import ModelConfig
 from worker.models.registry import model_class
 from worker.parallel.gloo import GlooGroup
 from worker.weights import load_model
+from worker.weights.quantization import QuantizationOption
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 132, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 6,
@@ -50,7 +51,7 @@ def _make(directory: Path, architecture: str, **changes: int) -> Path:
     return directory
 
 
-def _run(model: Path, shard: Shard, group: GlooGroup | None, quantization: Any) -> tuple[torch.Tensor, list[int]]:
+def _run(model: Path, shard: Shard, group: GlooGroup | None, quantization: QuantizationOption) -> tuple[torch.Tensor, list[int]]:
     """Logits of a prompt in chunks, and greedy tokens after it."""
     path = replace(torch_path(torch.float32), shard=shard)
     loaded = load_model(
@@ -81,7 +82,7 @@ def _run(model: Path, shard: Shard, group: GlooGroup | None, quantization: Any) 
         ("LlamaForCausalLM", 2, "int4"),
     ],
 )
-def test_ranks_say_what_one_says(tmp_path: Path, architecture: str, size: int, quantization: str) -> None:
+def test_ranks_say_what_one_says(tmp_path: Path, architecture: str, size: int, quantization: QuantizationOption) -> None:
     """Two KV heads on 6 ranks: each is held by three. Sums are added up in another order than one rank does."""
     model = _make(tmp_path, architecture)
     expected, tokens = _run(model, Shard(), None, quantization)
@@ -108,3 +109,23 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do(
         load_model(
             resolve_model(str(model)), dtype=torch.float32, quantization=quantization, make_path=lambda config: path
         )
+
+
+def test_what_a_decode_step_sends_is_what_the_docs_say(tmp_path: Path) -> None:
+    """docs/architecture.md: 2 L + 1 sums of T E float32, and 16 bytes a token for the likeliest."""
+    model, size, num_rows = _make(tmp_path, "LlamaForCausalLM"), 2, 3
+
+    def calls_and_bytes(group: GlooGroup) -> tuple[int, int]:
+        path = replace(torch_path(torch.float32), shard=Shard(group.rank, size))
+        loaded = load_model(resolve_model(str(model)), dtype=torch.float32, make_path=lambda config: path)
+        loaded.model.group = group
+        run = ModelRun(loaded)
+        rows = [run.row([7, 8, 9], 3) for _ in range(num_rows)]
+        run.step([(row, 2) for row in rows])
+        before = group.num_calls, group.num_bytes
+        run.greedy_step([(row, 1) for row in rows])
+        return group.num_calls - before[0], group.num_bytes - before[1]
+
+    num_sums = 2 * SHAPE["num_hidden_layers"] + 1
+    num_bytes = (size - 1) * (num_sums * num_rows * SHAPE["hidden_size"] * 4 + 16 * num_rows)
+    assert run_ranks(tmp_path, size, calls_and_bytes) == [(num_sums + 1, num_bytes)] * size

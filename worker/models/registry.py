@@ -14,6 +14,7 @@ from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.mixtral import MixtralModel, Qwen3MoeModel
+from worker.parallel.group import Group
 from worker.take_tensor import Shape, TakeTensor
 
 
@@ -26,6 +27,8 @@ class Model(Protocol):
     path: ComputePath
     # The output head, with the norm before it.
     head: PackedLinear
+    # The ranks that compute each layer together.
+    group: Group
 
     def __init__(self, config: ModelConfig, take: TakeTensor, path: ComputePath) -> None: ...
 
