@@ -22,6 +22,8 @@ class Report:
     device: str
     # time.monotonic() at which to stop.
     deadline: float
+    # Called after each part: a run that is killed leaves what it had.
+    save: Callable[["Report"], None] = lambda report: None
     rows: list[dict[str, Any]] = field(default_factory=list)
     _copy_bandwidth: float | None = None
 
@@ -49,6 +51,8 @@ class Report:
             reason = str(error).strip().partition("\n")[0]
             self.rows.append({"op": op, "case": case, "failed": f"{type(error).__name__}: {reason}"})
             return False
+        finally:
+            self.save(self)
         return True
 
     @property

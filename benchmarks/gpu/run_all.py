@@ -8,8 +8,8 @@ In the repository's root, with torch, triton and numpy: nothing is installed or 
 Peers that can be imported (flash-attn, flashinfer) are measured beside. A run ends with two tables: each case with
 milliseconds and what they mean (share_of_copy is of the bandwidth of a copy on the same GPU), and what is asked of an
 H200 beside what was got. FILE has the same and more: date, device, versions, every check that passed (`checked`), what
-was left out (`skipped`, with the reason) and what went wrong (`failed`). It is written after each benchmark, so that a
-run that is killed leaves what it had. The exit status is 1 if something failed, 2 if there is no GPU.
+was left out (`skipped`, with the reason) and what went wrong (`failed`). It is written after each part, so that a run
+that is killed leaves what it had. The exit status is 1 if something failed, 2 if there is no GPU.
 
 Kernels come first, whole models last (end_to_end). Each benchmark has a share of the time that is left when its turn
 comes, and what it leaves is for the others.
@@ -49,10 +49,17 @@ def main() -> int:
     if not arguments.toy and not torch.cuda.is_available():
         print("no GPU: --toy checks that everything works, in Triton's interpreter", file=sys.stderr)
         return 2
+
+    def save(report: Report) -> None:
+        if arguments.json is not None:
+            found = [target.as_json() for target in targets(report.rows)]
+            arguments.json.write_text(json.dumps({**report.as_json(), "targets": found}, indent=1) + "\n")
+
     report = Report(
         toy=arguments.toy,
         device="cpu" if arguments.toy else "cuda",
         deadline=time.monotonic() + 60 * arguments.minutes,
+        save=save,
     )
     names = _names(arguments.only)
     for index, name in enumerate(names):
@@ -60,9 +67,6 @@ def main() -> int:
         left = [_SHARES.get(each, _USUAL_SHARE) for each in names[index:]]
         with report.within(left[0] / sum(left)):
             report.attempt(name, "", lambda name=name: _run(name, report))
-        if arguments.json is not None:
-            found = [target.as_json() for target in targets(report.rows)]
-            arguments.json.write_text(json.dumps({**report.as_json(), "targets": found}, indent=1) + "\n")
     print(report.table())
     print(f"\n{table(targets(report.rows))}")
     if report.failed:

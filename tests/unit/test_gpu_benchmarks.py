@@ -60,7 +60,7 @@ def test_whole_models_are_checked_in_every_way_before_they_are_measured() -> Non
     is_check = ["checked" in row for row in run.rows]
     assert is_check == sorted(is_check, reverse=True), "checks come first"
     ways = {"graphs, overlap", "eager, overlap", "graphs", "eager"}
-    for begin in (f"{variant.name}, decode", f"{variant.name}, 2 x 2-2"):
+    for begin in (f"{variant.name}, decode", f"{variant.name}, 3 x 2-2"):
         assert {row["way"] for row in run.rows if row["case"].startswith(begin) and "way" in row} == ways
 
 

@@ -46,7 +46,7 @@ TOY_SIZES = Sizes(
     step_tokens=(8,),
     prompt=4,
     num_prompts=2,
-    num_requests=2,
+    num_requests=3,
     lengths=(1, 2),
 )
 # What weights and KV leave to graphs, workspace and logits.

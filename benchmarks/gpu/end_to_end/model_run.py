@@ -58,7 +58,7 @@ def path_of(variant: Variant, device: torch.device) -> ComputePath:
 
 class ModelRun:
     def __init__(self, variant: Variant, device: Device, limits: Limits, num_blocks: int) -> None:
-        """num_blocks: of the KV cache, the null block included. Captures the graphs."""
+        """num_blocks: of the KV cache, the null block included. Captures no graphs yet."""
         self.variant, self.limits = variant, limits
         self._device = device
         path = path_of(variant, device.torch_device)
@@ -86,7 +86,6 @@ class ModelRun:
             max_num_batched_tokens=limits.max_num_batched_tokens,
         )
         self.graphs = CapturedGraphs(self.engine, model, self.kv_cache, device, sizes)
-        self.graphs.capture()
 
     def run(self, schedule: Schedule, way: Way, may_go_on: Callable[[], bool] = lambda: True) -> list[float]:
         """time.perf_counter() at the start, and whenever the results of a step were there; from a device with nothing
