@@ -16,9 +16,9 @@ from benchmarks.gpu.end_to_end.schedule import Request, Schedule, num_blocks_of
 from benchmarks.gpu.end_to_end.shapes import TOY_VARIANTS, VARIANTS
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.targets import targets
+from tests.fakes.recording_device import RecordingDevice
 from tests.support.gpu import DEVICE
 from tests.support.repository import ROOT
-from worker.gpu.device import InterpretedDevice
 from worker.gpu.step_inputs import LAST_SAMPLED, StepInputs, StepOutputs
 
 # Not on every machine that has a GPU, and not to be asked for by a script that brings nothing along.
@@ -54,7 +54,7 @@ def test_all_benchmarks_import_without_packages_that_gpu_machines_lack() -> None
 def test_whole_models_are_checked_in_every_way_before_they_are_measured() -> None:
     run, variant = report(), TOY_VARIANTS[0]
     sizes = replace(TOY_SIZES, step_tokens=(), lengths=(2, 2))
-    measure_variant(run, variant, InterpretedDevice(memory_bytes=64 << 30), sizes, TOY_LIMITS)
+    measure_variant(run, variant, RecordingDevice(memory_bytes=64 << 30), sizes, TOY_LIMITS)
     assert not run.failed
     assert not [row for row in run.rows if "skipped" in row]
     is_check = ["checked" in row for row in run.rows]
