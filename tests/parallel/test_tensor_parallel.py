@@ -101,7 +101,7 @@ def test_ranks_say_what_one_says(tmp_path: Path, architecture: str, size: int, q
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_those_that_do(
-    tmp_path: Path, size: int, quantization: str, message: str
+    tmp_path: Path, size: int, quantization: QuantizationOption, message: str
 ) -> None:
     model = _make(tmp_path, "LlamaForCausalLM", intermediate_size=288)
     path = replace(torch_path(torch.float32), shard=Shard(0, size))
