@@ -73,6 +73,9 @@ class SlowRunner:
             self._changed.notify_all()
         return step
 
+    def join(self, group: object | None) -> None:
+        assert group is None, "it computes alone"
+
     def reset(self) -> None:
         self.is_resetting.set()
         for step in self._under_way:
