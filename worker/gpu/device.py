@@ -159,6 +159,12 @@ class CudaDevice:
 
 
 class _CudaEvent(torch.cuda.Event):
+    def synchronize(self) -> None:
+        # A thread begins with GPU 0. Were this one's another, a call there might make a context on that, which takes
+        # hundreds of MiB.
+        with torch.cuda.device(self.device):
+            super().synchronize()
+
     def seconds_since(self, earlier: Self) -> float:
         return earlier.elapsed_time(self) / 1e3
 
