@@ -40,6 +40,7 @@ class AttentionSchedule:
         device: torch.device | str,
         window: int = 0,
         batch_invariant: bool = False,
+        tiles: Tiles | None = None,
         chunk: int = CHUNK,
         num_programs: int | None = None,
         workspace_bytes: int = WORKSPACE_BYTES,
@@ -47,7 +48,8 @@ class AttentionSchedule:
         """window: tokens that a query sees, itself included; 0: all before it.
 
         batch_invariant: a query's result has the same bits however its row is cut into chunks of prefill and decodes;
-        that it doesn't depend on other rows is so in any case. chunk: tokens of a partition, a multiple of 128.
+        that it doesn't depend on other rows is so in any case. tiles: of a kernel for another cache than that of keys
+        and values (kernels.mla_attention), which computes all rows. chunk: tokens of a partition, a multiple of 128.
         num_programs: that read decodes' contexts; None: as many as the GPU holds at once.
 
         Raises ValueError for head shapes and windows that the kernels don't know.
@@ -62,10 +64,10 @@ class AttentionSchedule:
         if chunk % 128 or chunk < 128:
             raise ValueError(f"chunk {chunk} is no multiple of 128, the largest tile")
         self.heads, self.window, self.chunk, self.batch_invariant = heads, window, chunk, batch_invariant
-        arch = _arch(device)
+        arch = tile_arch(device)
         self.cache_dtype = cache_dtype
-        self.decode: Tiles = decode_tiles(heads, cache_dtype, arch, batch_invariant=batch_invariant)
-        self.prefill: Tiles | None = None if batch_invariant else prefill_tiles(heads, cache_dtype, arch)
+        self.decode: Tiles = tiles or decode_tiles(heads, cache_dtype, arch, batch_invariant=batch_invariant)
+        self.prefill: Tiles | None = None if batch_invariant or tiles else prefill_tiles(heads, cache_dtype, arch)
         self.num_programs = num_programs or _num_sms(device) * self.decode.programs_per_sm
         max_partials = max_num_seqs * triton.cdiv(max_context_len, chunk)
         partial_bytes = 4 * heads.num_heads * (heads.head_size + 2)
@@ -183,7 +185,7 @@ def _store_starts(line, row, num_rows, before, numbers):
     return before + tl.sum(numbers, axis=0)
 
 
-def _arch(device: torch.device | str) -> int:
+def tile_arch(device: torch.device | str) -> int:
     """The newest one that there are tile sizes for and the device can do; the interpreter stands for Hopper."""
     if torch.device(device).type != "cuda":
         return 90

@@ -1,0 +1,170 @@
+"""MLA of rows with few queries: a tile of the cache is read once and multiplied twice, as keys and as values.
+
+Contexts are read in chunks, which are folded from left to right: one program reads them all (v1), or one reads each and
+kernels.paged_attention.gpu_decode.reduce_kernel folds them (v2). The bits are the same, so time alone decides.
+"""
+
+import triton.language as tl
+
+from kernels.paged_attention.gpu_schedule import PARTIALS
+from kernels.paged_attention.gpu_softmax import NOTHING, find_row, fold, normalized, table_of
+from kernels.tiles.jit import jit
+from kernels.tiles.numbers import dot, narrow, widen_to
+
+# Numbers of a latent that are folded at once.
+_PIECE = tl.constexpr(64)
+
+
+@jit
+def mla_decode_kernel(
+    q, cache, out, query_starts, context_lens, block_tables, table_rows, starts, partial_sums, partial_values,
+    own_values, kv_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
+    HEAD_GROUPS: tl.constexpr, GROUP: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    LANES: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """A fixed number of programs take piece after piece: of a row, a tile of queries, a group of heads, and a chunk or
+    all. own_values: [programs, 2, LANES, LATENT], memory of each for what it folds."""
+    QUERIES: tl.constexpr = LANES // GROUP
+    HEADS: tl.constexpr = HEAD_GROUPS * GROUP
+    lane = tl.arange(0, LANES)
+    number = tl.arange(0, LATENT)
+    if kv_scale is None:
+        value_scale = 1.0
+    else:
+        value_scale = tl.load(kv_scale)
+    factor *= value_scale
+    # Accumulator and addresses leave no register for what is the same in each round: it is computed anew.
+    num_items = tl.load(starts + num_rows) * HEAD_GROUPS
+    for item in tl.range(  # pyright: ignore[reportGeneralTypeIssues] - Triton's own compiler iterates
+        tl.program_id(0), num_items, tl.num_programs(0), disable_licm=True
+    ):
+        row = find_row(starts, item // HEAD_GROUPS, num_rows)
+        first_query = tl.load(query_starts + row)
+        queries = tl.load(query_starts + row + 1) - first_query
+        context = tl.load(context_lens + row)
+        row_start = tl.load(starts + row)
+        tiles = tl.cdiv(queries, QUERIES)
+        num_chunks = (tl.load(starts + row + 1) - row_start) // tiles
+        first_partial = tl.load(starts + PARTIALS * line_stride + row)
+        is_split = tl.load(starts + PARTIALS * line_stride + row + 1) > first_partial
+        # Groups of heads that read the same entries are neighbours: one finds in L2 what the other has read.
+        within = item - row_start * HEAD_GROUPS
+        head_group = within % HEAD_GROUPS
+        first_of_tile = within // HEAD_GROUPS % tiles * QUERIES
+        chunk = within // HEAD_GROUPS // tiles
+
+        lane_query = first_of_tile + lane // GROUP
+        lane_head = head_group * GROUP + lane % GROUP
+        active = (lane < QUERIES * GROUP) & (lane_query < queries)
+        lane_position = tl.where(active, context - queries + lane_query, -1)
+        last_query = tl.minimum(first_of_tile + QUERIES, queries) - 1
+        low, high = 0, tl.minimum(context - queries + last_query + 1, context)
+        if is_split:
+            low = chunk * CHUNK
+            high = tl.minimum(high, low + CHUNK)
+        folds = high - low > CHUNK
+
+        lane_start = (first_query + lane_query).to(tl.int64) * q_stride + lane_head * (LATENT + ROPE)
+        q_lanes = q + lane_start[:, None]
+        q_latent = tl.load(q_lanes + number[None], mask=active[:, None], other=0.0)
+        q_rope = tl.load(q_lanes + LATENT + tl.arange(0, ROPE)[None], mask=active[:, None], other=0.0)
+        table = table_of(block_tables, table_rows, row, table_stride)
+        own = own_values + item % tl.num_programs(0) * (2 * LANES * LATENT)
+        all_m, all_w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
+        acc = tl.zeros((LANES, LATENT), tl.float32)
+        for chunk_start in tl.range(low, high, CHUNK, disable_licm=True):  # pyright: ignore[reportGeneralTypeIssues]
+            m, w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
+            acc = tl.zeros((LANES, LATENT), tl.float32)
+            for start in range(chunk_start, tl.minimum(high, chunk_start + CHUNK), TOKENS):
+                latent, rope = _load_entries(cache, table, start, high, LATENT, ROPE, BLOCK_SIZE, TOKENS)
+                m, w, acc = _attend(m, w, acc, q_latent, q_rope, latent, rope, start, high, lane_position, factor)
+            if folds:
+                all_m, all_w = _fold_in_memory(own, all_m, all_w, m, w, acc, chunk_start // CHUNK)
+            else:
+                all_m, all_w = m, w
+
+        out_lanes = out + ((first_query + lane_query).to(tl.int64) * out_stride + lane_head * LATENT)[:, None]
+        if is_split:
+            partial = (first_partial + lane_query * num_chunks + chunk).to(tl.int64) * HEADS + lane_head
+            tl.store(partial_sums + partial * 2, all_m, mask=active)
+            tl.store(partial_sums + partial * 2 + 1, all_w, mask=active)
+            tl.store(partial_values + partial[:, None] * LATENT + number[None], acc, mask=active[:, None])
+        elif folds:
+            last = own + (high - 1) // CHUNK % 2 * (LANES * LATENT)
+            tl.debug_barrier()
+            for first in range(0, LATENT, _PIECE):
+                result = normalized(all_w, tl.load(last + _piece_of_latents(LANES, LATENT, first)), value_scale)
+                piece = (first + tl.arange(0, _PIECE))[None]
+                tl.store(out_lanes + piece, narrow(result, out.dtype.element_ty), mask=active[:, None])
+        else:
+            result = normalized(all_w, acc, value_scale)
+            tl.store(out_lanes + number[None], narrow(result, out.dtype.element_ty), mask=active[:, None])
+
+
+@jit
+def _load_entries(
+    cache, table, start, high,
+    LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Latents [TOKENS, LATENT] and rope parts [TOKENS, ROPE] of the tokens from `start` on; zeros (unread) from `high`
+    on."""
+    token = start + tl.arange(0, TOKENS)
+    inside = token < high
+    block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    entries = cache + ((block * BLOCK_SIZE + token % BLOCK_SIZE) * (LATENT + ROPE))[:, None]
+    latent = tl.load(entries + tl.arange(0, LATENT)[None], mask=inside[:, None], other=0.0)
+    rope = tl.load(entries + LATENT + tl.arange(0, ROPE)[None], mask=inside[:, None], other=0.0)
+    return latent, rope
+
+
+@jit
+def _attend(m, w, acc, q_latent, q_rope, latent, rope, start, high, lane_position, factor):
+    """The running softmax after one tile of entries more. lane_position: of each lane's query; -1 sees nothing."""
+    LANES: tl.constexpr = q_latent.shape[0]
+    TOKENS: tl.constexpr = latent.shape[0]
+    values = widen_to(latent, q_latent.dtype)
+    none = tl.zeros((LANES, TOKENS), tl.float32)
+    s = dot(q_latent, tl.trans(values), none)
+    s_rope = dot(q_rope, tl.trans(widen_to(rope, q_rope.dtype)), none)
+    # True for every tile. If a dot's result goes into another dot, Triton gives all warps to its lanes: with 64 of
+    # them both warp groups of Hopper would compute the same scores. It doesn't look through an `if`; and for the same
+    # reason the two products are no sum before it.
+    if start < high:
+        visible = lane_position[:, None] >= (start + tl.arange(0, TOKENS))[None]
+        s = tl.where(visible, s * factor + s_rope * factor, NOTHING)
+        m_new = tl.maximum(m, tl.max(s, axis=1))
+        safe = tl.where(m_new == NOTHING, 0.0, m_new)
+        p = tl.exp2(s - safe[:, None])
+        shrink = tl.exp2(m - safe)
+        w = w * shrink + tl.sum(p, axis=1)
+        weights = narrow(p, values.dtype)
+    else:
+        m_new, shrink, weights = m, w, narrow(s, values.dtype)
+    return m_new, w, dot(weights, values, acc * shrink[:, None])
+
+
+@jit
+def _fold_in_memory(own, all_m, all_w, m, w, acc, chunk):
+    """m and w of all chunks up to this one; their values are in own[chunk % 2] then, a program's own memory, which
+    mostly stays in L2. Registers don't hold two accumulators of 64 lanes."""
+    LANES: tl.constexpr = acc.shape[0]
+    LATENT: tl.constexpr = acc.shape[1]
+    before = own + (chunk + 1) % 2 * (LANES * LATENT)
+    own += chunk % 2 * (LANES * LATENT)
+    # Threads store and load different numbers.
+    tl.debug_barrier()
+    tl.store(own + tl.arange(0, LANES)[:, None] * LATENT + tl.arange(0, LATENT)[None], acc)
+    tl.debug_barrier()
+    new_m, new_w = all_m, all_w
+    for first in range(0, LATENT, _PIECE):
+        piece = _piece_of_latents(LANES, LATENT, first)
+        all_acc = tl.load(before + piece, mask=(piece >= 0) & (chunk > 0), other=0.0)
+        new_m, new_w, values = fold(all_m, all_w, all_acc, m, w, tl.load(own + piece))
+        tl.store(own + piece, values)
+    return new_m, new_w
+
+
+@jit
+def _piece_of_latents(LANES: tl.constexpr, LATENT: tl.constexpr, first):
+    """Offsets, [LANES, _PIECE]."""
+    return tl.arange(0, LANES)[:, None] * LATENT + (first + tl.arange(0, _PIECE))[None]
