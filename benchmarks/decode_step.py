@@ -94,7 +94,9 @@ def print_parts(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: to
     for num_rows in map(int, arguments.batch.split(",")):
         batch = decode_batch(num_rows, arguments.context, arguments.block_size, loaded.config.vocab_size)
         num_blocks = int(batch.block_tables_SB.max()) + 1
-        kv_cache = KVCache(loaded.config, num_blocks=num_blocks, block_size=arguments.block_size, path=loaded.model.path)
+        kv_cache = KVCache(
+            loaded.config, num_blocks=num_blocks, block_size=arguments.block_size, path=loaded.model.path
+        )
         with torch.inference_mode():
             ms = measure(loaded, batch, kv_cache, arguments.seconds)
         rate = num_rows / ms["step"] * 1e3

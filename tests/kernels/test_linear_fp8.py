@@ -219,7 +219,7 @@ def test_a_packed_linear_takes_fp8_and_puts_one_after_the_other() -> None:
 
     def result(down: PackedLinear) -> torch.Tensor:
         residual = Residual(x.to(DEVICE).clone(), torch.empty(2, 130, device=DEVICE))
-        gate_up.add_through_(down, residual, between)
+        gate_up.add_through_(down, residual, between, into=residual)
         return residual.delta_TE
 
     assert gate_up.num_bytes == 96 * 130 + 96 * 4

@@ -83,10 +83,14 @@ def _mixtral() -> PreTrainedModel:
 def _qwen3_moe_with_some_mlps() -> PreTrainedModel:
     return Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
-            **SHAPE, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True,
+            **{**SHAPE, "head_dim": 16},
+            num_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=40,
+            norm_topk_prob=True,
             mlp_only_layers=[1],
         )
-    )  # fmt: skip
+    )
 
 
 _DENSE = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)

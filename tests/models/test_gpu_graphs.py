@@ -13,8 +13,8 @@ from tests.support.gpu_engine import Begun, EngineRun
 from tests.support.small_llama import VOCABULARY, small_llama
 from worker.gpu.device import Device, InterpretedDevice
 from worker.gpu.engine import GpuEngine
-from worker.gpu.graph_sizes import GraphSizes
-from worker.gpu.graphs import CapturedGraphs
+from worker.gpu.graphs.captured import CapturedGraphs
+from worker.gpu.graphs.sizes import GraphSizes
 from worker.kv_cache import KVCache
 
 pytestmark = [

@@ -14,9 +14,9 @@ from tests.support.gpu_runs import GpuModelRun
 from tests.support.small_llama import small_llama
 from worker.gpu.batch import GpuBatch
 from worker.gpu.device import Device, InterpretedDevice
-from worker.gpu.graph_sizes import GraphSizes
-from worker.gpu.graphs import CapturedGraphs
-from worker.gpu.sampling import SamplingKind
+from worker.gpu.graphs.captured import CapturedGraphs
+from worker.gpu.graphs.sizes import GraphSizes
+from worker.gpu.sampling.sampling import SamplingKind
 
 pytestmark = [
     pytest.mark.skipif(not knobs.runtime.interpret, reason="a recording is one of the interpreter"),

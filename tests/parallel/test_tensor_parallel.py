@@ -51,7 +51,9 @@ def _make(directory: Path, architecture: str, **changes: int) -> Path:
     return directory
 
 
-def _run(model: Path, shard: Shard, group: GlooGroup | None, quantization: QuantizationOption) -> tuple[torch.Tensor, list[int]]:
+def _run(
+    model: Path, shard: Shard, group: GlooGroup | None, quantization: QuantizationOption
+) -> tuple[torch.Tensor, list[int]]:
     """Logits of a prompt in chunks, and greedy tokens after it."""
     path = replace(torch_path(torch.float32), shard=shard)
     loaded = load_model(
@@ -82,7 +84,9 @@ def _run(model: Path, shard: Shard, group: GlooGroup | None, quantization: Quant
         ("LlamaForCausalLM", 2, "int4"),
     ],
 )
-def test_ranks_say_what_one_says(tmp_path: Path, architecture: str, size: int, quantization: QuantizationOption) -> None:
+def test_ranks_say_what_one_says(
+    tmp_path: Path, architecture: str, size: int, quantization: QuantizationOption
+) -> None:
     """Two KV heads on 6 ranks: each is held by three. Sums are added up in another order than one rank does."""
     model = _make(tmp_path, architecture)
     expected, tokens = _run(model, Shard(), None, quantization)

@@ -18,7 +18,9 @@ def run_ranks(directory: Path, size: int, of_rank: Callable[[GlooGroup], _T]) ->
 
     def rank(number: int) -> _T:
         store = FileStore(str(file), size)
-        group = GlooGroup(f"tensor group of {size}", store, number, size, host="127.0.0.1", connect_timeout=60, call_timeout=60)
+        group = GlooGroup(
+            f"tensor group of {size}", store, number, size, host="127.0.0.1", connect_timeout=60, call_timeout=60
+        )
         return of_rank(group)
 
     with ThreadPoolExecutor(size) as threads:

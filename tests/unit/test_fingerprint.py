@@ -4,11 +4,9 @@ import torch
 
 from worker.fingerprint import cpu_kernels, fingerprint, gpu_kernels
 
-BASE = {"weights_digest": "abc", "dtype": "bfloat16", "quantization": "none"}
-
 
 def of(kernels: str) -> str:
-    return fingerprint(**BASE, kernels=kernels)
+    return fingerprint(weights_digest="abc", dtype="bfloat16", quantization="none", kernels=kernels)
 
 
 def test_another_gpu_is_another_replica():

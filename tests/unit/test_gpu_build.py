@@ -24,10 +24,10 @@ from worker.errors import PermanentError, StepError
 from worker.gpu import build as build_module
 from worker.gpu import parts as parts_module
 from worker.gpu.build import build_gpu_runner
-from worker.gpu.graph_sizes import GraphSizes
+from worker.gpu.graphs.sizes import GraphSizes
+from worker.gpu.memory.weight_bytes import config_of, weight_bytes
 from worker.gpu.runner import GpuRunner
 from worker.gpu.step_inputs import StepInputs, StepOutputs
-from worker.gpu.weight_bytes import config_of, weight_bytes
 from worker.kv_cache import KVCache
 
 MIB = 2**20

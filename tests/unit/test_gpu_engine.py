@@ -7,7 +7,7 @@ import pytest
 from protos.inference_pb2 import SamplingParams
 from tests.fakes.fake_model import POISON
 from tests.support.gpu_engine import EngineRun, outputs_alone
-from worker.gpu.sampling_demands import Demands, SamplingKind
+from worker.gpu.sampling.demands import Demands, SamplingKind
 from worker.gpu.step_inputs import RowSampling
 
 GREEDY = SamplingParams(temperature=0.0)

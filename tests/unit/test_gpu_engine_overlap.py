@@ -18,7 +18,7 @@ from tests.support.gpu_engine import Begun, EngineRun, outputs_alone
 from worker.forward_context import Pieces
 from worker.gpu.batch import GpuBatch
 from worker.gpu.device import Event, InterpretedDevice
-from worker.gpu.sampling import SamplingKind
+from worker.gpu.sampling.sampling import SamplingKind
 from worker.gpu.staging import Staging, StepLayout, device_memory
 from worker.gpu.step_inputs import PromptScores
 from worker.kv_cache import KVCache

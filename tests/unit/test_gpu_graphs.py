@@ -11,9 +11,9 @@ from kernels.linear.residual import Residual
 from tests.fakes.recording_device import GoneError, RecordingDevice
 from worker.gpu.batch import GpuBatch
 from worker.gpu.device import Device, DeviceMemory, InterpretedDevice
-from worker.gpu.graph_sizes import GraphSizes
-from worker.gpu.graphs import CapturedGraphs, graph_memory_estimate
-from worker.gpu.sampling import SamplingKind
+from worker.gpu.graphs.captured import CapturedGraphs, graph_memory_estimate
+from worker.gpu.graphs.sizes import GraphSizes
+from worker.gpu.sampling.sampling import SamplingKind
 
 ROWS, VOCABULARY = 8, 5
 SIZES = GraphSizes(decodes=(1, 2, 4, 8))

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from worker.gpu.pending import LogprobTensors
-from worker.gpu.sampling_logprobs import write_logprobs
+from worker.gpu.sampling.logprobs import write_logprobs
 from worker.logprobs import token_logprobs
 
 

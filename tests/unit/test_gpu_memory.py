@@ -12,8 +12,7 @@ from configs.options import Options
 from protos import inference_pb2
 from worker.errors import PermanentError
 from worker.gpu.device import DeviceMemory, InterpretedDevice
-from worker.gpu.memory import MemoryUse, account, measure_use, num_kv_blocks, scaled_down
-from worker.gpu.out_of_memory import (
+from worker.gpu.memory.out_of_memory import (
     cache_needs_more,
     graphs_need_more,
     is_out_of_memory,
@@ -22,7 +21,8 @@ from worker.gpu.out_of_memory import (
     step_needs_more,
     weights_need_more,
 )
-from worker.gpu.worst_step import worst_step
+from worker.gpu.memory.use import MemoryUse, account, measure_use, num_kv_blocks, scaled_down
+from worker.gpu.memory.worst_step import worst_step
 
 GIB = 2**30
 BLOCK = 2 * 2**20

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from worker.gpu.graph_sizes import GraphLevel, GraphSizes, graph_sizes
+from worker.gpu.graphs.sizes import GraphLevel, GraphSizes, graph_sizes
 
 
 def _sizes(

@@ -15,12 +15,12 @@ from worker.capacity import resolve_max_model_len
 from worker.errors import PermanentError, StepError
 from worker.fingerprint import gpu_kernels
 from worker.gpu.device import Device
-from worker.gpu.guarded_engine import GuardedEngine
-from worker.gpu.memory import account, num_kv_blocks
-from worker.gpu.out_of_memory import out_of_memory, start_needs_more, weights_need_more
+from worker.gpu.memory.guarded_engine import GuardedEngine
+from worker.gpu.memory.out_of_memory import out_of_memory, start_needs_more, weights_need_more
+from worker.gpu.memory.use import account, num_kv_blocks
+from worker.gpu.memory.weight_bytes import config_of, weight_bytes
 from worker.gpu.parts import Parts
 from worker.gpu.runner import GpuRunner
-from worker.gpu.weight_bytes import config_of, weight_bytes
 from worker.model_config import ModelConfig
 from worker.model_info import log_ready, make_rows, model_dtype, model_info
 from worker.weights import load_model

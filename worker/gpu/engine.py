@@ -17,9 +17,9 @@ from worker.gpu.batch import GpuBatch
 from worker.gpu.device import Device
 from worker.gpu.device_rows import DeviceRows
 from worker.gpu.pending import AskedLogprobs, PendingStep, ResultLayout
-from worker.gpu.sampling import Sampler, SamplingKind, StepSampling
-from worker.gpu.sampling_logprobs import SLICE, write_logprobs
-from worker.gpu.sampling_positions import ScoredPositions
+from worker.gpu.sampling.logprobs import SLICE, write_logprobs
+from worker.gpu.sampling.positions import ScoredPositions
+from worker.gpu.sampling.sampling import Sampler, SamplingKind, StepSampling
 from worker.gpu.staging import Part, Staging, StepArrays, StepLayout, StepSlot, device_memory
 from worker.gpu.step_inputs import PromptScores, StepInputs
 from worker.kv_cache import KVCache

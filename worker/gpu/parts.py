@@ -7,12 +7,12 @@ from worker.capacity import longest_sequence, resolve_num_swap_blocks
 from worker.errors import PermanentError
 from worker.gpu.device import Device, DeviceMemory
 from worker.gpu.engine import GpuEngine
-from worker.gpu.graph_sizes import graph_sizes
-from worker.gpu.graphs import CapturedGraphs, graph_memory_estimate
-from worker.gpu.memory import MemoryUse, measure_use
-from worker.gpu.out_of_memory import cache_needs_more, graphs_need_more, out_of_memory, step_needs_more
+from worker.gpu.graphs.captured import CapturedGraphs, graph_memory_estimate
+from worker.gpu.graphs.sizes import graph_sizes
+from worker.gpu.memory.out_of_memory import cache_needs_more, graphs_need_more, out_of_memory, step_needs_more
+from worker.gpu.memory.use import MemoryUse, measure_use
+from worker.gpu.memory.worst_step import worst_step
 from worker.gpu.swap import GpuSwapSpace
-from worker.gpu.worst_step import worst_step
 from worker.kv_cache import KVCache
 from worker.weights import LoadedModel
 

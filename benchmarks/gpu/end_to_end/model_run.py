@@ -13,9 +13,9 @@ from benchmarks.gpu.end_to_end.shapes import Variant
 from kernels.compute_path import ComputePath, gpu_path
 from worker.gpu.device import Device
 from worker.gpu.engine import GpuEngine
-from worker.gpu.graph_sizes import graph_sizes
-from worker.gpu.graphs import CapturedGraphs
-from worker.gpu.sampling import SamplingKind
+from worker.gpu.graphs.captured import CapturedGraphs
+from worker.gpu.graphs.sizes import graph_sizes
+from worker.gpu.sampling.sampling import SamplingKind
 from worker.kv_cache import KVCache
 from worker.models.llama import LlamaModel
 

@@ -10,7 +10,7 @@ import torch
 from configs.options import Options
 from worker.errors import PermanentError, StepError, WorkerError
 from worker.gpu.device import DeviceMemory
-from worker.gpu.memory import MemoryUse, gib, scaled_down
+from worker.gpu.memory.use import MemoryUse, gib, scaled_down
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -3,8 +3,8 @@
 from configs.options import Options
 from worker.gpu.device import Device
 from worker.gpu.engine import GpuEngine
-from worker.gpu.memory import MemoryUse
-from worker.gpu.out_of_memory import out_of_memory, serving_needs_more
+from worker.gpu.memory.out_of_memory import out_of_memory, serving_needs_more
+from worker.gpu.memory.use import MemoryUse
 from worker.gpu.pending import PendingStep
 from worker.gpu.step_inputs import StepInputs
 

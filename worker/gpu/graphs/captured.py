@@ -12,9 +12,9 @@ from kernels.linear.residual import Residual
 from worker.gpu.batch import GpuBatch
 from worker.gpu.device import Device, Graph
 from worker.gpu.engine import GpuModel
-from worker.gpu.graph_sizes import GraphSizes
-from worker.gpu.pieces import CapturedPieces
-from worker.gpu.sampling import SamplingKind
+from worker.gpu.graphs.pieces import CapturedPieces
+from worker.gpu.graphs.sizes import GraphSizes
+from worker.gpu.sampling.sampling import SamplingKind
 from worker.kv_cache import KVCache
 
 _log = logging.getLogger("octavo.worker")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from worker.gpu.sampling_tables import BanTable, BiasTable, New, PenaltyTable, Staged
+from worker.gpu.sampling.tables import BanTable, BiasTable, New, PenaltyTable, Staged
 from worker.gpu.staging import Part, StepSlot
 from worker.gpu.step_inputs import RowSampling
 

@@ -20,11 +20,11 @@ from kernels.sampling.gpu_verify import verify
 from kernels.step_inputs.gpu import remember_tokens
 from worker.gpu.device_rows import DeviceRows
 from worker.gpu.pending import AskedLogprobs, ResultLayout
-from worker.gpu.sampling_adjustments import AdjustedPositions, Adjustments
-from worker.gpu.sampling_demands import Demands, SamplingKind
-from worker.gpu.sampling_logprobs import SLICE, write_logprobs
-from worker.gpu.sampling_positions import ScoredPositions
-from worker.gpu.sampling_tables import Staged
+from worker.gpu.sampling.adjustments import AdjustedPositions, Adjustments
+from worker.gpu.sampling.demands import Demands, SamplingKind
+from worker.gpu.sampling.logprobs import SLICE, write_logprobs
+from worker.gpu.sampling.positions import ScoredPositions
+from worker.gpu.sampling.tables import Staged
 from worker.gpu.staging import Part, StepSlot
 from worker.gpu.step_inputs import RowSampling
 

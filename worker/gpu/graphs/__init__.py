@@ -1,0 +1,1 @@
+"""CUDA graphs of steps, and of pieces of them."""

@@ -1,0 +1,1 @@
+"""Choosing tokens on a GPU, for what each row asks."""
