@@ -226,16 +226,18 @@ class Heartbeat(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., step: _Optional[int] = ..., instance: _Optional[int] = ..., progress: _Optional[float] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("epoch", "rank", "message", "permanent")
+    __slots__ = ("epoch", "rank", "message", "permanent", "is_consequence")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     PERMANENT_FIELD_NUMBER: _ClassVar[int]
+    IS_CONSEQUENCE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     message: str
     permanent: bool
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., message: _Optional[str] = ..., permanent: _Optional[bool] = ...) -> None: ...
+    is_consequence: bool
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., message: _Optional[str] = ..., permanent: _Optional[bool] = ..., is_consequence: _Optional[bool] = ...) -> None: ...
 
 class Shutdown(_message.Message):
     __slots__ = ("reason", "permanent")

@@ -32,7 +32,9 @@ class Claims:
             for address in (options.scheduler_address(replica), step_address, heartbeat_endpoint(step_address))
         ]
         try:
-            if any(path is not None and path.parent == options.runtime_dir for path in paths):
+            # Ranks find each other in it.
+            holds_files = options.world_size > 1
+            if holds_files or any(path is not None and path.parent == options.runtime_dir for path in paths):
                 private_directory(options.runtime_dir)
             for path in paths:
                 if path is not None:

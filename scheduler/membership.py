@@ -1,12 +1,15 @@
 """What ranks must agree on with their scheduler and with each other."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from configs.options import Options
 from protos import inference_pb2, step_pb2
 from runtime.version import octavo_version
 from runtime.wire import PROTOCOL_VERSION
+
+# Each rank has as much as its memory allows.
+_OF_MEMORY = frozenset({"num_blocks", "max_model_len"})
 
 
 class MembershipError(ValueError):
@@ -15,10 +18,12 @@ class MembershipError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a scheduler asks of its ranks. model: empty takes whichever the first rank names."""
+    """What a scheduler asks of its ranks. model: empty takes whichever the first rank names. results_rank: the one that
+    returns results, the first of the last stage."""
 
     model: str
     world_size: int
+    results_rank: int
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -29,6 +34,7 @@ class Terms:
         return cls(
             model=options.served_model_name,
             world_size=options.world_size,
+            results_rank=options.world_size - options.tensor_parallel_size,
             block_size=options.block_size,
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
@@ -56,17 +62,18 @@ class Terms:
     def agree(
         self, models: Sequence[inference_pb2.ModelInfo], before: inference_pb2.ModelInfo | None
     ) -> inference_pb2.ModelInfo:
-        """The model of all ranks, with the least of their block counts.
+        """The model of all ranks, with the least of their block counts and of what these let sequences be.
 
         before: what an earlier epoch served; streams go on only if it is the same still. Raises MembershipError.
         """
         agreed = inference_pb2.ModelInfo()
         agreed.CopyFrom(models[0])
         agreed.num_blocks = min(model.num_blocks for model in models)
+        agreed.max_model_len = min(model.max_model_len for model in models)
         for rank, model in enumerate(models[1:], start=1):
-            _compare(model, f"rank {rank}", agreed, "rank 0")
+            _compare(model, f"rank {rank}", agreed, "rank 0", _OF_MEMORY)
         if before is not None:
-            _compare(agreed, "this epoch of workers", before, "the one before it")
+            _compare(agreed, "this epoch of workers", before, "the one before it", {"num_blocks"})
         if not agreed.num_blocks:
             raise MembershipError("num_blocks is 0: the KV cache holds no block; raise kv_cache_memory")
         if agreed.block_size != self.block_size:
@@ -78,8 +85,14 @@ class Terms:
         return agreed
 
 
-def _compare(one: inference_pb2.ModelInfo, whose: str, other: inference_pb2.ModelInfo, whose_other: str) -> None:
+def _compare(
+    one: inference_pb2.ModelInfo,
+    whose: str,
+    other: inference_pb2.ModelInfo,
+    whose_other: str,
+    may_differ: Collection[str],
+) -> None:
     for field in inference_pb2.ModelInfo.DESCRIPTOR.fields:
         mine, theirs = getattr(one, field.name), getattr(other, field.name)
-        if field.name != "num_blocks" and mine != theirs:
+        if field.name not in may_differ and mine != theirs:
             raise MembershipError(f"{field.name} is {mine!r} at {whose} but {theirs!r} at {whose_other}")

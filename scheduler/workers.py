@@ -20,6 +20,7 @@ from scheduler.heartbeats import Beat, Heartbeats
 from scheduler.invalid import InvalidMessages
 from scheduler.membership import MembershipError, Terms
 from scheduler.ranks import Rank
+from scheduler.rendezvous import RendezvousFiles
 
 log = logging.getLogger("octavo.scheduler")
 
@@ -37,6 +38,10 @@ _PROBE_DELAYS_S = (0.0, 0.02, 0.2, 1.0)
 # Between an epoch in which no step succeeded and the next one.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _SHUTDOWN_LINGER_MS = 1000
+# When a rank's collective has failed, the rank that is the cause gets so long to show: a death is seen in milliseconds.
+_CAUSE_WAIT_S = 1.0
+# Heartbeats come each second.
+_MISSED_BEATS_S = 2.0
 
 _MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
@@ -53,13 +58,15 @@ class Workers:
         heartbeats: Heartbeats,
         invalid: InvalidMessages,
         *,
+        rendezvous: RendezvousFiles | None,
         heartbeat_timeout: float,
         step_timeout: float,
     ) -> None:
-        """Raises AddressError or CurveError."""
+        """rendezvous: None for one rank, which meets nobody. Raises AddressError or CurveError."""
         self.socket = bind_zmq(context, endpoint, curve_dir, max_message_bytes=STEP_MESSAGE_BYTES, queue=_SEND_QUEUE)
         self.monitor = self.socket.get_monitor_socket(_MONITORED)
         self._terms, self._heartbeats, self._invalid = terms, heartbeats, invalid
+        self._rendezvous = rendezvous
         self._heartbeat_timeout, self._step_timeout = heartbeat_timeout, step_timeout
         self._ranks: dict[int, Rank] = {}
         # Grows over restarts of the scheduler, too.
@@ -71,6 +78,9 @@ class Workers:
         # another process that comes back: the instance of the one that ended that epoch is kept until then.
         self._has_failed = False
         self._missing_instance: int | None = None
+        # A rank has failed because of another one, which has not shown yet; until when it may.
+        self._consequence = ""
+        self._cause_wait_ends = 0.0
         self._model: inference_pb2.ModelInfo | None = None
         self._model_name = terms.model
         self._events: list[Event] = []
@@ -98,6 +108,8 @@ class Workers:
         times = [now + 1.0, *self._probe_times[:1]]
         if not self._is_epoch_open and self._next_epoch_at > now:
             times.append(self._next_epoch_at)
+        if self._consequence:
+            times.append(self._cause_wait_ends)
         return min(times)
 
     def receive(self, now: float) -> list[Event]:
@@ -124,7 +136,10 @@ class Workers:
             elif now - self._heard(rank) <= _ALIVE_S and self._is_reachable(rank.identity):
                 log.info("%s is back", rank.name)
                 rank.is_present = True
+                rank.enter(now)
                 self._note_return(rank, rank.instance)
+        if self._consequence and now >= self._cause_wait_ends:
+            self._end_epoch(self._consequence + self._silences(now), has_failed=True)
         self._begin_epoch_if_complete(now)
         return self._take_events()
 
@@ -141,7 +156,7 @@ class Workers:
 
     def fail_epoch(self, cause: str) -> list[Event]:
         """The ranks' step has failed, in the step loop's judgement: they begin anew."""
-        self._end_epoch(cause, has_failed=True)
+        self._end_epoch(cause + self._silences(time.monotonic()), has_failed=True)
         return self._take_events()
 
     def close(self, reason: str) -> None:
@@ -154,6 +169,9 @@ class Workers:
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close(linger=_SHUTDOWN_LINGER_MS)
+        is_awaited = any(rank.is_present and rank.model is None for rank in self._ranks.values())
+        if self._rendezvous is not None and not is_awaited:
+            self._rendezvous.remove_all_but(None)
 
     # --- Messages
 
@@ -168,19 +186,17 @@ class Workers:
             self._invalid.note(peer, f"{len(frames[1])} bytes that are no WorkerToScheduler")
             return
         kind = message.WhichOneof("message")
-        rank = next((each for each in self._ranks.values() if each.identity == peer), None)
+        rank = next((each for each in self._ranks.values() if peer in (each.identity, each.previous_identity)), None)
         if rank is not None:
             rank.heard = now
         if kind == "hello" and peer.startswith(b"join-"):
             self._hear_hello(message.hello, peer, now)
         elif kind == "failure" and (rank is not None or peer.startswith(b"join-")):
-            self._hear_failure(message.failure, rank)
+            self._hear_failure(message.failure, rank, now)
         elif kind == "ready" and rank is not None:
             self._hear_ready(message.ready, rank, now)
         elif kind == "result" and rank is not None:
-            if self.is_ready and message.result.epoch == self._epoch:
-                self._pause = 0.0
-                self._events.append(StepReturned(result=message.result))
+            self._hear_result(message.result, rank)
         else:
             self._invalid.note(peer, f"an unknown peer sent {kind or 'nothing known'}")
 
@@ -217,10 +233,24 @@ class Workers:
         elif self._is_epoch_open:
             self._end_epoch(f"{rank.name} has left it and says Hello again")
 
-    def _hear_failure(self, failure: step_pb2.Failure, rank: Rank | None) -> None:
+    def _hear_result(self, result: step_pb2.StepResult, rank: Rank) -> None:
+        if rank.rank != self._terms.results_rank:
+            self._invalid.note(rank.identity, f"a result, which is rank {self._terms.results_rank}'s to send")
+        elif self.is_ready and result.epoch == self._epoch:
+            self._pause = 0.0
+            self._events.append(StepReturned(result=result))
+
+    def _hear_failure(self, failure: step_pb2.Failure, rank: Rank | None, now: float) -> None:
         who = rank.name if rank is not None else f"rank {failure.rank}"
         if failure.permanent and (rank is not None or not self._is_present(failure.rank)):
             self._events.append(Fatal(cause=f"{who} failed for good: {failure.message}", permanent=True))
+        elif failure.is_consequence:
+            log.info("%s failed because of another rank: %s", who, failure.message)
+            if rank is not None and failure.epoch == self._epoch and self._is_epoch_open and not self._consequence:
+                # The other one may have died, which is seen by looking; or what it has to say is on its way.
+                self._consequence = f"{who} failed: {failure.message}"
+                self._cause_wait_ends = now + _CAUSE_WAIT_S
+                self._probe_times = [now + delay for delay in _PROBE_DELAYS_S]
         elif rank is not None and failure.epoch == self._epoch:
             self._end_epoch(f"{who} failed: {failure.message}", has_failed=True)
         else:
@@ -241,6 +271,8 @@ class Workers:
             self._events.append(Fatal(cause=str(error), permanent=False))
             return
         self.is_ready = True
+        if self._rendezvous is not None:
+            self._rendezvous.remove_all_but(self._epoch)
         num_swap_blocks = min(rank.num_swap_blocks for rank in self._ranks.values())
         has_failed, self._has_failed, self._missing_instance = self._has_failed, False, None
         self._events.append(
@@ -250,28 +282,36 @@ class Workers:
     # --- Epochs
 
     def _begin_epoch_if_complete(self, now: float) -> None:
-        world_size = self._terms.world_size
-        if self._is_epoch_open or now < self._next_epoch_at or not all(map(self._is_present, range(world_size))):
+        """A rank that has not followed its last Reset yet, for it is in a step that waits for another rank, is nowhere
+        that the next Reset could be sent to: it is waited for."""
+        if self._is_epoch_open or now < self._next_epoch_at:
+            return
+        if not all(self._is_present(rank) and self._ranks[rank].has_entered for rank in range(self._terms.world_size)):
             return
         self._epoch += 1
         self._is_epoch_open = True
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
         log.info("epoch %d begins", self._epoch)
         for rank in self._ranks.values():
-            self._reset(rank, now)
+            if self._is_epoch_open:
+                self._reset(rank, now)
 
     def _reset(self, rank: Rank, now: float) -> None:
-        reset = step_pb2.Reset(epoch=self._epoch, scheduler=self._heartbeats.instance)
-        is_sent = self._send(rank.identity, step_pb2.SchedulerToWorker(reset=reset))
-        rank.begin_reset(self._epoch, now)
-        if not is_sent:
+        reset = step_pb2.Reset(
+            epoch=self._epoch,
+            rendezvous="" if self._rendezvous is None else self._rendezvous.address(self._epoch),
+            scheduler=self._heartbeats.instance,
+        )
+        if self._send(rank.identity, step_pb2.SchedulerToWorker(reset=reset)):
+            rank.begin_reset(self._epoch, now)
+        else:
             self._lose(rank, "is gone")
 
     def _end_epoch(self, cause: str, *, has_failed: bool = False, lost: Rank | None = None) -> None:
         """has_failed: by what ranks did. lost: the rank that went, if it is not known yet whether it has died."""
         if not self._is_epoch_open:
             return
-        self._is_epoch_open = False
+        self._is_epoch_open, self._consequence = False, ""
         # The first time at once; then the pauses grow until a step succeeds.
         self._next_epoch_at = time.monotonic() + (self._pause if self._pause > _FIRST_PAUSE_S else 0.0)
         log.warning("epoch %d has ended: %s", self._epoch, cause)
@@ -311,7 +351,7 @@ class Workers:
         silence = now - self._heard(rank)
         if silence > self._heartbeat_timeout:
             self._lose(rank, f"has been silent for {silence:.1f} s (heartbeat_timeout={self._heartbeat_timeout:g})")
-        elif self._is_epoch_open and rank.model is None:
+        elif self._is_awaited(rank):
             self._complain_if_hung(rank, now)
 
     def _complain_if_hung(self, rank: Rank, now: float) -> None:
@@ -338,11 +378,20 @@ class Workers:
 
     def _is_rightful(self, rank: Rank, now: float) -> bool:
         """Alive, and not stuck since its Reset."""
-        is_stuck = rank.model is None and self._is_epoch_open and rank.num_complaints > 0
+        is_stuck = self._is_awaited(rank) and rank.num_complaints > 0
         is_there = self._is_reachable(rank.identity) or (
             rank.previous_identity is not None and self._is_reachable(rank.previous_identity)
         )
         return is_there and not is_stuck and now - self._heard(rank) <= _ALIVE_S
+
+    def _is_awaited(self, rank: Rank) -> bool:
+        """It is to get ready, or at least to follow its last Reset."""
+        return rank.model is None and (self._is_epoch_open or not rank.has_entered)
+
+    def _silences(self, now: float) -> str:
+        """Of ranks that may be why a step does not return, to be put behind what has failed."""
+        silences = [(rank.name, now - self._heard(rank)) for rank in self._ranks.values()]
+        return "".join(f"; {name} has been silent for {s:.1f} s" for name, s in silences if s > _MISSED_BEATS_S)
 
     def _heard(self, rank: Rank) -> float:
         beat = self._beat(rank)

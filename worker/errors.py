@@ -3,6 +3,7 @@
 WorkerError
 ├── PlanError       a plan that contradicts the wire's invariants: this epoch is over, the next one may be fine
 ├── StepError       a step that can't be computed: likewise
+│   └── CollectiveError  because of another rank, which is not there any more
 └── PermanentError  a model or an option that no restart would mend (ValueErrors of loading become this one)
 """
 
@@ -17,6 +18,11 @@ class PlanError(WorkerError):
 
 class StepError(WorkerError):
     """The model raised something in a step; a request in it may be why."""
+
+
+class CollectiveError(StepError):
+    """A call of a group of ranks failed: another rank has died, hangs, or has failed and left. What became of that one
+    is the cause."""
 
 
 class PermanentError(WorkerError):

@@ -36,10 +36,6 @@ class Link:
         except zmq.Again:
             return None
 
-    def has_message(self) -> bool:
-        """Whether `receive` has something to give."""
-        return bool(self.socket.poll(0))
-
     def send(self, message: step_pb2.WorkerToScheduler) -> bool:
         """Queues a message. False if the queue is full, for want of a scheduler that reads it."""
         try:

@@ -13,7 +13,7 @@ import zmq
 from google.protobuf.message import DecodeError
 
 from protos import step_pb2
-from worker.errors import PermanentError, PlanError, StepError
+from worker.errors import CollectiveError, PermanentError, PlanError, StepError
 from worker.heartbeat import HeartbeatThread, WorkerStatus
 from worker.link import Link
 from worker.metrics import WorkerMetrics
@@ -33,6 +33,8 @@ EXIT_PERMANENT = 2
 
 # Steps that failed without one that succeeded in between; then a new process may do better.
 _MOST_FAILED_STEPS = 8
+
+_PROBE = step_pb2.SchedulerToWorker(probe=step_pb2.Probe()).SerializeToString()
 
 _FIRST_HELLO_AGAIN, _LAST_HELLO_AGAIN = 1.0, 32.0
 
@@ -95,6 +97,8 @@ class WorkerLoop:
         self._hello_due: float | None = None
         self._hello_pause = _FIRST_HELLO_AGAIN
         self._num_losses_seen = 0
+        # Received while something else was under way: the next message to be handled.
+        self._put_back: list[bytes] | None = None
 
     def run(self) -> int:
         """Serves until told to stop. Returns the exit code of the process."""
@@ -147,12 +151,12 @@ class WorkerLoop:
         """Handles what has arrived, and sends the results that are there."""
         while self._exit_code is None and not self._wakeup.stop_requested:
             try:
-                frames = self._link.receive()
+                frames, self._put_back = self._put_back or self._link.receive(), None
                 if frames is not None:
                     self._handle(frames)
                 self._send_results()
             except (PlanError, StepError) as error:
-                self._fail_epoch(str(error))
+                self._fail_epoch(error)
             else:
                 if frames is None:
                     return
@@ -224,11 +228,16 @@ class WorkerLoop:
 
     def _look_up(self) -> None:
         """Called while the other ranks are waited for. They may never come to this rendezvous: if one has died, a new
-        Reset names another."""
+        Reset names another; if the scheduler has, too, it comes after a new Hello."""
         if self._wakeup.stop_requested:
             raise _StopRequested
-        if self._link.has_message():
+        if self._heartbeat.num_losses != self._num_losses_seen:
             raise _Overtaken
+        # Whoever has entered an epoch is probed again and again.
+        while (frames := self._link.receive()) is not None:
+            if frames != [_PROBE]:
+                self._put_back = frames
+                raise _Overtaken
 
     def _shut_down(self, shutdown: step_pb2.Shutdown) -> None:
         if not shutdown.reason:
@@ -286,6 +295,9 @@ class WorkerLoop:
         """Whatever the model raises ends the epoch. The process stays, its weights loaded, as long as that may help."""
         if isinstance(error, PlanError):
             raise error
+        if isinstance(error, CollectiveError):
+            # No new process in place of this one would do better.
+            raise CollectiveError(f"step {plan.step} failed: {error}") from error
         self._num_failed_steps += 1
         if self._num_failed_steps >= _MOST_FAILED_STEPS:
             raise error
@@ -304,20 +316,20 @@ class WorkerLoop:
 
     # --- Failures
 
-    def _fail_epoch(self, message: str) -> None:
+    def _fail_epoch(self, error: PlanError | StepError) -> None:
         """What follows can't be computed: says so and waits for a Reset. The results of steps before it go first."""
         try:
             self._send_results(wait=True)
-        except (PlanError, StepError) as error:
-            message = str(error)
+        except (PlanError, StepError) as earlier:
+            error = earlier
         self._status.set(step_pb2.WORKER_STATE_IDLE)
-        _log.error("epoch %d is over: %s", self._epoch, message)
+        _log.error("epoch %d is over: %s", self._epoch, error)
         self._is_ready = False
         if self._meet is not None and self._runner is not None:
             # The other ranks may wait for this one within the step.
             self._runner.join(None)
         self._metrics.count_epoch_failure()
-        self._send_failure(message, permanent=False)
+        self._send_failure(str(error), is_consequence=isinstance(error, CollectiveError))
 
     def _give_up(self, message: str, *, permanent: bool) -> int:
         if permanent:
@@ -326,7 +338,13 @@ class WorkerLoop:
         self._send_failure(message, permanent=permanent)
         return EXIT_PERMANENT if permanent else EXIT_FAILED
 
-    def _send_failure(self, message: str, *, permanent: bool) -> None:
-        failure = step_pb2.Failure(epoch=self._epoch, rank=self._rank, message=message, permanent=permanent)
+    def _send_failure(self, message: str, *, permanent: bool = False, is_consequence: bool = False) -> None:
+        failure = step_pb2.Failure(
+            epoch=self._epoch,
+            rank=self._rank,
+            message=message,
+            permanent=permanent,
+            is_consequence=is_consequence,
+        )
         if not self._link.send(step_pb2.WorkerToScheduler(failure=failure)):
             _log.warning("nobody takes this worker's failure")

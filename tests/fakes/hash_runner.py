@@ -11,12 +11,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from configs.options import Options
 from protos import inference_pb2, step_pb2
 from runtime.version import octavo_version
+from tests.fakes.socket_group import SocketGroup
 from worker.errors import PlanError
 from worker.step_runner import DoneResult
 
@@ -119,6 +121,7 @@ class HashRunner:
 
     def __post_init__(self) -> None:
         self.model_info = self.model.info(self.options)
+        self._group: SocketGroup | None = None
         self.reset()
 
     @property
@@ -136,11 +139,19 @@ class HashRunner:
         self._host: dict[int, dict[int, bytes]] = {}
         self._sequences: set[int] = set()
 
+    def join(self, group: Any) -> None:
+        """group: a SocketGroup, which has no calls on tensors, for there are none; or None."""
+        if self._group is not None:
+            self._group.leave()
+        self._group = group
+
     def begin(self, plan: step_pb2.StepPlan) -> DoneResult:
         return DoneResult(self.execute(plan))
 
     def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
         self.before_step(plan)
+        if self._group is not None:
+            self._group.meet_in_step(plan.step)
         try:
             result = self._execute(plan)
         except AssertionError as error:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -21,6 +22,7 @@ from runtime.logs import configure_logging
 from runtime.version import octavo_version
 from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint
 from tests.fakes.hash_runner import POISONS, HashModel, HashRunner
+from tests.fakes.socket_group import meet
 from worker.errors import PermanentError
 from worker.heartbeat import HeartbeatThread, WorkerStatus
 from worker.link import Link
@@ -51,6 +53,7 @@ class FakeWorker:
         """
         self.runner = HashRunner(model or HashModel(), options, before_step)
         self.exit_code: int | None = None
+        self._rank, self._world_size = rank, options.world_size
         self._load = load
         self._wakeup = Wakeup()
         endpoint = options.step_address(replica)
@@ -73,6 +76,8 @@ class FakeWorker:
             wakeup=self._wakeup,
             metrics=WorkerMetrics(status.snapshot),
             build=self._build,
+            meet=self._meet if options.world_size > 1 else None,
+            returns_results=rank == options.world_size - options.tensor_parallel_size,
         )
         self._thread = threading.Thread(target=self._run, name=f"fake-worker-{replica}.{rank}", daemon=True)
 
@@ -107,8 +112,12 @@ class FakeWorker:
         progress(1.0)
         return self.runner
 
+    def _meet(self, address: str, while_waiting: Callable[[], None]) -> Any:
+        return meet(address, self._rank, self._world_size, while_waiting)
+
     def _run(self) -> None:
         code = self._loop.run()
+        self.runner.join(None)
         self._heartbeat.stop()
         self._link.close(deliver=code != 0)
         self._context.term()

@@ -1,57 +1,23 @@
 """Ranks that come, go, fall silent, fail or are not what they say, over real ZeroMQ sockets; streams go on exactly."""
 
 import asyncio
-import contextlib
-import dataclasses
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import zmq
 
-from configs.options import Options
 from protos import inference_pb2, step_pb2
 from runtime.curve import make_keys
 from runtime.wire import heartbeat_endpoint, rank_identity
-from scheduler.heartbeats import Heartbeats
-from scheduler.invalid import InvalidMessages
-from scheduler.membership import Terms
-from scheduler.messages import Plan, PlannedRow
-from scheduler.step_wire import GroupSampling, StepCodec
-from scheduler.workers import EpochBegun, EpochEnded, Event, StepReturned, Workers
 from tests.fakes.hash_runner import HashModel
 from tests.fakes.worker import FakeWorker
 from tests.support.peer import Peer
-from tests.support.repository import ROOT
-from tests.support.scheduling import TIMEOUT, RouterEnd, make_options, running_scheduler, running_worker
+from tests.support.scheduling import TIMEOUT, RouterEnd, make_options, running_scheduler, running_worker, worker_process
 from tests.support.steps import result_columns
-from tests.support.up import environment, free_port
+from tests.support.up import free_port
 from worker.errors import PermanentError, PlanError
 
 PROMPT = list(range(20, 60))
-
-
-@contextlib.contextmanager
-def worker_process(options: Options, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "tests.fakes.worker", f"--runtime-dir={options.runtime_dir}",
-            f"--max-num-seqs={options.max_num_seqs}", f"--max-num-batched-tokens={options.max_num_batched_tokens}",
-            f"--block-size={options.block_size}", f"--served-model-name={options.served_model_name}", *flags,
-        ],
-        cwd=ROOT, env=environment(),
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -285,62 +251,6 @@ async def test_a_step_is_blamed_for_a_death_and_not_for_a_lost_connection(tmp_pa
                 await router.wait_for(lambda: router.loads[-1].workers_ready)
             await router.wait_for(lambda: not router.loads[-1].workers_ready)
         assert (group, 0) in router.finishes or not dies
-
-
-def test_an_epoch_needs_every_rank_and_all_get_the_same_plans(tmp_path: Path):
-    endpoint = f"ipc://{tmp_path}/step"
-    options = make_options(tmp_path, step_addresses=(endpoint,))
-    terms = dataclasses.replace(Terms.of(options), world_size=2)
-    invalid = InvalidMessages(lambda: None)
-    with contextlib.ExitStack() as stack:
-        context = stack.enter_context(zmq.Context())
-        heartbeats = Heartbeats(context, heartbeat_endpoint(endpoint), None, instance=1, invalid=invalid)
-        heartbeats.start_bound()
-        stack.callback(heartbeats.stop)
-        workers = Workers(
-            context, endpoint, None, terms, heartbeats, invalid, heartbeat_timeout=10.0, step_timeout=10.0
-        )
-        stack.callback(workers.close, "")
-
-        def start(rank: int, num_blocks: int) -> FakeWorker:
-            model = HashModel(num_blocks=num_blocks)
-            worker = FakeWorker(options, rank=rank, model=model, hello={"world_size": 2}).start()
-            stack.callback(worker.stop)
-            return worker
-
-        events: list[Event] = []
-
-        def next_event(kind: type) -> Any:
-            deadline = time.monotonic() + TIMEOUT
-            while not events:
-                assert time.monotonic() < deadline, f"no {kind.__name__} came"
-                workers.socket.poll(20)
-                now = time.monotonic()
-                events.extend([*workers.receive(now), *workers.tick(now)])
-            assert isinstance(events[0], kind), events
-            return events.pop(0)
-
-        ranks = [start(0, 50), start(1, 40)]
-        begun = next_event(EpochBegun)
-        assert begun.model.num_blocks == 40
-        sampling = GroupSampling(inference_pb2.SamplingParams(), group=1, first_choice=0)
-        row = PlannedRow(
-            row=0, sequence=1, token_ids=[20], num_prompt_tokens=1, num_computed_tokens=0, block_ids=[1], choice=0,
-            sampling=sampling,
-        )  # fmt: skip
-        plan = Plan(step=1, new_rows=[row], decode_rows=np.empty(0, np.uint16), chunks=[(0, 1)])
-        assert not workers.send_plan(StepCodec(begun.epoch).encode(plan))
-        next_event(StepReturned)
-        next_event(StepReturned)
-        assert [rank.runner.num_steps for rank in ranks] == [1, 1]
-
-        ranks[1].stop()
-        assert "rank 1" in next_event(EpochEnded).cause
-        assert not workers.is_ready
-        assert workers.describe() == "waiting for rank 1 of 2"
-        start(1, 45)
-        again = next_event(EpochBegun)
-        assert (again.epoch, again.model.num_blocks) == (begun.epoch + 1, 45)
 
 
 async def test_curve_over_tcp_lets_in_whom_it_knows(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -15,6 +17,8 @@ from protos.scheduler_pb2_grpc import SchedulerStub
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
 from scheduler.server import SchedulerServer
 from tests.fakes.worker import FakeWorker
+from tests.support.repository import ROOT
+from tests.support.up import environment
 
 TIMEOUT = 60.0
 Key = tuple[int, int]
@@ -47,6 +51,25 @@ async def running_worker(options: Options, **settings) -> AsyncIterator[FakeWork
     finally:
         await asyncio.to_thread(worker.stop)
     assert not worker.runner.violations
+
+
+@contextlib.contextmanager
+def worker_process(options: Options, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A fake worker that can be killed."""
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "tests.fakes.worker", f"--runtime-dir={options.runtime_dir}",
+            f"--max-num-seqs={options.max_num_seqs}", f"--max-num-batched-tokens={options.max_num_batched_tokens}",
+            f"--block-size={options.block_size}", f"--served-model-name={options.served_model_name}",
+            f"--tensor-parallel-size={options.tensor_parallel_size}", *flags,
+        ],
+        cwd=ROOT, env=environment(),
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 class Gate:

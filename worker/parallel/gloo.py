@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
-from worker.errors import StepError
+from worker.errors import CollectiveError
 
 
 class GlooGroup:
@@ -25,7 +25,7 @@ class GlooGroup:
     ) -> None:
         """Connects with the other ranks, all of which do so with the same store at about the same time. name: for
         messages, such as "tensor group of ranks 0, 1". host: the address of this machine that ranks talk over. Timeouts
-        in seconds. Raises StepError."""
+        in seconds. Raises CollectiveError."""
         self.rank, self.size, self._name = rank, size, name
         # Of this group so far: calls, and bytes that this rank has sent to others.
         self.num_calls = self.num_bytes = 0
@@ -40,7 +40,9 @@ class GlooGroup:
         try:
             self._group: Any = ProcessGroupGloo(store, rank, size, options)
         except RuntimeError as error:
-            raise StepError(f"rank {rank} of {name} cannot connect with the others: {_first_line(error)}") from error
+            raise CollectiveError(
+                f"rank {rank} of {name} cannot connect with the others: {_first_line(error)}"
+            ) from error
 
     def sum_(self, x: torch.Tensor) -> None:
         parts = self.gather(x)
@@ -55,7 +57,7 @@ class GlooGroup:
         try:
             self._group.allgather([[*gathered.unbind()]], [x.contiguous()]).wait()
         except RuntimeError as error:
-            raise StepError(
+            raise CollectiveError(
                 f"{self._name}: a gather of {x.nbytes} bytes in step {self.step} failed at rank {self.rank}, for "
                 f"another rank has died or hangs: {_first_line(error)}"
             ) from error

@@ -21,7 +21,8 @@ def meet(address: str, axes: Axes, rank: int, *, call_timeout: float, while_wait
 
     address: of step_pb2.Reset, "file:PATH" for ranks of one machine. call_timeout: seconds that each of the group's
     calls may take. while_waiting: called again and again until all are there, which may take as long as loading
-    weights; may raise. Raises PlanError for another kind of address, StepError if ranks vanish while they connect.
+    weights; may raise. Raises PlanError for another kind of address, CollectiveError if ranks vanish while they
+    connect.
     """
     kind, _, path = address.partition(":")
     if kind != "file" or not path:

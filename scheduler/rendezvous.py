@@ -1,0 +1,37 @@
+"""Where the ranks of an epoch find each other."""
+
+import logging
+from pathlib import Path
+
+log = logging.getLogger("octavo.scheduler")
+
+
+class RendezvousFiles:
+    """A file for each epoch, in a directory that is private: whoever can write it can join the ranks. They make it.
+
+    A file is left alone while a rank may wait at it: a torch.distributed.FileStore whose file has gone waits for it for
+    minutes, and hears of no other epoch meanwhile.
+    """
+
+    def __init__(self, directory: Path, replica: int) -> None:
+        """directory: on the machine of all ranks, of mode 0700."""
+        self._directory, self._prefix = directory.absolute(), f"rendezvous-{replica}-"
+
+    def address(self, epoch: int) -> str:
+        """For step_pb2.Reset."""
+        return f"file:{self._path(epoch)}"
+
+    def remove_all_but(self, epoch: int | None) -> None:
+        """To be called once all ranks are ready in that epoch; None: once none will come any more. Files that a
+        scheduler before this one has left go, too."""
+        kept = None if epoch is None else self._path(epoch)
+        for path in self._directory.glob(f"{self._prefix}*"):
+            if path == kept:
+                continue
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("%s is left there: %s", path, error.strerror)
+
+    def _path(self, epoch: int) -> Path:
+        return self._directory / f"{self._prefix}{epoch}"
