@@ -74,6 +74,7 @@ def run_experts(
     batch_invariant: bool = False,
     tile: MoeTile | None = None,
     tuned_folder: str | Path | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """sum over k of weights_TK[t, k] * down(silu(gate(x_t)) * up(x_t)) of expert experts_TK[t, k]: [T, H] in x's dtype.
 
@@ -82,7 +83,8 @@ def run_experts(
     token that has no others is 0. Sums are float32; what is between the GEMMs, and a pair's result, are x's dtype.
     num_experts: of all ranks, for the mean number of pairs that one has; this rank's if None. tile: if None and
     batch_invariant, the same for all batches, so that a token's result never depends on what else is computed; else the
-    tuned one (tuned.py; tuned_folder comes before its other folders), or one chosen by shapes.
+    tuned one (tuned.py; tuned_folder comes before its other folders), or one chosen by shapes. out: memory for the
+    result, like x.
 
     Raises ValueError for dtypes that do not go together, and TunedConfigError for a malformed configuration.
     """
@@ -97,7 +99,11 @@ def run_experts(
     assert x_TH.is_contiguous()
     assert experts.gate_up_E2IH.is_contiguous()
     assert experts.down_EHI.is_contiguous()
-    out_TH = torch.empty_like(x_TH)
+    out_TH = torch.empty_like(x_TH) if out is None else out
+    if (out_TH.shape, out_TH.dtype) != (x_TH.shape, x_TH.dtype) or not out_TH.is_contiguous():
+        raise ValueError(
+            f"out is {out_TH.dtype} {tuple(out_TH.shape)}; {x_TH.dtype} {tuple(x_TH.shape)}, contiguous, as x is, is due"
+        )
     if not num_tokens:
         return out_TH
     num_pairs = num_tokens * top_k

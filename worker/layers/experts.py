@@ -159,8 +159,9 @@ class GpuExperts:
         weights_TK, experts_TK = route_on_gpu(
             self._router(h_TE), top_k=self._config.num_experts_per_token, renormalize=self._config.renormalize
         )
-        y_TE = run_experts(h_TE, self._experts, weights_TK, experts_TK, batch_invariant=self._invariant)
-        x_TE.delta_TE.copy_(y_TE)
+        run_experts(
+            h_TE, self._experts, weights_TK, experts_TK, batch_invariant=self._invariant, out=x_TE.delta_TE
+        )
         x_TE.is_pending = True
 
 
