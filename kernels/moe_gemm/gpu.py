@@ -102,7 +102,7 @@ def run_experts(
     out_TH = torch.empty_like(x_TH) if out is None else out
     if (out_TH.shape, out_TH.dtype) != (x_TH.shape, x_TH.dtype) or not out_TH.is_contiguous():
         raise ValueError(
-            f"out is {out_TH.dtype} {tuple(out_TH.shape)}; {x_TH.dtype} {tuple(x_TH.shape)}, contiguous, as x is, is due"
+            f"out is {out_TH.dtype} {tuple(out_TH.shape)}; {x_TH.dtype} {tuple(x_TH.shape)}, contiguous, is due"
         )
     if not num_tokens:
         return out_TH
