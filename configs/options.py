@@ -175,7 +175,7 @@ class Options(GpuOptions):
         PARALLEL,
         1,
         "Workers of one replica that share each layer: each has a part of its heads, weights and KV cache, for models "
-        "too large for one worker. Has to divide the model's heads.",
+        "too large for one worker. Has to divide the model's heads; on the CPUs of one machine only, so far.",
         ge=1,
         le=64,
     )

@@ -31,11 +31,11 @@ class ProcessSpec:
 def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list[ProcessSpec]:
     """The router, and each replica's scheduler and workers, all reading `config`.
 
-    Workers come first: they take longest to load. A replica keeps two cores busy while it starts, so a wave has as many
-    as the cores are for: with fewer cores than that the replicas would all be ready late rather than the first one
-    early.
+    Workers come first: they take longest to load. Each of a replica's processes keeps a core busy while it starts, so a
+    wave has as many replicas as the cores are for: with fewer cores than that the replicas would all be ready late
+    rather than the first one early. A replica is not divided: its workers need each other.
     """
-    replicas_a_wave = max(1, num_cores // 2)
+    replicas_a_wave = max(1, num_cores // (options.world_size + 1))
 
     def command(module: str, *arguments: str) -> tuple[str, ...]:
         return (sys.executable, "-m", module, "-c", str(config), *arguments)

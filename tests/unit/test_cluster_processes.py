@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs.options import Options
-from octavo.cluster.processes import cluster_processes
+from octavo.cluster.processes import Stage, cluster_processes
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,19 @@ def test_few_cores_start_one_replica_after_the_other(num_cores: int, waves: list
     assert [specs[f"worker {replica}.0"] for replica in range(4)] == waves
     assert [specs[f"scheduler {replica}"] for replica in range(4)] == waves, "a worker loads once its scheduler says so"
     assert specs["router"] == 0
+
+
+def test_each_rank_is_a_process_that_starts_along_with_its_replica() -> None:
+    options = Options(data_parallel_size=3, tensor_parallel_size=2, metrics_port=9000)
+    specs = cluster_processes(options, Path("options.yaml"), num_cores=6)
+    workers = [spec for spec in specs if spec.stage is Stage.WORKER]
+    assert [spec.name for spec in workers] == [
+        "worker 0.0", "worker 0.1", "worker 1.0", "worker 1.1", "worker 2.0", "worker 2.1",
+    ]  # fmt: skip
+    assert [spec.command[-4:] for spec in workers[2:4]] == [
+        ("--replica", "1", "--rank", "0"),
+        ("--replica", "1", "--rank", "1"),
+    ]
+    # Three processes a replica, on six cores.
+    assert [spec.wave for spec in workers] == [0, 0, 0, 0, 1, 1]
+    assert len({spec.health_port for spec in specs}) == len(specs) == 10

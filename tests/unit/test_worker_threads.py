@@ -1,5 +1,6 @@
 """Cores and threads of workers: whom worker_cpus gives which, and what a container leaves of a machine."""
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +54,8 @@ def _dealt(usable: set[int], options: Options, monkeypatch: pytest.MonkeyPatch) 
     asked: list[list[int]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: usable)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: asked.append(list(cores)))
-    dealt = [prepare_threads(options, replica) for replica in range(options.data_parallel_size)]
+    ranks = itertools.product(range(options.data_parallel_size), range(options.world_size))
+    dealt = [prepare_threads(options, replica, rank) for replica, rank in ranks]
     assert asked == [cores for cores in dealt if cores]
     return dealt
 
@@ -74,6 +76,14 @@ def test_workers_get_cores_of_their_own(
     monkeypatch.setattr(cores_module, "_nodes", lambda directory: [])
     options = Options(worker_cpus=worker_cpus, data_parallel_size=2)
     assert _dealt({0, 1, 2, 4, 5, 6, 7}, options, monkeypatch) == dealt
+
+
+def test_ranks_of_a_replica_share_what_it_would_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores_module, "cpu_quota", lambda directories: None)
+    options = Options(worker_cpus="0-7", data_parallel_size=2, tensor_parallel_size=2)
+    assert _dealt(set(range(8)), options, monkeypatch) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    _dealt(set(range(8)), Options(data_parallel_size=2, tensor_parallel_size=2), monkeypatch)
+    assert torch.get_num_threads() == 2
 
 
 def test_auto_keeps_a_worker_on_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
