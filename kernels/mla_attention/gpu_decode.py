@@ -4,6 +4,7 @@ Contexts are read in chunks, which are folded from left to right: one program re
 kernels.paged_attention.gpu_decode.reduce_kernel folds them (v2). The bits are the same, so time alone decides.
 """
 
+import triton
 import triton.language as tl
 
 from kernels.paged_attention.gpu_schedule import PARTIALS
@@ -11,6 +12,8 @@ from kernels.paged_attention.gpu_softmax import NOTHING, find_row, fold, normali
 from kernels.tiles.jit import jit
 from kernels.tiles.numbers import dot, narrow, widen_to
 
+# Triton 3.6 does not compile a pipeline with an `if` between its dots, 3.9 does; see `_attend`.
+_IF_ENDS_CHAIN = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9))
 # Numbers of a latent that are folded at once.
 _PIECE = tl.constexpr(64)
 
@@ -126,21 +129,29 @@ def _attend(m, w, acc, q_latent, q_rope, latent, rope, start, high, lane_positio
     none = tl.zeros((LANES, TOKENS), tl.float32)
     s = dot(q_latent, tl.trans(values), none)
     s_rope = dot(q_rope, tl.trans(widen_to(rope, q_rope.dtype)), none)
-    # True for every tile. If a dot's result goes into another dot, Triton gives all warps to its lanes: with 64 of
-    # them both warp groups of Hopper would compute the same scores. It doesn't look through an `if`; and for the same
-    # reason the two products are no sum before it.
-    if start < high:
-        visible = lane_position[:, None] >= (start + tl.arange(0, TOKENS))[None]
-        s = tl.where(visible, s * factor + s_rope * factor, NOTHING)
-        m_new = tl.maximum(m, tl.max(s, axis=1))
-        safe = tl.where(m_new == NOTHING, 0.0, m_new)
-        p = tl.exp2(s - safe[:, None])
-        shrink = tl.exp2(m - safe)
-        w = w * shrink + tl.sum(p, axis=1)
-        weights = narrow(p, values.dtype)
+    # If a dot's result goes into another dot, Triton gives all warps to its lanes: with 64 of them both warp groups of
+    # Hopper would compute the same scores. It doesn't look through an `if`, though this one is true for every tile; and
+    # for the same reason the two products are no sum before it.
+    if _IF_ENDS_CHAIN:
+        if start < high:
+            m, w, shrink, weights = _weigh(m, w, s, s_rope, start, lane_position, factor, values.dtype)
+        else:
+            shrink, weights = m, narrow(s, values.dtype)
     else:
-        m_new, shrink, weights = m, w, narrow(s, values.dtype)
-    return m_new, w, dot(weights, values, acc * shrink[:, None])
+        m, w, shrink, weights = _weigh(m, w, s, s_rope, start, lane_position, factor, values.dtype)
+    return m, w, dot(weights, values, acc * shrink[:, None])
+
+
+@jit
+def _weigh(m, w, s, s_rope, start, lane_position, factor, dtype: tl.constexpr):
+    """m and w after one tile more, what the sums before it shrink by, and its weights in dtype."""
+    visible = lane_position[:, None] >= (start + tl.arange(0, s.shape[1]))[None]
+    s = tl.where(visible, s * factor + s_rope * factor, NOTHING)
+    m_new = tl.maximum(m, tl.max(s, axis=1))
+    safe = tl.where(m_new == NOTHING, 0.0, m_new)
+    p = tl.exp2(s - safe[:, None])
+    shrink = tl.exp2(m - safe)
+    return m_new, w * shrink + tl.sum(p, axis=1), shrink, narrow(p, dtype)
 
 
 @jit
