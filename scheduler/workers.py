@@ -15,6 +15,7 @@ from zmq.utils.monitor import parse_monitor_message
 from protos import inference_pb2, step_pb2
 from runtime.wire import STEP_MESSAGE_BYTES
 from scheduler.addresses import bind_zmq
+from scheduler.epochs import Epochs
 from scheduler.events import EpochBegun, EpochEnded, Event, Fatal, StepReturned
 from scheduler.heartbeats import Beat, Heartbeats
 from scheduler.invalid import InvalidMessages
@@ -35,11 +36,7 @@ _REENTRY_GRACE_S = 5.0
 _ALIVE_S = 3.0
 # ZeroMQ reports a disconnect a little before it forgets the peer, so the peers are probed more than once.
 _PROBE_DELAYS_S = (0.0, 0.02, 0.2, 1.0)
-# Between an epoch in which no step succeeded and the next one.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _SHUTDOWN_LINGER_MS = 1000
-# When a rank's collective has failed, the rank that is the cause gets so long to show: a death is seen in milliseconds.
-_CAUSE_WAIT_S = 1.0
 # Heartbeats come each second.
 _MISSED_BEATS_S = 2.0
 
@@ -69,35 +66,27 @@ class Workers:
         self._rendezvous = rendezvous
         self._heartbeat_timeout, self._step_timeout = heartbeat_timeout, step_timeout
         self._ranks: dict[int, Rank] = {}
-        # Grows over restarts of the scheduler, too.
-        self._epoch = int(time.time() * 1000)
-        # An epoch's Resets are out, and it has not ended.
-        self._is_epoch_open = False
-        self.is_ready = False
-        # Ranks have failed, or died, since the last epoch that was ready. A rank that was lost has died if it is
-        # another process that comes back: the instance of the one that ended that epoch is kept until then.
-        self._has_failed = False
-        self._missing_instance: int | None = None
-        # A rank has failed because of another one, which has not shown yet; until when it may.
-        self._consequence = ""
-        self._cause_wait_ends = 0.0
+        self._epochs = Epochs()
         self._model: inference_pb2.ModelInfo | None = None
         self._model_name = terms.model
         self._events: list[Event] = []
         self._probe_times: list[float] = []
-        self._pause = 0.0
-        self._next_epoch_at = 0.0
 
     # --- For the step loop
 
     @property
     def epoch(self) -> int:
-        return self._epoch
+        return self._epochs.number
+
+    @property
+    def is_ready(self) -> bool:
+        """Plans can be sent."""
+        return self._epochs.is_ready
 
     def describe(self) -> str:
         """In a few words, for /health."""
         if self.is_ready:
-            return f"epoch {self._epoch}"
+            return f"epoch {self.epoch}"
         missing = [str(rank) for rank in range(self._terms.world_size) if not self._is_present(rank)]
         if missing:
             return f"waiting for rank {', '.join(missing)} of {self._terms.world_size}"
@@ -105,12 +94,7 @@ class Workers:
 
     def next_check(self, now: float) -> float:
         """When `tick` should be called next, at the latest."""
-        times = [now + 1.0, *self._probe_times[:1]]
-        if not self._is_epoch_open and self._next_epoch_at > now:
-            times.append(self._next_epoch_at)
-        if self._consequence:
-            times.append(self._cause_wait_ends)
-        return min(times)
+        return min(now + 1.0, *self._probe_times[:1], self._epochs.next_check(now))
 
     def receive(self, now: float) -> list[Event]:
         """Handles what has arrived."""
@@ -137,9 +121,9 @@ class Workers:
                 log.info("%s is back", rank.name)
                 rank.is_present = True
                 rank.enter(now)
-                self._note_return(rank, rank.instance)
-        if self._consequence and now >= self._cause_wait_ends:
-            self._end_epoch(self._consequence + self._silences(now), has_failed=True)
+                self._epochs.note_return(rank.instance, rank.instance)
+        if consequence := self._epochs.unexplained(now):
+            self._end_epoch(consequence + self._silences(now), has_failed=True)
         self._begin_epoch_if_complete(now)
         return self._take_events()
 
@@ -217,7 +201,7 @@ class Workers:
                 return
             self._lose(known, f"was replaced by pid {hello.pid}")
         if known is not None:
-            self._note_return(known, hello.instance)
+            self._epochs.note_return(known.instance, hello.instance)
         self._model_name = hello.model
         self._ranks[hello.rank] = Rank.of(hello, peer, now)
         log.info("%s has joined", self._ranks[hello.rank].name)
@@ -225,19 +209,19 @@ class Workers:
     def _hear_hello_again(self, rank: Rank, peer: bytes, now: float) -> None:
         if peer == rank.identity or peer == rank.previous_identity:
             return  # said before its Reset came
-        was_waiting_for_reset = self._is_epoch_open and rank.model is None and rank.is_present
+        was_waiting_for_reset = self._epochs.is_open and rank.model is None and rank.is_present
         rank.return_from(peer, now)
-        self._note_return(rank, rank.instance)
+        self._epochs.note_return(rank.instance, rank.instance)
         if was_waiting_for_reset:
             self._reset(rank, now)  # the one before went to a connection that it had left
-        elif self._is_epoch_open:
+        elif self._epochs.is_open:
             self._end_epoch(f"{rank.name} has left it and says Hello again")
 
     def _hear_result(self, result: step_pb2.StepResult, rank: Rank) -> None:
         if rank.rank != self._terms.results_rank:
             self._invalid.note(rank.identity, f"a result, which is rank {self._terms.results_rank}'s to send")
-        elif self.is_ready and result.epoch == self._epoch:
-            self._pause = 0.0
+        elif self.is_ready and result.epoch == self.epoch:
+            self._epochs.note_success()
             self._events.append(StepReturned(result=result))
 
     def _hear_failure(self, failure: step_pb2.Failure, rank: Rank | None, now: float) -> None:
@@ -246,18 +230,16 @@ class Workers:
             self._events.append(Fatal(cause=f"{who} failed for good: {failure.message}", permanent=True))
         elif failure.is_consequence:
             log.info("%s failed because of another rank: %s", who, failure.message)
-            if rank is not None and failure.epoch == self._epoch and self._is_epoch_open and not self._consequence:
-                # The other one may have died, which is seen by looking; or what it has to say is on its way.
-                self._consequence = f"{who} failed: {failure.message}"
-                self._cause_wait_ends = now + _CAUSE_WAIT_S
+            is_current = rank is not None and failure.epoch == self.epoch
+            if is_current and self._epochs.await_cause(f"{who} failed: {failure.message}", now):
                 self._probe_times = [now + delay for delay in _PROBE_DELAYS_S]
-        elif rank is not None and failure.epoch == self._epoch:
+        elif rank is not None and failure.epoch == self.epoch:
             self._end_epoch(f"{who} failed: {failure.message}", has_failed=True)
         else:
             log.error("%s failed: %s", who, failure.message)
 
     def _hear_ready(self, ready: step_pb2.Ready, rank: Rank, now: float) -> None:
-        if not self._is_epoch_open or ready.epoch != self._epoch or ready.rank != rank.rank:
+        if not self._epochs.is_open or ready.epoch != self.epoch or ready.rank != rank.rank:
             return  # of an epoch that has ended meanwhile
         rank.enter(now)
         rank.model, rank.num_swap_blocks = ready.model, ready.num_swap_blocks
@@ -270,13 +252,15 @@ class Workers:
         except MembershipError as error:
             self._events.append(Fatal(cause=str(error), permanent=False))
             return
-        self.is_ready = True
         if self._rendezvous is not None:
-            self._rendezvous.remove_all_but(self._epoch)
-        num_swap_blocks = min(rank.num_swap_blocks for rank in self._ranks.values())
-        has_failed, self._has_failed, self._missing_instance = self._has_failed, False, None
+            self._rendezvous.remove_all_but(self.epoch)
         self._events.append(
-            EpochBegun(epoch=self._epoch, model=self._model, num_swap_blocks=num_swap_blocks, after_failure=has_failed)
+            EpochBegun(
+                epoch=self.epoch,
+                model=self._model,
+                num_swap_blocks=min(rank.num_swap_blocks for rank in self._ranks.values()),
+                after_failure=self._epochs.become_ready(),
+            )
         )
 
     # --- Epochs
@@ -284,41 +268,29 @@ class Workers:
     def _begin_epoch_if_complete(self, now: float) -> None:
         """A rank that has not followed its last Reset yet, for it is in a step that waits for another rank, is nowhere
         that the next Reset could be sent to: it is waited for."""
-        if self._is_epoch_open or now < self._next_epoch_at:
+        if not self._epochs.may_begin(now):
             return
         if not all(self._is_present(rank) and self._ranks[rank].has_entered for rank in range(self._terms.world_size)):
             return
-        self._epoch += 1
-        self._is_epoch_open = True
-        self._pause = min(max(2 * self._pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-        log.info("epoch %d begins", self._epoch)
+        self._epochs.begin()
         for rank in self._ranks.values():
-            if self._is_epoch_open:
+            if self._epochs.is_open:
                 self._reset(rank, now)
 
     def _reset(self, rank: Rank, now: float) -> None:
         reset = step_pb2.Reset(
-            epoch=self._epoch,
-            rendezvous="" if self._rendezvous is None else self._rendezvous.address(self._epoch),
+            epoch=self.epoch,
+            rendezvous="" if self._rendezvous is None else self._rendezvous.address(self.epoch),
             scheduler=self._heartbeats.instance,
         )
         if self._send(rank.identity, step_pb2.SchedulerToWorker(reset=reset)):
-            rank.begin_reset(self._epoch, now)
+            rank.begin_reset(self.epoch, now)
         else:
             self._lose(rank, "is gone")
 
     def _end_epoch(self, cause: str, *, has_failed: bool = False, lost: Rank | None = None) -> None:
-        """has_failed: by what ranks did. lost: the rank that went, if it is not known yet whether it has died."""
-        if not self._is_epoch_open:
-            return
-        self._is_epoch_open, self._consequence = False, ""
-        # The first time at once; then the pauses grow until a step succeeds.
-        self._next_epoch_at = time.monotonic() + (self._pause if self._pause > _FIRST_PAUSE_S else 0.0)
-        log.warning("epoch %d has ended: %s", self._epoch, cause)
-        if self.is_ready:
-            self.is_ready = False
-            self._has_failed = has_failed
-            self._missing_instance = None if lost is None else lost.instance
+        """As scheduler.epochs.Epochs.end. lost: the rank that went."""
+        if self._epochs.end(cause, has_failed=has_failed, lost_instance=None if lost is None else lost.instance):
             self._events.append(EpochEnded(cause=cause))
 
     def _lose(self, rank: Rank, cause: str) -> None:
@@ -326,12 +298,6 @@ class Workers:
             rank.is_present = False
             log.warning("%s is lost: it %s", rank.name, cause)
             self._end_epoch(f"{rank.name} {cause}", lost=rank)
-
-    def _note_return(self, rank: Rank, instance: int) -> None:
-        """A process of this instance is, or takes, the rank."""
-        if rank.instance == self._missing_instance:
-            self._has_failed |= instance != rank.instance
-            self._missing_instance = None
 
     # --- Liveness
 
@@ -386,7 +352,7 @@ class Workers:
 
     def _is_awaited(self, rank: Rank) -> bool:
         """It is to get ready, or at least to follow its last Reset."""
-        return rank.model is None and (self._is_epoch_open or not rank.has_entered)
+        return rank.model is None and (self._epochs.is_open or not rank.has_entered)
 
     def _silences(self, now: float) -> str:
         """Of ranks that may be why a step does not return, to be put behind what has failed."""

@@ -13,6 +13,7 @@ import pytest
 from configs.options import Options
 from protos import step_pb2
 from runtime.wire import heartbeat_endpoint, rank_identity
+from scheduler import epochs as epochs_module
 from scheduler import workers as workers_module
 from tests.fakes.hash_runner import HashModel
 from tests.fakes.worker import FakeWorker
@@ -175,7 +176,7 @@ async def test_a_rank_that_is_killed_or_stopped_is_named_and_streams_go_on_exact
 async def test_a_death_is_one_failure_though_the_other_rank_reports_one_too(
     options: Options, failure_first: bool, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers_module, "_CAUSE_WAIT_S", TIMEOUT)
+    monkeypatch.setattr(epochs_module, "_CAUSE_WAIT_S", TIMEOUT)
     async with running_scheduler(options) as server, RouterEnd(server.address) as router:
         with Ranks(options) as ranks:
             ranks.start(0, instance=1)
@@ -210,7 +211,7 @@ async def test_a_death_is_one_failure_though_the_other_rank_reports_one_too(
 async def test_what_the_other_rank_says_is_the_cause_if_it_says_something(
     options: Options, explained: bool, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers_module, "_CAUSE_WAIT_S", TIMEOUT if explained else 0.05)
+    monkeypatch.setattr(epochs_module, "_CAUSE_WAIT_S", TIMEOUT if explained else 0.05)
     async with running_scheduler(options) as server, RouterEnd(server.address) as router:
         with Ranks(options) as ranks:
             ranks.start(0, instance=1)
