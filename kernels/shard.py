@@ -24,5 +24,13 @@ class Shard:
         part = total // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
 
+    def covering(self, total: int, what: str) -> slice:
+        """As `of`, but the last part may be smaller: the others are `total` / `size`, rounded up. Raises ValueError if
+        a rank would have none."""
+        part = -(-total // self.size)
+        if part * (self.size - 1) >= total:
+            raise ValueError(f"tensor_parallel_size={self.size} is too much for the model's {what}, {total}")
+        return slice(self.rank * part, min(total, (self.rank + 1) * part))
+
 
 WHOLE = Shard()

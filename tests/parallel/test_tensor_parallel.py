@@ -24,7 +24,7 @@ from worker.weights import load_model
 from worker.weights.quantization import QuantizationOption
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 132, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "vocab_size": 131, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 6,
     "num_key_value_heads": 3, "head_dim": 32, "max_position_embeddings": 256, "rope_theta": 10000.0,
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ def _run(
     if group is not None:
         loaded.model.group = group
     run = ModelRun(loaded)
-    prompt = torch.randint(132, (21,), generator=torch.Generator().manual_seed(1)).tolist()
+    prompt = torch.randint(131, (21,), generator=torch.Generator().manual_seed(1)).tolist()
     row = run.row(prompt, 40)
     logits = torch.cat([run.step([(row, 13)]), run.step([(row, 8)])])
     tokens = [int(logits[-1].argmax())]

@@ -21,6 +21,13 @@ def test_parts_cover_the_whole_once():
     assert [*range(12)] == [i for part in parts for i in range(12)[part]]
 
 
+def test_parts_that_need_not_be_equal_cover_the_whole_once_too():
+    parts = [Shard(rank, 3).covering(101, "vocab_size") for rank in range(3)]
+    assert [*range(101)] == [i for part in parts for i in range(101)[part]]
+    with pytest.raises(ValueError, match=r"tensor_parallel_size=4 is too much for the model's vocab_size, 5"):
+        Shard(0, 4).covering(5, "vocab_size")
+
+
 def test_what_does_not_divide_is_refused_with_what_does():
     with pytest.raises(ValueError, match=r"tensor_parallel_size=4 does not divide the model's heads, 9; 1, 3, 9 do"):
         Shard(0, 4).of(9, "heads")

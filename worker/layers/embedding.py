@@ -18,7 +18,7 @@ class Embedding:
         """table_VE: of the whole vocabulary."""
         self._first_id = 0
         if path.shard.size > 1:
-            part = path.shard.of(len(table_VE), "vocab_size")
+            part = path.shard.covering(len(table_VE), "vocab_size")
             # A copy, so that the whole is not kept.
             table_VE, self._first_id = table_VE[part].clone(), part.start
         self._table_VE, self._kernels = table_VE.to(path.device), path.native

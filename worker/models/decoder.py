@@ -88,7 +88,7 @@ class Decoder:
         if self.group.size == 1:
             logits_SV = self.head(hidden_SE, out)
         else:
-            logits_SV = self.group.gather(self.head(hidden_SE)).transpose(0, 1).flatten(1)
+            logits_SV = self._gathered(self.head(hidden_SE))
             logits_SV = logits_SV if out is None else out.copy_(logits_SV)
         return logits_SV if self.path.gpu is not None else logits_SV.float()
 
@@ -102,12 +102,24 @@ class Decoder:
         self._run(self._greedy, self._compute_greedily, batch, kv_cache)
         return self._of_all_ranks(*self._likeliest(batch.num_tokens))
 
+    @property
+    def _part_of_vocabulary(self) -> int:
+        """Tokens of a rank; the last one may have fewer."""
+        return -(-self.config.vocab_size // self.group.size)
+
+    def _gathered(self, logits_SP: torch.Tensor) -> torch.Tensor:
+        """[S, V] from each rank's part of the vocabulary."""
+        missing = self._part_of_vocabulary - logits_SP.shape[1]
+        if missing:
+            logits_SP = torch.nn.functional.pad(logits_SP, (0, missing))
+        return self.group.gather(logits_SP).transpose(0, 1).flatten(1)[:, : self.config.vocab_size].contiguous()
+
     def _of_all_ranks(self, ids_S: torch.Tensor, largest_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The likeliest of the vocabulary from the likeliest of each rank's part of it, the lowest among equals."""
         group = self.group
         if group.size == 1:
             return ids_S, largest_S
-        first_id = group.rank * (self.config.vocab_size // group.size)
+        first_id = group.rank * self._part_of_vocabulary
         # A logit travels as its bits.
         both_2S = torch.stack((ids_S + first_id, largest_S.view(torch.int32).long()))
         ids_RS, bits_RS = group.gather(both_2S).unbind(1)

@@ -51,7 +51,7 @@ class LlamaModel(Decoder):
                 path=path,
                 norm="model.norm.weight",
                 eps=config.rms_norm_eps,
-                outputs=path.shard.of(config.vocab_size, "vocab_size") if path.shard.size > 1 else None,
+                outputs=path.shard.covering(config.vocab_size, "vocab_size") if path.shard.size > 1 else None,
             ),
         )
 
