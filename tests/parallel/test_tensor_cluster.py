@@ -67,7 +67,8 @@ def _say(up: Up, when_begun: Callable[[], None]) -> list[tuple[int, ...]]:
 def test_two_ranks_say_what_one_says_also_when_one_of_them_dies(up: Up, model: Path) -> None:
     tokens = _say(up, lambda: None)
     conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-    assert tokens == [each.choices[0].token_ids for each in LLM(str(model), **OPTIONS).generate(conversations, SAMPLING)]
+    alone = LLM(str(model), **OPTIONS).generate(conversations, SAMPLING)
+    assert tokens == [each.choices[0].token_ids for each in alone]
 
     victim = next(each for each in up.children_of("worker") if each.cmdline()[-1] == "1")
     assert _say(up, victim.kill) == tokens
