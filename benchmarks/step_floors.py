@@ -28,6 +28,8 @@ _OP_NAMES = {
     Op.EMBEDDING: "embeddings",
     Op.ROPE_TURNS: "rope turns",
     Op.PLAN_ATTENTION: "attention plan",
+    Op.ZERO: "zeros",
+    Op.ADD_RMS_NORM: "norms of what is added",
 }
 
 

@@ -6,15 +6,21 @@ from kernels.native import NativeKernels
 
 
 def embedding(
-    ids_T: torch.Tensor, table_VN: torch.Tensor, kernels: NativeKernels | None, *, out: torch.Tensor
+    ids_T: torch.Tensor,
+    table_VN: torch.Tensor,
+    kernels: NativeKernels | None,
+    *,
+    out: torch.Tensor,
+    scale: float = 1.0,
 ) -> torch.Tensor:
-    """`out`, float32 [T, N] and contiguous, whose row t is then table_VN[ids_T[t]].
+    """`out`, float32 [T, N] and contiguous, whose row t is then table_VN[ids_T[t]] * scale.
 
     ids_T: int64, each of the vocabulary, which nobody checks here. table_VN: float32 or bfloat16, contiguous. kernels:
     what computes, if not PyTorch.
     """
     if kernels is None:
-        return out.copy_(table_VN[ids_T])
+        out.copy_(table_VN[ids_T])
+        return out if scale == 1.0 else out.mul_(scale)
     assert ids_T.dtype is torch.int64
     assert table_VN.dtype in (torch.float32, torch.bfloat16)
     assert table_VN.is_contiguous()
@@ -23,6 +29,6 @@ def embedding(
     assert out.is_contiguous()
     is_bf16 = table_VN.dtype is torch.bfloat16
     kernels.embedding(
-        ids_T.data_ptr(), len(ids_T), table_VN.data_ptr(), table_VN.shape[1], out.data_ptr(), is_bf16=is_bf16
+        ids_T.data_ptr(), len(ids_T), table_VN.data_ptr(), table_VN.shape[1], scale, out.data_ptr(), is_bf16=is_bf16
     )
     return out

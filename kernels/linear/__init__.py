@@ -14,6 +14,7 @@ from kernels.linear.onednn import OneDnnLinear
 from kernels.linear.packed_weight import PackedWeight
 from kernels.linear.residual import Residual
 from kernels.linear.weights import Weight, dequantize
+from kernels.silu_mul.activation import Activation
 
 # The residual stream: on a GPU with what is not added yet.
 Stream = torch.Tensor | Residual
@@ -36,10 +37,11 @@ class PackedLinear:
         norm_I: torch.Tensor | None = None,
         eps: float = 0.0,
         gated: bool = False,
+        activation: Activation = "silu",
     ) -> None:
         """weight_OI: one packed before is the `packed` of an equal layer. norm_I: weights of an RMS norm (with `eps`)
         that the input goes through first. gated: the first half of the outputs are gates of the other half, and the
-        result, half as wide, is silu(gate) * other.
+        result, half as wide, is activation(gate) * other.
         """
         # Each takes the stream of its own device.
         self._linear: Any
@@ -49,19 +51,25 @@ class PackedLinear:
             from kernels.linear.gpu_fp8 import GpuFp8Linear
 
             self._linear = GpuFp8Linear(
-                weight_OI, bias_O, norm_I, eps, gated=gated, dtype=path.compute_dtype, gpu=path.gpu
-            )
+                weight_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=path.compute_dtype,
+                gpu=path.gpu,
+            )  # fmt: skip
         elif path.gpu is not None:
             assert not isinstance(weight_OI, PackedWeight)
             self._linear = GpuLinear(
-                weight_OI, bias_O, norm_I, eps, gated=gated, dtype=path.compute_dtype, gpu=path.gpu
-            )
+                weight_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=path.compute_dtype,
+                gpu=path.gpu,
+            )  # fmt: skip
         elif path.native is not None:
-            self._linear = NativeLinear(weight_OI, bias_O, norm_I, eps, gated=gated, kernels=path.native)
+            self._linear = NativeLinear(
+                weight_OI, bias_O, norm_I, eps, gated=gated, activation=activation, kernels=path.native
+            )
         else:
             assert not isinstance(weight_OI, PackedWeight)
             weight_OI = dequantize(weight_OI)
-            self._linear = OneDnnLinear(weight_OI, bias_O, norm_I, eps, gated=gated, dtype=path.compute_dtype)
+            self._linear = OneDnnLinear(
+                weight_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=path.compute_dtype
+            )
 
     @property
     def num_outputs(self) -> int:

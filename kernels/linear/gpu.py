@@ -8,12 +8,13 @@ import torch
 from kernels.compute_path import GpuPath
 from kernels.linear.residual import Residual
 from kernels.linear.weights import Weight, dequantize
+from kernels.silu_mul.activation import Activation
 
 
 class GpuLinear:
     """What PackedLinear is on a GPU."""
 
-    __slots__ = ("_bias_O", "_eps", "_gated", "_invariant", "_norm_I", "_weight_OI", "num_outputs")
+    __slots__ = ("_activation", "_bias_O", "_eps", "_gated", "_invariant", "_norm_I", "_weight_OI", "num_outputs")
 
     def __init__(
         self,
@@ -23,6 +24,7 @@ class GpuLinear:
         eps: float,
         *,
         gated: bool,
+        activation: Activation = "silu",
         dtype: torch.dtype,
         gpu: GpuPath,
     ) -> None:
@@ -33,6 +35,7 @@ class GpuLinear:
         self._bias_O = None if bias_O is None else bias_O.to(gpu.device, dtype)
         self._norm_I = None if norm_I is None else norm_I.to(gpu.device)
         self._eps, self._gated, self._invariant = eps, gated, gpu.batch_invariant
+        self._activation: Activation = activation
 
     @property
     def packed(self) -> None:
@@ -49,7 +52,7 @@ class GpuLinear:
             assert self._norm_I is not None
             x = normed(x, self._norm_I, self._eps, self._weight_OI.dtype)
         y_TO = self._multiplied(x, None if self._gated else out)
-        return gated(y_TO, out) if self._gated else y_TO
+        return gated(y_TO, self._activation, out) if self._gated else y_TO
 
     def add_to_(self, residual: Residual, x_TI: torch.Tensor) -> None:
         """The result is what the residual stream has pending."""
@@ -82,8 +85,8 @@ def normed(residual: Residual, norm_I: torch.Tensor, eps: float, dtype: torch.dt
     return rms_norm(residual.delta_TE, norm_I, eps, residual_TN=residual.x_TE, out_dtype=dtype)
 
 
-def gated(gate_up_T2O: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """silu(gate) * up, [T, O]."""
+def gated(gate_up_T2O: torch.Tensor, activation: Activation, out: torch.Tensor | None) -> torch.Tensor:
+    """activation(gate) * up, [T, O]."""
     from kernels.silu_mul.gpu import silu_mul
 
-    return silu_mul(gate_up_T2O, out=out)
+    return silu_mul(gate_up_T2O, activation=activation, out=out)

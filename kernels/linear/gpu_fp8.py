@@ -19,6 +19,7 @@ from kernels.fp8_quantize.gpu import quantize_groups, quantize_tokens
 from kernels.linear.fp8_weight import Fp8Weight
 from kernels.linear.residual import Residual
 from kernels.rms_norm.gpu import rms_norm_quantize_groups, rms_norm_quantize_tokens
+from kernels.silu_mul.activation import Activation
 from kernels.silu_mul.gpu import silu_mul, silu_mul_quantize_groups, silu_mul_quantize_tokens
 
 
@@ -32,8 +33,8 @@ class Fp8Rows(NamedTuple):
 class GpuFp8Linear:
     """What PackedLinear is for e4m3 weights on a GPU."""
 
-    __slots__ = ("_bias_O", "_by_group", "_dtype", "_eps", "_gated", "_invariant", "_norm_I", "_scales", "_values_OI",
-                 "num_outputs")  # fmt: skip
+    __slots__ = ("_activation", "_bias_O", "_by_group", "_dtype", "_eps", "_gated", "_invariant", "_norm_I", "_scales",
+                 "_values_OI", "num_outputs")  # fmt: skip
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class GpuFp8Linear:
         eps: float,
         *,
         gated: bool,
+        activation: Activation = "silu",
         dtype: torch.dtype,
         gpu: GpuPath,
     ) -> None:
@@ -60,6 +62,7 @@ class GpuFp8Linear:
         self._bias_O = None if bias_O is None else bias_O.to(gpu.device, dtype).contiguous()
         self._norm_I = None if norm_I is None else norm_I.to(gpu.device)
         self._eps, self._gated, self._dtype, self._invariant = eps, gated, dtype, gpu.batch_invariant
+        self._activation: Activation = activation
 
     @property
     def packed(self) -> None:
@@ -74,7 +77,7 @@ class GpuFp8Linear:
         """[T, O] from [T, I] of the layer's dtype or, if there is a norm, from the residual stream."""
         if not self._gated:
             return self._multiplied(self._quantized(x), out)
-        return silu_mul(self._multiplied(self._quantized(x), None), out=out)
+        return silu_mul(self._multiplied(self._quantized(x), None), activation=self._activation, out=out)
 
     def add_to_(self, residual: Residual, x_TI: torch.Tensor | Fp8Rows) -> None:
         """The result is what the residual stream has pending."""
@@ -88,7 +91,7 @@ class GpuFp8Linear:
         assert self._gated
         gate_up_T2O = self._multiplied(self._quantized(x), None)
         quantize = silu_mul_quantize_groups if other._by_group else silu_mul_quantize_tokens
-        return Fp8Rows(*quantize(gate_up_T2O))
+        return Fp8Rows(*quantize(gate_up_T2O, activation=self._activation))
 
     def _quantized(self, x: torch.Tensor | Residual) -> Fp8Rows:
         if isinstance(x, torch.Tensor):

@@ -8,6 +8,7 @@ import torch
 from kernels.linear.packed_weight import PackedWeight
 from kernels.linear.weights import Int4Weight, Int8Weight, Weight, dequantize
 from kernels.native.library import LinearStruct, NativeKernels
+from kernels.silu_mul.activation import Activation
 
 
 class WeightKind(IntEnum):
@@ -18,6 +19,10 @@ class WeightKind(IntEnum):
     INT8 = 2
     GROUPED_INT8 = 3
     INT4 = 4
+
+
+# As panels.h counts them.
+_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 
 
 class NativeLinear:
@@ -33,6 +38,7 @@ class NativeLinear:
         eps: float,
         *,
         gated: bool,
+        activation: Activation = "silu",
         kernels: NativeKernels,
     ) -> None:
         parts = list[torch.Tensor]()
@@ -51,6 +57,7 @@ class NativeLinear:
             outputs=self.num_outputs,
             gated=gated,
             weights=kind,
+            activation=_ACTIVATIONS[activation],
         )
         self._address = ctypes.addressof(self._struct)
         self._bias_P: torch.Tensor | None = None

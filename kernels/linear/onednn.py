@@ -4,7 +4,7 @@ import torch
 
 from kernels.rms_norm import rms_norm
 from kernels.sampling import greedy
-from kernels.silu_mul import silu_mul
+from kernels.silu_mul import Activation, silu_mul
 
 # oneDNN lays weights out for a number of rows. Packed for 64, M = 1 to 64 are as fast as packed for each (within 5%);
 # packed for 1, M = 8 loses 40 to 60% (AVX2, 576x3072, 2 threads).
@@ -14,7 +14,7 @@ PACKED_FOR_ROWS = 64
 class OneDnnLinear:
     """What PackedLinear is without C++ kernels."""
 
-    __slots__ = ("_bias_O", "_dtype", "_eps", "_gated", "_norm_I", "_weight", "num_outputs")
+    __slots__ = ("_activation", "_bias_O", "_dtype", "_eps", "_gated", "_norm_I", "_weight", "num_outputs")
 
     def __init__(
         self,
@@ -24,6 +24,7 @@ class OneDnnLinear:
         eps: float,
         *,
         gated: bool,
+        activation: Activation = "silu",
         dtype: torch.dtype,
     ) -> None:
         self.num_outputs = len(weight_OI) // 2 if gated else len(weight_OI)
@@ -31,6 +32,7 @@ class OneDnnLinear:
         self._bias_O = None if bias_O is None else bias_O.to(dtype)
         self._norm_I, self._eps = norm_I, eps
         self._gated, self._dtype = gated, dtype
+        self._activation: Activation = activation
 
     @property
     def packed(self) -> None:
@@ -44,7 +46,7 @@ class OneDnnLinear:
         """The result is in memory of its own, never in `out`."""
         x_TI = x_TI.to(self._dtype) if self._norm_I is None else rms_norm(x_TI, self._norm_I, self._eps, self._dtype)
         y_TO = torch.ops.mkldnn._linear_pointwise(x_TI, self._weight, self._bias_O, "none", [], "")
-        return silu_mul(y_TO) if self._gated else y_TO
+        return silu_mul(y_TO, activation=self._activation) if self._gated else y_TO
 
     def add_to_(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
         y_TO += self(x_TI)

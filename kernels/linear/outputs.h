@@ -49,7 +49,8 @@ struct StoreOutput {
             if (!linear.gated) {
                 put(value, r, p * kPanel<V> + i);
             } else {
-                put(silu(value) * biased<V>(linear, sums, V::W + i, p), r, p * V::W + i);
+                V8 gate = linear.activation == kSilu ? silu(value) : gelu_tanh(value);
+                put(gate * biased<V>(linear, sums, V::W + i, p), r, p * V::W + i);
             }
         }
     }

@@ -11,6 +11,9 @@ namespace octavo {
 // As kernels/linear/native.py counts them.
 enum WeightKind : int32_t { kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4 };
 
+// Of gates; as kernels/linear/native.py counts them.
+enum Activation : int32_t { kSilu, kGeluTanh };
+
 // As kernels/linear/native.py lays it out.
 struct Linear {
     const void* panels;  // see pack_linear, and the Dots of quantized weights
@@ -19,8 +22,9 @@ struct Linear {
     float eps;
     int32_t inputs;
     int32_t outputs;  // of the result: half as many as there are weight rows if gated
-    int32_t gated;    // the result is silu(first half of the outputs) * second half
+    int32_t gated;    // the result is activation(first half of the outputs) * second half
     WeightKind weights;
+    Activation activation;
 };
 
 // Weights as they are packed from, by weight rows.

@@ -13,13 +13,15 @@ from kernels.linear.weights import Int4Weight, Int8Weight, num_groups
 from kernels.native.library import NativeKernels, NativeKernelsError
 from kernels.paged_attention import HeadShape, paged_attention, plan_attention
 from kernels.paged_attention import reference as attention_reference
+from kernels.rms_norm import add_rms_norm_
 from kernels.rms_norm.reference import rms_norm
 from kernels.rope import rope_turns
 from kernels.rope_cache_write import RopeCacheWrite
 from kernels.rope_cache_write.reference import rope_cache_write
 from kernels.sampling import draw_rows
 from kernels.sampling.reference import filtered_cdf_reference
-from kernels.silu_mul.reference import silu_mul
+from kernels.silu_mul import Activation
+from kernels.silu_mul.reference import gelu_tanh_mul, silu_mul
 
 _BLOCK_SIZE = 8
 _HEADS = HeadShape(num_heads=6, num_kv_heads=2, head_size=16)
@@ -35,6 +37,7 @@ def check(kernels: NativeKernels) -> None:
             _check_linear(kernels, dtype, generator, 2e-2 if _rounds(kernels, dtype) else 1e-4)
             _check_attention(kernels, dtype, generator, 1e-4 if dtype is torch.float32 else 2e-2)
         _check_quantized(kernels, generator)
+        _check_add_rms_norm(kernels, generator)
     _check_draws(kernels)
 
 
@@ -48,9 +51,11 @@ def _check_linear(kernels: NativeKernels, dtype: torch.dtype, generator: torch.G
     weight = (torch.randn(2 * num_gates, num_inputs, generator=generator) * num_inputs**-0.5).to(dtype)
     bias, norm = torch.randn(2 * num_gates, generator=generator), torch.randn(num_inputs, generator=generator)
     path = native_path(dtype, kernels)
-    expected = silu_mul(linear(rms_norm(x, norm, _EPS), weight, bias))
-    got = PackedLinear(weight, bias, path, norm_I=norm, eps=_EPS, gated=True)(x)
-    _compare(kernels, f"gated linear of {dtype}", got, expected, tolerance)
+    gate_up = linear(rms_norm(x, norm, _EPS), weight, bias)
+    expected_of: dict[Activation, torch.Tensor] = {"silu": silu_mul(gate_up), "gelu_tanh": gelu_tanh_mul(gate_up)}
+    for activation, expected in expected_of.items():
+        got = PackedLinear(weight, bias, path, norm_I=norm, eps=_EPS, gated=True, activation=activation)(x)
+        _compare(kernels, f"linear of {dtype}, gated by {activation}", got, expected, tolerance)
     added = torch.randn(19, 2 * num_gates, generator=generator)
     expected = added + linear(x, weight, None)
     plain = PackedLinear(weight, None, path)
@@ -78,6 +83,13 @@ def _check_quantized(kernels: NativeKernels, generator: torch.Generator) -> None
     for name, weight in weights.items():
         got = PackedLinear(weight, None, path)(x)
         _compare(kernels, f"linear of {name}", got, quantized_linear(x, weight, None), 1e-5)
+
+
+def _check_add_rms_norm(kernels: NativeKernels, generator: torch.Generator) -> None:
+    x, added, weight = (torch.randn(shape, generator=generator) for shape in ((19, 70), (19, 70), (70,)))
+    expected = added + rms_norm(x, weight, _EPS)
+    add_rms_norm_(added, x, weight, _EPS, kernels)
+    _compare(kernels, "norm added to something", added, expected, 1e-5)
 
 
 def _check_attention(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Generator, tolerance: float) -> None:

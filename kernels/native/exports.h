@@ -85,10 +85,17 @@ OCTAVO_EXPORT void octavo_rope_cache_write(const RopeCacheWrite* shape, float* q
     }
 }
 
-OCTAVO_EXPORT void octavo_embedding(const int64_t* ids, int64_t tokens, const void* table, int64_t size, float* out,
-                                    int32_t is_bf16) {
-    if (is_bf16) return embedding(ids, tokens, static_cast<const bf16*>(table), size, out);
-    embedding(ids, tokens, static_cast<const float*>(table), size, out);
+OCTAVO_EXPORT void octavo_embedding(const int64_t* ids, int64_t tokens, const void* table, int64_t size, float scale,
+                                    float* out, int32_t is_bf16) {
+    if (is_bf16) return embedding(ids, tokens, static_cast<const bf16*>(table), size, scale, out);
+    embedding(ids, tokens, static_cast<const float*>(table), size, scale, out);
+}
+
+OCTAVO_EXPORT void octavo_zero(float* x, int64_t rows, int64_t size) { std::fill(x, x + rows * size, 0.0f); }
+
+OCTAVO_EXPORT void octavo_add_rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t size,
+                                       float* y) {
+    add_rms_norm(x, weight, eps, rows, size, y);
 }
 
 OCTAVO_EXPORT void octavo_rope_turns(const RopeTurns* rope, const int64_t* positions, int64_t tokens, float* turns) {

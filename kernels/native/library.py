@@ -30,6 +30,7 @@ class LinearStruct(ctypes.Structure):
         ("outputs", c_int32),
         ("gated", c_int32),
         ("weights", c_int32),
+        ("activation", c_int32),
     )
 
 
@@ -148,7 +149,13 @@ class NativeKernels:
             functions.octavo_end_decodes, c_void_p, c_char_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
             result=c_bool,
         )  # fmt: skip
-        self._embedding = _typed(functions.octavo_embedding, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int32)
+        self._embedding = _typed(
+            functions.octavo_embedding, c_void_p, c_int64, c_void_p, c_int64, c_float, c_void_p, c_int32
+        )
+        self._zero = _typed(functions.octavo_zero, c_void_p, c_int64, c_int64)
+        self._add_rms_norm = _typed(
+            functions.octavo_add_rms_norm, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p
+        )
         self._rope_turns = _typed(functions.octavo_rope_turns, c_void_p, c_void_p, c_int64, c_void_p)
         self._plan_attention = _typed(functions.octavo_plan_attention, c_void_p, c_int64, c_int64)
         self._linear = _typed(functions.octavo_linear, c_void_p, c_void_p, c_int64, c_void_p, c_int32)
@@ -199,13 +206,23 @@ class NativeKernels:
         with self._observed(call):
             self._attention(step, q, stride, cache, scale, out)
 
-    def embedding(self, ids: int, tokens: int, table: int, size: int, out: int, *, is_bf16: bool) -> None:
+    def embedding(self, ids: int, tokens: int, table: int, size: int, scale: float, out: int, *, is_bf16: bool) -> None:
         """size: numbers of a token. is_bf16: those of the table."""
         call = CallStruct(
-            op=Op.EMBEDDING, variant=is_bf16, input=table, size=size, numbers=ids, output=out
+            op=Op.EMBEDDING, variant=is_bf16, input=table, size=size, scale=scale, numbers=ids, output=out
         )  # fmt: skip
         with self._observed(call):
-            self._embedding(ids, tokens, table, size, out, is_bf16)
+            self._embedding(ids, tokens, table, size, scale, out, is_bf16)
+
+    def zero(self, x: int, rows: int, size: int) -> None:
+        """x [rows, size] becomes zeros."""
+        with self._observed(CallStruct(op=Op.ZERO, output=x, size=size)):
+            self._zero(x, rows, size)
+
+    def add_rms_norm(self, x: int, weight: int, eps: float, rows: int, size: int, y: int) -> None:
+        """Adds the norm of x [rows, size] to y."""
+        with self._observed(CallStruct(op=Op.ADD_RMS_NORM, operation=weight, input=x, size=size, scale=eps, output=y)):
+            self._add_rms_norm(x, weight, eps, rows, size, y)
 
     def rope_turns(self, rope: int, positions: int, tokens: int, turns: int) -> None:
         with self._observed(CallStruct(op=Op.ROPE_TURNS, operation=rope, numbers=positions, output=turns)):

@@ -20,6 +20,8 @@ class Op(enum.IntEnum):
     EMBEDDING = 3
     ROPE_TURNS = 4
     PLAN_ATTENTION = 5
+    ZERO = 6
+    ADD_RMS_NORM = 7
 
 
 class CallStruct(ctypes.Structure):

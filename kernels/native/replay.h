@@ -9,9 +9,11 @@ namespace {
 // As kernels/native/recording.py lays it out. What differs from step to step is behind the pointers, but for the number
 // of tokens.
 struct Call {
-    enum Op : int32_t { kLinear, kRopeCacheWrite, kAttention, kEmbedding, kRopeTurns, kPlanAttention } op;
+    enum Op : int32_t {
+        kLinear, kRopeCacheWrite, kAttention, kEmbedding, kRopeTurns, kPlanAttention, kZero, kAddRmsNorm
+    } op;
     int32_t variant;  // of a linear: its epilogue; of embeddings: whether they are bf16
-    void* operation;  // Linear, RopeCacheWrite, AttentionStep or RopeTurns
+    void* operation;  // Linear, RopeCacheWrite, AttentionStep, RopeTurns, or the weights of a norm
     void* input;
     void* output;
     void* cache;
@@ -19,7 +21,7 @@ struct Call {
     const int64_t* numbers;  // token ids, positions or slots
     float* largest;  // of a linear: null, or where its rows' largest outputs go, and to `output` their columns
     int64_t size;  // of a row; between the tokens of attention's input; of a tile of its plan
-    float scale;
+    float scale;  // of attention, of embeddings; of a norm its eps
 };
 
 inline void run(const Call& call, int64_t tokens) {
@@ -37,10 +39,14 @@ inline void run(const Call& call, int64_t tokens) {
                                            call.turns, call.numbers, call.cache);
         case Call::kAttention: return octavo_attention(step, input, call.size, call.cache, call.scale, output);
         case Call::kEmbedding:
-            return octavo_embedding(call.numbers, tokens, input, call.size, output, call.variant);
+            return octavo_embedding(call.numbers, tokens, input, call.size, call.scale, output, call.variant);
         case Call::kRopeTurns:
             return octavo_rope_turns(static_cast<const RopeTurns*>(call.operation), call.numbers, tokens, output);
         case Call::kPlanAttention: return octavo_plan_attention(step, tokens, call.size);
+        case Call::kZero: return octavo_zero(output, tokens, call.size);
+        case Call::kAddRmsNorm:
+            return octavo_add_rms_norm(input, static_cast<const float*>(call.operation), call.scale, tokens, call.size,
+                                       output);
     }
 }
 

@@ -130,4 +130,10 @@ constexpr float kLog2E = 1.44269504088896341f;
 // x / (1 + e^-x)
 inline V8 silu(V8 x) { return x / (V8::all(1.0f) + exp2(x * V8::all(-kLog2E))); }
 
+// x (1 + tanh(u)) / 2 = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+inline V8 gelu_tanh(V8 x) {
+    const V8 inner = fma(x * x * V8::all(0.044715f), x, x);
+    return x / (V8::all(1.0f) + exp2(inner * V8::all(-1.5957691216057308f * kLog2E)));
+}
+
 }  // namespace octavo

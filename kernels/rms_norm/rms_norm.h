@@ -1,8 +1,10 @@
 // RMS norm of one row at a time.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
+#include "../native/pool.h"
 #include "../native/vec.h"
 
 namespace octavo {
@@ -29,6 +31,19 @@ template <class T>
 void input_row(const float* x, const float* weight, float eps, int64_t size, T* y) {
     const float scale = weight ? inverse_rms(x, size, eps) : 1.0f;
     for (int64_t i = 0; i < size; i++) put(weight ? x[i] * scale * weight[i] : x[i], y[i]);
+}
+
+// y[rows, size] += the norm of x[rows, size].
+inline void add_rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t size, float* y) {
+    const int64_t at_once = 16;
+    parallel((rows + at_once - 1) / at_once, [&](int64_t task) {
+        for (int64_t r = task * at_once; r < std::min(rows, (task + 1) * at_once); r++) {
+            const float* from = x + r * size;
+            float* to = y + r * size;
+            const float scale = inverse_rms(from, size, eps);
+            for (int64_t i = 0; i < size; i++) to[i] += from[i] * scale * weight[i];
+        }
+    });
 }
 
 }  // namespace octavo

@@ -1,10 +1,14 @@
-"""silu(gate) * up on a CPU."""
+"""silu(gate) * up and gelu(gate) * up on a CPU."""
 
 import torch
 import torch.nn.functional as F
 
+from kernels.silu_mul.activation import Activation
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """[T, N] from [T, 2N], whose first half is the gate; computed in float32, returned in the dtype given."""
+
+def silu_mul(gate_up: torch.Tensor, *, activation: Activation = "silu") -> torch.Tensor:
+    """[T, N] from [T, 2N], whose first half is the gate; computed in float32, returned in the dtype given. activation:
+    of the gate."""
     gate, up = gate_up.float().chunk(2, dim=-1)
-    return F.silu(gate).mul_(up).to(gate_up.dtype)
+    activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    return activated.mul_(up).to(gate_up.dtype)

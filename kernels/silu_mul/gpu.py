@@ -7,18 +7,15 @@ it equals the unfused pair of functions.
 Legend: T tokens, N columns of the result, G = ceil(N / 128).
 """
 
-from typing import Literal
-
 import torch
 import triton
 import triton.language as tl
 
 from kernels.fp8_quantize.checks import check_device
 from kernels.fp8_quantize.scales import quantized, scale_of, size_bits
+from kernels.silu_mul.activation import Activation
 from kernels.tiles.jit import jit
 from kernels.tiles.numbers import narrow, widen
-
-Activation = Literal["silu", "gelu_tanh"]
 
 GROUP = 128
 # Columns of a program: with 4 warps, a 16-byte vector of gate and one of up a thread. Rows are spread over programs,

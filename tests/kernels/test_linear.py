@@ -6,7 +6,8 @@ from kernels.linear import PackedLinear
 from kernels.linear.reference import linear
 from kernels.rms_norm.reference import rms_norm
 from kernels.sampling import greedy
-from kernels.silu_mul.reference import silu_mul
+from kernels.silu_mul import Activation
+from kernels.silu_mul.reference import gelu_tanh_mul, silu_mul
 from tests.support.kernel_paths import KINDS, NATIVE_KINDS, native, path_of
 
 # Columns and inputs that fill no panel, no pair and no vector, and some that do.
@@ -43,13 +44,15 @@ def test_agrees_with_float64(kind: str, dtype: torch.dtype, shape: tuple[int, in
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_gates", [45, 16, 3])
-def test_norm_gate_and_addition(kind: str, dtype: torch.dtype, num_gates: int) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_norm_gate_and_addition(kind: str, dtype: torch.dtype, num_gates: int, activation: Activation) -> None:
     torch.manual_seed(0)
     path, x = path_of(kind, dtype), torch.randn(19, 70) * 3
     weight, bias = _weight(2 * num_gates, 70, dtype), torch.randn(2 * num_gates).to(dtype)
     norm, residual = torch.randn(70), torch.randn(19, num_gates)
-    expected = residual + silu_mul(linear(rms_norm(x, norm, 1e-2), weight, bias))
-    PackedLinear(weight, bias, path, norm_I=norm, eps=1e-2, gated=True).add_to_(residual, x)
+    multiplied = silu_mul if activation == "silu" else gelu_tanh_mul
+    expected = residual + multiplied(linear(rms_norm(x, norm, 1e-2), weight, bias))
+    PackedLinear(weight, bias, path, norm_I=norm, eps=1e-2, gated=True, activation=activation).add_to_(residual, x)
     # Norm weights make the sums larger, and a gate multiplies two of them.
     tolerance = 10 * _tolerance(path, dtype)
     torch.testing.assert_close(residual.double(), expected, rtol=tolerance, atol=tolerance)

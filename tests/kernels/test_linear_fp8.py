@@ -12,7 +12,8 @@ from kernels.linear.fp8_weight import Fp8Weight, in_blocks, quantize_fp8
 from kernels.linear.gpu_fp8 import GpuFp8Linear
 from kernels.linear.weights import concatenate, dequantize, map_rows
 from kernels.rms_norm.reference import rms_norm
-from kernels.silu_mul.reference import silu_mul
+from kernels.silu_mul.activation import Activation
+from kernels.silu_mul.reference import gelu_tanh_mul, silu_mul
 from tests.support.gpu import DEVICE
 
 FP8 = torch.float8_e4m3fn
@@ -135,9 +136,9 @@ def test_outputs_are_moved_with_their_scales(layout: str) -> None:
 
 
 def _linear(weight: Fp8Weight, norm: torch.Tensor | None = None, *, gated: bool = False, **options) -> GpuFp8Linear:
-    bias = options.pop("bias", None)
+    bias, activation = options.pop("bias", None), options.pop("activation", "silu")
     gpu = GpuPath(device=torch.device(DEVICE), **options)
-    return GpuFp8Linear(weight, bias, norm, EPS, gated=gated, dtype=torch.float32, gpu=gpu)
+    return GpuFp8Linear(weight, bias, norm, EPS, gated=gated, activation=activation, dtype=torch.float32, gpu=gpu)
 
 
 def _expected(weight: Fp8Weight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -178,14 +179,16 @@ def test_the_norm_adds_what_is_pending_and_quantizes(layout: str, is_pending: bo
     assert torch.equal(residual.x_TE.cpu(), stream), "the addition is kept"
 
 
-@pytest.mark.parametrize(("layout", "other"), [("tensor", "block"), ("block", "channel")])
-def test_a_gated_layer_quantizes_as_the_next_one_takes_it(layout: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "other", "activation"), [("tensor", "block", "gelu_tanh"), ("block", "channel", "silu")]
+)
+def test_a_gated_layer_quantizes_as_the_next_one_takes_it(layout: str, other: str, activation: Activation) -> None:
     """192 outputs: groups of 128 end within."""
     weight, last, x = _weight(layout, 384, 130), _weight(other, 130, 192, 1), _inputs(3, 130)
     norm = torch.ones(130)
-    gated = silu_mul(_expected(weight, rms_norm(x, norm, EPS)))
+    gated = (silu_mul if activation == "silu" else gelu_tanh_mul)(_expected(weight, rms_norm(x, norm, EPS)))
     residual = Residual(x.to(DEVICE).clone(), torch.full((3, 130), torch.nan, device=DEVICE))
-    first, then = _linear(weight, norm, gated=True), _linear(last)
+    first, then = _linear(weight, norm, gated=True, activation=activation), _linear(last)
     assert (first.num_outputs, then.num_outputs) == (192, 130)
     _assert_near(first(residual), gated)
     then.add_to_(residual, first.gated_for(then, residual))

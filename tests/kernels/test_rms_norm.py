@@ -1,6 +1,8 @@
+import pytest
 import torch
 
-from kernels.rms_norm import reference, rms_norm
+from kernels.rms_norm import add_rms_norm_, reference, rms_norm
+from tests.support.kernel_paths import KINDS, path_of
 
 
 def test_agrees_with_float64() -> None:
@@ -33,3 +35,20 @@ def test_heads_have_weights_of_their_own_and_input_is_left_alone() -> None:
     y = rms_norm(heads, weight, 1e-6)
     torch.testing.assert_close(y.double(), reference.rms_norm(heads, weight, 1e-6), rtol=2e-6, atol=2e-6)
     assert torch.equal(wide, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(1, 96), (37, 70), (2, 5)])
+def test_a_norm_is_added_in_place(kind: str, shape: tuple[int, int]) -> None:
+    """Rows of several tasks, and of numbers that fill no vector. A row's bits are its own, whatever the batch."""
+    torch.manual_seed(0)
+    x, y, weight = torch.randn(shape) * 30, torch.randn(shape), torch.randn(shape[1])
+    expected, before = y + reference.rms_norm(x, weight, 1e-5), x.clone()
+    kernels = path_of(kind, torch.float32).native
+    last = y[-1:].clone()
+    add_rms_norm_(y, x, weight, 1e-5, kernels)
+    torch.testing.assert_close(y.double(), expected, rtol=2e-6, atol=2e-6)
+    assert torch.equal(x, before)
+    if kernels is not None:
+        add_rms_norm_(last, x[-1:].contiguous(), weight, 1e-5, kernels)
+        assert torch.equal(last, y[-1:])
