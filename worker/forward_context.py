@@ -44,8 +44,8 @@ class ForwardContext:
     kv_cache: KVCache
     # int64 [T]: where each token's KV is written.
     slots_T: torch.Tensor
-    # For kernels.rope_cache_write.
-    rope_turns: torch.Tensor
+    # For kernels.rope_cache_write: of each of ModelConfig.ropes.
+    rope_turns: tuple[torch.Tensor, ...]
     # By sliding window; 0 is for layers without one.
     attention_plans: dict[int, AttentionPlan]
     # For what layers compute on the way, with room for all tokens.

@@ -6,14 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernels.silu_mul import Activation
 from worker.experts_config import ExpertsConfig, experts_from_config_json
+from worker.gemma3_config import GEMMA3, gemma3_from_config_json, gemma3_from_gguf, gemma3_turn_ends
 from worker.rope_config import RopeConfig, rope_from_config_json, yarn
 
 # GGUF names an architecture as llama.cpp does; here it bears its name in config.json.
-GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+GGUF_ARCHITECTURES = {
+    "gemma3": GEMMA3,
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 # More than any model has: a damaged file must not make the worker lay out billions of layers.
 MAX_LAYERS = 4096
 ARCHITECTURES = (
+    GEMMA3,
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
@@ -48,6 +56,8 @@ class ModelConfig:
     num_kv_heads: int
     head_size: int
     rope: RopeConfig
+    # Of layers with a sliding window, if it is another one.
+    local_rope: RopeConfig | None = None
     rms_norm_eps: float
     max_position_embeddings: int
     # Biases on q, k and v; on the attention's output; on the MLP's three projections.
@@ -56,6 +66,14 @@ class ModelConfig:
     mlp_bias: bool = False
     # RMS norm of each head of q and k, before rope.
     qk_norm: bool = False
+    # Whether norms are stored as what their weights differ from 1 by.
+    norms_lack_one: bool = False
+    # Of the MLP's gate.
+    activation: Activation = "silu"
+    # That embeddings are multiplied by.
+    embedding_scale: float = 1.0
+    # Scores of attention are divided by its root; None: the head size.
+    query_pre_attn_scalar: float | None = None
     tie_word_embeddings: bool = False
     # A layer's sliding window in tokens, the token itself included; 0: the layer sees everything.
     layer_windows: tuple[int, ...]
@@ -79,6 +97,19 @@ class ModelConfig:
     def group_size(self) -> int:
         """Query heads that share a KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def attention_scale(self) -> float:
+        """That scores of attention are multiplied by."""
+        return (self.query_pre_attn_scalar or self.head_size) ** -0.5
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def rope_of(self, layer: int) -> int:
+        """Which of `ropes` the layer has."""
+        return 1 if self.local_rope is not None and self.layer_windows[layer] else 0
 
     @classmethod
     def from_directory(cls, path: Path) -> "ModelConfig":
@@ -139,11 +170,20 @@ def _known(architecture: str) -> str:
 
 def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     architecture = _known((raw.get("architectures") or ["(none named)"])[0])
-    if raw.get("hidden_act", "silu") != "silu":
+    if architecture != GEMMA3 and raw.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act={raw['hidden_act']!r} is not supported; silu is")
     num_layers, num_heads = _layer_count(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
     attention_bias = bool(raw.get("attention_bias", False))
     eos = {*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}
+    if architecture == GEMMA3:
+        family = gemma3_from_config_json(raw, num_layers)
+    else:
+        family = {
+            "rope": rope_from_config_json(raw),
+            "qk_norm": architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+            "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
+            "layer_windows": _layer_windows(architecture, raw, num_layers),
+        }
     return ModelConfig(
         architecture=architecture,
         vocab_size=int(raw["vocab_size"]),
@@ -153,21 +193,18 @@ def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         num_heads=num_heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
         head_size=int(raw.get("head_dim") or raw["hidden_size"] // num_heads),
-        rope=rope_from_config_json(raw),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         max_position_embeddings=int(raw["max_position_embeddings"]),
         qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
         attention_output_bias=attention_bias and architecture != "Qwen2ForCausalLM",
         mlp_bias=bool(raw.get("mlp_bias", False)),
-        qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
         experts=experts_from_config_json(architecture, raw, num_layers),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        layer_windows=_layer_windows(architecture, raw, num_layers),
         bos_token_id=raw.get("bos_token_id"),
         eos_token_ids=frozenset(eos),
         default_sampling=SamplingDefaults(
             **{name: generation.get(name) for name in SamplingDefaults.__dataclass_fields__}
         ),
+        **family,
     )
 
 
@@ -211,16 +248,23 @@ def _from_gguf(
     if get("rope.dimension_count", head_size) != head_size:
         raise ValueError(f"{prefix}.rope.dimension_count differs from the head size {head_size}; this is not supported")
     ends = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot"))
+    vocab_size = get("vocab_size", None) or len(metadata["tokenizer.ggml.tokens"])
+    eos = {token for token in ends if token is not None}
+    rope, window = _gguf_rope(get, freq_factors), get("attention.sliding_window", 0)
+    family: dict[str, Any] = {"layer_windows": (window,) * num_layers}
+    if architecture == GEMMA3:
+        family = gemma3_from_gguf(get, hidden_size, num_heads, num_layers)
+        eos |= gemma3_turn_ends(vocab_size)
     return ModelConfig(
         architecture=architecture,
-        vocab_size=get("vocab_size", None) or len(metadata["tokenizer.ggml.tokens"]),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=get("feed_forward_length"),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=get("attention.head_count_kv", num_heads),
         head_size=head_size,
-        rope=_gguf_rope(get, freq_factors),
+        rope=rope,
         rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
         max_position_embeddings=get("context_length"),
         qkv_bias="blk.0.attn_q.bias" in tensor_names,
@@ -228,9 +272,9 @@ def _from_gguf(
         mlp_bias="blk.0.ffn_gate.bias" in tensor_names,
         qk_norm="blk.0.attn_q_norm.weight" in tensor_names,
         tie_word_embeddings="output.weight" not in tensor_names,
-        layer_windows=(get("attention.sliding_window", 0),) * num_layers,
         bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=frozenset(token for token in ends if token is not None),
+        eos_token_ids=frozenset(eos),
+        **family,
     )
 
 

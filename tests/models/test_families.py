@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -76,6 +78,21 @@ def _qwen3() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True))
 
 
+def _gemma3() -> PreTrainedModel:
+    """Its global rope is scaled, and its scores are divided by something else than the head size, as of larger ones."""
+    ropes = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **SHAPE, head_dim=16, query_pre_attn_scalar=8, sliding_window=WINDOW, layer_types=types,
+            rope_parameters=ropes,
+        )
+    )  # fmt: skip
+
+
 def _mixtral() -> PreTrainedModel:
     return MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=5, num_experts_per_tok=2))
 
@@ -93,8 +110,9 @@ def _qwen3_moe_with_some_mlps() -> PreTrainedModel:
     )
 
 
-_DENSE = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+_DENSE = (Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 FAMILIES = (
+    _gemma3,
     _llama3,
     _llama_with_everything_optional,
     _mistral,

@@ -6,6 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -67,12 +69,19 @@ def _qwen3() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE))
 
 
+def _gemma3() -> PreTrainedModel:
+    types = ["sliding_attention", "full_attention"]
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(**SHAPE, query_pre_attn_scalar=32, sliding_window=WINDOW, layer_types=types)
+    )
+
+
 def _mixtral() -> PreTrainedModel:
     config = MixtralConfig(**{**SHAPE, "num_hidden_layers": 1}, num_local_experts=5, num_experts_per_tok=2)
     return MixtralForCausalLM(config)
 
 
-FAMILIES = (_llama, _mistral, _qwen2_with_some_windows, _qwen3, _mixtral)
+FAMILIES = (_gemma3, _llama, _mistral, _qwen2_with_some_windows, _qwen3, _mixtral)
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.__name__.strip("_"))

@@ -128,7 +128,7 @@ def test_gguf_metadata() -> None:
 
 
 def test_gguf_of_another_architecture_or_without_a_number() -> None:
-    with pytest.raises(ValueError, match=r"'gemma3' is not supported; llama, qwen2, qwen3 are"):
-        ModelConfig.from_gguf(GGUF | {"general.architecture": "gemma3"}, [])
+    with pytest.raises(ValueError, match=r"'gemma2' is not supported; gemma3, llama, qwen2, qwen3 are"):
+        ModelConfig.from_gguf(GGUF | {"general.architecture": "gemma2"}, [])
     with pytest.raises(ValueError, match=r"lacks llama\.block_count"):
         ModelConfig.from_gguf({key: value for key, value in GGUF.items() if key != "llama.block_count"}, [])

@@ -28,6 +28,7 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 3, "head_dim": 32, "max_position_embeddings": 256, "rope_theta": 10000.0,
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
+    "Gemma3ForCausalLM": {"sliding_window": 9, "sliding_window_pattern": 2},
     "LlamaForCausalLM": {
         "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
     },
@@ -76,6 +77,7 @@ def _run(
 @pytest.mark.parametrize(
     ("architecture", "size", "quantization"),
     [
+        ("Gemma3ForCausalLM", 3, "none"),
         ("LlamaForCausalLM", 2, "none"),
         ("LlamaForCausalLM", 6, "none"),
         ("Qwen2ForCausalLM", 3, "none"),

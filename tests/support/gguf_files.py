@@ -8,10 +8,16 @@ import gguf
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
+# Others have the names of Qwen3.
+_ARCHITECTURES = {
+    "gemma3": gguf.MODEL_ARCH.GEMMA3,
+    "llama": gguf.MODEL_ARCH.LLAMA,
+}
+
 
 def write_gguf(path: Path, directory: Path, kind: Kind, arch: str = "qwen3", others: Mapping[str, Kind] = {}) -> Path:
     """The tensors of `directory` under llama.cpp's names: matrices of `kind`, or of what `others` says of their Hugging
-    Face name. Rows stay in their order, whatever order `arch` has them in."""
+    Face name. Rows stay in their order, whatever order `arch` has them in. Norms of gemma3 become 1 + what is there."""
     config = json.loads((directory / "config.json").read_text())
     num_layers = config["num_hidden_layers"]
     writer = gguf.GGUFWriter(path, arch)
@@ -26,9 +32,15 @@ def write_gguf(path: Path, directory: Path, kind: Kind, arch: str = "qwen3", oth
     vocab_size = config["vocab_size"]
     writer.add_token_list([f"t{token}" for token in range(vocab_size)] * 4)  # long enough to be skipped
     writer.add_vocab_size(vocab_size)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA if arch == "llama" else gguf.MODEL_ARCH.QWEN3, num_layers)
+    if arch == "gemma3":
+        writer.add_rope_freq_base(config["rope_theta"])
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_uint32("gemma3.attention.sliding_window_pattern", config["sliding_window_pattern"])
+    names = gguf.get_tensor_name_map(_ARCHITECTURES.get(arch, gguf.MODEL_ARCH.QWEN3), num_layers)
     for name, tensor in load_file(directory / "model.safetensors").items():
         values = tensor.float().numpy()
+        if arch == "gemma3" and name.endswith("norm.weight"):
+            values = values + 1
         stored_as = others.get(name, kind) if values.ndim == 2 else Kind.F32
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None

@@ -32,7 +32,7 @@ def transformers_model(files: ModelFiles) -> LlamaForCausalLM:
         if "attn_q" in tensor.name or "attn_k" in tensor.name:
             heads = len(values) // 64
             values = values.reshape(heads, 32, 2, 576).swapaxes(1, 2).reshape(heads * 64, 576)
-        state[hugging_face_name(tensor.name)] = torch.from_numpy(values)
+        state[hugging_face_name(tensor.name, "llama")] = torch.from_numpy(values)
     model.to_empty(device="cpu")
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     missing, unexpected = model.load_state_dict(state, strict=False)

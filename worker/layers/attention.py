@@ -13,6 +13,7 @@ from kernels.paged_attention import KVScales, paged_attention
 from kernels.rope import interleave_rope_pairs
 from kernels.rope_cache_write import RopeCacheWrite
 from worker.forward_context import current
+from worker.layers.added_norm import AddedNorm
 from worker.layers.linear import load_linear
 from worker.layers.sum_of_ranks import add_sum_of_ranks_
 from worker.local_heads import LocalHeads
@@ -22,14 +23,22 @@ from worker.take_tensor import TakeTensor
 
 class Attention:
     """One layer's attention. prefix, norm: of its tensors, such as model.layers.3.self_attn and
-    model.layers.3.input_layernorm."""
+    model.layers.3.input_layernorm. added_norm: what the result goes through before it is added."""
 
     def __init__(
-        self, config: ModelConfig, layer: int, prefix: str, norm: str, take: TakeTensor, path: ComputePath
+        self,
+        config: ModelConfig,
+        layer: int,
+        prefix: str,
+        norm: str,
+        take: TakeTensor,
+        path: ComputePath,
+        *,
+        added_norm: AddedNorm | None = None,
     ) -> None:
-        self._layer = layer
-        self._window = config.layer_windows[layer]
-        self._scale = config.head_size**-0.5
+        self._layer, self._added_norm = layer, added_norm
+        self._window, self._rope = config.layer_windows[layer], config.rope_of(layer)
+        self._scale = config.attention_scale
         eps = config.rms_norm_eps
 
         def heads(name: str, rows: torch.Tensor) -> torch.Tensor:
@@ -71,9 +80,9 @@ class Attention:
         context, num_tokens = current(), len(x_TE)
         cache, take = context.kv_cache.layers[self._layer], context.workspace.take
         qkv_TF = self._qkv(x_TE, out=take("qkv", num_tokens, self._qkv.num_outputs))
-        q_THD = self._rope_cache_write(qkv_TF, context.rope_turns, cache, context.slots_T)
+        q_THD = self._rope_cache_write(qkv_TF, context.rope_turns[self._rope], cache, context.slots_T)
         o_THD = context.between_graphs(partial(self._attend, q_THD))
-        add_sum_of_ranks_(x_TE, lambda part_TE: self._o.add_to_(part_TE, o_THD.flatten(1)))
+        add_sum_of_ranks_(x_TE, lambda part_TE: self._o.add_to_(part_TE, o_THD.flatten(1)), self._added_norm)
 
     def _attend(self, q_THD: torch.Tensor) -> torch.Tensor:
         context = current()

@@ -14,9 +14,10 @@ from worker.workspace import Workspace
 class Embedding:
     """Of a tensor-parallel rank those of its part of the vocabulary, and zeros for other ids."""
 
-    def __init__(self, table_VE: torch.Tensor, path: ComputePath) -> None:
-        """table_VE: of the whole vocabulary."""
-        self._first_id = 0
+    def __init__(self, table_VE: torch.Tensor, path: ComputePath, *, scale: float = 1.0) -> None:
+        """table_VE: of the whole vocabulary, in the model's dtype. scale: that each number is multiplied by, rounded
+        to that dtype first, as models with a scale were trained."""
+        self._first_id, self._scale = 0, torch.tensor(scale, dtype=table_VE.dtype).item()
         if path.shard.size > 1:
             part = path.shard.covering(len(table_VE), "vocab_size")
             # A copy, so that the whole is not kept.
@@ -37,10 +38,12 @@ class Embedding:
             from kernels.embedding.gpu import embedding as gather  # imports Triton
 
             gather(token_ids_T, self._table_VE, first_id=self._first_id, out=x_TE)
+            if self._scale != 1.0:
+                x_TE *= self._scale
             return Residual(x_TE, workspace.take("delta", num_tokens, hidden_size))
         if not self._is_part:
-            return embedding(token_ids_T, self._table_VE, self._kernels, out=x_TE)
+            return embedding(token_ids_T, self._table_VE, self._kernels, out=x_TE, scale=self._scale)
         local_T = token_ids_T - self._first_id
         elsewhere_T = (local_T < 0) | (local_T >= len(self._table_VE))
-        embedding(local_T.masked_fill(elsewhere_T, 0), self._table_VE, self._kernels, out=x_TE)
+        embedding(local_T.masked_fill(elsewhere_T, 0), self._table_VE, self._kernels, out=x_TE, scale=self._scale)
         return x_TE.masked_fill_(elsewhere_T[:, None], 0)

@@ -9,6 +9,7 @@ from kernels.compute_path import ComputePath
 from kernels.linear import PackedLinear
 from kernels.linear.slices import slice_inputs, slice_outputs
 from kernels.linear.weights import Weight, concatenate, map_rows
+from kernels.silu_mul import Activation
 from worker.take_tensor import TakeTensor
 
 
@@ -21,6 +22,7 @@ def load_linear(
     norm: str | None = None,
     eps: float = 0.0,
     gated: bool = False,
+    activation: Activation = "silu",
     reorder: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, rows: rows,
     outputs: Callable[[str], slice] | None = None,
     inputs: slice | None = None,
@@ -28,8 +30,8 @@ def load_linear(
     """The layers `names` as one whose outputs lie side by side; `reorder` may move the outputs (dim 0) of each.
 
     norm: name of the RMS norm (with `eps`) that the input goes through first. gated: of two layers, the first is the
-    gate of the second. outputs: of each layer, this rank's part. inputs: this rank's part; then what it computes is to
-    be summed over the ranks, the first of which adds the bias.
+    gate of the second, through `activation`. outputs: of each layer, this rank's part. inputs: this rank's part; then
+    what it computes is to be summed over the ranks, the first of which adds the bias.
     """
 
     def weight_of(name: str) -> Weight:
@@ -50,7 +52,8 @@ def load_linear(
     has_bias = bias and (inputs is None or path.shard.is_first)
     bias_O = torch.cat([bias_of(name) for name in names]) if has_bias else None
     norm_I = take(f"{norm}.weight").float() if norm else None
-    return _packed(take, [f"{name}.weight" for name in names], weight, bias_O, path, norm_I, eps, gated=gated)
+    stored = [f"{name}.weight" for name in names]
+    return _packed(take, stored, weight, bias_O, path, norm_I, eps, gated=gated, activation=activation)
 
 
 def load_head(
@@ -77,10 +80,13 @@ def _packed(
     eps: float,
     *,
     gated: bool,
+    activation: Activation = "silu",
 ) -> PackedLinear:
     """Of weights that an earlier start has packed, or of `weight()`."""
     kept = take.packed(names)
-    linear = PackedLinear(weight() if kept is None else kept, bias_O, path, norm_I=norm_I, eps=eps, gated=gated)
+    linear = PackedLinear(
+        weight() if kept is None else kept, bias_O, path, norm_I=norm_I, eps=eps, gated=gated, activation=activation
+    )
     if kept is None and linear.packed is not None:
         take.keep(names, linear.packed)
     return linear

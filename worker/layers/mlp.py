@@ -8,6 +8,7 @@ from functools import partial
 from kernels.compute_path import ComputePath
 from kernels.linear import Stream
 from worker.forward_context import current
+from worker.layers.added_norm import AddedNorm
 from worker.layers.linear import load_linear
 from worker.layers.sum_of_ranks import add_sum_of_ranks_
 from worker.model_config import ModelConfig
@@ -15,15 +16,25 @@ from worker.take_tensor import TakeTensor
 
 
 class GatedMLP:
-    """down(silu(gate(norm(x))) * up(norm(x))). prefix, norm: of its tensors, such as model.layers.3.mlp and
-    model.layers.3.post_attention_layernorm."""
+    """down(activation(gate(norm(x))) * up(norm(x))). prefix, norm: of its tensors, such as model.layers.3.mlp and
+    model.layers.3.post_attention_layernorm. added_norm: what the result goes through before it is added."""
 
-    def __init__(self, config: ModelConfig, prefix: str, norm: str, take: TakeTensor, path: ComputePath) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        prefix: str,
+        norm: str,
+        take: TakeTensor,
+        path: ComputePath,
+        *,
+        added_norm: AddedNorm | None = None,
+    ) -> None:
+        self._added_norm = added_norm
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         part = path.shard.of(config.intermediate_size, "intermediate_size")
         self._gate_up = load_linear(
             take, names, bias=config.mlp_bias, path=path, norm=norm, eps=config.rms_norm_eps, gated=True,
-            outputs=lambda name: part,
+            activation=config.activation, outputs=lambda name: part,
         )  # fmt: skip
         self._down = load_linear(take, [f"{prefix}.down_proj"], bias=config.mlp_bias, path=path, inputs=part)
 
@@ -33,7 +44,7 @@ class GatedMLP:
 
     def add_to_(self, x_TE: Stream) -> None:
         """Adds the MLP of the residual stream to it, in place."""
-        add_sum_of_ranks_(x_TE, partial(self._add_to_, x_TE))
+        add_sum_of_ranks_(x_TE, partial(self._add_to_, x_TE), self._added_norm)
 
     def _add_to_(self, x_TE: Stream, into: Stream) -> None:
         take = current().workspace.take

@@ -1,6 +1,7 @@
 """Rotary embeddings: the frequencies of a config, and the turns of a step."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -14,13 +15,19 @@ class Rotary:
     """Turns of a step's positions, computed as they come: a table for the longest context would be larger than it
     is quick."""
 
-    def __init__(self, config: RopeConfig, head_size: int, path: ComputePath) -> None:
-        self._turns = RopeTurns(path, rope_frequencies(config, head_size), config.attention_factor)
+    def __init__(self, ropes: Sequence[RopeConfig], head_size: int, path: ComputePath) -> None:
+        """ropes: all that a model's layers have."""
+        self._turns = [
+            (f"turns {i}", RopeTurns(path, rope_frequencies(rope, head_size), rope.attention_factor))
+            for i, rope in enumerate(ropes)
+        ]
 
-    def __call__(self, positions_T: torch.Tensor, workspace: Workspace) -> torch.Tensor:
-        """As kernels.rope_cache_write takes them, in the workspace."""
-        turns = self._turns
-        return turns(positions_T, workspace.take("turns", len(positions_T), *turns.shape, dtype=turns.dtype))
+    def __call__(self, positions_T: torch.Tensor, workspace: Workspace) -> tuple[torch.Tensor, ...]:
+        """Of each rope, as kernels.rope_cache_write takes them, in the workspace."""
+        return tuple(
+            turns(positions_T, workspace.take(name, len(positions_T), *turns.shape, dtype=turns.dtype))
+            for name, turns in self._turns
+        )
 
 
 def rope_frequencies(config: RopeConfig, head_size: int) -> torch.Tensor:

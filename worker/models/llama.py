@@ -39,8 +39,8 @@ class LlamaModel(Decoder):
         super().__init__(
             config,
             path,
-            embed=Embedding(take("model.embed_tokens.weight"), path),
-            rotary=Rotary(config.rope, config.head_size, path),
+            embed=Embedding(take("model.embed_tokens.weight"), path, scale=config.embedding_scale),
+            rotary=Rotary(config.ropes, config.head_size, path),
             layers=[
                 LlamaLayer(self.attention(config, layer, take, path), self.mlp(config, layer, take, path))
                 for layer in range(config.num_layers)

@@ -12,6 +12,7 @@ from worker.gpu.batch import GpuBatch
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
+from worker.models.gemma3 import Gemma3Model
 from worker.models.llama import LlamaModel
 from worker.models.mixtral import MixtralModel, Qwen3MoeModel
 from worker.parallel.group import Group
@@ -66,6 +67,7 @@ class Model(Protocol):
 
 
 _CLASSES: dict[str, type[Model]] = {
+    "Gemma3ForCausalLM": Gemma3Model,
     "LlamaForCausalLM": LlamaModel,
     "MistralForCausalLM": LlamaModel,
     "MixtralForCausalLM": MixtralModel,

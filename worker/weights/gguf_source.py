@@ -16,7 +16,7 @@ from worker.weights.errors import WeightsError, some
 from worker.weights.gguf_header import StoredTensor, read_header
 from worker.weights.gguf_weights import INTEGER_KINDS, integer_weight
 
-QUANTIZATIONS = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K)
+QUANTIZATIONS = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q4_K, Kind.Q6_K)
 ROPE_FACTORS = "rope_freqs.weight"
 
 _MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -33,14 +33,23 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# Where an architecture has other names.
+_OWN_LAYER_NAMES = {
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+}
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
-def hugging_face_name(name: str) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight. A name it does not know stays as it is."""
-    layer = _LAYER_TENSOR.fullmatch(name)
-    if layer and layer[2] in _LAYER_NAMES:
-        return f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{layer[3]}"
+def hugging_face_name(name: str, architecture: str) -> str:
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight. A name it does not know stays as it is.
+    architecture: as GGUF names it."""
+    layer, names = _LAYER_TENSOR.fullmatch(name), _LAYER_NAMES | _OWN_LAYER_NAMES.get(architecture, {})
+    if layer and layer[2] in names:
+        return f"model.layers.{layer[1]}.{names[layer[2]]}.{layer[3]}"
     stem, _, kind = name.rpartition(".")
     return f"{_MODEL_NAMES[stem]}.{kind}" if stem in _MODEL_NAMES else name
 
@@ -66,7 +75,8 @@ class GGUFSource:
             )
         stored = dict(header.tensors)
         factors = stored.pop(ROPE_FACTORS, None)
-        self._tensors = {hugging_face_name(name): tensor for name, tensor in stored.items()}
+        architecture = header.metadata.get("general.architecture", "")
+        self._tensors = {hugging_face_name(name, architecture): tensor for name, tensor in stored.items()}
         self.shapes: dict[str, Shape] = {name: tensor.shape for name, tensor in self._tensors.items()}
         freq_factors = None if factors is None else tuple(self._dequantized(factors).tolist())
         try:
@@ -75,7 +85,7 @@ class GGUFSource:
             raise WeightsError(f"{path}: {error}") from None
         # llama.cpp turns neighbouring pairs (2i, 2i + 1) for this architecture, and its files hold q and k rows in that
         # order; Hugging Face's pairs are (i, i + head size / 2).
-        self._rope_pairs_neighbours = header.metadata["general.architecture"] == "llama"
+        self._rope_pairs_neighbours = architecture == "llama"
 
     def tensor(self, name: str) -> torch.Tensor:
         return self._in_order(name, torch.from_numpy(self._dequantized(self._tensors[name])))
