@@ -121,8 +121,8 @@ class StepScheduler:
         assert sender == rank_identity(epoch, 0)
         return message.ready
 
-    def send_reset(self, epoch: int, identity: bytes | None = None) -> None:
-        reset = step_pb2.Reset(epoch=epoch, scheduler=self._instance)
+    def send_reset(self, epoch: int, identity: bytes | None = None, *, rendezvous: str = "") -> None:
+        reset = step_pb2.Reset(epoch=epoch, rendezvous=rendezvous, scheduler=self._instance)
         self.send(step_pb2.SchedulerToWorker(reset=reset), identity)
 
     def join(self, epoch: int = 1) -> step_pb2.Ready:
