@@ -231,6 +231,8 @@ async def test_a_rank_that_is_stuck_in_a_step_misses_no_reset(
     options: Options, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers_module, "_REENTRY_GRACE_S", 0.1)
+    # No pause: the next epoch would begin as soon as the ranks are there.
+    monkeypatch.setattr(epochs_module, "_FIRST_PAUSE_S", epochs_module._LONGEST_PAUSE_S)
     # It has not read the first Reset when the epoch of that one is over: another would go where it is not.
     async with running_scheduler(options) as server, RouterEnd(server.address) as router:
         with Ranks(options) as ranks:
