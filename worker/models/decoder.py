@@ -63,8 +63,8 @@ class Decoder:
         return self._embed.num_bytes + layers + self.head.num_bytes
 
     def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
-        """On a GPU, once, before all steps: takes the memory of steps of so many tokens and rows, each after a context
-        of so many tokens at most. From here on it stays where it is."""
+        """On a GPU, before all steps: takes the memory of steps of so many tokens and rows, each after a context of so
+        many tokens at most. It stays where it is until more is reserved."""
         self._workspace.reserve(max_tokens)
         self._gpu_plans = GpuAttentionPlans(self.config, self.path, max_num_seqs=max_rows, max_context_len=max_context)
 
