@@ -131,9 +131,11 @@ class Replica:
             cause = f"the Session broke, {error.code().name}: {error.details()}"
         finally:
             writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await writer
-            self._close(session, cause)
+            try:
+                # Not `await writer`: its cancellation could not be told from this task's own, which must get through.
+                await asyncio.wait({writer})
+            finally:
+                self._close(session, cause)
         return True, cause
 
     def _open(self, session: Session) -> None:

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceStub
+from router import replicas
 from tests.fakes.routers import receive, running_router, running_schedulers, smollm2_tokenizer, socket_address
 from tests.fakes.scheduler import FakeScheduler, model_info
 
@@ -233,3 +234,31 @@ async def test_what_can_never_work_exits_2_with_a_line_that_says_what_would() ->
             assert process.returncode == 2, stderr.decode()
             assert message in stderr.decode()
             assert "Traceback" not in stderr.decode()
+
+
+async def test_a_replica_that_is_told_to_stop_as_its_session_ends_does_stop(
+    scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both come at once when a whole cluster is told to end."""
+    opened, ending, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow_writer(call: object, session: object) -> None:
+        opened.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await released.wait()
+
+    monkeypatch.setattr(replicas, "_write", slow_writer)
+    replica = replicas.Replica(scheduler.address, "a router", "test-model", 10.0, lambda: None)
+    task = asyncio.create_task(replica.run())
+    await opened.wait()
+    await scheduler.kill()
+    await ending.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 10)
+    assert replica.session is None
