@@ -9,9 +9,7 @@ from configs.load import ConfigError
 from configs.options import Options
 
 
-def parse_flags(
-    argv: Sequence[str], own: Sequence[str] = ()
-) -> tuple[Path | None, dict[str, object], dict[str, str]]:
+def parse_flags(argv: Sequence[str], own: Sequence[str] = ()) -> tuple[Path | None, dict[str, object], dict[str, str]]:
     """Reads -c FILE (or --config), any option as --max-num-seqs 4, --max_num_seqs=4, --enable-x or --no-enable-x, and
     the program's own flags, named in `own` with underscores.
 

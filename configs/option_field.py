@@ -23,3 +23,8 @@ def option(group: str, default: object, help: str, **bounds: object):
 def as_number(value: object) -> object:
     """Lets a choice between numbers come as text."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def split_commas(value: object) -> object:
+    """Lets a list come as "a,b" from the environment or a flag."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

@@ -10,16 +10,11 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
+from pydantic import BeforeValidator, ConfigDict, model_validator
 
-from configs.core_lists import parse_core_lists
 from configs.gpu_options import GpuOptions
-from configs.option_field import CACHE, LOGS, MODEL, NETWORK, PARALLEL, ROUTER, SCHEDULING, as_number, option
-
-
-def _split(value: object) -> object:
-    """Lets a list come as "a,b" from the environment or a flag."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+from configs.option_field import CACHE, LOGS, MODEL, NETWORK, ROUTER, SCHEDULING, as_number, option, split_commas
+from configs.parallel_options import ParallelOptions
 
 
 def _default_runtime_dir() -> Path:
@@ -27,16 +22,10 @@ def _default_runtime_dir() -> Path:
     return Path(base) / f"octavo-{os.getuid()}"
 
 
-def _check_worker_cpus(value: str) -> str:
-    if value not in ("none", "auto"):
-        parse_core_lists(value)
-    return value
+Addresses = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 
 
-Addresses = Annotated[tuple[str, ...], BeforeValidator(_split)]
-
-
-class Options(GpuOptions):
+class Options(GpuOptions, ParallelOptions):
     """The resolved options of one cluster; each process takes what concerns it. Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -167,47 +156,6 @@ class Options(GpuOptions):
         SCHEDULING, 4_194_304, "Prompt tokens that may wait in one replica; more are RESOURCE_EXHAUSTED.", ge=1
     )
 
-    # --- Parallelism and processes
-    data_parallel_size: int = option(
-        PARALLEL, 1, "Replicas: schedulers with their own workers, between which the router balances.", ge=1, le=1024
-    )
-    tensor_parallel_size: int = option(
-        PARALLEL,
-        1,
-        "Workers of one replica that share each layer: each has a part of its heads, weights and KV cache, for models "
-        "too large for one worker. Has to divide the model's heads; on the CPUs of one machine only, so far.",
-        ge=1,
-        le=64,
-    )
-    worker_threads: int = option(
-        PARALLEL,
-        0,
-        "Compute threads of one worker. 0: as many as it has cores in worker_cpus; without these, the host's cores, or "
-        "what a container may use of them, over its workers.",
-        ge=0,
-        le=1024,
-    )
-    worker_cpus: Annotated[str, AfterValidator(_check_worker_cpus)] = option(
-        PARALLEL,
-        "none",
-        "Cores that workers' threads are bound to, one each. none: the system puts them anywhere, as is best where "
-        "cores are shared. auto: all cores, dealt out to the host's workers by NUMA node. Or a list, 0-3,8, that is "
-        "dealt out; or one for each worker, 0-15|16-31.",
-    )
-    heartbeat_timeout: float = option(
-        PARALLEL, 10.0, "Seconds of silence after which a worker or a scheduler counts as dead.", gt=0, le=3600
-    )
-    step_timeout: float = option(
-        PARALLEL,
-        300.0,
-        "Seconds after which a step that has not returned counts as failed. Its worker ends itself up to 10 s later.",
-        gt=0,
-        le=86_400,
-    )
-    max_restarts: int = option(
-        PARALLEL, 5, "Times within a minute that `octavo up` starts a process again before it gives up.", ge=0, le=1000
-    )
-
     # --- Router
     host: str = option(ROUTER, "127.0.0.1", "Address the router's gRPC server binds to.")
     port: int = option(ROUTER, 50051, "Port of the router's gRPC server. 0: any free one.", ge=0, le=65_535)
@@ -292,6 +240,8 @@ class Options(GpuOptions):
                     f"{self.world_size} workers of a replica (tensor_parallel_size={self.tensor_parallel_size}) find "
                     f"each other by a file in runtime_dir, on one machine: use ipc://PATH, or tensor_parallel_size=1"
                 )
+        if self.pipeline_parallel_size > 1 or self.enable_expert_parallel:
+            raise ValueError("pipeline_parallel_size and enable_expert_parallel: not yet; leave them at 1 and false")
         num_processes = 1 + self.data_parallel_size * (1 + self.world_size)
         if self.metrics_port and self.metrics_port + num_processes > 65_536:
             raise ValueError(
@@ -311,11 +261,6 @@ class Options(GpuOptions):
         if self.max_model_len and self.max_model_len < 2:
             raise ValueError("max_model_len=1 leaves no room for a prompt and one output token: use 2 or more")
         return self
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of one replica: its workers, numbered from 0."""
-        return self.tensor_parallel_size
 
     def scheduler_address(self, replica: int) -> str:
         """gRPC target of a replica's scheduler."""

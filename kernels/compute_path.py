@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.native import NativeKernels, native_kernels
-from kernels.shard import WHOLE, Shard
+from kernels.shard import ALL_LAYERS, WHOLE, Shard, Stage
 
 _CPU = torch.device("cpu")
 
@@ -34,6 +34,8 @@ class ComputePath:
     gpu: GpuPath | None = None
     # What of each layer this rank computes.
     shard: Shard = WHOLE
+    # Which layers.
+    stage: Stage = ALL_LAYERS
 
     @property
     def device(self) -> torch.device:

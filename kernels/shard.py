@@ -1,4 +1,4 @@
-"""A rank's share of what a tensor-parallel group divides."""
+"""A rank's share of a model: of each layer, and which layers."""
 
 from dataclasses import dataclass
 
@@ -34,3 +34,40 @@ class Shard:
 
 
 WHOLE = Shard()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Pipeline stage `index` of `size`: a run of layers. num_layers: of each stage, if they are not to be as even as
+    they can be, the first ones having one more."""
+
+    index: int = 0
+    size: int = 1
+    num_layers: tuple[int, ...] = ()
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.size - 1
+
+    def layers(self, total: int) -> range:
+        """Of a model's `total` layers the stage's own. Raises ValueError, naming the option and what would work."""
+        if self.num_layers:
+            if sum(self.num_layers) != total:
+                said = ",".join(map(str, self.num_layers))
+                raise ValueError(f"pipeline_layers={said} are {sum(self.num_layers)} layers; the model has {total}")
+            counts = self.num_layers
+        else:
+            if self.size > total:
+                raise ValueError(
+                    f"pipeline_parallel_size={self.size}: the model has {total} layers; use {total} or less"
+                )
+            counts = tuple(total // self.size + (stage < total % self.size) for stage in range(self.size))
+        first = sum(counts[: self.index])
+        return range(first, first + counts[self.index])
+
+
+ALL_LAYERS = Stage()

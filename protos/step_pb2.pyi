@@ -158,7 +158,7 @@ class NewRow(_message.Message):
     def __init__(self, row: _Optional[int] = ..., sequence: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "sequences", "positions", "num_tokens", "token_ids", "logprobs", "prompt_logprobs", "timing", "failed_sequences", "drafts")
+    __slots__ = ("epoch", "step", "sequences", "positions", "num_tokens", "token_ids", "logprobs", "prompt_logprobs", "timing", "failed_sequences", "drafts", "num_tokens_of_all")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,7 @@ class StepResult(_message.Message):
     TIMING_FIELD_NUMBER: _ClassVar[int]
     FAILED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_OF_ALL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     sequences: bytes
@@ -181,7 +182,8 @@ class StepResult(_message.Message):
     timing: StepTiming
     failed_sequences: _containers.RepeatedScalarFieldContainer[int]
     drafts: _containers.RepeatedCompositeFieldContainer[SequenceDrafts]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., sequences: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowPromptLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[StepTiming, _Mapping]] = ..., failed_sequences: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Iterable[_Union[SequenceDrafts, _Mapping]]] = ...) -> None: ...
+    num_tokens_of_all: int
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., sequences: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowPromptLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[StepTiming, _Mapping]] = ..., failed_sequences: _Optional[_Iterable[int]] = ..., drafts: _Optional[_Iterable[_Union[SequenceDrafts, _Mapping]]] = ..., num_tokens_of_all: _Optional[int] = ...) -> None: ...
 
 class SequenceDrafts(_message.Message):
     __slots__ = ("sequence", "token_ids")

@@ -4,6 +4,8 @@ A configuration that spills, that asks for more shared memory than there is, or 
 at all, only where no test runs.
 """
 
+from concurrent.futures import Future
+
 import pytest
 
 from tests.support.ahead_of_time import (
@@ -11,17 +13,8 @@ from tests.support.ahead_of_time import (
     Compiled,
     Target,
     builds_of,
-    compile_all,
     shipped_targets,
 )
-
-
-@pytest.fixture(scope="module")
-def compiled(request: pytest.FixtureRequest) -> dict[str, Compiled]:
-    """Of the tests that were selected, at once."""
-    parameters = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
-    return compile_all([callspec.params["target"] for callspec in parameters if callspec is not None])
-
 
 # An instruction names a register by 8 bits.
 MAX_REGISTERS = 255
@@ -29,8 +22,8 @@ MAX_REGISTERS = 255
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("target", shipped_targets(), ids=lambda target: str(target).replace(" ", "-"))
-def test_fits_the_gpu(target: Target, compiled: dict[str, Compiled]) -> None:
-    result = compiled[str(target)]
+def test_fits_the_gpu(target: Target, compilations: dict[str, "Future[Compiled]"]) -> None:
+    result = compilations[str(target)].result()
     assert not result.error, result.error
     assert (result.stack, result.local) == (0, 0), f"spills: {result}"
     assert 0 < result.registers <= MAX_REGISTERS

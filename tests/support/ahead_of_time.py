@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -67,38 +68,56 @@ def shipped_targets() -> list[Target]:
     return [Target(op, name, arch) for op in ops for name, build in builds_of(op).items() for arch in build.archs]
 
 
-def compile_all(targets: Sequence[Target]) -> dict[str, Compiled]:
-    """By str(target), in at most two processes."""
-    results: dict[str, Compiled] = {}
-    threads = [
-        threading.Thread(target=_compile_in_a_process, args=(targets[part::_NUM_PROCESSES], results))
-        for part in range(_NUM_PROCESSES)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+class Compilations:
+    """Of targets, in two processes, from here on."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        # By str(target).
+        self.results: dict[str, Future[Compiled]] = {str(target): Future() for target in targets}
+        self._processes: list[subprocess.Popen[str]] = []
+        self._threads: list[threading.Thread] = []
+        for part in range(_NUM_PROCESSES):
+            names = [str(target) for target in targets[part::_NUM_PROCESSES]]
+            if names:
+                process = _start()
+                thread = threading.Thread(target=self._follow, args=(process, names))
+                thread.start()
+                self._processes.append(process)
+                self._threads.append(thread)
+
+    def stop(self) -> None:
+        """Ends what is still compiled."""
+        for process in self._processes:
+            process.kill()
+        for thread in self._threads:
+            thread.join()
+
+    def _follow(self, process: "subprocess.Popen[str]", names: list[str]) -> None:
+        # All requests together fit into a pipe.
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process:
+            process.stdin.write("".join(f"{name}\n" for name in names))
+            process.stdin.close()
+            for line in process.stdout:
+                compiled = Compiled(**json.loads(line))
+                self.results[compiled.target].set_result(compiled)
+        for name in names:
+            if not self.results[name].done():
+                error = f"the compiler died, exit code {process.returncode}"
+                self.results[name].set_result(Compiled(target=name, error=error))
 
 
-def _compile_in_a_process(targets: Sequence[Target], results: dict[str, Compiled]) -> None:
-    if not targets:
-        return
+def _start() -> "subprocess.Popen[str]":
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    process = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "tests.support.ahead_of_time"],
-        input="".join(f"{target}\n" for target in targets),
         cwd=ROOT,
         env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    for line in process.stdout.splitlines():
-        compiled = Compiled(**json.loads(line))
-        results[compiled.target] = compiled
-    for target in map(str, targets):
-        results.setdefault(target, Compiled(target=target, error=f"the compiler died: {process.stderr[-2000:]}"))
 
 
 def compile_here(target: Target) -> Compiled:

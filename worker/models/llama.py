@@ -43,7 +43,7 @@ class LlamaModel(Decoder):
             rotary=Rotary(config.ropes, config.head_size, path),
             layers=[
                 LlamaLayer(self.attention(config, layer, take, path), self.mlp(config, layer, take, path))
-                for layer in range(config.num_layers)
+                for layer in path.stage.layers(config.num_layers)
             ],
             head=load_head(
                 take,

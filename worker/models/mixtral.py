@@ -1,7 +1,8 @@
 """The llama family with mixtures of experts: Mixtral (arXiv 2401.04088), Qwen3-MoE (arXiv 2505.09388)."""
 
 from kernels.compute_path import ComputePath
-from worker.layers.experts import ExpertNames, MixtureOfExperts
+from worker.layers.experts.mixture import MixtureOfExperts
+from worker.layers.experts.names import ExpertNames
 from worker.model_config import ModelConfig
 from worker.models.decoder import Layer
 from worker.models.llama import LlamaModel

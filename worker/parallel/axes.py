@@ -3,21 +3,31 @@
 from dataclasses import dataclass
 
 from configs.options import Options
-from kernels.shard import Shard
+from kernels.shard import Shard, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """Ranks of one stage are neighbours: rank = stage * tensor_size + tensor rank."""
+    """Within a replica, ranks of one stage are neighbours: rank = stage * tensor_size + tensor rank. Of replicas that
+    compute their steps together, all ranks are numbered on: global rank = replica * world_size + rank."""
 
     tensor_size: int = 1
     pipeline_size: int = 1
+    # Replicas that compute their steps together; 1 if each computes for itself, however many there are.
+    data_size: int = 1
 
     @property
     def world_size(self) -> int:
+        """Ranks of one replica."""
         return self.tensor_size * self.pipeline_size
 
+    @property
+    def num_ranks(self) -> int:
+        """That meet, and live and die together."""
+        return self.world_size * self.data_size
+
     def tensor_rank(self, rank: int) -> int:
+        """Here and below, `rank` is one within its replica."""
         return rank % self.tensor_size
 
     def stage(self, rank: int) -> int:
@@ -32,16 +42,35 @@ class Axes:
         """The ranks of its place in all stages, in their order."""
         return tuple(range(self.tensor_rank(rank), self.world_size, self.tensor_size))
 
+    def data_group(self, rank: int) -> tuple[int, ...]:
+        """The global ranks of its place in all replicas, in their order."""
+        return tuple(range(rank, self.num_ranks, self.world_size))
+
+    def expert_group(self, rank: int) -> tuple[int, ...]:
+        """The global ranks of its stage in all replicas, in order: experts are dealt out over them."""
+        firsts = range(0, self.num_ranks, self.world_size)
+        return tuple(first + member for first in firsts for member in self.tensor_group(rank))
+
     def returns_results(self, rank: int) -> bool:
         """One rank of a replica does: the first of the last stage."""
         return rank == self.world_size - self.tensor_size
 
 
 def axes_of(options: Options) -> Axes:
-    return Axes(tensor_size=options.tensor_parallel_size)
+    return Axes(
+        tensor_size=options.tensor_parallel_size,
+        pipeline_size=options.pipeline_parallel_size,
+        data_size=options.data_parallel_size if options.in_lockstep else 1,
+    )
 
 
 def shard_of(options: Options, rank: int) -> Shard:
     """What a rank computes of each layer of its stage."""
     axes = axes_of(options)
     return Shard(axes.tensor_rank(rank), axes.tensor_size)
+
+
+def stage_of(options: Options, rank: int) -> Stage:
+    """Which layers a rank computes."""
+    axes = axes_of(options)
+    return Stage(axes.stage(rank), axes.pipeline_size, options.pipeline_layers)

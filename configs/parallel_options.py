@@ -1,0 +1,83 @@
+"""Options of how a model, and requests, are shared by processes."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator
+
+from configs.core_lists import parse_core_lists
+from configs.option_field import PARALLEL, option, split_commas
+
+
+def _check_worker_cpus(value: str) -> str:
+    if value not in ("none", "auto"):
+        parse_core_lists(value)
+    return value
+
+
+class ParallelOptions(BaseModel):
+    data_parallel_size: int = option(
+        PARALLEL, 1, "Replicas: schedulers with their own workers, between which the router balances.", ge=1, le=1024
+    )
+    tensor_parallel_size: int = option(
+        PARALLEL,
+        1,
+        "Workers of one replica that share each layer: each has a part of its heads, weights and KV cache, for models "
+        "too large for one worker. Has to divide the model's heads; on the CPUs of one machine only, so far.",
+        ge=1,
+        le=64,
+    )
+    pipeline_parallel_size: int = option(
+        PARALLEL,
+        1,
+        "Stages of one replica: each has a run of the model's layers, and passes on what it computes. While one is at "
+        "a step, the others are at others.",
+        ge=1,
+        le=64,
+    )
+    pipeline_layers: Annotated[tuple[int, ...], BeforeValidator(split_commas)] = option(
+        PARALLEL, (), "Layers of each stage, comma-separated. Empty: as even as they can be."
+    )
+    enable_expert_parallel: bool = option(
+        PARALLEL,
+        False,
+        "Ranks hold whole experts of a mixture, dealt out over all ranks of all replicas, in place of a part of each. "
+        "Replicas then compute their steps together.",
+    )
+    worker_threads: int = option(
+        PARALLEL,
+        0,
+        "Compute threads of one worker. 0: as many as it has cores in worker_cpus; without these, the host's cores, or "
+        "what a container may use of them, over its workers.",
+        ge=0,
+        le=1024,
+    )
+    worker_cpus: Annotated[str, AfterValidator(_check_worker_cpus)] = option(
+        PARALLEL,
+        "none",
+        "Cores that workers' threads are bound to, one each. none: the system puts them anywhere, as is best where "
+        "cores are shared. auto: all cores, dealt out to the host's workers by NUMA node. Or a list, 0-3,8, that is "
+        "dealt out; or one for each worker, 0-15|16-31.",
+    )
+    heartbeat_timeout: float = option(
+        PARALLEL, 10.0, "Seconds of silence after which a worker or a scheduler counts as dead.", gt=0, le=3600
+    )
+    step_timeout: float = option(
+        PARALLEL,
+        300.0,
+        "Seconds after which a step that has not returned counts as failed. Its worker ends itself up to 10 s later.",
+        gt=0,
+        le=86_400,
+    )
+    max_restarts: int = option(
+        PARALLEL, 5, "Times within a minute that `octavo up` starts a process again before it gives up.", ge=0, le=1000
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of one replica: its workers, numbered from 0."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def in_lockstep(self) -> bool:
+        """All replicas compute each step at the same time, for each has experts that the others need."""
+        return self.enable_expert_parallel and self.data_parallel_size > 1

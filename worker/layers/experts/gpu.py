@@ -1,0 +1,96 @@
+"""Experts on a GPU.
+
+Legend: T tokens, E hidden size, K experts of a token.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.compute_path import ComputePath
+from kernels.linear import Residual, Stream
+from kernels.linear.fp8_weight import Fp8Weight
+from kernels.linear.slices import slice_inputs, slice_outputs
+from kernels.linear.weights import Weight, concatenate, dequantize
+from worker.experts_config import ExpertsConfig
+from worker.layers.experts.router import Router
+from worker.layers.sum_of_ranks import add_sum_of_ranks_
+from worker.take_tensor import TakeTensor
+
+
+class GpuExperts:
+    """All experts by grouped GEMMs."""
+
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        router: Router,
+        norm_E: torch.Tensor,
+        eps: float,
+        tensors: Sequence[Sequence[str]],
+        take: TakeTensor,
+        path: ComputePath,
+    ) -> None:
+        """tensors: names of each expert's gate, up and down. Experts of e4m3 in blocks stay so; others are of the
+        path's compute dtype: there are grouped GEMMs for these two."""
+        from kernels.moe_gemm.gpu import Experts  # imports Triton
+
+        assert path.gpu is not None
+        self._norm_E, self._eps = norm_E, eps
+        self._dtype, self._invariant = path.compute_dtype, path.gpu.batch_invariant
+        self._router = router
+        part = path.shard.of(config.intermediate_size, "moe_intermediate_size")
+        gate_up = _Stack(len(tensors), path)
+        down = _Stack(len(tensors), path)
+        for expert, names in enumerate(tensors):
+            gate, up, below = (take.weight(f"{name}.weight") for name in names)
+            if path.shard.size > 1:
+                gate, up, below = slice_outputs(gate, part), slice_outputs(up, part), slice_inputs(below, part)
+            gate_up.put(expert, concatenate([gate, up]))
+            down.put(expert, below)
+        self._experts = Experts(
+            gate_up_E2IH=gate_up.values, down_EHI=down.values, gate_up_scales=gate_up.scales, down_scales=down.scales
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        held = self._experts
+        tensors = (held.gate_up_E2IH, held.down_EHI, held.gate_up_scales, held.down_scales)
+        return self._router.num_bytes + sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def add_to_(self, x_TE: Stream) -> None:
+        add_sum_of_ranks_(x_TE, self._add_to_)
+
+    def _add_to_(self, x_TE: Stream) -> None:
+        assert isinstance(x_TE, Residual)
+        from kernels.linear.gpu import normed
+        from kernels.moe_gemm.gpu import run_experts
+
+        h_TE = normed(x_TE, self._norm_E, self._eps, self._dtype)
+        weights_TK, experts_TK = self._router(h_TE)
+        run_experts(h_TE, self._experts, weights_TK, experts_TK, batch_invariant=self._invariant, out=x_TE.delta_TE)
+        x_TE.is_pending = True
+
+
+class _Stack:
+    """The weights of all experts in one tensor, filled one by one: no second copy of all ever exists."""
+
+    def __init__(self, num_experts: int, path: ComputePath) -> None:
+        self._num_experts, self._path = num_experts, path
+        self.values = torch.empty(0)
+        self.scales: torch.Tensor | None = None
+
+    def put(self, expert: int, weight: Weight) -> None:
+        """The first says the shapes, and whether they are e4m3."""
+        blocks = weight if isinstance(weight, Fp8Weight) and weight.has_blocks else None
+        values = dequantize(weight).to(self._path.compute_dtype) if blocks is None else blocks.values_OI
+        if not expert:
+            self.values = self._for_all(values)
+            self.scales = None if blocks is None else self._for_all(blocks.scales)
+        self.values[expert] = values
+        if self.scales is not None:
+            assert blocks is not None
+            self.scales[expert] = blocks.scales
+
+    def _for_all(self, each: torch.Tensor) -> torch.Tensor:
+        return torch.empty((self._num_experts, *each.shape), dtype=each.dtype, device=self._path.device)

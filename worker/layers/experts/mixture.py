@@ -1,0 +1,37 @@
+"""Mixtures of experts in place of an MLP.
+
+Legend: T tokens, E hidden size, N experts.
+"""
+
+from kernels.compute_path import ComputePath
+from kernels.linear import Stream
+from worker.layers.experts.cpu import CpuExperts
+from worker.layers.experts.gpu import GpuExperts
+from worker.layers.experts.names import ExpertNames
+from worker.layers.experts.router import Router
+from worker.model_config import ModelConfig
+from worker.take_tensor import TakeTensor
+
+
+class MixtureOfExperts:
+    """sum over a token's experts of weight * down(silu(gate(h)) * up(h)), h = norm(x), weights by softmax of router(h).
+    prefix, norm: of its tensors, such as model.layers.3.mlp and model.layers.3.post_attention_layernorm."""
+
+    def __init__(
+        self, config: ModelConfig, prefix: str, norm: str, names: ExpertNames, take: TakeTensor, path: ComputePath
+    ) -> None:
+        experts = config.experts
+        assert experts is not None
+        norm_E = take(f"{norm}.weight").float().to(path.device)
+        router = Router(experts, f"{prefix}.{names.router}", take, path)
+        tensors = [[f"{prefix}.{name}" for name in names.tensors(i)] for i in range(experts.num_experts)]
+        cls = CpuExperts if path.gpu is None else GpuExperts
+        self._experts = cls(experts, router, norm_E, config.rms_norm_eps, tensors, take, path)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._experts.num_bytes
+
+    def add_to_(self, x_TE: Stream) -> None:
+        """Adds the mixture of the residual stream to it, in place."""
+        self._experts.add_to_(x_TE)
