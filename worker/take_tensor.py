@@ -18,6 +18,10 @@ class TakeTensor(Protocol):
         """In the model's dtype."""
         ...
 
+    def float32(self, name: str) -> torch.Tensor:
+        """In float32 whatever the model's dtype: of few numbers whose last bits decide."""
+        ...
+
     def weight(self, name: str) -> Weight:
         """Of a linear layer, in the model's quantization."""
         ...

@@ -3,20 +3,17 @@
 T tokens, E experts, K experts of a token, G groups of experts.
 """
 
-from typing import Literal
-
 import torch
 import triton
 import triton.language as tl
 
+from kernels.moe_routing.scoring import Scoring
 from kernels.tiles.jit import jit
 from kernels.tiles.numbers import widen
 
 # A warp a token: its reductions over up to 512 experts then need no shared memory.
 TOKENS, NUM_WARPS = 4, 4
 MAX_EXPERTS = 1024
-
-Scoring = Literal["softmax", "sigmoid"]
 
 # The order of float32 as integers: below all, what cannot be chosen; just above it, NaN.
 _NEVER = tl.constexpr(-(1 << 31))

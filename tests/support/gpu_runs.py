@@ -22,6 +22,9 @@ class TakeFrom:
 
     weight = head_weight = __call__
 
+    def float32(self, name: str) -> torch.Tensor:
+        return self._tensors[name].float()
+
     def packed(self, names: Sequence[str]) -> None:
         return None
 

@@ -68,6 +68,9 @@ class _NormsPlusOne:
         tensor = self._take(name)
         return 1.0 + tensor.float() if name.endswith("norm.weight") else tensor
 
+    def float32(self, name: str) -> torch.Tensor:
+        return self._take.float32(name)
+
     def weight(self, name: str) -> Weight:
         return self._take.weight(name)
 

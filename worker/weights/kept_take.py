@@ -29,6 +29,9 @@ class KeptTake:
         self.tensors[name] = tensor.contiguous()
         return tensor
 
+    def float32(self, name: str) -> torch.Tensor:
+        return self._take.float32(name)
+
     def weight(self, name: str) -> Weight:
         return self._take.weight(name)
 

@@ -97,6 +97,9 @@ class Take:
         self._given[name] = taken = self._floats(name)
         return self._took(name, taken)
 
+    def float32(self, name: str) -> torch.Tensor:
+        return self._took(name, self._source.tensor(name).to(self._device, torch.float32))
+
     def weight(self, name: str) -> Weight:
         return self._took(name, self._weight(name, self._quantization))
 

@@ -36,6 +36,9 @@ class RandomWeights:
     def weight(self, name: str) -> Weight:
         return quantize_fp8(self(name)) if self._fp8 else self(name)
 
+    def float32(self, name: str) -> torch.Tensor:
+        return self(name).float()
+
     def head_weight(self, name: str) -> Weight:
         return self(name)
 

@@ -13,6 +13,7 @@ from kernels.linear import Stream
 from kernels.rms_norm import rms_norm
 from worker.experts_config import ExpertsConfig
 from worker.layers.experts.router import Router
+from worker.layers.experts.shared import SharedExpert
 from worker.layers.linear import load_linear
 from worker.layers.sum_of_ranks import add_sum_of_ranks_
 from worker.take_tensor import TakeTensor
@@ -31,10 +32,12 @@ class CpuExperts:
         tensors: Sequence[Sequence[str]],
         take: TakeTensor,
         path: ComputePath,
+        *,
+        shared: SharedExpert | None = None,
     ) -> None:
         """tensors: names of each expert's gate, up and down."""
         self._norm_E, self._eps, self._dtype = norm_E, eps, path.compute_dtype
-        self._router = router
+        self._router, self._shared = router, shared
         part = path.shard.of(config.intermediate_size, "moe_intermediate_size")
         self._gate_up = [
             load_linear(take, [gate, up], bias=False, path=path, gated=True, outputs=lambda name: part)
@@ -44,7 +47,8 @@ class CpuExperts:
 
     @property
     def num_bytes(self) -> int:
-        return sum(linear.num_bytes for linear in (self._router, *self._gate_up, *self._down))
+        held = (self._router, *self._gate_up, *self._down)
+        return sum(each.num_bytes for each in (held if self._shared is None else (*held, self._shared)))
 
     def add_to_(self, x_TE: Stream) -> None:
         add_sum_of_ranks_(x_TE, partial(self._add_to_, x_TE))
@@ -58,3 +62,5 @@ class CpuExperts:
             tokens, places = (experts_TK == expert).nonzero(as_tuple=True)
             y_TE = self._down[expert](self._gate_up[expert](h_TE[tokens])).float()
             into[tokens] += weights_TK[tokens, places, None] * y_TE
+        if self._shared is not None:
+            self._shared.add_to_(into, h_TE)

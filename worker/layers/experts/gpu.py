@@ -14,6 +14,7 @@ from kernels.linear.slices import slice_inputs, slice_outputs
 from kernels.linear.weights import Weight, concatenate, dequantize
 from worker.experts_config import ExpertsConfig
 from worker.layers.experts.router import Router
+from worker.layers.experts.shared import SharedExpert
 from worker.layers.sum_of_ranks import add_sum_of_ranks_
 from worker.take_tensor import TakeTensor
 
@@ -30,6 +31,8 @@ class GpuExperts:
         tensors: Sequence[Sequence[str]],
         take: TakeTensor,
         path: ComputePath,
+        *,
+        shared: SharedExpert | None = None,
     ) -> None:
         """tensors: names of each expert's gate, up and down. Experts of e4m3 in blocks stay so; others are of the
         path's compute dtype: there are grouped GEMMs for these two."""
@@ -38,7 +41,7 @@ class GpuExperts:
         assert path.gpu is not None
         self._norm_E, self._eps = norm_E, eps
         self._dtype, self._invariant = path.compute_dtype, path.gpu.batch_invariant
-        self._router = router
+        self._router, self._shared = router, shared
         part = path.shard.of(config.intermediate_size, "moe_intermediate_size")
         gate_up = _Stack(len(tensors), path)
         down = _Stack(len(tensors), path)
@@ -56,7 +59,8 @@ class GpuExperts:
     def num_bytes(self) -> int:
         held = self._experts
         tensors = (held.gate_up_E2IH, held.down_EHI, held.gate_up_scales, held.down_scales)
-        return self._router.num_bytes + sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        others = self._router.num_bytes + (0 if self._shared is None else self._shared.num_bytes)
+        return others + sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def add_to_(self, x_TE: Stream) -> None:
         add_sum_of_ranks_(x_TE, self._add_to_)
@@ -70,6 +74,8 @@ class GpuExperts:
         weights_TK, experts_TK = self._router(h_TE)
         run_experts(h_TE, self._experts, weights_TK, experts_TK, batch_invariant=self._invariant, out=x_TE.delta_TE)
         x_TE.is_pending = True
+        if self._shared is not None:
+            self._shared.add_to_(x_TE, h_TE)
 
 
 class _Stack:

@@ -9,13 +9,15 @@ from worker.layers.experts.cpu import CpuExperts
 from worker.layers.experts.gpu import GpuExperts
 from worker.layers.experts.names import ExpertNames
 from worker.layers.experts.router import Router
+from worker.layers.experts.shared import SharedExpert
 from worker.model_config import ModelConfig
 from worker.take_tensor import TakeTensor
 
 
 class MixtureOfExperts:
-    """sum over a token's experts of weight * down(silu(gate(h)) * up(h)), h = norm(x), weights by softmax of router(h).
-    prefix, norm: of its tensors, such as model.layers.3.mlp and model.layers.3.post_attention_layernorm."""
+    """sum over a token's experts of weight * down(silu(gate(h)) * up(h)), h = norm(x), weights by router(h); and, if
+    the config says so, the same of an expert of all tokens. prefix, norm: of its tensors, such as model.layers.3.mlp
+    and model.layers.3.post_attention_layernorm."""
 
     def __init__(
         self, config: ModelConfig, prefix: str, norm: str, names: ExpertNames, take: TakeTensor, path: ComputePath
@@ -25,8 +27,11 @@ class MixtureOfExperts:
         norm_E = take(f"{norm}.weight").float().to(path.device)
         router = Router(experts, f"{prefix}.{names.router}", take, path)
         tensors = [[f"{prefix}.{name}" for name in names.tensors(i)] for i in range(experts.num_experts)]
+        shared = None
+        if experts.shared_intermediate_size:
+            shared = SharedExpert(experts.shared_intermediate_size, f"{prefix}.{names.shared}", take, path)
         cls = CpuExperts if path.gpu is None else GpuExperts
-        self._experts = cls(experts, router, norm_E, config.rms_norm_eps, tensors, take, path)
+        self._experts = cls(experts, router, norm_E, config.rms_norm_eps, tensors, take, path, shared=shared)
 
     @property
     def weight_bytes(self) -> int:

@@ -11,6 +11,8 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    # Of the expert of all tokens, if there is one.
+    shared: str = "shared_experts"
 
     def tensors(self, expert: int) -> tuple[str, str, str]:
         """Of one expert: gate, up, down."""

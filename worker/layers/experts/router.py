@@ -1,6 +1,6 @@
 """Which experts compute a token.
 
-Legend: T tokens, E hidden size, K experts of a token.
+Legend: T tokens, E hidden size, N experts, K experts of a token.
 """
 
 import torch
@@ -19,6 +19,7 @@ class Router:
         """name: of its tensors, without ".weight"."""
         self._config, self._on_gpu = config, path.gpu is not None
         self._linear = PackedLinear(take(f"{name}.weight"), None, path)
+        self._bias_N = take.float32(f"{name}.e_score_correction_bias") if config.has_bias else None
 
     @property
     def num_bytes(self) -> int:
@@ -27,9 +28,18 @@ class Router:
     def __call__(self, h_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """weights_TK float32 and experts_TK (int64, on a GPU int32), the best first, of normed activations in the
         path's compute dtype."""
-        top_k, renormalize = self._config.num_experts_per_token, self._config.renormalize
-        if not self._on_gpu:
-            return route(self._linear(h_TE), top_k=top_k, renormalize=renormalize)
-        from kernels.moe_routing.gpu import route as route_on_gpu  # imports Triton
-
-        return route_on_gpu(self._linear(h_TE), top_k=top_k, renormalize=renormalize)
+        if self._on_gpu:
+            from kernels.moe_routing.gpu import route as choose  # imports Triton
+        else:
+            choose = route
+        config = self._config
+        return choose(
+            self._linear(h_TE),
+            top_k=config.num_experts_per_token,
+            scoring=config.scoring,
+            renormalize=config.renormalize,
+            bias_E=self._bias_N,
+            num_groups=config.num_groups,
+            top_k_groups=config.top_k_groups,
+            scaling_factor=config.scaling_factor,
+        )

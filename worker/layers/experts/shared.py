@@ -1,0 +1,38 @@
+"""The expert that computes every token, beside those that a router chooses (DeepSeekMoE, arXiv 2401.06066).
+
+Legend: T tokens, E hidden size, F intermediate size.
+"""
+
+import torch
+
+from kernels.compute_path import ComputePath
+from kernels.linear import Residual, Stream
+from worker.forward_context import current
+from worker.layers.linear import load_linear
+from worker.take_tensor import TakeTensor
+
+
+class SharedExpert:
+    """down(silu(gate(h)) * up(h)) of what its mixture's experts get, too. Its ranks have a part of F each."""
+
+    def __init__(self, intermediate_size: int, prefix: str, take: TakeTensor, path: ComputePath) -> None:
+        """prefix: of its tensors, such as model.layers.3.mlp.shared_experts."""
+        part = path.shard.of(intermediate_size, "shared expert's intermediate size")
+        gate_up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+        self._gate_up = load_linear(take, gate_up, bias=False, path=path, gated=True, outputs=lambda name: part)
+        self._down = load_linear(take, [f"{prefix}.down_proj"], bias=False, path=path, inputs=part)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._gate_up.num_bytes + self._down.num_bytes
+
+    def add_to_(self, into: Stream, h_TE: torch.Tensor) -> None:
+        """Adds this rank's part to a stream, in place; on a GPU to what the stream has pending, which is what the
+        chosen experts gave. h_TE: normed, of the compute dtype."""
+        take = current().workspace.take
+        hidden_TF = self._gate_up(h_TE, out=take("shared expert", len(h_TE), self._gate_up.num_outputs))
+        if isinstance(into, Residual):
+            assert into.is_pending
+            into.delta_TE += self._down(hidden_TF, out=take("shared expert's result", *into.delta_TE.shape))
+        else:
+            self._down.add_to_(into, hidden_TF)
