@@ -72,6 +72,7 @@ class AttentionStepStruct(ctypes.Structure):
         ("head_size", c_int32),
         ("block_size", c_int32),
         ("window", c_int32),
+        ("attention_chunk", c_int32),
         ("bf16_cache", c_int32),
     )
 

@@ -17,7 +17,7 @@ from kernels.paged_attention.torch_plan import TorchAttentionPlan
 
 
 class AttentionPlan(Protocol):
-    """One step's attention, for all layers of one sliding window."""
+    """One step's attention, for all layers whose queries see equally far."""
 
     def attend(
         self,
@@ -32,13 +32,15 @@ class AttentionPlan(Protocol):
 
 
 class AttentionPlanner:
-    """Plans step after step on a CPU, for the layers of one sliding window; on a GPU triton_plan.TritonAttentionPlan
-    does."""
+    """Plans step after step on a CPU, for the layers whose queries see equally far; on a GPU
+    triton_plan.TritonAttentionPlan does."""
 
-    def __init__(self, path: ComputePath, heads: HeadShape, window: int = 0) -> None:
-        """window: tokens that a query sees, itself included; 0: all before it."""
-        self._heads, self._window = heads, window
-        self._native = None if path.native is None else NativeAttentionPlan(path.native, heads, window)
+    def __init__(self, path: ComputePath, heads: HeadShape, window: int = 0, attention_chunk: int = 0) -> None:
+        """window: tokens that a query sees, itself included; 0: all before it. attention_chunk: positions are cut into
+        chunks of so many, and a query sees none but its own; 0: they are not."""
+        self._heads, self._window, self._attention_chunk = heads, window, attention_chunk
+        native = path.native
+        self._native = None if native is None else NativeAttentionPlan(native, heads, window, attention_chunk)
 
     def reserve(self, *, num_queries: int, num_rows: int, context: int) -> None:
         """Makes room for steps of so many queries and rows, each after a context of so many tokens at most: a recording
@@ -68,7 +70,9 @@ class AttentionPlanner:
             "cache_dtype": cache_dtype,
         }
         if self._native is None:
-            return TorchAttentionPlan.build(**step, heads=self._heads, window=self._window)
+            return TorchAttentionPlan.build(
+                **step, heads=self._heads, window=self._window, attention_chunk=self._attention_chunk
+            )
         self._native.update(**step)
         return self._native
 
@@ -83,9 +87,10 @@ def plan_attention(
     cache_dtype: torch.dtype,
     heads: HeadShape,
     window: int = 0,
+    attention_chunk: int = 0,
 ) -> AttentionPlan:
     """The plan of a single step; see `AttentionPlanner`."""
-    return AttentionPlanner(path, heads, window).plan(
+    return AttentionPlanner(path, heads, window, attention_chunk).plan(
         query_starts=query_starts,
         context_lens=context_lens,
         block_tables=block_tables,

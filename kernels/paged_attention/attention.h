@@ -37,7 +37,14 @@ struct AttentionStep {
     int32_t heads, kv_heads, head_size;
     int32_t block_size;  // a power of 2 from 8 to 64
     int32_t window;  // positions that a query sees, its own included; 0: all before it
+    int32_t attention_chunk;  // positions of a chunk, of which a query sees none but its own; 0: there are no chunks
     int32_t bf16_cache;
+
+    // The first position that the query at `position` sees.
+    int64_t first_key(int64_t position) const {
+        const int64_t of_window = window ? std::max<int64_t>(0, position - window + 1) : 0;
+        return attention_chunk ? std::max(of_window, position / attention_chunk * attention_chunk) : of_window;
+    }
 };
 
 // Some queries of one row, over some segments of its context.
@@ -90,7 +97,7 @@ public:
         first_token_ = step.query_starts[item.row] + item.first_query;
         first_position_ = step.context_lens[item.row] - queries + item.first_query;
         end_ = first_position_ + item.num_queries;
-        begin_ = step.window ? std::max<int64_t>(0, first_position_ - step.window + 1) : 0;
+        begin_ = step.first_key(first_position_);
         const int64_t size = step.head_size;
         float* memory = static_cast<float*>(scratch(kSlotTile, rows_ * (3 * size + kChunk + 4) * 4 + 64));
         queries_ = reinterpret_cast<A*>(memory);
@@ -216,7 +223,7 @@ private:
     void weigh(int64_t r, int64_t base, int64_t count) {
         const int64_t position = first_position_ + r / group_, size = step_.head_size;
         const int64_t end = std::min(count, position + 1 - base);
-        const int64_t begin = step_.window ? std::max<int64_t>(0, position + 1 - step_.window - base) : 0;
+        const int64_t begin = std::max<int64_t>(0, step_.first_key(position) - base);
         const int64_t vectors = vectors_of(count);
         float* scores = scores_ + r * kChunk;
         if (begin >= end) {

@@ -24,12 +24,13 @@ _ITEM, _SPLIT = 6, 3
 class NativeAttentionPlan:
     """The attention of one step after the other, in the same memory: addresses that a recording holds stay valid."""
 
-    def __init__(self, kernels: NativeKernels, heads: HeadShape, window: int) -> None:
+    def __init__(self, kernels: NativeKernels, heads: HeadShape, window: int, attention_chunk: int) -> None:
         assert heads.head_size % 8 == 0
         self._kernels = kernels
         self._struct = AttentionStepStruct(
-            heads=heads.num_heads, kv_heads=heads.num_kv_heads, head_size=heads.head_size, window=window
-        )
+            heads=heads.num_heads, kv_heads=heads.num_kv_heads, head_size=heads.head_size, window=window,
+            attention_chunk=attention_chunk,
+        )  # fmt: skip
         # What the struct points to.
         self._arrays: tuple[np.ndarray, ...] = ()
         self._items, self._splits = np.empty(0, np.int32), np.empty(0, np.int32)

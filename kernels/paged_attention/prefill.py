@@ -32,12 +32,22 @@ class PrefillRow:
 
     @classmethod
     def build(
-        cls, *, first_query: int, num_queries: int, num_keys: int, block_ids: torch.Tensor, window: int
+        cls,
+        *,
+        first_query: int,
+        num_queries: int,
+        num_keys: int,
+        block_ids: torch.Tensor,
+        first_position: int,
+        window: int,
+        attention_chunk: int,
     ) -> "PrefillRow":
-        """The queries are the last num_queries of the row's num_keys tokens in block_ids.
+        """The queries are the last num_queries of the row's num_keys tokens in block_ids, the first of which is at
+        first_position.
 
-        Whether key j is visible to query i depends on j - i alone. With the queries in reverse order, the mask of
-        every tile is therefore a view of one vector, with stride 1 along both dims: no [Q, L] mask is ever stored.
+        Whether key j is visible to query i depends on j - i alone, for a tile ends where a chunk of positions does.
+        With the queries in reverse order, the mask of every tile is therefore a view of one vector, with stride 1 along
+        both dims: no [Q, L] mask is ever stored.
         """
         offset = num_keys - num_queries
         # distance[d] is for a key that lies num_keys - d tokens before the query.
@@ -46,14 +56,20 @@ class PrefillRow:
         if window:
             hidden |= distances >= window
         band = torch.zeros(distances.shape).masked_fill_(hidden, float("-inf"))
-        tiles = []
-        for start in range(0, num_queries, QUERIES_PER_TILE):
+        tiles: list[QueryTile] = []
+        start = 0
+        while start < num_queries:
             stop = min(start + QUERIES_PER_TILE, num_queries)
             first_key = max(0, offset + start + 1 - window) if window else 0
+            if attention_chunk:
+                within = (first_position + offset + start) % attention_chunk
+                stop = min(stop, start + attention_chunk - within)
+                first_key = max(first_key, offset + start - within)
             length = offset + stop - first_key
             # Row 0 is query stop - 1, at token offset + stop - 1; its first key lies length - 1 before it.
             mask_QL = band.as_strided((stop - start, length), (1, 1), num_keys - (length - 1))
             tiles.append(QueryTile(first_query + start, stop - start, first_key, length, mask_QL))
+            start = stop
         return cls(block_ids.view(-1), tiles)
 
     def attend(self, q_THD: torch.Tensor, cache_NB2KD: torch.Tensor, scale: float, out_THD: torch.Tensor) -> None:

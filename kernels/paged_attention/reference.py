@@ -13,6 +13,7 @@ def paged_attention(
     block_tables: np.ndarray,
     scale: float,
     window: int = 0,
+    attention_chunk: int = 0,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
@@ -34,6 +35,8 @@ def paged_attention(
         for token in range(first_query, end if context_len else first_query):
             position = context_len - (end - token)
             first = max(0, position + 1 - window) if window else 0
+            if attention_chunk:
+                first = max(first, position - position % attention_chunk)
             visible = torch.arange(first, position + 1)
             blocks = torch.from_numpy(block_tables[row].astype(np.int64))[visible // block_size]
             kv_L2KD = cache_NB2KD[blocks, visible % block_size].cpu().double() * scales_2K[..., None]

@@ -21,7 +21,7 @@ CONVERTED_TOKENS_PER_GROUP = 4096
 
 @dataclass(frozen=True, slots=True)
 class TorchAttentionPlan:
-    """One step's attention, for all layers of one sliding window."""
+    """One step's attention, for all layers whose queries see equally far."""
 
     decode_groups: list[DecodeGroup]
     prefill_rows: list[PrefillRow]
@@ -37,10 +37,14 @@ class TorchAttentionPlan:
         cache_dtype: torch.dtype,
         heads: HeadShape,
         window: int = 0,
+        attention_chunk: int = 0,
     ) -> "TorchAttentionPlan":
         """Arguments as of `AttentionPlanner`."""
         query_lens = np.diff(query_starts)
-        first_tokens = np.maximum(context_lens - query_lens + 1 - window, 0) if window else np.zeros_like(context_lens)
+        positions = context_lens - query_lens  # of each row's first query
+        first_tokens = np.maximum(positions + 1 - window, 0) if window else np.zeros_like(positions)
+        if attention_chunk:
+            first_tokens = np.maximum(first_tokens, positions // attention_chunk * attention_chunk)
         first_blocks = first_tokens // block_size
         lengths = context_lens - first_blocks * block_size  # of what is read: from a block's start on
 
@@ -67,7 +71,9 @@ class TorchAttentionPlan:
                     num_queries=int(query_lens[row]),
                     num_keys=int(lengths[row]),
                     block_ids=_blocks_from(block_tables, np.array([row]), first_blocks, int(lengths[row]), block_size),
+                    first_position=int(first_blocks[row]) * block_size,
                     window=window,
+                    attention_chunk=attention_chunk,
                 )
                 for row in np.flatnonzero(query_lens > 1)
             ],

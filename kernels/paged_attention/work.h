@@ -19,9 +19,7 @@ inline void plan_attention(AttentionStep& step, int64_t tokens, int64_t tile_row
         Item item;
     };
     const int64_t queries_per_tile = std::max<int64_t>(1, tile_rows / (step.heads / step.kv_heads));
-    auto first_segment = [&](int64_t position) {
-        return step.window ? std::max<int64_t>(0, position - step.window + 1) / kSegment : 0;
-    };
+    auto first_segment = [&](int64_t position) { return step.first_key(position) / kSegment; };
     int64_t rows = 0;
     while (step.query_starts[rows] < tokens) rows++;
     int64_t room = tokens + rows;

@@ -19,8 +19,9 @@ class Case:
     """Rows of (queries, context) over a cache whose blocks lie in random order and hold garbage beyond the contexts."""
 
     def __init__(
-        self, *rows: tuple[int, int], dtype: torch.dtype = torch.float32, window: int = 0, block_size: int = BLOCK_SIZE
-    ) -> None:
+        self, *rows: tuple[int, int], dtype: torch.dtype = torch.float32, window: int = 0, attention_chunk: int = 0,
+        block_size: int = BLOCK_SIZE,
+    ) -> None:  # fmt: skip
         generator = torch.Generator().manual_seed(0)
         lens = [context for _, context in rows]
         num_blocks = [-(-length // block_size) for length in lens]
@@ -33,7 +34,7 @@ class Case:
         shape = (sum(num_blocks) + 1, block_size, 2, HEADS.num_kv_heads, HEADS.head_size)
         self.cache = torch.randn(shape, generator=generator).to(dtype)
         self.q = torch.randn(int(self.starts[-1]), HEADS.num_heads, HEADS.head_size, generator=generator)
-        self.window = window
+        self.reach = {"window": window, "attention_chunk": attention_chunk}
 
     def in_blocks_of(self, block_size: int) -> "Case":
         """The same contexts, each block cut into several."""
@@ -48,7 +49,7 @@ class Case:
         cache = self.cache if kind == "torch" else in_native_layout(self.cache, kind)
         plan = plan_attention(
             path, query_starts=self.starts, context_lens=self.lens, block_tables=self.tables,
-            block_size=cache.shape[1], cache_dtype=cache.dtype, heads=HEADS, window=self.window,
+            block_size=cache.shape[1], cache_dtype=cache.dtype, heads=HEADS, **self.reach,
         )
         with torch.inference_mode():
             first = paged_attention(self.q, cache, plan, 0.25)
@@ -60,7 +61,7 @@ class Case:
     def expected(self) -> torch.Tensor:
         return reference.paged_attention(
             self.q, self.cache, query_starts=self.starts, context_lens=self.lens, block_tables=self.tables,
-            scale=0.25, window=self.window,
+            scale=0.25, **self.reach,
         )
 
 
@@ -127,6 +128,17 @@ def test_contexts_longer_than_a_segment(window: int, kind: str) -> None:
     torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("attention_chunk", [1, 7, 16, 520, 2000])
+def test_a_query_sees_its_own_chunk_alone(attention_chunk: int, window: int, kind: str) -> None:
+    """Decodes at a chunk's first and last position, prompts that cross from one into the next, and chunks that are no
+    whole blocks, tiles or segments."""
+    rows = ((1, 15), (1, 14), (1, 17), (17, 30), (1, 1100), (40, 1070), (30, 30))
+    case = Case(*rows, window=window, attention_chunk=attention_chunk, block_size=16)
+    torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_block_size_changes_no_bit(dtype: torch.dtype, kind: str) -> None:
@@ -160,13 +172,13 @@ def test_what_lies_beyond_a_context_does_not_matter(kind: str, dtype: torch.dtyp
 
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [0, 37, 600])
+@pytest.mark.parametrize("reach", [{}, {"window": 37}, {"window": 600}, {"attention_chunk": 300}], ids=str)
 def test_a_query_has_the_same_bits_in_every_step(
-    window: int, dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
+    reach: dict[str, int], dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone or in a batch, as a decode or in a chunk of any length, in tiles of any height, by any threads."""
     length, kernels = 800, kernels_of(kind)
-    case = Case((length, length), (1, 30), dtype=dtype, window=window, block_size=16)
+    case = Case((length, length), (1, 30), dtype=dtype, block_size=16, **reach)
     whole = case.run(kind)[:length]
     monkeypatch.setattr(native_module, "ROWS_PER_TILE", 7)
     kernels.set_threads(1)
@@ -174,18 +186,18 @@ def test_a_query_has_the_same_bits_in_every_step(
     kernels.set_threads(torch.get_num_threads())
     monkeypatch.undo()
     for first, last in ((0, 1), (62, 65), (511, 512), (512, 513), (500, 640), (799, 800), (3, 800)):
-        chunk = Case((last - first, last), (1, 30), dtype=dtype, window=window, block_size=16)
+        chunk = Case((last - first, last), (1, 30), dtype=dtype, block_size=16, **reach)
         chunk.cache, chunk.tables, chunk.q = case.cache, case.tables, case.q[first:last]
         chunk.starts = np.array([0, last - first], dtype=np.int32)
         chunk.lens = np.array([last], dtype=np.int32)
         assert torch.equal(chunk.run(kind), whole[first:last]), (first, last)
 
 
-@pytest.mark.parametrize("window", [0, 13])
-def test_prompts_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+@pytest.mark.parametrize("reach", [{}, {"window": 13}, {"attention_chunk": 21}], ids=str)
+def test_prompts_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch, reach: dict[str, int]) -> None:
     """Each tile's mask is a view of one vector; a tile boundary in the wrong place shows here."""
     monkeypatch.setattr(prefill, "QUERIES_PER_TILE", 16)
-    case = Case((50, 50), (41, 77), (1, 20), window=window)
+    case = Case((50, 50), (41, 77), (1, 20), **reach)
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-5, atol=1e-5)
 
 
