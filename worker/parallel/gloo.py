@@ -1,5 +1,6 @@
 """Groups of ranks on CPUs, connected by gloo."""
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -52,16 +53,29 @@ class GlooGroup:
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         gathered = x.new_empty((self.size, *x.shape))
-        self.num_calls += 1
         self.num_bytes += x.nbytes * (self.size - 1)
+        self._call(f"a gather of {x.nbytes} bytes", lambda: self._group.allgather([[*gathered]], [x.contiguous()]))
+        return gathered
+
+    def exchange(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        assert x.is_contiguous()
+        arrived = x.new_empty((sum(received), *x.shape[1:]))
+        num_bytes = (sum(sent) - sent[self.rank]) * x[:1].nbytes if len(x) else 0
+        self.num_bytes += num_bytes
+        self._call(
+            f"an exchange of {num_bytes} bytes", lambda: self._group.alltoall_base(arrived, x, [*received], [*sent])
+        )
+        return arrived
+
+    def _call(self, what: str, begin: Callable[[], Any]) -> None:
+        self.num_calls += 1
         try:
-            self._group.allgather([[*gathered.unbind()]], [x.contiguous()]).wait()
+            begin().wait()
         except RuntimeError as error:
             raise CollectiveError(
-                f"{self._name}: a gather of {x.nbytes} bytes in step {self.step} failed at rank {self.rank}, for "
-                f"another rank has died or hangs: {_first_line(error)}"
+                f"{self._name}: {what} in step {self.step} failed at rank {self.rank}, for another rank has died or "
+                f"hangs: {_first_line(error)}"
             ) from error
-        return gathered
 
 
 def _first_line(error: RuntimeError) -> str:

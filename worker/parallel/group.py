@@ -1,5 +1,6 @@
 """Ranks that compute a step together."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -24,6 +25,12 @@ class Group(Protocol):
         """[size, *x.shape], contiguous: what each rank gave."""
         ...
 
+    def exchange(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        """To each rank rows of x [sum(sent), ...], in the order of ranks; what each rank has sent to this one,
+        [sum(received), ...], in the same order. sent, received: rows for and from each rank; the numbers of both ends
+        are equal. The one call whose shapes differ between ranks."""
+        ...
+
 
 class Alone:
     """A group of one."""
@@ -35,6 +42,9 @@ class Alone:
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
+
+    def exchange(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        return x
 
 
 class Rehearsal:
@@ -48,6 +58,9 @@ class Rehearsal:
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         return x.expand(self.size, *x.shape).contiguous()
+
+    def exchange(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        return x.new_zeros((sum(received), *x.shape[1:]))
 
 
 def without_others(shard: Shard) -> Group:
