@@ -3,6 +3,9 @@
 .PHONY: help install run test lint proto
 
 BIN := .venv/bin
+# Tests that run side by side, and those that start processes of their own and take all cores by themselves.
+IN_ONE_PROCESS := tests/unit tests/properties tests/models
+IN_SEVERAL := tests/kernels tests/parallel tests/integration tests/faults
 QUESTION := What is the capital of France? Answer briefly.
 
 help: ## show this list
@@ -14,8 +17,13 @@ install: ## make .venv/ with everything (quick when there is nothing to do)
 run: install ## start a local cluster of the small model, stream a first completion, serve until Ctrl-C
 	@$(BIN)/octavo up -c configs/local.yaml --first-prompt "$(QUESTION)" $(ARGS)
 
-test: install ## run the whole test suite
+test: install ## run the whole test suite, or what ARGS names
+ifeq ($(ARGS),)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(IN_ONE_PROCESS)
+	@$(BIN)/python -m pytest $(IN_SEVERAL)
+else
 	@$(BIN)/python -m pytest $(ARGS)
+endif
 
 lint: install ## ruff, pyright, and whether the generated code is that of protos/*.proto
 	@$(BIN)/ruff check .

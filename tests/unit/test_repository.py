@@ -91,3 +91,8 @@ def test_the_patterns_find_what_they_are_for():
     assert not MACHINE_PATHS.search("a/" + folder[1:])
     assert LONG_FILE_REASON.search("# Longer than 400 lines because a table of all cases is one subject.")
     assert not LONG_FILE_REASON.search("# Longer than 400 lines because.")
+
+
+def test_make_test_runs_every_directory_of_tests():
+    run = set(re.findall(r"\btests/(\w+)", (ROOT / "Makefile").read_text()))
+    assert run == {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
