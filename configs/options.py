@@ -196,6 +196,13 @@ class Options(GpuOptions, ParallelOptions):
         NETWORK, "", "Directory with the CURVE keys of tcp step_addresses, as `octavo keys DIR` makes it."
     )
 
+    worker_host: str = option(
+        NETWORK,
+        "",
+        "Address of a worker's machine that the other workers of its replica reach it by; a setting of that machine, "
+        "for tcp step_addresses. Empty: the one from which it reaches its scheduler.",
+    )
+
     # --- Logs and metrics
     log_level: Literal["debug", "info", "warning", "error"] = option(LOGS, "info", "Least severe level that is logged.")
     log_format: Literal["text", "json"] = option(
@@ -234,14 +241,18 @@ class Options(GpuOptions, ParallelOptions):
                 raise ValueError(f"step_addresses: {address!r} must begin with ipc:// or tcp://")
             if address.startswith("tcp://") and not self.curve_dir:
                 raise ValueError(f"step_addresses: {address!r} needs curve_dir; make keys with `octavo keys DIR`")
-            if address.startswith("tcp://") and self.world_size > 1:
-                raise ValueError(
-                    f"step_addresses: {address!r} is for workers on other machines, but the "
-                    f"{self.world_size} workers of a replica (tensor_parallel_size={self.tensor_parallel_size}) find "
-                    f"each other by a file in runtime_dir, on one machine: use ipc://PATH, or tensor_parallel_size=1"
-                )
         if self.pipeline_parallel_size > 1 or self.enable_expert_parallel:
             raise ValueError("pipeline_parallel_size and enable_expert_parallel: not yet; leave them at 1 and false")
+        if self.in_lockstep and len({address.startswith("tcp://") for address in self.step_addresses}) > 1:
+            raise ValueError(
+                f"step_addresses={','.join(self.step_addresses)}: with enable_expert_parallel all workers talk to each "
+                f"other: give either tcp:// or ipc:// for all replicas"
+            )
+        if self.worker_host and not any(address.startswith("tcp://") for address in self.step_addresses):
+            raise ValueError(
+                f"worker_host={self.worker_host!r} is for workers on several machines, which need tcp:// "
+                f"step_addresses; on one machine they talk over its loopback address"
+            )
         num_processes = 1 + self.data_parallel_size * (1 + self.world_size)
         if self.metrics_port and self.metrics_port + num_processes > 65_536:
             raise ValueError(
@@ -273,6 +284,10 @@ class Options(GpuOptions, ParallelOptions):
         if self.step_addresses:
             return self.step_addresses[replica]
         return f"ipc://{self.runtime_dir}/step-{replica}.sock"
+
+    def meets_over_tcp(self, replica: int) -> bool:
+        """Whether a replica's workers may be on several machines, so that they can't find each other by a file."""
+        return self.step_address(replica).startswith("tcp://")
 
     def process_metrics_port(
         self, kind: Literal["router", "scheduler", "worker"], replica: int = 0, rank: int = 0

@@ -50,7 +50,7 @@ class Probe(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "octavo_version", "rank", "world_size", "model", "block_size", "max_num_seqs", "max_num_batched_tokens", "pid", "instance")
+    __slots__ = ("protocol_version", "octavo_version", "rank", "world_size", "model", "block_size", "max_num_seqs", "max_num_batched_tokens", "pid", "instance", "store_address")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     OCTAVO_VERSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class Hello(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     octavo_version: str
     rank: int
@@ -71,7 +72,8 @@ class Hello(_message.Message):
     max_num_batched_tokens: int
     pid: int
     instance: int
-    def __init__(self, protocol_version: _Optional[int] = ..., octavo_version: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., model: _Optional[str] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., pid: _Optional[int] = ..., instance: _Optional[int] = ...) -> None: ...
+    store_address: str
+    def __init__(self, protocol_version: _Optional[int] = ..., octavo_version: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., model: _Optional[str] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., pid: _Optional[int] = ..., instance: _Optional[int] = ..., store_address: _Optional[str] = ...) -> None: ...
 
 class Reset(_message.Message):
     __slots__ = ("epoch", "rendezvous", "scheduler")

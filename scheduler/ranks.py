@@ -17,6 +17,8 @@ class Rank:
     instance: int
     pid: int
     identity: bytes
+    # Where the ranks' store is, if it is in this process.
+    store_address: str = ""
     # False: dead, silent or gone as far as is known; it has to be back before an epoch can begin.
     is_present: bool = True
     previous_identity: bytes | None = None
@@ -36,7 +38,14 @@ class Rank:
 
     @classmethod
     def of(cls, hello: step_pb2.Hello, identity: bytes, now: float) -> "Rank":
-        return cls(rank=hello.rank, instance=hello.instance, pid=hello.pid, identity=identity, heard=now)
+        return cls(
+            rank=hello.rank,
+            instance=hello.instance,
+            pid=hello.pid,
+            identity=identity,
+            store_address=hello.store_address,
+            heard=now,
+        )
 
     @property
     def name(self) -> str:

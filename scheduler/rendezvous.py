@@ -2,8 +2,28 @@
 
 import logging
 from pathlib import Path
+from typing import Protocol
+
+from configs.options import Options
 
 log = logging.getLogger("octavo.scheduler")
+
+
+class Rendezvous(Protocol):
+    def address(self, epoch: int, store_address: str) -> str:
+        """For step_pb2.Reset. store_address: of the first rank's Hello."""
+        ...
+
+    def remove_all_but(self, epoch: int | None) -> None:
+        """To be called once all ranks are ready in that epoch; None: once none will come any more."""
+        ...
+
+
+def rendezvous_of(options: Options, replica: int) -> Rendezvous | None:
+    """None for one rank, which meets nobody."""
+    if options.world_size == 1 and not options.in_lockstep:
+        return None
+    return RendezvousStores() if options.meets_over_tcp(replica) else RendezvousFiles(options.runtime_dir, replica)
 
 
 class RendezvousFiles:
@@ -17,13 +37,11 @@ class RendezvousFiles:
         """directory: on the machine of all ranks, of mode 0700."""
         self._directory, self._prefix = directory.absolute(), f"rendezvous-{replica}-"
 
-    def address(self, epoch: int) -> str:
-        """For step_pb2.Reset."""
+    def address(self, epoch: int, store_address: str = "") -> str:
         return f"file:{self._path(epoch)}"
 
     def remove_all_but(self, epoch: int | None) -> None:
-        """To be called once all ranks are ready in that epoch; None: once none will come any more. Files that a
-        scheduler before this one has left go, too."""
+        """Files that a scheduler before this one has left go, too."""
         kept = None if epoch is None else self._path(epoch)
         for path in self._directory.glob(f"{self._prefix}*"):
             if path == kept:
@@ -35,3 +53,13 @@ class RendezvousFiles:
 
     def _path(self, epoch: int) -> Path:
         return self._directory / f"{self._prefix}{epoch}"
+
+
+class RendezvousStores:
+    """A store in the first rank's process, which may be another one in each epoch, elsewhere."""
+
+    def address(self, epoch: int, store_address: str) -> str:
+        return f"tcp:{store_address}/{epoch}"
+
+    def remove_all_but(self, epoch: int | None) -> None:
+        """What an epoch leaves there are a few hundred bytes a rank, until that process ends."""

@@ -31,7 +31,7 @@ from scheduler.invalid import InvalidMessages
 from scheduler.membership import Terms
 from scheduler.messages import CoreStats, StepOutputs
 from scheduler.metrics import SchedulerMetrics
-from scheduler.rendezvous import RendezvousFiles
+from scheduler.rendezvous import rendezvous_of
 from scheduler.requests import Requests
 from scheduler.settings import core_settings
 from scheduler.stats_log import StatsLog, warn_of_preemptions
@@ -140,7 +140,7 @@ class StepLoop(threading.Thread):
             Terms.of(options),
             self._heartbeats,
             invalid,
-            rendezvous=RendezvousFiles(options.runtime_dir, self._replica) if options.world_size > 1 else None,
+            rendezvous=rendezvous_of(options, self._replica),
             heartbeat_timeout=options.heartbeat_timeout,
             step_timeout=options.step_timeout,
         )

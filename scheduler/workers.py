@@ -21,7 +21,7 @@ from scheduler.heartbeats import Beat, Heartbeats
 from scheduler.invalid import InvalidMessages
 from scheduler.membership import MembershipError, Terms
 from scheduler.ranks import Rank
-from scheduler.rendezvous import RendezvousFiles
+from scheduler.rendezvous import Rendezvous
 
 log = logging.getLogger("octavo.scheduler")
 
@@ -55,7 +55,7 @@ class Workers:
         heartbeats: Heartbeats,
         invalid: InvalidMessages,
         *,
-        rendezvous: RendezvousFiles | None,
+        rendezvous: Rendezvous | None,
         heartbeat_timeout: float,
         step_timeout: float,
     ) -> None:
@@ -280,13 +280,18 @@ class Workers:
     def _reset(self, rank: Rank, now: float) -> None:
         reset = step_pb2.Reset(
             epoch=self.epoch,
-            rendezvous="" if self._rendezvous is None else self._rendezvous.address(self.epoch),
+            rendezvous=self._meeting_place(),
             scheduler=self._heartbeats.instance,
         )
         if self._send(rank.identity, step_pb2.SchedulerToWorker(reset=reset)):
             rank.begin_reset(self.epoch, now)
         else:
             self._lose(rank, "is gone")
+
+    def _meeting_place(self) -> str:
+        if self._rendezvous is None:
+            return ""
+        return self._rendezvous.address(self.epoch, self._ranks[0].store_address)
 
     def _end_epoch(self, cause: str, *, has_failed: bool = False, lost: Rank | None = None) -> None:
         """As scheduler.epochs.Epochs.end. lost: the rank that went."""

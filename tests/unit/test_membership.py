@@ -8,7 +8,7 @@ from configs.options import Options
 from protos import inference_pb2
 from scheduler.addresses import AddressError, Claims
 from scheduler.membership import MembershipError, Terms
-from scheduler.rendezvous import RendezvousFiles
+from scheduler.rendezvous import RendezvousFiles, rendezvous_of
 
 OPTIONS = Options(tensor_parallel_size=2, block_size=16)
 
@@ -61,3 +61,12 @@ def test_ranks_meet_in_no_directory_that_others_can_write_to(tmp_path: Path) -> 
     with pytest.raises(AddressError, match="is open to others"):
         Claims(options, 0)
     Claims(options.model_copy(update={"tensor_parallel_size": 1}), 0).release()
+
+
+def test_ranks_of_several_machines_meet_at_the_store_that_the_first_one_told() -> None:
+    tcp = {"step_addresses": ("tcp://10.0.0.1:7000",), "curve_dir": "keys"}
+    meeting = rendezvous_of(Options(tensor_parallel_size=2, **tcp), 0)
+    assert meeting is not None
+    assert meeting.address(7, "10.0.0.2:4000") == "tcp:10.0.0.2:4000/7"
+    assert isinstance(rendezvous_of(Options(tensor_parallel_size=2), 0), RendezvousFiles)
+    assert rendezvous_of(Options(**tcp), 0) is None

@@ -86,12 +86,7 @@ def test_booleans_come_as_text():
         ("step_addresses: udp://a:1", {}, {}, ["udp://a:1", "ipc://", "tcp://"]),
         ("step_addresses: tcp://a:1", {}, {}, ["tcp://a:1", "curve_dir", "octavo keys"]),
         ("tensor_parallel_size: 65", {}, {}, ["tensor_parallel_size=65", "less than or equal to 64"]),
-        (
-            "step_addresses: tcp://a:1\ncurve_dir: keys",
-            {},
-            {"tensor_parallel_size": 2},
-            ["tcp://a:1", "2 workers", "tensor_parallel_size=2", "runtime_dir", "one machine", "ipc://"],
-        ),
+        ("worker_host: 10.0.0.2", {}, {}, ["worker_host='10.0.0.2'", "several machines", "tcp://", "loopback"]),
     ],
 )
 def test_an_error_names_the_option_the_value_where_it_stands_and_what_works(
