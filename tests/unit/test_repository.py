@@ -51,7 +51,8 @@ def test_every_option_is_in_the_documentation():
 
 
 def test_every_option_that_documents_and_deployments_name_exists():
-    paths = [*DOCUMENTS, *(ROOT / name for name in ("Makefile", "Dockerfile", "docker-compose.yml"))]
+    paths = [*DOCUMENTS, *files(under=ROOT / "deploy")]
+    paths += [ROOT / name for name in ("Makefile", "Dockerfile", "docker-compose.yml")]
     known = {option.upper() for option in Options.model_fields}
     unknown = {
         f"{name(path)}: OCTAVO_{option}"
