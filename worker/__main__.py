@@ -32,7 +32,7 @@ from worker.wakeup import Wakeup
 from worker.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from worker.parallel.group import Group
+    from worker.parallel.groups import Groups
 
 _log = logging.getLogger("octavo.worker")
 
@@ -108,7 +108,7 @@ def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metr
                 wakeup=wakeup,
                 metrics=metrics,
                 build=_builder(options, replica, rank),
-                meet=_meeting(options, axes, rank) if axes.world_size > 1 else None,
+                meet=_meeting(options, axes, replica, rank) if axes.num_ranks > 1 else None,
                 returns_results=axes.returns_results(rank),
             )
             code = loop.run()
@@ -160,11 +160,11 @@ def _builder(options: Options, replica: int, rank: int) -> Callable[[Callable[[f
     return build
 
 
-def _meeting(options: Options, axes: Axes, rank: int) -> "Callable[[str, Callable[[], None]], Group]":
+def _meeting(options: Options, axes: Axes, replica: int, rank: int) -> "Callable[[str, Callable[[], None]], Groups]":
     from worker.parallel.rendezvous import meet  # imports torch; the runner is made first
 
-    def meet_the_others(address: str, while_waiting: Callable[[], None]) -> "Group":
-        return meet(address, axes, rank, call_timeout=options.step_timeout, while_waiting=while_waiting)
+    def meet_the_others(address: str, while_waiting: Callable[[], None]) -> "Groups":
+        return meet(address, axes, rank, replica, call_timeout=options.step_timeout, while_waiting=while_waiting)
 
     return meet_the_others
 

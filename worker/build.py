@@ -16,7 +16,8 @@ from worker.gpu.options import check_cpu_options, check_gpu_options
 from worker.gpu.select import select_device
 from worker.kv_cache import KVCache
 from worker.model_info import log_ready, make_rows, model_dtype, model_info
-from worker.parallel.axes import shard_of
+from worker.parallel.axes import axes_of, shard_of
+from worker.parallel.groups import without_others
 from worker.runner import Runner
 from worker.step_runner import StepRunner
 from worker.weights import load_model, open_weight_cache
@@ -42,7 +43,7 @@ def build_runner(
     device = select_device(options, replica, rank)
     if device is None:
         check_cpu_options(options)
-        return build_cpu_runner(options, progress, cores, rank=rank)
+        return build_cpu_runner(options, progress, cores, replica=replica, rank=rank)
     check_gpu_options(options)
     # Triton, and what is written in it, is not for workers on CPUs.
     from worker.gpu.build import build_gpu_runner
@@ -55,6 +56,7 @@ def build_cpu_runner(
     progress: Callable[[float], None] = lambda fraction: None,
     cores: Sequence[int] = (),
     *,
+    replica: int = 0,
     rank: int = 0,
 ) -> Runner:
     """As `build_runner`, on this CPU."""
@@ -94,7 +96,8 @@ def build_cpu_runner(
     kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, path=path)
     num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, path.kv_cache_dtype, path.shard)
     rows = make_rows(options, loaded, info)
-    runner = Runner(loaded.model, kv_cache, rows, info, num_swap_blocks=num_swap_blocks)
+    others = without_others(axes_of(options), rank, replica)
+    runner = Runner(loaded.model, kv_cache, rows, info, num_swap_blocks=num_swap_blocks, without_others=others)
     runner.warm_up()
     log_ready(info, seconds=time.monotonic() - start, num_swap_blocks=num_swap_blocks)
     return runner

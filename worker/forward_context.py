@@ -13,7 +13,8 @@ import torch
 
 from kernels.paged_attention import AttentionPlan
 from worker.kv_cache import KVCache
-from worker.parallel.group import Alone, Group
+from worker.parallel.group import Group
+from worker.parallel.groups import Groups
 from worker.workspace import Workspace
 
 Attend = Callable[[], torch.Tensor]
@@ -24,7 +25,7 @@ def call(attend: Attend) -> torch.Tensor:
     return attend()
 
 
-_ALONE = Alone()
+_NOBODY_ELSE = Groups()
 
 
 class Pieces(Protocol):
@@ -53,8 +54,12 @@ class ForwardContext:
     # Layers have their attention called by this: graphs of pieces end before it and begin anew after it. What is
     # called reads `current()`, for it is called again in later steps; its result is in the workspace.
     between_graphs: Callable[[Attend], torch.Tensor] = call
-    # The ranks that compute each layer together.
-    group: Group = _ALONE
+    groups: Groups = _NOBODY_ELSE
+
+    @property
+    def group(self) -> Group:
+        """The ranks that compute each layer together."""
+        return self.groups.tensor
 
 
 _current: ContextVar[ForwardContext | None] = ContextVar("forward pass", default=None)

@@ -23,7 +23,7 @@ from worker.wakeup import Wakeup
 
 if TYPE_CHECKING:
     # It imports torch, which takes a second: heartbeats flow before.
-    from worker.parallel.group import Group
+    from worker.parallel.groups import Groups
 
 _log = logging.getLogger("octavo.worker")
 
@@ -74,7 +74,7 @@ class WorkerLoop:
         wakeup: Wakeup,
         metrics: WorkerMetrics,
         build: Callable[[Callable[[float], None]], StepRunner],
-        meet: "Callable[[str, Callable[[], None]], Group] | None" = None,
+        meet: "Callable[[str, Callable[[], None]], Groups] | None" = None,
         returns_results: bool = True,
     ) -> None:
         """build: makes the runner, given what to report progress to; see worker.build.build_runner for its errors.

@@ -17,7 +17,7 @@ from worker.decodes import Decodes
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.logprobs import frames, token_logprobs
-from worker.parallel.group import Alone, Group, without_others
+from worker.parallel.groups import Groups
 from worker.prompt_scoring import ScoredPrompt, scored_prompts
 from worker.result_columns import put_columns
 from worker.rows import Rows
@@ -37,7 +37,7 @@ class StepModel(Protocol):
 
     # How it computes, and what draws therefore.
     path: ComputePath
-    group: Group
+    groups: Groups
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         """Hidden states [T, E] of the batch's tokens, whose KV it writes."""
@@ -64,7 +64,9 @@ class Runner:
         model_info: inference_pb2.ModelInfo,
         *,
         num_swap_blocks: int = 0,
+        without_others: Groups | None = None,
     ) -> None:
+        """without_others: what stands for the groups of this rank until it has joined some; None: it is alone."""
         self._model, self._kv_cache, self._rows = model, kv_cache, rows
         self._swap_space = SwapSpace(kv_cache, num_swap_blocks)
         self._batch = InputBatch(
@@ -72,7 +74,8 @@ class Runner:
         )
         kernels = model.path.native
         self._decodes = None if kernels is None else Decodes(kernels, rows, self._batch)
-        self._group: Group = Alone()
+        self._without_others = without_others or Groups()
+        model.groups = self._without_others
         # As Ready tells it to the scheduler.
         self.model_info = model_info
 
@@ -81,10 +84,10 @@ class Runner:
         """Host blocks for swapped KV."""
         return self._swap_space.num_blocks
 
-    def join(self, group: Group | None) -> None:
+    def join(self, groups: Groups | None) -> None:
         """See worker.step_runner.StepRunner."""
-        self._group = group or without_others(self._model.path.shard)
-        self._model.group = self._group
+        self._model.groups.leave()
+        self._model.groups = groups or self._without_others
 
     @property
     def num_live_rows(self) -> int:
@@ -106,7 +109,7 @@ class Runner:
         """
         arrival = time.perf_counter()
         rows = self._rows
-        self._group.step = plan.step
+        self._model.groups.begin_step(plan.step)
         self._swap_space.apply(plan)
         rows.apply(plan)
         self._scrub(rows.take_spoiled_blocks())

@@ -8,7 +8,7 @@ from protos import inference_pb2, step_pb2
 
 if TYPE_CHECKING:
     # It imports torch, which a worker does once its heartbeats flow.
-    from worker.parallel.group import Group
+    from worker.parallel.groups import Groups
 
 
 class PendingResult(Protocol):
@@ -70,7 +70,7 @@ class StepRunner(Protocol):
         """A new epoch: waits for steps that are under way, drops their results, and forgets every row."""
         ...
 
-    def join(self, group: "Group | None") -> None:
-        """group: those that compute each layer together with this rank from here on, if there are such. None: leaves
-        the group, whose other ranks fail if they wait for this one."""
+    def join(self, groups: "Groups | None") -> None:
+        """groups: whom this rank computes its steps with from here on. None: leaves those that it is in, whose other
+        ranks fail if they wait for this one."""
         ...

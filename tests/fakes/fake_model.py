@@ -12,7 +12,7 @@ from kernels.sampling import greedy
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
-from worker.parallel.group import Alone, Group
+from worker.parallel.groups import Groups
 from worker.rope_config import RopeConfig
 
 VOCAB_SIZE = 101
@@ -34,7 +34,7 @@ class FakeModel:
     """hidden: [hash of the context up to the token, whether it holds POISON]."""
 
     path = torch_path(torch.float32)
-    group: Group = Alone()
+    groups = Groups()
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         cache = kv_cache.layers[0].view(-1, 2, 1, 2)

@@ -139,11 +139,11 @@ class HashRunner:
         self._host: dict[int, dict[int, bytes]] = {}
         self._sequences: set[int] = set()
 
-    def join(self, group: Any) -> None:
-        """group: a SocketGroup, which has no calls on tensors, for there are none; or None."""
+    def join(self, groups: Any) -> None:
+        """groups: a SocketGroup, which has no calls on tensors, for there are none; or None."""
         if self._group is not None:
             self._group.leave()
-        self._group = group
+        self._group = groups
 
     def begin(self, plan: step_pb2.StepPlan) -> DoneResult:
         return DoneResult(self.execute(plan))

@@ -73,8 +73,8 @@ class SlowRunner:
             self._changed.notify_all()
         return step
 
-    def join(self, group: object | None) -> None:
-        assert group is None, "it computes alone"
+    def join(self, groups: object | None) -> None:
+        assert groups is None, "it computes alone"
 
     def reset(self) -> None:
         self.is_resetting.set()

@@ -20,6 +20,7 @@ from tests.support.ranks import run_ranks
 from worker.model_config import ModelConfig
 from worker.models.registry import model_class
 from worker.parallel.gloo import GlooGroup
+from worker.parallel.groups import Groups
 from worker.weights import load_model
 from worker.weights.quantization import QuantizationOption
 
@@ -61,7 +62,7 @@ def _run(
         resolve_model(str(model)), dtype=torch.float32, quantization=quantization, make_path=lambda config: path
     )
     if group is not None:
-        loaded.model.group = group
+        loaded.model.groups = Groups(tensor=group)
     run = ModelRun(loaded)
     prompt = torch.randint(131, (21,), generator=torch.Generator().manual_seed(1)).tolist()
     row = run.row(prompt, 40)
@@ -124,7 +125,7 @@ def test_what_a_decode_step_sends_is_what_the_docs_say(tmp_path: Path) -> None:
     def calls_and_bytes(group: GlooGroup) -> tuple[int, int]:
         path = replace(torch_path(torch.float32), shard=Shard(group.rank, size))
         loaded = load_model(resolve_model(str(model)), dtype=torch.float32, make_path=lambda config: path)
-        loaded.model.group = group
+        loaded.model.groups = Groups(tensor=group)
         run = ModelRun(loaded)
         rows = [run.row([7, 8, 9], 3) for _ in range(num_rows)]
         run.step([(row, 2) for row in rows])

@@ -21,7 +21,7 @@ from worker.gpu.device import Event
 from worker.gpu.step_inputs import PromptScores, StepInputs, StepOutputs
 from worker.gpu.step_waiter import StepWaiter
 from worker.gpu.swap import GpuSwapSpace
-from worker.parallel.group import Group
+from worker.parallel.groups import Groups
 from worker.planned_swaps import planned_swaps
 from worker.prompt_scoring import ScoredPrompt, scored_prompts
 from worker.rows import Rows
@@ -79,9 +79,9 @@ class GpuRunner:
     def num_live_rows(self) -> int:
         return len(self._rows.live_rows)
 
-    def join(self, group: Group | None) -> None:
+    def join(self, groups: Groups | None) -> None:
         """See worker.step_runner.StepRunner. Ranks on GPUs compute alone."""
-        assert group is None
+        assert groups is None
 
     def reset(self) -> None:
         """A new epoch: waits for what is under way, drops the results, forgets every row."""

@@ -18,7 +18,8 @@ from worker.layers.attention_plans import CpuAttentionPlans, GpuAttentionPlans
 from worker.layers.embedding import Embedding
 from worker.layers.rotary import Rotary
 from worker.model_config import ModelConfig
-from worker.parallel.group import Group, without_others
+from worker.parallel.group import Group
+from worker.parallel.groups import Groups
 from worker.replay import Replay
 from worker.workspace import Workspace
 
@@ -50,12 +51,17 @@ class Decoder:
         self._embed, self._rotary, self._layers = embed, rotary, layers
         self._workspace = Workspace(path)
         # Set anew in each epoch, once its ranks are connected.
-        self.group: Group = without_others(path.shard)
+        self.groups = Groups()
         # On a CPU each expert computes the tokens that chose it; and ranks talk to each other within a step.
         records = config.experts is None and path.shard.size == 1
         self._forward, self._greedy = (Replay(path, records=records) for _ in range(2))
         self._cpu_plans = CpuAttentionPlans(config, path)
         self._gpu_plans: GpuAttentionPlans | None = None
+
+    @property
+    def group(self) -> Group:
+        """The ranks that compute each layer together."""
+        return self.groups.tensor
 
     @property
     def weight_bytes(self) -> int:
@@ -142,7 +148,7 @@ class Decoder:
             rope_turns=self._rotary(batch.positions_T, self._workspace),
             attention_plans=self._cpu_plans(batch, kv_cache),
             workspace=self._workspace,
-            group=self.group,
+            groups=self.groups,
         )
         with forward_context(context):
             return self._compute_layers(batch.token_ids_T)
@@ -164,7 +170,7 @@ class Decoder:
                 attention_plans=self._gpu_plans(batch),
                 workspace=self._workspace,
                 between_graphs=call if pieces is None else pieces.between_graphs,
-                group=self.group,
+                groups=self.groups,
             )
             with forward_context(context):
                 if pieces is None:

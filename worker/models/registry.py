@@ -15,7 +15,7 @@ from worker.model_config import ModelConfig
 from worker.models.gemma3 import Gemma3Model
 from worker.models.llama import LlamaModel
 from worker.models.mixtral import MixtralModel, Qwen3MoeModel
-from worker.parallel.group import Group
+from worker.parallel.groups import Groups
 from worker.take_tensor import Shape, TakeTensor
 
 
@@ -28,8 +28,8 @@ class Model(Protocol):
     path: ComputePath
     # The output head, with the norm before it.
     head: PackedLinear
-    # The ranks that compute each layer together.
-    group: Group
+    # Whom it computes with.
+    groups: Groups
 
     def __init__(self, config: ModelConfig, take: TakeTensor, path: ComputePath) -> None: ...
 

@@ -26,8 +26,11 @@ class Axes:
         """That meet, and live and die together."""
         return self.world_size * self.data_size
 
+    def global_rank(self, rank: int, replica: int) -> int:
+        """Here and below, `rank` is one within its replica. In replicas that compute for themselves, `replica` is 0."""
+        return replica * self.world_size + rank
+
     def tensor_rank(self, rank: int) -> int:
-        """Here and below, `rank` is one within its replica."""
         return rank % self.tensor_size
 
     def stage(self, rank: int) -> int:

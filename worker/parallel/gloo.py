@@ -32,18 +32,9 @@ class GlooGroup:
         self.num_calls = self.num_bytes = 0
         # The step under way, for messages.
         self.step = 0
-        # Not by init_process_group, of which there is one a process: groups come and go with epochs. Without a device,
-        # gloo asks the system which address the host's name has. torch's stubs know neither options nor calls.
-        options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-        options._timeout = timedelta(seconds=call_timeout)
-        store.set_timeout(timedelta(seconds=connect_timeout))
-        try:
-            self._group: Any = ProcessGroupGloo(store, rank, size, options)
-        except RuntimeError as error:
-            raise CollectiveError(
-                f"rank {rank} of {name} cannot connect with the others: {_first_line(error)}"
-            ) from error
+        self._group: Any = connect(
+            name, store, rank, size, host=host, connect_timeout=connect_timeout, call_timeout=call_timeout
+        )
 
     def sum_(self, x: torch.Tensor) -> None:
         parts = self.gather(x)
@@ -54,7 +45,7 @@ class GlooGroup:
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         gathered = x.new_empty((self.size, *x.shape))
         self.num_bytes += x.nbytes * (self.size - 1)
-        self._call(f"a gather of {x.nbytes} bytes", lambda: self._group.allgather([[*gathered]], [x.contiguous()]))
+        self._call(f"a gather of {x.nbytes} bytes", lambda group: group.allgather([[*gathered]], [x.contiguous()]))
         return gathered
 
     def exchange(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
@@ -63,20 +54,43 @@ class GlooGroup:
         num_bytes = (sum(sent) - sent[self.rank]) * x[:1].nbytes if len(x) else 0
         self.num_bytes += num_bytes
         self._call(
-            f"an exchange of {num_bytes} bytes", lambda: self._group.alltoall_base(arrived, x, [*received], [*sent])
+            f"an exchange of {num_bytes} bytes", lambda group: group.alltoall_base(arrived, x, [*received], [*sent])
         )
         return arrived
 
-    def _call(self, what: str, begin: Callable[[], Any]) -> None:
+    def leave(self) -> None:
+        # Connections close when nothing refers to it any more.
+        self._group = None
+
+    def _call(self, what: str, begin: Callable[[Any], Any]) -> None:
         self.num_calls += 1
+        group = self._group
+        if group is None:
+            raise CollectiveError(f"{self._name}: {what} in step {self.step}: rank {self.rank} has left")
         try:
-            begin().wait()
+            begin(group).wait()
         except RuntimeError as error:
             raise CollectiveError(
                 f"{self._name}: {what} in step {self.step} failed at rank {self.rank}, for another rank has died or "
-                f"hangs: {_first_line(error)}"
+                f"hangs: {first_line(error)}"
             ) from error
 
 
-def _first_line(error: RuntimeError) -> str:
+def connect(
+    name: str, store: Store, rank: int, size: int, *, host: str, connect_timeout: float, call_timeout: float
+) -> ProcessGroupGloo:
+    """See `GlooGroup`."""
+    # Not by init_process_group, of which there is one a process: groups come and go with epochs. Without a device,
+    # gloo asks the system which address the host's name has. torch's stubs know neither options nor calls.
+    options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timedelta(seconds=call_timeout)
+    store.set_timeout(timedelta(seconds=connect_timeout))
+    try:
+        return ProcessGroupGloo(store, rank, size, options)
+    except RuntimeError as error:
+        raise CollectiveError(f"rank {rank} of {name} cannot connect with the others: {first_line(error)}") from error
+
+
+def first_line(error: RuntimeError) -> str:
     return str(error).partition("\n")[0]

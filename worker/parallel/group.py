@@ -5,8 +5,6 @@ from typing import Protocol
 
 import torch
 
-from kernels.shard import Shard
-
 
 class Group(Protocol):
     """Every rank of it makes the same calls in the same order, with tensors of the same shape and dtype."""
@@ -31,6 +29,10 @@ class Group(Protocol):
         are equal. The one call whose shapes differ between ranks."""
         ...
 
+    def leave(self) -> None:
+        """Calls of other ranks fail if they wait for this one, and so do later ones here."""
+        ...
+
 
 class Alone:
     """A group of one."""
@@ -45,6 +47,9 @@ class Alone:
 
     def exchange(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
         return x
+
+    def leave(self) -> None:
+        pass
 
 
 class Rehearsal:
@@ -62,7 +67,10 @@ class Rehearsal:
     def exchange(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
         return x.new_zeros((sum(received), *x.shape[1:]))
 
+    def leave(self) -> None:
+        pass
 
-def without_others(shard: Shard) -> Group:
+
+def alone_or_rehearsal(rank: int, size: int) -> Group:
     """Until the ranks are connected."""
-    return Alone() if shard.size == 1 else Rehearsal(shard.rank, shard.size)
+    return Alone() if size == 1 else Rehearsal(rank, size)

@@ -1,13 +1,17 @@
 """How the ranks of an epoch find each other."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 
 from worker.errors import PlanError
 from worker.parallel.axes import Axes
 from worker.parallel.gloo import GlooGroup
+from worker.parallel.gloo_pipeline import GlooPipeline
+from worker.parallel.group import Alone
+from worker.parallel.groups import Groups
 
 # Between looks at who has come.
 _PAUSE_S = 0.02
@@ -15,39 +19,68 @@ _PAUSE_S = 0.02
 _CONNECT_S = 10.0
 _LOOPBACK = "127.0.0.1"
 
+_GroupT = TypeVar("_GroupT", covariant=True)
 
-def meet(address: str, axes: Axes, rank: int, *, call_timeout: float, while_waiting: Callable[[], None]) -> GlooGroup:
-    """Connects with the other ranks of this one's tensor group, once all ranks of the replica are there.
 
-    address: of step_pb2.Reset, "file:PATH" for ranks of one machine. call_timeout: seconds that each of the group's
-    calls may take. while_waiting: called again and again until all are there, which may take as long as loading
-    weights; may raise. Raises PlanError for another kind of address, CollectiveError if ranks vanish while they
-    connect.
+class _GroupClass(Protocol[_GroupT]):
+    def __call__(
+        self, name: str, store: Store, rank: int, size: int, /, *,
+        host: str, connect_timeout: float, call_timeout: float,
+    ) -> _GroupT: ...  # fmt: skip
+
+
+def meet(
+    address: str, axes: Axes, rank: int, replica: int = 0, *, call_timeout: float, while_waiting: Callable[[], None]
+) -> Groups:
+    """Connects with the other ranks of each group that this one is in, once all of axes.num_ranks are there.
+
+    address: of step_pb2.Reset. rank: within its replica. replica: its number; it matters to those that compute their
+    steps together. call_timeout: seconds that each of the groups' calls may take. while_waiting: called again and again
+    until all are there, which may take as long as loading weights; may raise. Raises PlanError for another kind of
+    address, CollectiveError if ranks vanish while they connect.
     """
+    store, host = _store(address, axes)
+    global_rank = axes.global_rank(rank, replica if axes.data_size > 1 else 0)
+    _wait_for_all(store, axes, global_rank, while_waiting)
+
+    def connect(group: _GroupClass[_GroupT], kind: str, members: Sequence[int]) -> _GroupT:
+        """members: global ranks."""
+        name = f"{kind} of ranks {', '.join(map(str, members))}"
+        return group(
+            name, PrefixStore(name, store), members.index(global_rank), len(members),
+            host=host, connect_timeout=_CONNECT_S, call_timeout=call_timeout,
+        )  # fmt: skip
+
+    first = global_rank - rank
+    # All ranks connect their groups in this order, so that none waits for one that waits elsewhere.
+    tensor, pipeline, data = Alone(), None, Alone()
+    if axes.tensor_size > 1:
+        tensor = connect(GlooGroup, "tensor group", [first + each for each in axes.tensor_group(rank)])
+    if axes.pipeline_size > 1:
+        pipeline = connect(GlooPipeline, "pipeline", [first + each for each in axes.pipeline_group(rank)])
+    experts = tensor
+    if axes.data_size > 1:
+        data = connect(GlooGroup, "data group", axes.data_group(rank))
+        experts = connect(GlooGroup, "expert group", axes.expert_group(rank))
+    return Groups(tensor=tensor, pipeline=pipeline, data=data, experts=experts)
+
+
+def _store(address: str, axes: Axes) -> tuple[Store, str]:
+    """Where ranks leave word for each other, and the address of this machine that they talk over: "file:PATH" is for
+    ranks of one machine."""
     kind, _, path = address.partition(":")
     if kind != "file" or not path:
         raise PlanError(f"rendezvous: {address!r} is not of the form file:PATH")
-    store = FileStore(path, axes.world_size)
-    _wait_for_all(store, axes, rank, while_waiting)
-    members = axes.tensor_group(rank)
-    return GlooGroup(
-        f"tensor group of ranks {', '.join(map(str, members))}",
-        PrefixStore(f"tensor {axes.stage(rank)}", store),
-        axes.tensor_rank(rank),
-        axes.tensor_size,
-        host=_LOOPBACK,
-        connect_timeout=_CONNECT_S,
-        call_timeout=call_timeout,
-    )
+    return FileStore(path, axes.num_ranks), _LOOPBACK
 
 
-def _wait_for_all(store: Store, axes: Axes, rank: int, while_waiting: Callable[[], None]) -> None:
-    store.set(_name(rank), "here")
-    everybody = [_name(each) for each in range(axes.world_size)]
+def _wait_for_all(store: Store, axes: Axes, global_rank: int, while_waiting: Callable[[], None]) -> None:
+    store.set(_name(global_rank), "here")
+    everybody = [_name(each) for each in range(axes.num_ranks)]
     while not store.check(everybody):
         while_waiting()
         time.sleep(_PAUSE_S)
 
 
-def _name(rank: int) -> str:
-    return f"rank {rank}"
+def _name(global_rank: int) -> str:
+    return f"rank {global_rank}"
