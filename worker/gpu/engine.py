@@ -9,26 +9,24 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from kernels.compute_path import ComputePath
 from kernels.linear.residual import Residual
 from kernels.step_inputs.gpu import expand
 from worker.forward_context import Pieces
 from worker.gpu.batch import GpuBatch
 from worker.gpu.device import Device
 from worker.gpu.device_rows import DeviceRows
+from worker.gpu.logits import LogitsModel, StepLogits
 from worker.gpu.pending import AskedLogprobs, PendingStep, ResultLayout
 from worker.gpu.sampling.logprobs import SLICE, write_logprobs
 from worker.gpu.sampling.positions import ScoredPositions
-from worker.gpu.sampling.sampling import Sampler, SamplingKind, StepSampling
+from worker.gpu.sampling.sampling import LogitsSlice, Sampler, SamplingKind, StepSampling
 from worker.gpu.staging import Part, Staging, StepArrays, StepLayout, StepSlot, device_memory
 from worker.gpu.step_inputs import PromptScores, StepInputs
 from worker.kv_cache import KVCache
 
 
-class GpuModel(Protocol):
+class GpuModel(LogitsModel, Protocol):
     """What the engine needs of a model."""
-
-    path: ComputePath
 
     def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
         """Once, before anything else: all memory of a step is at fixed addresses from then on."""
@@ -37,10 +35,6 @@ class GpuModel(Protocol):
     def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
         """Of the batch's T tokens, whose KV it writes; memory that the next call uses again. pieces: graphs of what
         lies between attentions."""
-        ...
-
-    def logits(self, hidden: Residual, /, out: torch.Tensor) -> torch.Tensor:
-        """[L, V] of the compute dtype, in `out`."""
         ...
 
 
@@ -126,7 +120,7 @@ class GpuEngine:
         self._slots_T = torch.zeros(max_num_batched_tokens, dtype=torch.int64, device=gpu)
         # Of all positions of most steps; others take several turns.
         num_logits = min(max(max_num_seqs, SLICE), max_num_batched_tokens)
-        self._logits_LV = torch.empty(num_logits, vocab_size, dtype=model.path.compute_dtype, device=gpu)
+        self._logits = StepLogits(model, num_logits, vocab_size)
         model.reserve(max_tokens=max_num_batched_tokens, max_rows=max_num_seqs, max_context=max_model_len)
         self._pad()
 
@@ -146,20 +140,18 @@ class GpuEngine:
 
     def forward_body(self, size: int) -> None:
         """Of a step that only decodes, `size` rows with padding: expands what the host sent to the batch's tensors,
-        runs the model and puts logits [size, V] where `sample_body` reads them. Reads and writes static memory only:
-        one graph for each size serves every step.
+        runs the model and puts its logits where `sample_body` reads them. Reads and writes static memory only: one
+        graph for each size serves every step.
         """
         with torch.inference_mode():
             batch = self._expanded(size, size, max_query_len=1)
-            self._write_logits(self._model.forward(batch, self._kv_cache), size)
+            self._logits.write(self._model.forward(batch, self._kv_cache), size)
 
     def sample_body(self, kind: SamplingKind, size: int) -> None:
         """The tokens of such a step, and what rows remember of them. One graph for each kind and size."""
         arrays = self._arrays
         with torch.inference_mode():
-            self._sampler.choose(
-                kind, self._logits_LV[:size], arrays.sampled_rows_R[:size], arrays.output_positions_R[:size]
-            )
+            self._choose(kind, size, arrays.sampled_rows_R[:size], arrays.output_positions_R[:size])
             self._sampler.remember(arrays.rows_R[:size])
 
     def pieces_batch(self, num_tokens: int) -> GpuBatch:
@@ -176,7 +168,7 @@ class GpuEngine:
         new_rows = self._sampler.stage_rows(inputs.new_rows, slot)
         changes = self._rows.stage(inputs, slot)
         scored = ScoredPositions.of(inputs)
-        sampling = self._sampler.stage(scored, slot, len(self._logits_LV))
+        sampling = self._sampler.stage(scored, slot, len(self._logits))
         size = self._size_of_decodes(inputs)
         _fill(slot.arrays, inputs, size or len(inputs.rows_S))
         if size is None:
@@ -234,7 +226,9 @@ class GpuEngine:
             forward, sample = self.graphs.run_forward, self.graphs.run_sample
         forward(size)
         (part,) = sampling.slices
-        logits_LV = self._logits_LV[: part.end]
+        if _needs_all_logits(sampling, part):
+            self._logits.gather(size)
+        logits_LV = self._logits.whole(part.end)
         self._sampler.choose_adjusted(sampling, part, logits_LV)
         sample(sampling.kind, size)
         self._sampler.score(part, logits_LV, layout, results)
@@ -260,12 +254,15 @@ class GpuEngine:
         if mixed.scored_tokens_P is not None and mixed.scored_targets_P is not None:
             self._score_prompts(hidden, mixed.scored_tokens_P.tensor, mixed.scored_targets_P.tensor, layout, results)
         for part in sampling.slices:
-            place = slice(part.start, part.end)
-            logits_LV = self._write_logits(hidden[mixed.tokens_L.tensor[place]], part.end - part.start)
+            place, size = slice(part.start, part.end), part.end - part.start
+            self._logits.write(hidden[mixed.tokens_L.tensor[place]], size)
+            if _needs_all_logits(sampling, part):
+                self._logits.gather(size)
+            logits_LV = self._logits.whole(size)
             self._sampler.choose_adjusted(sampling, part, logits_LV)
-            self._sampler.choose(
+            self._choose(
                 sampling.kind,
-                logits_LV,
+                size,
                 mixed.sampled_rows_L.tensor[place],
                 mixed.output_positions_L.tensor[place],
                 first=part.start,
@@ -286,18 +283,21 @@ class GpuEngine:
         results: torch.Tensor,
     ) -> None:
         """Slice by slice, so that a whole prompt's logits never exist at once."""
-        logprobs, size = layout.prompts_of(results), min(SLICE, len(self._logits_LV))
+        logprobs, size = layout.prompts_of(results), min(SLICE, len(self._logits))
         for first in range(0, len(tokens_P), size):
             tokens, targets = tokens_P[first : first + size], targets_P[first : first + size]
-            write_logprobs(self._write_logits(hidden[tokens], len(tokens)), targets, logprobs, first)
+            self._logits.write(hidden[tokens], len(tokens))
+            self._logits.gather(len(tokens))
+            write_logprobs(self._logits.whole(len(tokens)), targets, logprobs, first)
 
-    def _write_logits(self, hidden: Residual, size: int) -> torch.Tensor:
-        """[size, V], always in the same memory."""
-        logits_LV = self._logits_LV[:size]
-        written = self._model.logits(hidden, out=logits_LV)
-        # Graphs that choose tokens would go on with those of an earlier step.
-        assert written.data_ptr() == logits_LV.data_ptr(), "the model put its logits elsewhere"
-        return logits_LV
+    def _choose(
+        self, kind: SamplingKind, size: int, rows_L: torch.Tensor, positions_L: torch.Tensor, first: int = 0
+    ) -> None:
+        """Tokens of the first `size` positions' logits, which are a slice that begins with position `first`."""
+        if kind is SamplingKind.GREEDY and self._logits.are_divided:
+            self._sampler.take_likeliest(*self._logits.likeliest(size), rows_L, first)
+        else:
+            self._sampler.choose(kind, self._logits.whole(size), rows_L, positions_L, first)
 
     def _expanded(self, num_rows: int, num_tokens: int, *, max_query_len: int) -> GpuBatch:
         """The batch that the host has sent, both numbers with padding."""
@@ -323,6 +323,11 @@ class GpuEngine:
         self._memory.zero_()
         self._arrays.rows_R.fill_(-1)
         self._arrays.sampled_rows_R.fill_(-1)
+
+
+def _needs_all_logits(sampling: StepSampling, part: LogitsSlice) -> bool:
+    """Of a vocabulary that ranks share. Greedy rows need what each rank finds likeliest alone."""
+    return sampling.kind is not SamplingKind.GREEDY or bool(part.adjusted or part.asked)
 
 
 def _fill(arrays: StepArrays[np.ndarray], inputs: StepInputs, size: int) -> None:

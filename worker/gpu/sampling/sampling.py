@@ -146,6 +146,12 @@ class Sampler:
         tokens_L = self.tokens_L[first : first + len(logits_LV)]
         self._sample(kind, logits_LV, sampled_rows_L, output_positions_L, tokens_L)
 
+    def take_likeliest(self, ids_L: torch.Tensor, logits_L: torch.Tensor, rows_L: torch.Tensor, first: int = 0) -> None:
+        """`choose` of greedy rows, for which this was found already: int64 ids, and their float32 logits."""
+        tokens_L = self.tokens_L[first : first + len(ids_L)]
+        chosen_L = torch.where(logits_L.isfinite(), ids_L, -1).int()
+        tokens_L.copy_(torch.where(rows_L >= 0, chosen_L, tokens_L))
+
     def score(self, part: LogitsSlice, logits_LV: torch.Tensor, layout: ResultLayout, results: torch.Tensor) -> None:
         """Logprobs of what was chosen, into the results."""
         tokens_L = self.tokens_L[part.start : part.end]
