@@ -98,6 +98,25 @@ class Decoder:
             logits_SV = logits_SV if out is None else out.copy_(logits_SV)
         return logits_SV if self.path.gpu is not None else logits_SV.float()
 
+    def write_part_of_logits(self, hidden_SE: Residual, out_SP: torch.Tensor) -> None:
+        """On a GPU: what this rank computes of them, the first columns of `out`."""
+        self.head(hidden_SE, out_SP[:, : self.head.num_outputs])
+
+    def gather_logits(self, part_SP: torch.Tensor, out_SV: torch.Tensor) -> None:
+        """[S, V] of the parts that all ranks have written, all as wide."""
+        parts_RSP = self.group.gather(part_SP)
+        width, vocab_size = part_SP.shape[1], self.config.vocab_size
+        for first, part in zip(range(0, vocab_size, width), parts_RSP, strict=True):
+            out_SV[:, first : first + width].copy_(part[:, : vocab_size - first])
+
+    def likeliest(self, part_SP: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The likeliest token of the whole vocabulary (int64 [S]) and its logit (float32 [S]), from the part of it that
+        each rank has written; see kernels.sampling.gpu.greedy."""
+        from kernels.sampling.gpu import greedy  # imports Triton
+
+        ids_S, largest_S = greedy(part_SP[:, : self.head.num_outputs])
+        return self._of_all_ranks(ids_S.long(), largest_S)
+
     def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
         """On a CPU: computes the batch as `forward` does. Gives the likeliest token after each of its logit_indices
         (int64 [S]) and its logit (float32 [S]), see kernels.sampling.greedy, of logits that are not kept; in memory
