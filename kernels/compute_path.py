@@ -36,6 +36,8 @@ class ComputePath:
     shard: Shard = WHOLE
     # Which layers.
     stage: Stage = ALL_LAYERS
+    # Of each mixture's experts, which whole ones. Of one: of each expert this rank computes what `shard` says.
+    experts: Shard = WHOLE
 
     @property
     def device(self) -> torch.device:

@@ -51,7 +51,7 @@ def build_batch(rows: Rows, scheduled: Scheduled, batch: InputBatch) -> BatchRow
     """
     step, rows_S = gather(rows, scheduled), scheduled.rows_S
     block_T = rows.block_ids_RB[step.row_T, step.positions_T // rows.block_size].astype(np.int64)
-    num_blocks = -(-int(step.context_lens_S.max()) // rows.block_size)
+    num_blocks = -(-int(step.context_lens_S.max(initial=0)) // rows.block_size)
     batch_rows = BatchRows(
         rows_S=rows_S,
         rows_N=rows_S[step.sampling_N],

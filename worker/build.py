@@ -8,15 +8,17 @@ from dataclasses import replace
 import torch
 
 from configs.options import Options
-from kernels.compute_path import compute_path
+from kernels.compute_path import ComputePath, compute_path
 from runtime.model_files import resolve_model
 from worker.capacity import resolve_max_model_len, resolve_num_blocks, resolve_num_swap_blocks
 from worker.fingerprint import cpu_kernels
 from worker.gpu.options import check_cpu_options, check_gpu_options
 from worker.gpu.select import select_device
 from worker.kv_cache import KVCache
+from worker.model_config import ModelConfig
 from worker.model_info import log_ready, make_rows, model_dtype, model_info
-from worker.parallel.axes import axes_of, shard_of
+from worker.parallel.axes import axes_of, experts_of, shard_of
+from worker.parallel.experts import check_experts
 from worker.parallel.groups import without_others
 from worker.runner import Runner
 from worker.step_runner import StepRunner
@@ -62,13 +64,18 @@ def build_cpu_runner(
     """As `build_runner`, on this CPU."""
     start = time.monotonic()
     files = resolve_model(options.model)
-    dtype, shard = model_dtype(options), shard_of(options, rank)
+    dtype, shard, experts = model_dtype(options), shard_of(options, rank), experts_of(options, rank, replica)
+
+    def make_path(config: ModelConfig) -> ComputePath:
+        check_experts(options, config)
+        return replace(compute_path(dtype, config.head_size), shard=shard, experts=experts)
+
     loaded = load_model(
         files,
         dtype=dtype,
         load_format=options.load_format,
         quantization=options.quantization,
-        make_path=lambda config: replace(compute_path(dtype, config.head_size), shard=shard),
+        make_path=make_path,
         cache=open_weight_cache(options.weight_cache),
         progress=progress,
     )

@@ -21,13 +21,22 @@ def gpu_kernels(path: str, gpu: str) -> str:
 
 
 def fingerprint(
-    *, weights_digest: str, dtype: str, quantization: str, kernels: str, tensor_size: int = 1, pipeline_size: int = 1
+    *,
+    weights_digest: str,
+    dtype: str,
+    quantization: str,
+    kernels: str,
+    tensor_size: int = 1,
+    pipeline_size: int = 1,
+    whole_experts: bool = False,
 ) -> str:
     """16 hexadecimal digits over weights, dtype, quantization, kernels, parallel sizes and versions.
 
-    kernels: of `cpu_kernels` or `gpu_kernels`; they settle the KV cache's dtype, too.
+    kernels: of `cpu_kernels` or `gpu_kernels`; they settle the KV cache's dtype, too. whole_experts: whether the ranks
+    of a tensor group have whole experts, not a part of each, whose sums are others. Where the experts are, and how many
+    replicas share them, changes no bit on CPUs, and on GPUs no more than the tensor group's size does.
     """
-    parts = (
+    parts = [
         ("weights", weights_digest),
         ("dtype", dtype),
         ("quantization", quantization),
@@ -36,5 +45,7 @@ def fingerprint(
         ("pipeline", str(pipeline_size)),
         ("octavo", octavo_version()),
         ("torch", torch.__version__),
-    )
+    ]
+    if whole_experts:
+        parts.append(("experts", "whole"))
     return hashlib.sha256("\n".join(f"{name}={value}" for name, value in parts).encode()).hexdigest()[:16]

@@ -3,7 +3,7 @@
 It is made once a step and entered with `with`, never nested; layers read it with `current()`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -55,6 +55,8 @@ class ForwardContext:
     # called reads `current()`, for it is called again in later steps; its result is in the workspace.
     between_graphs: Callable[[Attend], torch.Tensor] = call
     groups: Groups = _NOBODY_ELSE
+    # Tokens of the step at each replica of groups.data.
+    num_tokens_D: Sequence[int] = ()
 
     @property
     def group(self) -> Group:

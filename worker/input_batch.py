@@ -1,8 +1,10 @@
 """One step's batch, in memory that all steps share.
 
-Shape suffixes: T tokens of the step, S scheduled rows, B blocks of the longest row's context, L positions whose logits
-are wanted.
+Shape suffixes: D replicas, T tokens of the step, S scheduled rows, B blocks of the longest row's context, L positions
+whose logits are wanted.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,6 +22,8 @@ class InputBatch:
         self.max_tokens, self.max_rows, self.max_blocks = max_tokens, max_rows, max_blocks
         # How much of the arrays is the step's; their pages cost memory once they are written.
         self.num_tokens = self.num_rows = self.num_blocks = self.num_logits = 0
+        # Tokens of the step at each replica that computes it, this one's among them; empty: there is no other.
+        self.num_tokens_D: Sequence[int] = ()
         self.token_ids = np.zeros(max_tokens, np.int64)
         self.positions = np.zeros(max_tokens, np.int64)
         self.slots = np.zeros(max_tokens, np.int64)

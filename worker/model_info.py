@@ -39,6 +39,7 @@ def model_info(
             quantization=loaded.quantization,
             kernels=kernels,
             tensor_size=options.tensor_parallel_size,
+            whole_experts=options.enable_expert_parallel and options.tensor_parallel_size > 1,
         ),
         max_model_len=max_model_len,
         vocab_size=config.vocab_size,

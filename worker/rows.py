@@ -216,8 +216,9 @@ class Rows:
         self.num_blocks_R[rows] = after
         self.changes.write_table(row_of_block, places, block_ids)
 
-    def schedule(self, plan: step_pb2.StepPlan) -> Scheduled:
-        """What a plan computes, once it is applied; puts drafts behind the tokens of their rows.
+    def schedule(self, plan: step_pb2.StepPlan, *, may_be_empty: bool = False) -> Scheduled:
+        """What a plan computes, once it is applied; puts drafts behind the tokens of their rows. may_be_empty: that may
+        be nothing.
 
         Raises PlanError, after which rows are good for nothing but `clear`.
         """
@@ -225,6 +226,8 @@ class Rows:
         if decode_rows is None:
             raise PlanError(f"decode_rows: {len(plan.decode_rows)} bytes, which are no whole entries of 2")
         chunk_rows, chunk_counts = _ids(plan.rows), _ids(plan.num_tokens)
+        if may_be_empty and not (plan.decode_rows or plan.rows or plan.num_tokens or plan.num_drafts):
+            return Scheduled(rows_S=chunk_rows, num_tokens_S=chunk_counts)
         if len(chunk_counts) != len(chunk_rows) or not len(decode_rows) + len(chunk_rows):
             raise PlanError(
                 f"num_tokens: {len(chunk_counts)} entries for {len(chunk_rows)} rows; as many, and one row at least, "

@@ -115,6 +115,9 @@ class Runner:
         self._scrub(rows.take_spoiled_blocks())
         batch_rows = self._fill_batch(plan)
         result = step_pb2.StepResult(epoch=plan.epoch, step=plan.step)
+        if self._in_lockstep:
+            self._batch.num_tokens_D = self._tokens_of_all()
+            result.num_tokens_of_all = sum(self._batch.num_tokens_D)
         before_forward = time.perf_counter()
         scores = self._compute(batch_rows, result)
         after_forward = time.perf_counter()
@@ -135,7 +138,16 @@ class Runner:
     def _fill_batch(self, plan: step_pb2.StepPlan) -> BatchRows:
         if self._decodes is not None and (batch_rows := self._decodes.begin(plan)) is not None:
             return batch_rows
-        return build_batch(self._rows, self._rows.schedule(plan), self._batch)
+        scheduled = self._rows.schedule(plan, may_be_empty=self._in_lockstep)
+        return build_batch(self._rows, scheduled, self._batch)
+
+    @property
+    def _in_lockstep(self) -> bool:
+        """Other replicas compute the step, too."""
+        return self._model.groups.data.size > 1
+
+    def _tokens_of_all(self) -> list[int]:
+        return self._model.groups.data.gather(torch.tensor([self._batch.num_tokens]))[:, 0].tolist()
 
     def _compute(self, batch_rows: BatchRows, result: step_pb2.StepResult) -> Scores | None:
         """The forward pass. Puts prompt logprobs into the result; None: no row samples.

@@ -87,8 +87,8 @@ class PackedLinear:
         return self._linear.num_bytes
 
     def __call__(self, x_TI: Stream, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, O] of the path's compute_dtype from contiguous x_TI, T >= 1: of compute_dtype, or the residual stream
-        (on a CPU float32) if there is a norm. Sums are float32. out: memory that the result may be put into,
+        """[T, O] of the path's compute_dtype from contiguous x_TI (on a GPU T >= 1): of compute_dtype, or the residual
+        stream (on a CPU float32) if there is a norm. Sums are float32. out: memory that the result may be put into,
         contiguous, of compute_dtype."""
         return self._linear(x_TI, out)
 

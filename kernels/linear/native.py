@@ -106,7 +106,8 @@ class NativeLinear:
         assert x_TI.dtype is y_TO.dtype is torch.float32
         assert x_TI.is_contiguous()
         assert y_TO.is_contiguous()
-        self._kernels.linear(self._address, x_TI.data_ptr(), len(x_TI), y_TO.data_ptr(), add)
+        if len(x_TI):
+            self._kernels.linear(self._address, x_TI.data_ptr(), len(x_TI), y_TO.data_ptr(), add)
 
 
 def _parts(weight: Weight) -> tuple[WeightKind, list[torch.Tensor]]:

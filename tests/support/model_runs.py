@@ -47,10 +47,13 @@ class ModelRun:
         """A new sequence with blocks for `room` tokens."""
         return Row(list(token_ids), [self._free.pop() for _ in range(-(-room // self.block_size))])
 
-    def step(self, scheduled: Sequence[tuple[Row, int]], *, last_only: bool = False) -> torch.Tensor:
+    def step(
+        self, scheduled: Sequence[tuple[Row, int]], *, last_only: bool = False, num_tokens_D: Sequence[int] = ()
+    ) -> torch.Tensor:
         """Computes the next tokens of some rows in one batch; float32 logits [T, V], or of each row's last token
-        [S, V]."""
+        [S, V]. num_tokens_D: of the step at all replicas that compute it, if there are several."""
         self._schedule(scheduled, last_only=last_only)
+        self._batch.num_tokens_D = num_tokens_D
         with torch.inference_mode():
             hidden_TE = self.loaded.model.forward(self._batch, self.kv_cache)
             return self.loaded.model.logits(hidden_TE[self._batch.logit_indices])
@@ -73,7 +76,7 @@ class ModelRun:
                 slots.append(block * self.block_size + position % self.block_size)
             row.num_computed += count
             starts.append(len(tokens))
-        tables = np.zeros((len(scheduled), max(len(row.blocks) for row, _ in scheduled)), dtype=np.int32)
+        tables = np.zeros((len(scheduled), max((len(row.blocks) for row, _ in scheduled), default=0)), dtype=np.int32)
         for index, (row, _) in enumerate(scheduled):
             tables[index, : len(row.blocks)] = row.blocks
         self._batch.fill(

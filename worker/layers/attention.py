@@ -77,6 +77,8 @@ class Attention:
 
     def add_to_(self, x_TE: Stream) -> None:
         """Adds the attention of the residual stream to it, in place; writes the tokens' KV."""
+        if not len(x_TE):
+            return
         context, num_tokens = current(), len(x_TE)
         cache, take = context.kv_cache.layers[self._layer], context.workspace.take
         qkv_TF = self._qkv(x_TE, out=take("qkv", num_tokens, self._qkv.num_outputs))

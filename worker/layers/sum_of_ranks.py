@@ -16,6 +16,8 @@ def add_sum_of_ranks_(x_TE: Stream, add_to_: Callable[[Stream], None], norm: Add
     """Adds to the residual stream, in place, what add_to_ adds to the stream it is given, summed over all ranks, and
     normed if there is a norm."""
     context = current()
+    if not len(x_TE):
+        return
     if context.group.size == 1 and norm is None:
         add_to_(x_TE)
     elif isinstance(x_TE, Residual):

@@ -165,9 +165,10 @@ class Decoder:
             kv_cache=kv_cache,
             slots_T=batch.slots_T,
             rope_turns=self._rotary(batch.positions_T, self._workspace),
-            attention_plans=self._cpu_plans(batch, kv_cache),
+            attention_plans=self._cpu_plans(batch, kv_cache) if batch.num_tokens else {},
             workspace=self._workspace,
             groups=self.groups,
+            num_tokens_D=batch.num_tokens_D or (batch.num_tokens,),
         )
         with forward_context(context):
             return self._compute_layers(batch.token_ids_T)

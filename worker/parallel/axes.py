@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from configs.options import Options
-from kernels.shard import Shard, Stage
+from kernels.shard import WHOLE, Shard, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,15 @@ def shard_of(options: Options, rank: int) -> Shard:
     """What a rank computes of each layer of its stage."""
     axes = axes_of(options)
     return Shard(axes.tensor_rank(rank), axes.tensor_size)
+
+
+def experts_of(options: Options, rank: int, replica: int = 0) -> Shard:
+    """Which of the whole experts of a mixture a rank has; all of one, if each expert is cut as all layers are."""
+    axes = axes_of(options)
+    if not options.enable_expert_parallel:
+        return WHOLE
+    members = axes.expert_group(rank)
+    return Shard(members.index(axes.global_rank(rank, replica if axes.data_size > 1 else 0)), len(members))
 
 
 def stage_of(options: Options, rank: int) -> Stage:

@@ -87,8 +87,8 @@ def load_model(
 
 
 def _packed_for(path: ComputePath) -> str:
-    shard = path.shard
-    return path.name if shard.size == 1 else f"{path.name}-rank-{shard.rank}-of-{shard.size}"
+    ranks = (("rank", path.shard), ("experts", path.experts))
+    return path.name + "".join(f"-{what}-{each.rank}-of-{each.size}" for what, each in ranks if each.size > 1)
 
 
 def _with_cache(

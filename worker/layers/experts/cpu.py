@@ -19,6 +19,25 @@ from worker.layers.sum_of_ranks import add_sum_of_ranks_
 from worker.take_tensor import TakeTensor
 
 
+class CpuExpert:
+    """down(silu(gate(h)) * up(h))."""
+
+    def __init__(self, names: Sequence[str], take: TakeTensor, path: ComputePath, part: slice | None = None) -> None:
+        """names: of gate, up and down. part: of the numbers between, this rank's; None: all."""
+        gate, up, down = names
+        outputs = None if part is None else (lambda name: part)
+        self._gate_up = load_linear(take, [gate, up], bias=False, path=path, gated=True, outputs=outputs)
+        self._down = load_linear(take, [down], bias=False, path=path, inputs=part)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._gate_up.num_bytes + self._down.num_bytes
+
+    def __call__(self, h_TE: torch.Tensor) -> torch.Tensor:
+        """Of the path's compute dtype, as h. At least one token; its bits depend on no other."""
+        return self._down(self._gate_up(h_TE))
+
+
 class CpuExperts:
     """One expert after the other, each over the tokens that chose it. A token's sum is in the order of its experts'
     numbers, whatever other tokens there are."""
@@ -39,15 +58,11 @@ class CpuExperts:
         self._norm_E, self._eps, self._dtype = norm_E, eps, path.compute_dtype
         self._router, self._shared = router, shared
         part = path.shard.of(config.intermediate_size, "moe_intermediate_size")
-        self._gate_up = [
-            load_linear(take, [gate, up], bias=False, path=path, gated=True, outputs=lambda name: part)
-            for gate, up, _ in tensors
-        ]
-        self._down = [load_linear(take, [down], bias=False, path=path, inputs=part) for _, _, down in tensors]
+        self._experts = [CpuExpert(names, take, path, part) for names in tensors]
 
     @property
     def num_bytes(self) -> int:
-        held = (self._router, *self._gate_up, *self._down)
+        held = (self._router, *self._experts)
         return sum(each.num_bytes for each in (held if self._shared is None else (*held, self._shared)))
 
     def add_to_(self, x_TE: Stream) -> None:
@@ -60,7 +75,6 @@ class CpuExperts:
         weights_TK, experts_TK = self._router(h_TE)
         for expert in experts_TK.unique().tolist():
             tokens, places = (experts_TK == expert).nonzero(as_tuple=True)
-            y_TE = self._down[expert](self._gate_up[expert](h_TE[tokens])).float()
-            into[tokens] += weights_TK[tokens, places, None] * y_TE
+            into[tokens] += weights_TK[tokens, places, None] * self._experts[expert](h_TE[tokens]).float()
         if self._shared is not None:
             self._shared.add_to_(into, h_TE)

@@ -6,6 +6,7 @@ Legend: T tokens, E hidden size, N experts.
 from kernels.compute_path import ComputePath
 from kernels.linear import Stream
 from worker.layers.experts.cpu import CpuExperts
+from worker.layers.experts.cpu_parallel import ParallelCpuExperts
 from worker.layers.experts.gpu import GpuExperts
 from worker.layers.experts.names import ExpertNames
 from worker.layers.experts.router import Router
@@ -30,7 +31,7 @@ class MixtureOfExperts:
         shared = None
         if experts.shared_intermediate_size:
             shared = SharedExpert(experts.shared_intermediate_size, f"{prefix}.{names.shared}", take, path)
-        cls = CpuExperts if path.gpu is None else GpuExperts
+        cls = GpuExperts if path.gpu is not None else ParallelCpuExperts if path.experts.size > 1 else CpuExperts
         self._experts = cls(experts, router, norm_E, config.rms_norm_eps, tensors, take, path, shared=shared)
 
     @property

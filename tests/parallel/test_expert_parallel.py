@@ -1,0 +1,107 @@
+"""Mixtures whose experts are dealt out over ranks: what one rank says.
+
+Ranks are threads here. Steps of few tokens go by a gather, others all to all.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kernels.compute_path import ComputePath, compute_path
+from kernels.shard import Shard
+from runtime.model_files import resolve_model
+from tests.support.model_runs import ModelRun, relative_error
+from tests.support.ranks import run_replicas
+from worker.model_config import ModelConfig
+from worker.models.registry import model_class
+from worker.parallel.axes import Axes
+from worker.parallel.groups import Groups
+from worker.weights import LoadedModel, load_model
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 131, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256, "rope_theta": 10000.0,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "MixtralForCausalLM": {"num_local_experts": 5},
+    "Qwen3MoeForCausalLM": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 96},
+}
+PROMPTS = [
+    torch.randint(131, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (21, 140)
+]
+# Tokens of each step at two replicas: prompts in chunks, then decodes; nothing at one of them in some steps, and in the
+# last one at both.
+STEPS = [(13, 0), (0, 80), (8, 60), (1, 1), (1, 0), (0, 1), (1, 1), (0, 0)]
+
+
+def _make(directory: Path, architecture: str) -> Path:
+    (directory / "config.json").write_text(
+        json.dumps({"architectures": [architecture], **SHAPE, **FAMILIES[architecture]})
+    )
+    config = ModelConfig.from_directory(directory)
+    generator = torch.Generator().manual_seed(0)
+    shapes = model_class(architecture).tensor_shapes(config)
+    tensors = {name: torch.randn(shape, generator=generator) * 0.2 + ("norm" in name) for name, shape in shapes.items()}
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def _load(model: Path, path: ComputePath) -> LoadedModel:
+    return load_model(resolve_model(str(model)), dtype=torch.float32, make_path=lambda config: path)
+
+
+def _path_of(groups: Groups, path: ComputePath) -> ComputePath:
+    tensor, experts = groups.tensor, groups.experts
+    return replace(path, shard=Shard(tensor.rank, tensor.size), experts=Shard(experts.rank, experts.size))
+
+
+def _say(loaded: LoadedModel, steps: Sequence[Sequence[int]], replica: int) -> tuple[torch.Tensor, list[int]]:
+    """Logits of all tokens of a replica, and the greedy ones after its prompt. steps: tokens of each replica."""
+    run, prompt = ModelRun(loaded), PROMPTS[replica]
+    row, logits = run.row(prompt, len(prompt) + len(steps)), []
+    for counts in steps:
+        scheduled = [(row, counts[replica])] if counts[replica] else []
+        logits.append(run.step(scheduled, num_tokens_D=counts))
+        if scheduled and row.num_computed == len(row.token_ids):
+            row.token_ids.append(int(logits[-1][-1].argmax()))
+    return torch.cat(logits), row.token_ids[len(prompt) :]
+
+
+def _alone(model: Path, path: ComputePath, replica: int) -> tuple[torch.Tensor, list[int]]:
+    run, prompt = ModelRun(_load(model, path)), PROMPTS[replica]
+    row = run.row(prompt, len(prompt) + len(STEPS))
+    logits = [run.step([(row, len(prompt))])]
+    for _ in range(3):
+        row.token_ids.append(int(logits[-1][-1].argmax()))
+        logits.append(run.step([(row, 1)]))
+    return torch.cat(logits), [*row.token_ids[len(prompt) :], int(logits[-1][-1].argmax())]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tensor_size"),
+    [("MixtralForCausalLM", 1), ("MixtralForCausalLM", 2), ("Qwen3MoeForCausalLM", 1), ("Qwen3MoeForCausalLM", 2)],
+)
+def test_two_replicas_in_lockstep_say_what_one_rank_says(tmp_path: Path, architecture: str, tensor_size: int) -> None:
+    """Five experts on four ranks: one has two. Where no layer is cut, bits are those of one rank."""
+    model, path = _make(tmp_path, architecture), compute_path(torch.float32, SHAPE["head_dim"])
+
+    def say(replica: int, rank: int, groups: Groups) -> tuple[torch.Tensor, list[int]]:
+        loaded = _load(model, _path_of(groups, path))
+        loaded.model.groups = groups
+        return _say(loaded, STEPS, replica)
+
+    said = run_replicas(tmp_path, Axes(tensor_size=tensor_size, data_size=2), say)
+    for replica, ranks in enumerate(said):
+        expected, tokens = _alone(model, path, replica)
+        for logits, greedy in ranks:
+            assert relative_error(logits, expected) < 1e-4
+            assert greedy == tokens
+            assert tensor_size > 1 or torch.equal(logits, expected)
+            assert torch.equal(logits, ranks[0][0])
