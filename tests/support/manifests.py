@@ -13,7 +13,6 @@ from tests.support.repository import ROOT
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
-KINDS = ("router", "scheduler", "worker")
 
 
 @dataclass(frozen=True)
@@ -84,14 +83,19 @@ def processes(overlay: str) -> Iterator[tuple[Pod, Object]]:
 
 
 def environment(container: Object) -> dict[str, str]:
-    """As the process sees it, with what a LeaderWorkerSet adds."""
-    given = {"LWS_LEADER_ADDRESS": "octavo-replica-0.octavo-replica.octavo"}
+    """As the process sees it, in the first pod of a LeaderWorkerSet that is not a leader, which adds some."""
+    given = {"LWS_LEADER_ADDRESS": "octavo-replica-0.octavo-replica.octavo", "LWS_WORKER_INDEX": "1"}
     for each in container.get("env", []):
-        value = each.get("value", "1")
+        value = each.get("value") or _from_the_pod(each["valueFrom"])
         for name, other in given.items():
             value = value.replace(f"$({name})", other)
         given[each["name"]] = value
     return given
+
+
+def _from_the_pod(source: Object) -> str:
+    assert source == {"fieldRef": {"fieldPath": "status.podIP"}}
+    return "10.1.2.3"
 
 
 def options_of(overlay: str, pod: Pod, container: Object, directory: Path) -> Options:

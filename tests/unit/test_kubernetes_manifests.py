@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
+from configs.flags import parse_flags
+from runtime.wire import heartbeat_endpoint
 from tests.support import kustomize
 from tests.support.kustomize import KustomizeError, Object, build
 from tests.support.manifests import (
     FOLDER,
-    KINDS,
     OVERLAYS,
     Pod,
     environment,
@@ -39,6 +41,10 @@ def pods_matching(overlay: str, labels: dict[str, str]) -> list[Pod]:
 
 def container_ports(pod: Pod) -> dict[str, int]:
     return {port["name"]: port["containerPort"] for each in pod.containers for port in each.get("ports", [])}
+
+
+def ports_of(container: Object) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in container["ports"]}
 
 
 def probes(container: Object) -> dict[str, Object]:
@@ -124,24 +130,59 @@ def test_the_autoscaler_alone_says_how_many_routers_there_are(overlay: str):
 @overlays
 def test_options_exist_and_are_valid_and_processes_listen_where_others_look(overlay: str, tmp_path: Path):
     for pod, container in processes(overlay):
-        kind = container["name"]
-        assert kind in KINDS
-        assert container["args"][:3] == ["python", "-m", kind]
+        kind, ports = container["name"], ports_of(container)
         options = options_of(overlay, pod, container, tmp_path)
-        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        if kind != "router":
-            assert container["args"][3:5] == ["--replica", "0"]
-            assert options.data_parallel_size == 1
-        if kind == "worker" and pod.role != "worker":
-            assert container["args"][5:] == ["--rank", "0"]
-        (metrics,) = (port for name, port in ports.items() if name.startswith("metrics"))
-        if pod.role != "worker":
-            assert metrics == options.process_metrics_port(kind)  # type: ignore[arg-type]
         assert options.metrics_host == "0.0.0.0"
         if kind == "router":
+            assert container["args"] == ["python", "-m", "router"]
             assert (options.host, options.port) == ("0.0.0.0", ports["grpc"])
+            assert options.process_metrics_port("router") == ports["metrics"]
+            continue
+        assert options.data_parallel_size == 1
         if kind == "scheduler":
+            assert container["args"] == ["python", "-m", "scheduler", "--replica", "0"]
             assert options.scheduler_address(0) == f"0.0.0.0:{ports['grpc']}"
+            assert options.process_metrics_port("scheduler") == ports["metrics"]
+        elif pod.role != "worker":
+            assert container["args"] == ["python", "-m", "worker", "--replica", "0", "--rank", "0"]
+            assert options.process_metrics_port("worker") == ports["metrics-worker"]
+
+
+@pytest.mark.parametrize("index", [1, 3])
+def test_each_further_rank_has_its_number_and_the_same_port_for_probes(index: int, tmp_path: Path):
+    ((pod, container),) = ((pod, each) for pod, each in processes("hosts") if pod.role == "worker")
+    stand_in = tmp_path / "python"
+    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    stand_in.chmod(0o755)
+    environ = environment(container) | {"LWS_WORKER_INDEX": str(index), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    said = subprocess.run(container["args"], env=environ, capture_output=True, text=True, check=True, timeout=30).stdout
+    module, *arguments = said.split()[1:]
+    assert module == "worker"
+    _, flags, own = parse_flags(arguments, ("replica", "rank"))
+    assert own == {"replica": "0", "rank": str(index)}
+    options = options_of("hosts", pod, container, tmp_path).model_copy(
+        update={"metrics_port": int(str(flags["metrics_port"]))}
+    )
+    assert options.process_metrics_port("worker", rank=index) == ports_of(container)["metrics-worker"]
+
+
+def test_a_group_has_a_pod_for_each_rank_and_all_of_them_the_schedulers_endpoint(tmp_path: Path):
+    (replicas,) = of_kind("hosts", "LeaderWorkerSet")
+    # Its leaders are called after it, and found by the headless Service of its name that it makes.
+    assert not [
+        item for item in of_kind("hosts", "Service") if item["metadata"]["name"] == replicas["metadata"]["name"]
+    ]
+    # One that dies comes back alone: the others keep their weights.
+    assert replicas["spec"]["leaderWorkerTemplate"]["restartPolicy"] == "None"
+    hosts = {"scheduler": "0.0.0.0", "leader": "127.0.0.1", "worker": "octavo-replica-0.octavo-replica.octavo"}
+    for pod, container in processes("hosts"):
+        if container["name"] != "router":
+            options = options_of("hosts", pod, container, tmp_path)
+            assert options.world_size == replicas["spec"]["leaderWorkerTemplate"]["size"]
+            host = hosts[container["name"] if container["name"] == "scheduler" else pod.role]
+            assert options.step_address(0) == f"tcp://{host}:5555"
+            if container["name"] == "scheduler":
+                assert heartbeat_endpoint(options.step_address(0)).endswith(f":{ports_of(container)['heartbeats']}")
 
 
 @overlays
@@ -161,8 +202,7 @@ def test_routers_know_the_scheduler_of_each_replica_by_its_name(overlay: str, tm
 @overlays
 def test_probes_ask_what_answers_and_only_for_what_a_restart_would_mend(overlay: str):
     for pod, container in processes(overlay):
-        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        found = probes(container)
+        ports, found = ports_of(container), probes(container)
         assert {"livenessProbe", "readinessProbe"} <= set(found), container["name"]
         for probe in found.values():
             if "grpc" in probe:
@@ -187,14 +227,15 @@ def test_probes_ask_what_answers_and_only_for_what_a_restart_would_mend(overlay:
 @overlays
 def test_schedulers_end_before_workers_and_what_drains_has_the_time_for_it(overlay: str, tmp_path: Path):
     for pod in pods(overlay):
-        main = [container["name"] for container in pod.spec["containers"]]
-        if pod.owner["kind"] != "Deployment" and pod.role != "worker":
-            assert main == ["scheduler"]
-        for container in pod.spec["containers"]:
-            options = options_of(overlay, pod, container, tmp_path)
-            pause = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
-            assert pause[0] == "sleep"
-            assert pod.spec["terminationGracePeriodSeconds"] >= options.drain_timeout + int(pause[1]) + 10
+        if pod.role == "worker":
+            # It does not drain, and is deleted when its leader has gone.
+            continue
+        (container,) = pod.spec["containers"]
+        assert container["name"] == ("router" if pod.owner["kind"] == "Deployment" else "scheduler")
+        options = options_of(overlay, pod, container, tmp_path)
+        pause = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
+        assert pause[0] == "sleep"
+        assert pod.spec["terminationGracePeriodSeconds"] >= options.drain_timeout + int(pause[1]) + 10
 
 
 @overlays
@@ -261,7 +302,6 @@ def test_keys_are_mounted_where_they_are_looked_for_and_can_be_read_by_the_group
     for pod, container in processes(overlay):
         options = options_of(overlay, pod, container, tmp_path)
         if not options.curve_dir:
-            assert not any("secret" in volume for volume in pod.spec["volumes"] if container["name"] == "router")
             continue
         mount, volume = pod.mounted(container, Path(options.curve_dir))
         assert mount["readOnly"]
@@ -274,13 +314,16 @@ def test_keys_are_mounted_where_they_are_looked_for_and_can_be_read_by_the_group
             assert paths == {"worker.key_secret", "scheduler.key"}
 
 
-def test_a_gpu_for_each_worker(tmp_path: Path):
-    for pod, container in processes("gpu"):
+@pytest.mark.parametrize("overlay", ["gpu", "hosts"])
+def test_a_gpu_for_each_worker(overlay: str, tmp_path: Path):
+    for pod, container in processes(overlay):
         gpus = container["resources"].get("limits", {}).get("nvidia.com/gpu", "0")
-        options = options_of("gpu", pod, container, tmp_path)
+        options = options_of(overlay, pod, container, tmp_path)
         assert options.device == "cuda"
         assert gpus == ("1" if container["name"] == "worker" else "0")
-        assert options.world_size == 1
+        if container["name"] == "worker":
+            # Without tcp endpoints all workers of a replica are taken to see the GPUs of one host.
+            assert options.world_size == 1 or options.meets_over_tcp(0)
 
 
 @overlays
