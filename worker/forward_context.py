@@ -15,6 +15,7 @@ from kernels.paged_attention import AttentionPlan
 from worker.kv_cache import KVCache
 from worker.parallel.group import Group
 from worker.parallel.groups import Groups
+from worker.reach import Reach
 from worker.workspace import Workspace
 
 Attend = Callable[[], torch.Tensor]
@@ -47,8 +48,7 @@ class ForwardContext:
     slots_T: torch.Tensor
     # For kernels.rope_cache_write: of each of ModelConfig.ropes.
     rope_turns: tuple[torch.Tensor, ...]
-    # By sliding window; 0 is for layers without one.
-    attention_plans: dict[int, AttentionPlan]
+    attention_plans: dict[Reach, AttentionPlan]
     # For what layers compute on the way, with room for all tokens.
     workspace: Workspace
     # Layers have their attention called by this: graphs of pieces end before it and begin anew after it. What is

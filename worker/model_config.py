@@ -10,6 +10,7 @@ from kernels.silu_mul import Activation
 from worker.experts_config import ExpertsConfig, experts_from_config_json
 from worker.gemma3_config import GEMMA3, gemma3_from_config_json, gemma3_from_gguf, gemma3_turn_ends
 from worker.rope_config import RopeConfig, rope_from_config_json, yarn
+from worker.reach import Reach
 
 # GGUF names an architecture as llama.cpp does; here it bears its name in config.json.
 GGUF_ARCHITECTURES = {
@@ -79,6 +80,9 @@ class ModelConfig:
     layer_windows: tuple[int, ...]
     # None: every layer has an MLP.
     experts: ExpertsConfig | None = None
+    # A layer's chunks of positions, in tokens, of which a token sees none but its own; 0: there are none. Empty: none
+    # in any layer.
+    layer_chunks: tuple[int, ...] = ()
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     default_sampling: SamplingDefaults = SamplingDefaults()
@@ -98,6 +102,7 @@ class ModelConfig:
         """Query heads that share a KV head."""
         return self.num_heads // self.num_kv_heads
 
+        assert len(self.layer_chunks) in (0, self.num_layers)
     @property
     def attention_scale(self) -> float:
         """That scores of attention are multiplied by."""
@@ -122,6 +127,14 @@ class ModelConfig:
         generation = path / "generation_config.json"
         try:
             return _from_config_json(raw, read_json(generation) if generation.is_file() else {})
+    def reach_of(self, layer: int) -> Reach:
+        return Reach(self.layer_windows[layer], self.layer_chunks[layer] if self.layer_chunks else 0)
+
+    @property
+    def reaches(self) -> frozenset[Reach]:
+        """Of all layers."""
+        return frozenset(self.reach_of(layer) for layer in range(self.num_layers))
+
         except KeyError as error:
             raise ValueError(f"{path / 'config.json'}: {error.args[0]} is missing") from None
         except (TypeError, ValueError, ZeroDivisionError) as error:

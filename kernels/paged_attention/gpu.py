@@ -42,7 +42,7 @@ def paged_attention(
     context is 0 (padding of a captured graph) gets zeros; tokens from query_starts[-1] on stay as they are in `out`.
 
     Which program computes what is decided on the GPU by `schedule`, made for this step by `AttentionSchedule.update`,
-    whose window applies.
+    whose window, or chunks of positions, apply.
 
     q_THD: bf16, fp16 or fp32; heads are contiguous, tokens may be any stride apart.
     query_starts: int32 [S + 1]. context_lens: int32 [S]. block_tables: int32 [S, any], block ids in order.
@@ -86,7 +86,12 @@ def paged_attention(
         "D_PADDED": padded(heads.head_size),
         "SCALE_PER_HEAD": scale_per_head,
     }
-    form = {"BLOCK_SIZE": cache.shape[3], "WINDOW": schedule.window, "SOFT_CAP": float(soft_cap)}
+    form = {
+        "BLOCK_SIZE": cache.shape[3],
+        "WINDOW": schedule.window,
+        "ATTENTION_CHUNK": schedule.attention_chunk,
+        "SOFT_CAP": float(soft_cap),
+    }
     kv = kernel_view(cache)
     if max_query_len is None:
         max_query_len = num_tokens

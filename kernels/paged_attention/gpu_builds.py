@@ -15,6 +15,7 @@ from kernels.tiles.build import ARCHS, FP8_ARCHS, KernelBuild
 
 _LLAMA_8B = HeadShape(num_heads=32, num_kv_heads=8, head_size=128)
 _LLAMA_1B = HeadShape(num_heads=32, num_kv_heads=8, head_size=64)
+_LLAMA_4 = HeadShape(num_heads=40, num_kv_heads=8, head_size=128)
 _GEMMA = HeadShape(num_heads=8, num_kv_heads=4, head_size=256)
 _PHI = HeadShape(num_heads=32, num_kv_heads=32, head_size=96)
 _STABLELM = HeadShape(num_heads=32, num_kv_heads=32, head_size=80)
@@ -35,6 +36,7 @@ def shipped() -> list[KernelBuild]:
         builds += _attention(arch, "llama-8b-fp8", _LLAMA_8B, cache_dtype=_E4M3, given=("k_scale", "v_scale"))
         builds += _attention(arch, "llama-1b-block-128", _LLAMA_1B, block_size=128)
         builds += _attention(arch, "gemma-window-cap", _GEMMA, window=1024, soft_cap=50.0)
+        builds += _attention(arch, "llama-4-chunks", _LLAMA_4, attention_chunk=8192)
         builds += _attention(arch, "phi-alibi", _PHI, dtype=_FP16, given=("alibi_slopes",), block_size=32)
         builds += _attention(arch, "stablelm", _STABLELM, block_size=8)
         builds += _attention(arch, "head-192-sinks", _WIDE, given=("sinks",), block_size=64)
@@ -68,8 +70,8 @@ def shipped() -> list[KernelBuild]:
             fn=schedule_kernel,
             signature={**_STEP, **dict.fromkeys(numbers, "i32")},
             constexprs=schedule_constants(
-                _LLAMA_8B, 1024, CHUNK, decode_tiles(_LLAMA_8B, _BF16, 90, batch_invariant=False),
-                prefill_tiles(_LLAMA_8B, _BF16, 90),
+                _LLAMA_8B, 1024, 0, CHUNK, decode_tiles(_LLAMA_8B, _BF16, 90, batch_invariant=False),
+                prefill_tiles(_LLAMA_8B, _BF16, 90, has_chunks=False),
             ),
             num_warps=4,
             num_stages=1,
@@ -101,7 +103,7 @@ def _decode(
 def _prefill(
     arch: int, name: str, heads: HeadShape, *, cache_dtype: torch.dtype = _BF16, **options: Any
 ) -> KernelBuild:
-    tiles = prefill_tiles(heads, cache_dtype, arch)
+    tiles = prefill_tiles(heads, cache_dtype, arch, has_chunks="attention_chunk" in options)
     return _build(arch, f"prefill-{name}", prefill_kernel, heads, tiles, {}, {}, cache_dtype, **options)
 
 
@@ -117,6 +119,7 @@ def _build(
     *,
     dtype: torch.dtype = _BF16,
     window: int = 0,
+    attention_chunk: int = 0,
     soft_cap: float = 0.0,
     given: tuple[str, ...] = (),
     block_size: int = 16,
@@ -134,7 +137,8 @@ def _build(
         },
         constexprs={
             **_shape(heads), **dict.fromkeys(set(_OPTIONAL) - {*given}), "BLOCK_SIZE": block_size, "WINDOW": window,
-            "SOFT_CAP": soft_cap, "LANES": tiles.lanes, "TOKENS": tiles.tokens, **constants,
+            "ATTENTION_CHUNK": attention_chunk, "SOFT_CAP": soft_cap, "LANES": tiles.lanes, "TOKENS": tiles.tokens,
+            **constants,
         },
         multiples_of_16=("q_stride", "out_stride"),
         num_warps=tiles.num_warps,

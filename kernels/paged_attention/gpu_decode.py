@@ -29,8 +29,8 @@ def decode_kernel(
     q, cache, out, query_starts, context_lens, block_tables, table_rows, starts, partial_sums, partial_values,
     sinks, alibi_slopes, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    LANES: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    SCALE_PER_HEAD: tl.constexpr,
+    LANES: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
+    ATTENTION_CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
 ):  # fmt: skip
     """A fixed number of programs take piece after piece: of a row, a tile of queries, a KV head, and a chunk or all."""
     QUERIES: tl.constexpr = LANES // GROUP
@@ -57,10 +57,10 @@ def decode_kernel(
         active = (lane < QUERIES * GROUP) & (lane_query < queries)
         lane_position = tl.where(active, context - queries + lane_query, -1)
         last_query = tl.minimum(first_of_tile + QUERIES, queries) - 1
-        low = first_token(context, queries - first_of_tile, WINDOW)
+        low = first_token(context, queries - first_of_tile, WINDOW, ATTENTION_CHUNK)
         high = tl.minimum(context - queries + last_query + 1, context)
         if is_split:
-            chunk_start = (first_token(context, queries, WINDOW) // CHUNK + chunk) * CHUNK
+            chunk_start = (first_token(context, queries, WINDOW, ATTENTION_CHUNK) // CHUNK + chunk) * CHUNK
             low = tl.maximum(low, chunk_start)
             high = tl.minimum(high, chunk_start + CHUNK)
 
@@ -84,7 +84,7 @@ def decode_kernel(
             )
             m, w, acc = attend_tile(
                 m, w, acc, q_tile, k, v, start, lane_position, key_factor, slope,
-                SOFT_CAP, alibi_slopes is not None, WINDOW, TOKENS, MASKED=True,
+                SOFT_CAP, alibi_slopes is not None, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
             )  # fmt: skip
 
         if is_split:

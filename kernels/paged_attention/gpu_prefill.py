@@ -1,4 +1,5 @@
-"""Attention of rows with many queries, in one pass; masks only where the diagonal or the edge of a window runs."""
+"""Attention of rows with many queries, in one pass; masks only where the diagonal, or the edge of a window or a
+chunk of positions, runs."""
 
 import triton.language as tl
 
@@ -23,8 +24,8 @@ def prefill_kernel(
     q, cache, out, query_starts, context_lens, block_tables, table_rows, starts,
     sinks, alibi_slopes, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    LANES: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    SCALE_PER_HEAD: tl.constexpr,
+    LANES: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr,
+    SOFT_CAP: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
 ):  # fmt: skip
     """A program a KV head and tile of queries. There are as many as rows and tokens could need; the others end at once.
 
@@ -57,13 +58,13 @@ def prefill_kernel(
         acc = tl.zeros((LANES, D_PADDED), tl.float32)
         table = table_of(block_tables, table_rows, row, table_stride)
 
-        low = first_token(context, queries - first_of_tile, WINDOW)
+        low = first_token(context, queries - first_of_tile, WINDOW, ATTENTION_CHUNK)
         high = last_position + 1
         begin = low // TOKENS * TOKENS
         # Whole tiles that all of these queries see.
         diagonal = (first_position + 1) // TOKENS * TOKENS
-        if WINDOW > 0:
-            seen_by_all = tl.maximum(last_position - (WINDOW - 1), 0)
+        if WINDOW + ATTENTION_CHUNK > 0:
+            seen_by_all = first_token(high, 1, WINDOW, ATTENTION_CHUNK)
             whole = tl.minimum(tl.cdiv(seen_by_all, TOKENS) * TOKENS, high)
             for start in range(begin, whole, TOKENS):
                 k, v = load_tile(
@@ -71,7 +72,7 @@ def prefill_kernel(
                 )
                 m, w, acc = attend_tile(
                     m, w, acc, q_tile, k, v, start, lane_position, key_factor, slope,
-                    SOFT_CAP, alibi_slopes is not None, WINDOW, TOKENS, MASKED=True,
+                    SOFT_CAP, alibi_slopes is not None, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
                 )  # fmt: skip
             begin = tl.maximum(begin, tl.cdiv(whole, TOKENS) * TOKENS)
         for start in range(begin, diagonal, TOKENS):
@@ -80,7 +81,7 @@ def prefill_kernel(
             )
             m, w, acc = attend_tile(
                 m, w, acc, q_tile, k, v, start, lane_position, key_factor, slope,
-                SOFT_CAP, alibi_slopes is not None, WINDOW, TOKENS, MASKED=False,
+                SOFT_CAP, alibi_slopes is not None, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=False,
             )  # fmt: skip
         for start in range(tl.maximum(begin, diagonal), high, TOKENS):
             k, v = load_tile(
@@ -88,7 +89,7 @@ def prefill_kernel(
             )
             m, w, acc = attend_tile(
                 m, w, acc, q_tile, k, v, start, lane_position, key_factor, slope,
-                SOFT_CAP, alibi_slopes is not None, WINDOW, TOKENS, MASKED=True,
+                SOFT_CAP, alibi_slopes is not None, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
             )  # fmt: skip
         result = normalized(w, acc, load_scale(v_scale, kv_head, SCALE_PER_HEAD))
         store_lanes(out, result, first_query, lane_query, lane_head, active, out_stride, D, D_PADDED)

@@ -39,13 +39,15 @@ class AttentionSchedule:
         cache_dtype: torch.dtype,
         device: torch.device | str,
         window: int = 0,
+        attention_chunk: int = 0,
         batch_invariant: bool = False,
         tiles: Tiles | None = None,
         chunk: int = CHUNK,
         num_programs: int | None = None,
         workspace_bytes: int = WORKSPACE_BYTES,
     ) -> None:
-        """window: tokens that a query sees, itself included; 0: all before it.
+        """window: tokens that a query sees, itself included; 0: all before it. attention_chunk: positions are cut into
+        chunks of so many, and a query sees none but its own; 0: they are not.
 
         batch_invariant: a query's result has the same bits however its row is cut into chunks of prefill and decodes;
         that it doesn't depend on other rows is so in any case. tiles: of a kernel for another cache than that of keys
@@ -61,13 +63,18 @@ class AttentionSchedule:
             )
         if window < 0:
             raise ValueError(f"window {window}: 0 is none, others are above it")
+        if attention_chunk < 0:
+            raise ValueError(f"attention_chunk {attention_chunk}: 0 is none, others are above it")
         if chunk % 128 or chunk < 128:
             raise ValueError(f"chunk {chunk} is no multiple of 128, the largest tile")
-        self.heads, self.window, self.chunk, self.batch_invariant = heads, window, chunk, batch_invariant
+        self.heads, self.window, self.attention_chunk = heads, window, attention_chunk
+        self.chunk, self.batch_invariant = chunk, batch_invariant
         arch = tile_arch(device)
         self.cache_dtype = cache_dtype
         self.decode: Tiles = tiles or decode_tiles(heads, cache_dtype, arch, batch_invariant=batch_invariant)
-        self.prefill: Tiles | None = None if batch_invariant or tiles else prefill_tiles(heads, cache_dtype, arch)
+        self.prefill: Tiles | None = None
+        if not (batch_invariant or tiles):
+            self.prefill = prefill_tiles(heads, cache_dtype, arch, has_chunks=attention_chunk > 0)
         self.num_programs = num_programs or _num_sms(device) * self.decode.programs_per_sm
         max_partials = max_num_seqs * triton.cdiv(max_context_len, chunk)
         partial_bytes = 4 * heads.num_heads * (heads.head_size + 2)
@@ -98,17 +105,21 @@ class AttentionSchedule:
         schedule_kernel[(1,)](
             query_starts, context_lens, self.starts, self.starts.stride(0), num_rows, self.num_programs,
             self.num_partials,
-            **schedule_constants(self.heads, self.window, self.chunk, self.decode, self.prefill), num_warps=4,
+            **schedule_constants(
+                self.heads, self.window, self.attention_chunk, self.chunk, self.decode, self.prefill
+            ),
+            num_warps=4,
         )  # fmt: skip
 
 
 def schedule_constants(
-    heads: HeadShape, window: int, chunk: int, decode: Tiles, prefill: Tiles | None
+    heads: HeadShape, window: int, attention_chunk: int, chunk: int, decode: Tiles, prefill: Tiles | None
 ) -> dict[str, int]:
     """What `schedule_kernel` is compiled for."""
     return {
         "KV_HEADS": heads.num_kv_heads,
         "WINDOW": window,
+        "ATTENTION_CHUNK": attention_chunk,
         "CHUNK": chunk,
         "QUERIES": decode.queries(heads.group_size),
         "PREFILL_QUERIES": 0 if prefill is None else prefill.queries(heads.group_size),
@@ -118,25 +129,27 @@ def schedule_constants(
 
 
 @jit
-def first_token(context, queries, WINDOW: tl.constexpr):
-    """The first token that a row's first query sees."""
+def first_token(context, queries, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr):
+    """The first token that a row's first query sees, if its queries are the last of the context."""
+    result = context * 0
     if WINDOW > 0:
         result = tl.maximum(context - queries - (WINDOW - 1), 0)
-    else:
-        result = context * 0
+    if ATTENTION_CHUNK > 0:
+        result = tl.maximum(result, (context - queries) // ATTENTION_CHUNK * ATTENTION_CHUNK)
     return result
 
 
 @jit
 def _row_work(
     query_starts, context_lens, row, num_rows,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, QUERIES: tl.constexpr, PREFILL_QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr, CHUNK: tl.constexpr, QUERIES: tl.constexpr,
+    PREFILL_QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Of each row: queries, tiles of decodes and of prefills, tokens that a tile reads, and the chunks they lie in."""
     exists = row < num_rows
     queries = tl.load(query_starts + row + 1, exists, 0) - tl.load(query_starts + row, exists, 0)
     context = tl.load(context_lens + row, exists, 0)
-    first = first_token(context, queries, WINDOW)
+    first = first_token(context, queries, WINDOW, ATTENTION_CHUNK)
     chunks = tl.where(context > 0, (context - 1) // CHUNK - first // CHUNK + 1, 0)
     tiles = (queries + QUERIES - 1) // QUERIES
     prefill_tiles = tiles * 0
@@ -149,14 +162,14 @@ def _row_work(
 @jit
 def schedule_kernel(
     query_starts, context_lens, starts, line_stride, num_rows, num_programs, num_partials,
-    KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, QUERIES: tl.constexpr,
-    PREFILL_QUERIES: tl.constexpr, ONE_PASS_SHARE: tl.constexpr, ROWS: tl.constexpr,
+    KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr, CHUNK: tl.constexpr,
+    QUERIES: tl.constexpr, PREFILL_QUERIES: tl.constexpr, ONE_PASS_SHARE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     all_tokens = tl.zeros((), tl.int64)
     for first_row in range(0, num_rows, ROWS):
         row = first_row + tl.arange(0, ROWS)
         _, tiles, _, tokens, _ = _row_work(
-            query_starts, context_lens, row, num_rows, WINDOW, CHUNK, QUERIES, PREFILL_QUERIES
+            query_starts, context_lens, row, num_rows, WINDOW, ATTENTION_CHUNK, CHUNK, QUERIES, PREFILL_QUERIES
         )
         all_tokens += tl.sum(tiles.to(tl.int64) * tokens, axis=0)
     work, partials, reduced, prefill = 0, 0, 0, 0
@@ -164,7 +177,7 @@ def schedule_kernel(
     for first_row in range(0, num_rows, ROWS):
         row = first_row + tl.arange(0, ROWS)
         queries, tiles, prefill_tiles, tokens, chunks = _row_work(
-            query_starts, context_lens, row, num_rows, WINDOW, CHUNK, QUERIES, PREFILL_QUERIES
+            query_starts, context_lens, row, num_rows, WINDOW, ATTENTION_CHUNK, CHUNK, QUERIES, PREFILL_QUERIES
         )
         too_long = tokens.to(tl.int64) * num_programs * ONE_PASS_SHARE > all_tokens * KV_HEADS
         wanted = tl.where(too_long & (chunks > 1) & (tiles > 0), queries * chunks, 0).to(tl.int64)

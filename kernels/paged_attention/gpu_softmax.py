@@ -100,7 +100,8 @@ def load_tile(
 @jit
 def attend_tile(
     m, w, acc, q, k, v, start, lane_position, factor, slope,
-    SOFT_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr, WINDOW: tl.constexpr, TOKENS: tl.constexpr, MASKED: tl.constexpr,
+    SOFT_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr,
+    TOKENS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The running softmax after one tile more.
 
@@ -121,6 +122,8 @@ def attend_tile(
         visible = distance >= 0
         if WINDOW > 0:
             visible = visible & (distance < WINDOW)
+        if ATTENTION_CHUNK > 0:
+            visible = visible & (distance <= (lane_position % ATTENTION_CHUNK)[:, None])
         s = tl.where(visible, s, NOTHING)
     if SOFT_CAP != 0.0 or HAS_ALIBI:
         m_new = tl.maximum(m, tl.max(s, axis=1))

@@ -78,17 +78,18 @@ def decode_tiles(heads: HeadShape, cache_dtype: torch.dtype, arch: int, *, batch
     return Tiles(lanes, tokens, num_warps, _stages(buffers, lanes, arch), programs)
 
 
-def prefill_tiles(heads: HeadShape, cache_dtype: torch.dtype, arch: int) -> Tiles:
+def prefill_tiles(heads: HeadShape, cache_dtype: torch.dtype, arch: int, *, has_chunks: bool) -> Tiles:
     """For many queries, where tensor cores decide: 128 lanes on two warp groups of Hopper, and 128 tokens a tile, which
-    halve what is rescaled, where registers hold the scores of as many."""
+    halve what is rescaled, where registers hold the scores of as many. has_chunks: queries see none but their own chunk
+    of positions, whose edge takes registers, too (255 and up to 56 bytes of stack with twice as many tokens)."""
     head_size = padded(heads.head_size)
     if arch == 90:
         # Masks of padded head sizes, and copies of e4m3, take registers, too.
-        roomy = head_size == heads.head_size and cache_dtype.itemsize == 2
+        roomy = head_size == heads.head_size and cache_dtype.itemsize == 2 and not has_chunks
         lanes, tokens = 128, 32 if head_size > 128 else 128 if roomy else 64
     else:
         lanes = 128 if head_size <= 128 else 64
-        narrow = arch == 89 and head_size > 64
+        narrow = head_size > 64 and (arch == 89 or has_chunks)
         tokens = 32 if narrow or head_size > 128 or cache_dtype.itemsize == 1 else 64
     lanes = max(lanes, _power_of_two(heads.group_size))
     room = _SHARED_PER_BLOCK[arch] - lanes * head_size * 2 - (4 << 10)

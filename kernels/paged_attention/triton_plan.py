@@ -11,13 +11,21 @@ from kernels.paged_attention.kv_scales import KVScales
 
 
 class TritonAttentionPlan:
-    """The attention of one step after the other, for the layers of one sliding window, in memory that stays where it
-    is: a captured graph holds it for all steps."""
+    """The attention of one step after the other, for the layers whose queries see equally far, in memory that stays
+    where it is: a captured graph holds it for all steps."""
 
     def __init__(
-        self, path: ComputePath, heads: HeadShape, window: int, *, max_num_seqs: int, max_context_len: int
+        self,
+        path: ComputePath,
+        heads: HeadShape,
+        window: int,
+        attention_chunk: int,
+        *,
+        max_num_seqs: int,
+        max_context_len: int,
     ) -> None:
-        """Raises ValueError for head shapes that the kernels don't know."""
+        """window, attention_chunk: as of `AttentionPlanner`. Raises ValueError for head shapes that the kernels don't
+        know."""
         from kernels.paged_attention.gpu_schedule import AttentionSchedule  # imports Triton
 
         assert path.gpu is not None
@@ -28,6 +36,7 @@ class TritonAttentionPlan:
             cache_dtype=path.kv_cache_dtype,
             device=path.device,
             window=window,
+            attention_chunk=attention_chunk,
             batch_invariant=path.gpu.batch_invariant,
         )
         self._step: dict[str, torch.Tensor | int] = {}

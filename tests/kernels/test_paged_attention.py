@@ -1,4 +1,5 @@
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ class Case:
         shape = (sum(num_blocks) + 1, block_size, 2, HEADS.num_kv_heads, HEADS.head_size)
         self.cache = torch.randn(shape, generator=generator).to(dtype)
         self.q = torch.randn(int(self.starts[-1]), HEADS.num_heads, HEADS.head_size, generator=generator)
-        self.reach = {"window": window, "attention_chunk": attention_chunk}
+        self.window, self.attention_chunk = window, attention_chunk
 
     def in_blocks_of(self, block_size: int) -> "Case":
         """The same contexts, each block cut into several."""
@@ -49,7 +50,8 @@ class Case:
         cache = self.cache if kind == "torch" else in_native_layout(self.cache, kind)
         plan = plan_attention(
             path, query_starts=self.starts, context_lens=self.lens, block_tables=self.tables,
-            block_size=cache.shape[1], cache_dtype=cache.dtype, heads=HEADS, **self.reach,
+            block_size=cache.shape[1], cache_dtype=cache.dtype, heads=HEADS, window=self.window,
+            attention_chunk=self.attention_chunk,
         )
         with torch.inference_mode():
             first = paged_attention(self.q, cache, plan, 0.25)
@@ -61,7 +63,7 @@ class Case:
     def expected(self) -> torch.Tensor:
         return reference.paged_attention(
             self.q, self.cache, query_starts=self.starts, context_lens=self.lens, block_tables=self.tables,
-            scale=0.25, **self.reach,
+            scale=0.25, window=self.window, attention_chunk=self.attention_chunk,
         )
 
 
@@ -172,13 +174,14 @@ def test_what_lies_beyond_a_context_does_not_matter(kind: str, dtype: torch.dtyp
 
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("reach", [{}, {"window": 37}, {"window": 600}, {"attention_chunk": 300}], ids=str)
+@pytest.mark.parametrize(("window", "attention_chunk"), [(0, 0), (37, 0), (600, 0), (0, 300)])
 def test_a_query_has_the_same_bits_in_every_step(
-    reach: dict[str, int], dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
+    window: int, attention_chunk: int, dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone or in a batch, as a decode or in a chunk of any length, in tiles of any height, by any threads."""
     length, kernels = 800, kernels_of(kind)
-    case = Case((length, length), (1, 30), dtype=dtype, block_size=16, **reach)
+    make = partial(Case, dtype=dtype, window=window, attention_chunk=attention_chunk, block_size=16)
+    case = make((length, length), (1, 30))
     whole = case.run(kind)[:length]
     monkeypatch.setattr(native_module, "ROWS_PER_TILE", 7)
     kernels.set_threads(1)
@@ -186,18 +189,18 @@ def test_a_query_has_the_same_bits_in_every_step(
     kernels.set_threads(torch.get_num_threads())
     monkeypatch.undo()
     for first, last in ((0, 1), (62, 65), (511, 512), (512, 513), (500, 640), (799, 800), (3, 800)):
-        chunk = Case((last - first, last), (1, 30), dtype=dtype, block_size=16, **reach)
+        chunk = make((last - first, last), (1, 30))
         chunk.cache, chunk.tables, chunk.q = case.cache, case.tables, case.q[first:last]
         chunk.starts = np.array([0, last - first], dtype=np.int32)
         chunk.lens = np.array([last], dtype=np.int32)
         assert torch.equal(chunk.run(kind), whole[first:last]), (first, last)
 
 
-@pytest.mark.parametrize("reach", [{}, {"window": 13}, {"attention_chunk": 21}], ids=str)
-def test_prompts_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch, reach: dict[str, int]) -> None:
+@pytest.mark.parametrize(("window", "attention_chunk"), [(0, 0), (13, 0), (0, 21)])
+def test_prompts_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch, window: int, attention_chunk: int) -> None:
     """Each tile's mask is a view of one vector; a tile boundary in the wrong place shows here."""
     monkeypatch.setattr(prefill, "QUERIES_PER_TILE", 16)
-    case = Case((50, 50), (41, 77), (1, 20), **reach)
+    case = Case((50, 50), (41, 77), (1, 20), window=window, attention_chunk=attention_chunk)
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-5, atol=1e-5)
 
 

@@ -51,6 +51,7 @@ OPTIONS = {
     "none": Options(),
     "window": Options(window=37),
     "window of one": Options(window=1),
+    "chunks": Options(attention_chunk=50),
     "soft cap": Options(soft_cap=2.0),
     "sinks": Options(sinks=True),
     "alibi": Options(alibi=True),
@@ -66,7 +67,7 @@ OPTIONS = {
         pytest.param(options, batch_invariant, id=f"{name}-{batch_invariant}")
         for name, options in OPTIONS.items()
         # Where the two paths share their code, one is enough.
-        for batch_invariant in ((False, True) if name in ("none", "window", "all") else (False,))
+        for batch_invariant in ((False, True) if name in ("none", "window", "chunks", "all") else (False,))
     ],
 )
 def test_options_agree_with_float64(options: Options, batch_invariant: bool) -> None:
@@ -120,7 +121,11 @@ def test_a_row_alone_is_the_row_in_a_batch(batch_invariant: bool) -> None:
         assert torch.equal(together[step.query_starts[row] : step.query_starts[row + 1]], alone), shape
 
 
-@pytest.mark.parametrize("options", [Options(), Options(window=40, num_scales=1)], ids=["plain", "window, e4m3"])
+@pytest.mark.parametrize(
+    "options",
+    [Options(), Options(window=40, num_scales=1), Options(attention_chunk=64)],
+    ids=["plain", "window, e4m3", "chunks"],
+)
 def test_chunked_prefill_and_decode_are_one_pass_bit_by_bit(options: Options) -> None:
     """What a resume relies on: tokens that were decoded one by one come out of a prefill as they were."""
     step = Step(rows=((150, 150),), options=options, batch_invariant=True)
@@ -261,6 +266,7 @@ def test_rows_beyond_a_block_of_the_schedule() -> None:
         ({"heads": heads(5, 2, 64)}, "equally many"),
         ({"chunk": 100}, "multiple of 128"),
         ({"options": Options(window=-1)}, "window -1"),
+        ({"options": Options(attention_chunk=-1)}, "attention_chunk -1"),
         ({"heads": heads(4, 2, 72)}, "head size 72 is none of 64"),
         ({"block_size": 4}, "block_size 4 is none of 8"),
     ],

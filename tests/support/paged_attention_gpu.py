@@ -25,6 +25,7 @@ class Options:
     """Of layers; tensors are made by `Step`."""
 
     window: int = 0
+    attention_chunk: int = 0
     soft_cap: float = 0.0
     sinks: bool = False
     alibi: bool = False
@@ -61,15 +62,18 @@ class Step:
         return np.array([context for _, context in self.rows], dtype=np.int32)
 
     def block_tables(self) -> np.ndarray:
-        """Entries that a row does not need name no block; with a window also those before it."""
+        """Entries that a row does not need name no block, nor those before what its first query sees."""
         counts = [-(-context // self.block_size) for _, context in self.rows]
         ids = np.random.default_rng(self.table_seed).permutation(np.arange(1, sum(counts) + 1))
         tables = np.full((len(self.rows), max(*counts, 1) + 1), NO_BLOCK, dtype=np.int32)
         for row, count in enumerate(counts):
             tables[row, :count], ids = ids[:count], ids[count:]
+            queries, context = self.rows[row]
             if self.options.window:
-                queries, context = self.rows[row]
                 tables[row, : max(0, context - queries + 1 - self.options.window) // self.block_size] = NO_BLOCK
+            if self.options.attention_chunk:
+                position = max(0, context - queries)
+                tables[row, : (position - position % self.options.attention_chunk) // self.block_size] = NO_BLOCK
         return tables
 
     def queries(self) -> torch.Tensor:
@@ -117,6 +121,7 @@ class Step:
             cache_dtype=self._cache_dtype,
             device=DEVICE,
             window=self.options.window,
+            attention_chunk=self.options.attention_chunk,
             batch_invariant=self.batch_invariant,
             chunk=self.chunk,
             num_programs=self.num_programs,
@@ -146,7 +151,7 @@ class Step:
         return reference.paged_attention(
             self.queries(), self.cache(tables).permute(0, 3, 1, 2, 4), query_starts=self.query_starts,
             context_lens=self.context_lens, block_tables=tables, scale=SCALE, window=self.options.window,
-            soft_cap=self.options.soft_cap, **self.layer(),
+            attention_chunk=self.options.attention_chunk, soft_cap=self.options.soft_cap, **self.layer(),
         )  # fmt: skip
 
     @property

@@ -37,7 +37,7 @@ class Attention:
         added_norm: AddedNorm | None = None,
     ) -> None:
         self._layer, self._added_norm = layer, added_norm
-        self._window, self._rope = config.layer_windows[layer], config.rope_of(layer)
+        self._reach, self._rope = config.reach_of(layer), config.rope_of(layer)
         self._scale = config.attention_scale
         eps = config.rms_norm_eps
 
@@ -90,8 +90,8 @@ class Attention:
         context = current()
         return paged_attention(
             q_THD,
-            context.kv_cache.layers[self._layer],
-            context.attention_plans[self._window],
+            context.kv_cache.of_layer(self._layer),
+            context.attention_plans[self._reach],
             self._scale,
             out=context.workspace.take("heads", *q_THD.shape),
             kv_scales=self._kv_scales,

@@ -27,6 +27,13 @@ FAULTS = [
         test=f"{_TESTS}::test_options_agree_with_float64[window-False]",
     ),
     Fault(
+        name="chunks begin a token early",
+        path="kernels/paged_attention/gpu_softmax.py",
+        old="distance <= (lane_position % ATTENTION_CHUNK)",
+        new="distance <= 1 + (lane_position % ATTENTION_CHUNK)",
+        test=f"{_TESTS}::test_options_agree_with_float64[chunks-False]",
+    ),
+    Fault(
         name="a split row's partial sums begin at the next row's",
         path="kernels/paged_attention/gpu_decode.py",
         old="first = (first_partial + query * num_chunks).to(tl.int64)",
