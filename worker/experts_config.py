@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.moe_routing.scoring import Scoring
+from worker.deepseek_config import DEEPSEEK, deepseek_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ def experts_from_config_json(architecture: str, raw: Mapping[str, Any], num_laye
             renormalize=True,
             layers=(True,) * num_layers,
         )
+    if architecture in DEEPSEEK:
+        return ExpertsConfig(**deepseek_experts(architecture, raw, num_layers))
     if architecture == "Qwen3MoeForCausalLM":
         step, dense = int(raw.get("decoder_sparse_step", 1)), set(raw.get("mlp_only_layers") or ())
         return ExpertsConfig(

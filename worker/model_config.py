@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from kernels.silu_mul import Activation
+from worker.deepseek_config import DEEPSEEK, LatentConfig, deepseek_from_config_json
 from worker.experts_config import ExpertsConfig, experts_from_config_json
 from worker.gemma3_config import GEMMA3, gemma3_from_config_json, gemma3_from_gguf, gemma3_turn_ends
-from worker.rope_config import RopeConfig, rope_from_config_json, yarn
 from worker.reach import Reach
+from worker.rope_config import RopeConfig, rope_from_config_json, yarn
 
 # GGUF names an architecture as llama.cpp does; here it bears its name in config.json.
 GGUF_ARCHITECTURES = {
@@ -22,6 +23,7 @@ GGUF_ARCHITECTURES = {
 # More than any model has: a damaged file must not make the worker lay out billions of layers.
 MAX_LAYERS = 4096
 ARCHITECTURES = (
+    *DEEPSEEK,
     GEMMA3,
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -78,11 +80,15 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     # A layer's sliding window in tokens, the token itself included; 0: the layer sees everything.
     layer_windows: tuple[int, ...]
-    # None: every layer has an MLP.
-    experts: ExpertsConfig | None = None
     # A layer's chunks of positions, in tokens, of which a token sees none but its own; 0: there are none. Empty: none
     # in any layer.
     layer_chunks: tuple[int, ...] = ()
+    # None: every layer has an MLP.
+    experts: ExpertsConfig | None = None
+    # None: keys and values are cached as they are, of each KV head.
+    latent: LatentConfig | None = None
+    # With which names of tensors begin that a checkpoint may hold and that nothing computes.
+    left_out: tuple[str, ...] = ()
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     default_sampling: SamplingDefaults = SamplingDefaults()
@@ -96,17 +102,22 @@ class ModelConfig:
         if self.head_size < 2 or self.head_size % 2:
             raise ValueError(f"head_size={self.head_size} must be even: rope turns pairs of numbers")
         assert len(self.layer_windows) == self.num_layers
+        assert len(self.layer_chunks) in (0, self.num_layers)
 
     @property
     def group_size(self) -> int:
         """Query heads that share a KV head."""
         return self.num_heads // self.num_kv_heads
 
-        assert len(self.layer_chunks) in (0, self.num_layers)
     @property
     def attention_scale(self) -> float:
         """That scores of attention are multiplied by."""
         return (self.query_pre_attn_scalar or self.head_size) ** -0.5
+
+    @property
+    def rope_size(self) -> int:
+        """Numbers of a head that rope turns."""
+        return self.head_size if self.latent is None else self.latent.rope_size
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -115,6 +126,14 @@ class ModelConfig:
     def rope_of(self, layer: int) -> int:
         """Which of `ropes` the layer has."""
         return 1 if self.local_rope is not None and self.layer_windows[layer] else 0
+
+    def reach_of(self, layer: int) -> Reach:
+        return Reach(self.layer_windows[layer], self.layer_chunks[layer] if self.layer_chunks else 0)
+
+    @property
+    def reaches(self) -> frozenset[Reach]:
+        """Of all layers."""
+        return frozenset(self.reach_of(layer) for layer in range(self.num_layers))
 
     @classmethod
     def from_directory(cls, path: Path) -> "ModelConfig":
@@ -127,14 +146,6 @@ class ModelConfig:
         generation = path / "generation_config.json"
         try:
             return _from_config_json(raw, read_json(generation) if generation.is_file() else {})
-    def reach_of(self, layer: int) -> Reach:
-        return Reach(self.layer_windows[layer], self.layer_chunks[layer] if self.layer_chunks else 0)
-
-    @property
-    def reaches(self) -> frozenset[Reach]:
-        """Of all layers."""
-        return frozenset(self.reach_of(layer) for layer in range(self.num_layers))
-
         except KeyError as error:
             raise ValueError(f"{path / 'config.json'}: {error.args[0]} is missing") from None
         except (TypeError, ValueError, ZeroDivisionError) as error:
@@ -188,8 +199,11 @@ def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
     num_layers, num_heads = _layer_count(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
     attention_bias = bool(raw.get("attention_bias", False))
     eos = {*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}
+    family: dict[str, Any]
     if architecture == GEMMA3:
         family = gemma3_from_config_json(raw, num_layers)
+    elif architecture in DEEPSEEK:
+        family = deepseek_from_config_json(raw, num_layers)
     else:
         family = {
             "rope": rope_from_config_json(raw),
@@ -197,6 +211,10 @@ def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
             "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
             "layer_windows": _layer_windows(architecture, raw, num_layers),
         }
+    heads: dict[str, Any] = {
+        "num_kv_heads": int(raw.get("num_key_value_heads") or num_heads),
+        "head_size": int(raw.get("head_dim") or raw["hidden_size"] // num_heads),
+    }
     return ModelConfig(
         architecture=architecture,
         vocab_size=int(raw["vocab_size"]),
@@ -204,8 +222,6 @@ def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         intermediate_size=int(raw["intermediate_size"]),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-        head_size=int(raw.get("head_dim") or raw["hidden_size"] // num_heads),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         max_position_embeddings=int(raw["max_position_embeddings"]),
         qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
@@ -217,7 +233,7 @@ def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         default_sampling=SamplingDefaults(
             **{name: generation.get(name) for name in SamplingDefaults.__dataclass_fields__}
         ),
-        **family,
+        **(heads | family),
     )
 
 

@@ -32,13 +32,18 @@ class RopeConfig:
     freq_factors: tuple[float, ...] | None = None
 
 
+def rope_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config.json says about rope, under whichever of the two names."""
+    return dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
+
+
 def rope_from_config_json(raw: Mapping[str, Any]) -> RopeConfig:
     """The RopeConfig of a config.json: `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` before
     it.
 
     Raises ValueError for a scaling that is not one of SCALINGS, or one that lacks a number.
     """
-    settings = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
+    settings = rope_settings(raw)
     if any(isinstance(value, Mapping) for value in settings.values()):
         raise ValueError("rope_parameters differ between layer types; one set for all layers is supported")
     scaling = settings.get("rope_type", settings.get("type", "default"))
@@ -96,9 +101,9 @@ def yarn(
     """YaRN (arXiv 2309.00071) with the defaults of its authors for whatever is None."""
     if attention_factor is None:
         if mscale and mscale_all_dim:
-            attention_factor = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
+            attention_factor = yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim)
         else:
-            attention_factor = _yarn_mscale(factor, 1.0)
+            attention_factor = yarn_mscale(factor, 1.0)
     return RopeConfig(
         theta=theta,
         scaling="yarn",
@@ -111,7 +116,8 @@ def yarn(
     )
 
 
-def _yarn_mscale(factor: float, mscale: float) -> float:
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """By how much attention is to be sharper for a context `factor` times as long (YaRN, section 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

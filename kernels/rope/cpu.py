@@ -34,5 +34,14 @@ def apply_rope_(heads_THD: torch.Tensor, turns_T1P: torch.Tensor) -> None:
         heads_THD.copy_(float_THD)
 
 
+def turn_pairs_(heads_THD: torch.Tensor, turns_T1P: torch.Tensor) -> None:
+    """As `apply_rope_`, by products and sums that are each rounded alone: the bits of a token do not depend on where in
+    the tensor it lies, which those of torch's complex multiplication do. heads_THD: float32, of any strides."""
+    first, second = heads_THD[..., ::2].clone(), heads_THD[..., 1::2].clone()
+    cos, sin = turns_T1P.real, turns_T1P.imag
+    torch.sub(first * cos, second * sin, out=heads_THD[..., ::2])
+    torch.add(second * cos, first * sin, out=heads_THD[..., 1::2])
+
+
 def _as_pairs(heads_THD: torch.Tensor) -> torch.Tensor:
     return torch.view_as_complex(heads_THD.unflatten(-1, (-1, 2)))

@@ -6,6 +6,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -47,6 +51,33 @@ LLAMA3_ROPE = {
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 WINDOW = 11
+
+
+LATENT: dict[str, Any] = {
+    **SHAPE, "num_key_value_heads": 6, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 24, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4,
+    "topk_group": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+def _deepseek_v2() -> PreTrainedModel:
+    return DeepseekV2ForCausalLM(
+        DeepseekV2Config(
+            **LATENT, q_lora_rank=None, n_shared_experts=2, topk_method="group_limited_greedy", routed_scaling_factor=8.0
+        )
+    )
+
+
+def _deepseek_v3() -> PreTrainedModel:
+    """Scores are multiplied by more than the head size says, and cosines by something else than 1."""
+    rope = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.7}
+    model = DeepseekV3ForCausalLM(
+        DeepseekV3Config(**LATENT, q_lora_rank=24, n_shared_experts=1, routed_scaling_factor=2.5, rope_parameters=rope)
+    )
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(0.0, 0.2)
+    return model
 
 
 def _llama3() -> PreTrainedModel:
@@ -112,6 +143,8 @@ def _qwen3_moe_with_some_mlps() -> PreTrainedModel:
 
 _DENSE = (Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 FAMILIES = (
+    _deepseek_v2,
+    _deepseek_v3,
     _gemma3,
     _llama3,
     _llama_with_everything_optional,

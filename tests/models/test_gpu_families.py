@@ -6,6 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -69,6 +71,16 @@ def _qwen3() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE))
 
 
+def _deepseek_v3() -> PreTrainedModel:
+    shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+    config = DeepseekV3Config(
+        **{**shape, "num_key_value_heads": 2, "first_k_dense_replace": 1}, q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=48,
+        n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=48, n_shared_experts=1, n_group=2, topk_group=1,
+        routed_scaling_factor=2.5,
+    )  # fmt: skip
+    return DeepseekV3ForCausalLM(config)
+
+
 def _gemma3() -> PreTrainedModel:
     types = ["sliding_attention", "full_attention"]
     return Gemma3ForCausalLM(
@@ -81,7 +93,7 @@ def _mixtral() -> PreTrainedModel:
     return MixtralForCausalLM(config)
 
 
-FAMILIES = (_gemma3, _llama, _mistral, _qwen2_with_some_windows, _qwen3, _mixtral)
+FAMILIES = (_deepseek_v3, _gemma3, _llama, _mistral, _qwen2_with_some_windows, _qwen3, _mixtral)
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.__name__.strip("_"))

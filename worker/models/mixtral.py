@@ -45,6 +45,11 @@ class MixtralModel(LlamaModel):
                 f"{prefix}.{up}.weight": (size, hidden_size),
                 f"{prefix}.{down}.weight": (hidden_size, size),
             }
+        if experts.has_bias:
+            shapes[f"{prefix}.{cls.names.router}.e_score_correction_bias"] = (experts.num_experts,)
+        if ffn := experts.shared_intermediate_size:
+            sizes = {"gate_proj": (ffn, hidden_size), "up_proj": (ffn, hidden_size), "down_proj": (hidden_size, ffn)}
+            shapes |= {f"{prefix}.{cls.names.shared}.{name}.weight": size for name, size in sizes.items()}
         return shapes
 
 

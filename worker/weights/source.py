@@ -48,11 +48,13 @@ class TensorSource(Protocol):
         ...
 
 
-def check_tensors(source: TensorSource, expected: Mapping[str, Shape], *, tied: bool) -> None:
+def check_tensors(
+    source: TensorSource, expected: Mapping[str, Shape], *, tied: bool, left_out: tuple[str, ...] = ()
+) -> None:
     """Raises WeightsError unless the source holds exactly the expected tensors, in their shapes.
 
     A stored output head is no error where the config ties it to the embeddings (many checkpoints hold both), nor are
-    the inverse frequencies that old checkpoints carry.
+    the inverse frequencies that old checkpoints carry, nor tensors whose names begin with one of left_out.
     """
     found = source.shapes
     missing = [name for name in expected if name not in found]
@@ -66,7 +68,10 @@ def check_tensors(source: TensorSource, expected: Mapping[str, Shape], *, tied: 
     unexpected = [
         name
         for name in found
-        if name not in expected and not name.endswith("rotary_emb.inv_freq") and not (tied and name == "lm_head.weight")
+        if name not in expected
+        and not name.endswith("rotary_emb.inv_freq")
+        and not name.startswith(left_out)
+        and not (tied and name == "lm_head.weight")
     ]
     if unexpected:
         raise WeightsError(f"{source.path}: {len(unexpected)} tensors are not of this architecture: {some(unexpected)}")

@@ -90,8 +90,8 @@ class _Skipping(msgspec.Struct, kw_only=True):
     ignored_layers: list[str] | None = None
 
     def skipped(self) -> tuple[str, ...]:
-        # These methods leave the head alone whether they say so or not.
-        return ("lm_head", *(self.modules_to_not_convert or ()), *(self.ignored_layers or ()))
+        # These methods leave the head alone whether they say so or not, and DeepSeek-V3 its routers.
+        return ("lm_head", "mlp.gate", *(self.modules_to_not_convert or ()), *(self.ignored_layers or ()))
 
 
 class _Fp8(_Skipping, kw_only=True):

@@ -1,0 +1,137 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+What is cached of a token is its latent, of which keys and values of all heads are linear functions, and one key part
+turned by rope. These functions are absorbed (appendix C there): q . (K latent) = (K^T q) . latent, and a sum of values
+is V of the sum of latents. So attention multiplies what is cached as it is, and all heads read the same.
+
+Legend: T tokens, E hidden size, H heads of this rank, N numbers of a head that rope leaves alone, R that it turns, L
+latent size, V value size, F outputs of the first projections.
+"""
+
+from functools import partial
+
+import torch
+
+from kernels.compute_path import ComputePath
+from kernels.linear import Stream
+from kernels.mla_cache_write.rope_write import RopeLatentWrite
+from kernels.paged_attention import paged_attention
+from kernels.rope import interleave_rope_pairs
+from worker.deepseek_config import LatentConfig
+from worker.forward_context import current
+from worker.layers.attention import kv_scales_of
+from worker.layers.head_linears import HeadLinears
+from worker.layers.linear import load_linear
+from worker.layers.norm import Norm
+from worker.layers.sum_of_ranks import add_sum_of_ranks_
+from worker.model_config import ModelConfig
+from worker.reach import Reach
+from worker.take_tensor import TakeTensor
+
+# Of the norms of latents, in DeepSeek's own code as in transformers, whatever the config says of others.
+_EPS = 1e-6
+
+
+class LatentAttention:
+    """One layer's attention. prefix, norm: of its tensors, such as model.layers.3.self_attn and
+    model.layers.3.input_layernorm. Ranks have a part of the heads each, and all of what makes latents."""
+
+    def __init__(
+        self, config: ModelConfig, layer: int, prefix: str, norm: str, take: TakeTensor, path: ComputePath
+    ) -> None:
+        latent = config.latent
+        assert latent is not None
+        self._layer, self._latent = layer, latent
+        heads = path.shard.of(config.num_heads, "num_attention_heads")
+        self._num_heads = heads.stop - heads.start
+        queries = slice(heads.start * latent.head_size, heads.stop * latent.head_size)
+        values = slice(heads.start * latent.value_size, heads.stop * latent.value_size)
+        ordered = partial(_ordered, latent) if path.gpu is None and not latent.interleaved else _as_it_is
+        first = {"q_proj": queries} if latent.query_rank is None else {"q_a_proj": slice(0, latent.query_rank)}
+        first["kv_a_proj_with_mqa"] = slice(0, latent.entry_size)
+        parts = {f"{prefix}.{name}": part for name, part in first.items()}
+        self._first = load_linear(
+            take, [*parts], bias=False, path=path, norm=norm, eps=config.rms_norm_eps, reorder=ordered,
+            outputs=parts.__getitem__,
+        )  # fmt: skip
+        self._query_norm = self._query = None
+        if latent.query_rank is not None:
+            self._query_norm = Norm(f"{prefix}.q_a_layernorm", _EPS, take, path)
+            self._query = load_linear(
+                take, [f"{prefix}.q_b_proj"], bias=False, path=path, reorder=ordered, outputs=lambda name: queries
+            )
+        self._latent_norm = Norm(f"{prefix}.kv_a_layernorm", _EPS, take, path)
+        # In floats: what is absorbed is not multiplied as it is stored.
+        up_HL = take(f"{prefix}.kv_b_proj.weight").unflatten(0, (config.num_heads, -1))[heads]
+        keys_HNL, values_HVL = up_HL.split([latent.nope_size, latent.value_size], dim=1)
+        self._absorbed_keys = HeadLinears(keys_HNL.transpose(1, 2), path)
+        self._values = HeadLinears(values_HVL, path)
+        self._o = load_linear(take, [f"{prefix}.o_proj"], bias=False, path=path, inputs=values)
+        self._kv_scales = kv_scales_of(take, prefix, path)
+        self._rope_write = RopeLatentWrite(
+            path,
+            interleaved=path.gpu is None or latent.interleaved,
+            kv_scale=None if self._kv_scales is None else self._kv_scales.k,
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        linears = (self._first, self._query, self._absorbed_keys, self._values, self._o)
+        return sum(linear.num_bytes for linear in linears if linear is not None)
+
+    def add_to_(self, x_TE: Stream) -> None:
+        """Adds the attention of the residual stream to it, in place; writes the tokens' latents."""
+        context, latent, num_tokens = current(), self._latent, len(x_TE)
+        if not num_tokens:
+            return
+        take = context.workspace.take
+        first_TF = self._first(x_TE, out=take("latents", num_tokens, self._first.num_outputs))
+        latent_TL, k_TR = first_TF[:, -latent.entry_size :].split([latent.latent_size, latent.rope_size], dim=1)
+        latent_TL = self._latent_norm(latent_TL, out=take("normed latents", num_tokens, latent.latent_size))
+        q_nope_THN, q_rope_THR = self._queries(first_TF).split([latent.nope_size, latent.rope_size], dim=2)
+        cache = context.kv_cache.of_layer(self._layer)
+        self._rope_write(q_rope_THR, latent_TL, k_TR, context.rope_turns[0], cache, context.slots_T)
+
+        q_THE = take("absorbed queries", num_tokens, self._num_heads, latent.entry_size)
+        self._absorbed_keys(q_nope_THN, q_THE[:, :, : latent.latent_size])
+        q_THE[:, :, latent.latent_size :] = q_rope_THR
+        o_THL = context.between_graphs(partial(self._attend, q_THE))
+        o_THV = take("heads", num_tokens, self._num_heads, latent.value_size)
+        self._values(o_THL, o_THV)
+        add_sum_of_ranks_(x_TE, lambda part_TE: self._o.add_to_(part_TE, o_THV.flatten(1)))
+
+    def _queries(self, first_TF: torch.Tensor) -> torch.Tensor:
+        """[T, H, N + R]"""
+        latent, take = self._latent, current().workspace.take
+        q_TF = first_TF[:, : -latent.entry_size]
+        if self._query is not None:
+            assert self._query_norm is not None
+            normed_TF = self._query_norm(q_TF, out=take("normed query latents", *q_TF.shape))
+            q_TF = self._query(normed_TF, out=take("queries", len(q_TF), self._query.num_outputs))
+        return q_TF.unflatten(1, (self._num_heads, latent.head_size))
+
+    def _attend(self, q_THE: torch.Tensor) -> torch.Tensor:
+        context, latent = current(), self._latent
+        return paged_attention(
+            q_THE,
+            context.kv_cache.of_layer(self._layer),
+            context.attention_plans[Reach()],
+            latent.scale,
+            out=context.workspace.take("sums of latents", *q_THE.shape[:2], latent.latent_size),
+            kv_scales=self._kv_scales,
+        )
+
+
+def _as_it_is(name: str, rows: torch.Tensor) -> torch.Tensor:
+    return rows
+
+
+def _ordered(latent: LatentConfig, name: str, rows: torch.Tensor) -> torch.Tensor:
+    """With the pairs that rope turns side by side: in each query's head, and in the one key."""
+    if name.endswith("q_a_proj"):
+        return rows
+    heads = rows.unflatten(0, (-1, latent.entry_size if name.endswith("kv_a_proj_with_mqa") else latent.head_size))
+    turned = heads[:, -latent.rope_size :]
+    heads = heads.clone()
+    heads[:, -latent.rope_size :] = interleave_rope_pairs(turned.flatten(0, 1), latent.rope_size).view_as(turned)
+    return heads.flatten(0, 1)
