@@ -61,11 +61,10 @@ LATENT: dict[str, Any] = {
 
 
 def _deepseek_v2() -> PreTrainedModel:
-    return DeepseekV2ForCausalLM(
-        DeepseekV2Config(
-            **LATENT, q_lora_rank=None, n_shared_experts=2, topk_method="group_limited_greedy", routed_scaling_factor=8.0
-        )
+    config = DeepseekV2Config(
+        **LATENT, q_lora_rank=None, n_shared_experts=2, topk_method="group_limited_greedy", routed_scaling_factor=8.0
     )
+    return DeepseekV2ForCausalLM(config)
 
 
 def _deepseek_v3() -> PreTrainedModel:

@@ -72,11 +72,12 @@ def _qwen3() -> PreTrainedModel:
 
 
 def _deepseek_v3() -> PreTrainedModel:
-    shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+    """The sizes of its heads are its own."""
+    others = {name: value for name, value in SHAPE.items() if name not in ("head_dim", "num_key_value_heads")}
     config = DeepseekV3Config(
-        **{**shape, "num_key_value_heads": 2, "first_k_dense_replace": 1}, q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=48,
-        n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=48, n_shared_experts=1, n_group=2, topk_group=1,
-        routed_scaling_factor=2.5,
+        **others, num_key_value_heads=2, q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16,
+        v_head_dim=48, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=48, n_shared_experts=1,
+        n_group=2, topk_group=1, first_k_dense_replace=1, routed_scaling_factor=2.5,
     )  # fmt: skip
     return DeepseekV3ForCausalLM(config)
 
