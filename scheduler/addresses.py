@@ -33,7 +33,7 @@ class Claims:
         ]
         try:
             # Ranks find each other in it.
-            holds_files = options.world_size > 1
+            holds_files = options.world_size > 1 and not options.meets_over_tcp(replica)
             if holds_files or any(path is not None and path.parent == options.runtime_dir for path in paths):
                 private_directory(options.runtime_dir)
             for path in paths:

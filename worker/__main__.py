@@ -22,6 +22,7 @@ from runtime.model_files import ModelNotFoundError, resolve_model
 from runtime.process import seconds_alive
 from runtime.version import octavo_version
 from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint
+from worker.errors import PermanentError
 from worker.heartbeat import HeartbeatThread, WorkerStatus
 from worker.link import Link
 from worker.loop import EXIT_PERMANENT, WorkerLoop
@@ -32,7 +33,7 @@ from worker.wakeup import Wakeup
 from worker.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from worker.parallel.groups import Groups
+    from worker.parallel.meeting import Meeting
 
 _log = logging.getLogger("octavo.worker")
 
@@ -98,8 +99,12 @@ def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metr
         heartbeat.start()
         code = EXIT_PERMANENT
         try:
-            hello = _hello(options, rank, instance)
             axes = axes_of(options)
+            build = _builder(options, replica, rank)
+            meet = _meeting(options, axes, replica, rank, wakeup) if axes.num_ranks > 1 else None
+            hello = _hello(options, rank, instance)
+            if meet is not None:
+                hello.store_address = meet.store_address
             loop = WorkerLoop(
                 hello=hello,
                 link=link,
@@ -107,12 +112,12 @@ def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metr
                 status=status,
                 wakeup=wakeup,
                 metrics=metrics,
-                build=_builder(options, replica, rank),
-                meet=_meeting(options, axes, replica, rank) if axes.num_ranks > 1 else None,
+                build=build,
+                meet=meet,
                 returns_results=axes.returns_results(rank),
             )
             code = loop.run()
-        except ModelNotFoundError as error:
+        except (ModelNotFoundError, PermanentError) as error:
             _log.error("%s", error)
             failure = step_pb2.Failure(rank=rank, message=str(error), permanent=True)
             link.send(step_pb2.WorkerToScheduler(failure=failure))
@@ -160,13 +165,14 @@ def _builder(options: Options, replica: int, rank: int) -> Callable[[Callable[[f
     return build
 
 
-def _meeting(options: Options, axes: Axes, replica: int, rank: int) -> "Callable[[str, Callable[[], None]], Groups]":
-    from worker.parallel.rendezvous import meet  # imports torch; the runner is made first
+def _meeting(options: Options, axes: Axes, replica: int, rank: int, wakeup: Wakeup) -> "Meeting":
+    from worker.parallel.meeting import Meeting  # imports torch
 
-    def meet_the_others(address: str, while_waiting: Callable[[], None]) -> "Groups":
-        return meet(address, axes, rank, replica, call_timeout=options.step_timeout, while_waiting=while_waiting)
+    def stop_if_told_to() -> None:
+        if wakeup.stop_requested:
+            raise SystemExit(0)
 
-    return meet_the_others
+    return Meeting(options, axes, replica, rank, stop_if_told_to)
 
 
 def _observe(

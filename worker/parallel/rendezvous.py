@@ -12,12 +12,14 @@ from worker.parallel.gloo import GlooGroup
 from worker.parallel.gloo_pipeline import GlooPipeline
 from worker.parallel.group import Alone
 from worker.parallel.groups import Groups
+from worker.parallel.tcp_store import store_at
 
 # Between looks at who has come.
 _PAUSE_S = 0.02
 # Once all have come, connecting takes milliseconds.
 _CONNECT_S = 10.0
-_LOOPBACK = "127.0.0.1"
+# Ranks of one machine talk over it.
+LOOPBACK = "127.0.0.1"
 
 _GroupT = TypeVar("_GroupT", covariant=True)
 
@@ -30,16 +32,24 @@ class _GroupClass(Protocol[_GroupT]):
 
 
 def meet(
-    address: str, axes: Axes, rank: int, replica: int = 0, *, call_timeout: float, while_waiting: Callable[[], None]
+    address: str,
+    axes: Axes,
+    rank: int,
+    replica: int = 0,
+    *,
+    host: str = LOOPBACK,
+    call_timeout: float,
+    while_waiting: Callable[[], None],
 ) -> Groups:
     """Connects with the other ranks of each group that this one is in, once all of axes.num_ranks are there.
 
     address: of step_pb2.Reset. rank: within its replica. replica: its number; it matters to those that compute their
-    steps together. call_timeout: seconds that each of the groups' calls may take. while_waiting: called again and again
-    until all are there, which may take as long as loading weights; may raise. Raises PlanError for another kind of
-    address, CollectiveError if ranks vanish while they connect.
+    steps together. host: the address of this machine that ranks talk over. call_timeout: seconds that each of the
+    groups' calls may take. while_waiting: called again and again until all are there, which may take as long as loading
+    weights; may raise. Raises PlanError for another kind of address, CollectiveError if ranks vanish while they
+    connect, RuntimeError if the place where they meet does.
     """
-    store, host = _store(address, axes)
+    store = _store(address, axes)
     global_rank = axes.global_rank(rank, replica if axes.data_size > 1 else 0)
     _wait_for_all(store, axes, global_rank, while_waiting)
 
@@ -65,13 +75,14 @@ def meet(
     return Groups(tensor=tensor, pipeline=pipeline, data=data, experts=experts)
 
 
-def _store(address: str, axes: Axes) -> tuple[Store, str]:
-    """Where ranks leave word for each other, and the address of this machine that they talk over: "file:PATH" is for
-    ranks of one machine."""
-    kind, _, path = address.partition(":")
-    if kind != "file" or not path:
-        raise PlanError(f"rendezvous: {address!r} is not of the form file:PATH")
-    return FileStore(path, axes.num_ranks), _LOOPBACK
+def _store(address: str, axes: Axes) -> Store:
+    """Where ranks leave word for each other."""
+    kind, _, place = address.partition(":")
+    if kind == "tcp":
+        return store_at(place)
+    if kind != "file" or not place:
+        raise PlanError(f"rendezvous: {address!r} is neither file:PATH nor tcp:HOST:PORT/EPOCH")
+    return FileStore(place, axes.num_ranks)
 
 
 def _wait_for_all(store: Store, axes: Axes, global_rank: int, while_waiting: Callable[[], None]) -> None:
