@@ -50,7 +50,7 @@ def build_runner(
     # Triton, and what is written in it, is not for workers on CPUs.
     from worker.gpu.build import build_gpu_runner
 
-    return build_gpu_runner(options, device, progress)
+    return build_gpu_runner(options, device, progress, replica=replica, rank=rank)
 
 
 def build_cpu_runner(

@@ -206,7 +206,7 @@ class WorkerLoop:
             self._runner.reset()
         if self._meet is not None:
             self._status.set(step_pb2.WORKER_STATE_LOADING, epoch=reset.epoch, step=0)
-            self._runner.join(self._meet(reset.rendezvous, self._look_up))
+            self._runner.join(self._meet(reset.rendezvous, self._look_up), self._look_up)
         self._chain = PlanChain()
         self._is_ready = True
         self._status.set(step_pb2.WORKER_STATE_IDLE, epoch=reset.epoch, step=0, progress=1.0)

@@ -4,7 +4,7 @@ Shape suffixes: S scheduled rows, N sampling rows, T tokens of the step, E hidde
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -84,7 +84,7 @@ class Runner:
         """Host blocks for swapped KV."""
         return self._swap_space.num_blocks
 
-    def join(self, groups: Groups | None) -> None:
+    def join(self, groups: Groups | None, while_waiting: Callable[[], None] = lambda: None) -> None:
         """See worker.step_runner.StepRunner."""
         self._model.groups.leave()
         self._model.groups = groups or self._without_others

@@ -70,7 +70,8 @@ class StepRunner(Protocol):
         """A new epoch: waits for steps that are under way, drops their results, and forgets every row."""
         ...
 
-    def join(self, groups: "Groups | None") -> None:
+    def join(self, groups: "Groups | None", while_waiting: Callable[[], None] = lambda: None) -> None:
         """groups: whom this rank computes its steps with from here on. None: leaves those that it is in, whose other
-        ranks fail if they wait for this one."""
+        ranks fail if they wait for this one. while_waiting: called again and again while a rank on a GPU, which
+        captures its graphs here, waits for the others; may raise."""
         ...

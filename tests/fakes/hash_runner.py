@@ -139,7 +139,7 @@ class HashRunner:
         self._host: dict[int, dict[int, bytes]] = {}
         self._sequences: set[int] = set()
 
-    def join(self, groups: Any) -> None:
+    def join(self, groups: Any, while_waiting: object = None) -> None:
         """groups: a SocketGroup, which has no calls on tensors, for there are none; or None."""
         if self._group is not None:
             self._group.leave()

@@ -73,7 +73,7 @@ class SlowRunner:
             self._changed.notify_all()
         return step
 
-    def join(self, groups: object | None) -> None:
+    def join(self, groups: object | None, while_waiting: object = None) -> None:
         assert groups is None, "it computes alone"
 
     def reset(self) -> None:

@@ -95,7 +95,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, gpu: SimulatedGpu, needs: Needs) -
             super().__init__(config, num_blocks=2, block_size=block_size, path=path)
 
     class Graphs:
-        def __init__(self, engine: Any, model: Any, kv_cache: Any, device: Any, sizes: GraphSizes) -> None: ...
+        def __init__(self, *parts: Any) -> None: ...
 
         def capture(self) -> None:
             self.taken = gpu.take(needs.graphs + needs.more_graphs)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -23,6 +24,8 @@ from worker.gpu.parts import Parts
 from worker.gpu.runner import GpuRunner
 from worker.model_config import ModelConfig
 from worker.model_info import log_ready, make_rows, model_dtype, model_info
+from worker.parallel.axes import axes_of, shard_of
+from worker.parallel.groups import without_others
 from worker.weights import load_model
 from worker.weights.quantization import resolve_quantization
 
@@ -38,18 +41,23 @@ _KV_CACHE_DTYPES = {
 
 
 def build_gpu_runner(
-    options: Options, device: Device, progress: Callable[[float], None] = lambda fraction: None
+    options: Options,
+    device: Device,
+    progress: Callable[[float], None] = lambda fraction: None,
+    *,
+    replica: int = 0,
+    rank: int = 0,
 ) -> GpuRunner:
     """As worker.build.build_runner, on a GPU. Raises PermanentError, too, if memory is lacking: what to lower."""
     start = time.monotonic()
     files = resolve_model(options.model)
-    with out_of_memory(lambda: _weights_error(options, device, files)):
+    with out_of_memory(lambda: _weights_error(options, device, files, rank)):
         loaded = load_model(
             files,
             dtype=model_dtype(options),
             load_format=options.load_format,
             quantization=options.quantization,
-            make_path=partial(_make_path, options, device),
+            make_path=partial(_make_path, options, device, rank=rank),
             progress=progress,
         )
     path = loaded.model.path
@@ -59,6 +67,9 @@ def build_gpu_runner(
     )  # fmt: skip
     # What follows is compiling kernels, most of it.
     progress(1.0)
+    axes = axes_of(options)
+    if axes.num_ranks > 1:
+        loaded.model.groups = without_others(axes, rank, replica)
     parts = Parts(options, device, loaded)
     use = parts.measure()
     progress(1.0)
@@ -78,13 +89,18 @@ def build_gpu_runner(
     with out_of_memory(lambda: start_needs_more(options, device.memory(), use)):
         engine = parts.engine(kv_cache, info.max_model_len)
     progress(1.0)
-    parts.capture(engine, kv_cache)
+    ranks = None
+    if axes.num_ranks > 1:
+        ranks = parts.ranks(engine, kv_cache, loaded.model.groups)
+    else:
+        engine.graphs = parts.capture(engine, kv_cache)
     runner = GpuRunner(
         GuardedEngine(engine, device, options, use),
         make_rows(options, loaded, info),
         info,
         swap_space=parts.swap_space(kv_cache),
         max_steps_in_flight=options.max_steps_in_flight,
+        ranks=ranks,
     )
     try:
         runner.warm_up()
@@ -94,26 +110,29 @@ def build_gpu_runner(
     return runner
 
 
-def _make_path(options: Options, device: Device, config: ModelConfig) -> ComputePath:
+def _make_path(options: Options, device: Device, config: ModelConfig, *, rank: int) -> ComputePath:
     if config.head_size not in HEAD_SIZES:
         raise PermanentError(
             f"device={options.device}: the model's heads have {config.head_size} numbers, and the GPU's attention "
             f"computes heads of {', '.join(map(str, HEAD_SIZES))}; device=cpu computes any"
         )
-    return gpu_path(
+    path = gpu_path(
         model_dtype(options),
         device.torch_device,
         kv_cache_dtype=_KV_CACHE_DTYPES[options.kv_cache_dtype],
         batch_invariant=options.batch_invariant,
     )
+    return replace(path, shard=shard_of(options, rank))
 
 
-def _weights_error(options: Options, device: Device, files: ModelFiles) -> PermanentError:
+def _weights_error(options: Options, device: Device, files: ModelFiles, rank: int) -> PermanentError:
     (config, made_for), dtype = config_of(files), model_dtype(options)
-    quantization = resolve_quantization(options.quantization, made_for, _make_path(options, device, config))
+    path = _make_path(options, device, config, rank=rank)
+    quantization = resolve_quantization(options.quantization, made_for, path)
     return weights_need_more(
         options,
         device.memory(),
-        needed=weight_bytes(config, dtype, fp8=quantization == "fp8"),
-        as_fp8=weight_bytes(config, dtype, fp8=True),
+        # A rank's part, or a little less: norms are whole everywhere.
+        needed=weight_bytes(config, dtype, fp8=quantization == "fp8") // path.shard.size,
+        as_fp8=weight_bytes(config, dtype, fp8=True) // path.shard.size,
     )

@@ -43,10 +43,20 @@ def check_gpu_options(options: Options) -> None:
         raise PermanentError(
             f"quantization={options.quantization} is computed on CPUs only: use fp8 or none on a GPU, or device=cpu"
         )
-    if options.tensor_parallel_size > 1:
+    if options.in_lockstep:
         raise PermanentError(
-            f"tensor_parallel_size={options.tensor_parallel_size}: ranks share layers on CPUs only so far; use 1 on "
-            "GPUs, or device=cpu"
+            f"enable_expert_parallel with data_parallel_size={options.data_parallel_size}: replicas share experts on "
+            "CPUs only so far; use data_parallel_size=1, without enable_expert_parallel any, or device=cpu"
+        )
+    if options.pipeline_parallel_size > 1:
+        raise PermanentError(
+            f"pipeline_parallel_size={options.pipeline_parallel_size}: stages are for CPUs only so far; on GPUs use "
+            f"tensor_parallel_size, or device=cpu"
+        )
+    if options.enable_expert_parallel:
+        raise PermanentError(
+            "enable_expert_parallel: ranks hold whole experts on CPUs only so far; leave it out, and with "
+            "tensor_parallel_size each has a part of every expert, or use device=cpu"
         )
     _warn(options, _ONLY_ON_CPUS, "on GPUs")
 

@@ -1,6 +1,8 @@
 """What a GPU worker consists of beside its weights: engine, KV cache, graphs; and what they leave of the memory."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from configs.options import Options
 from worker.capacity import longest_sequence, resolve_num_swap_blocks
@@ -12,13 +14,18 @@ from worker.gpu.graphs.sizes import graph_sizes
 from worker.gpu.memory.out_of_memory import cache_needs_more, graphs_need_more, out_of_memory, step_needs_more
 from worker.gpu.memory.use import MemoryUse, measure_use
 from worker.gpu.memory.worst_step import worst_step
+from worker.gpu.ranks import GpuRanks
 from worker.gpu.swap import GpuSwapSpace
 from worker.kv_cache import KVCache
+from worker.parallel.groups import Groups
 from worker.weights import LoadedModel
 
 # Before a step of all tokens and rows is tried, one of so small a part of them is: it compiles kernels, and says what
 # the whole would need if that does not fit.
 _PART = 8
+# Of NCCL, as its sources have it: a connection takes 4 MiB for large messages, 4.7 and 0.5 for small ones; rings and
+# trees have up to three for each of up to 32 channels.
+_NCCL_BYTES = 2**30
 
 
 class Parts:
@@ -47,6 +54,8 @@ class Parts:
         options, device = self._options, self._device
         if options.num_blocks_override:
             return measure_use(device, lambda: None, weights=self._weights)
+        # The ranks meet when each of them is ready.
+        nccl = _NCCL_BYTES if options.world_size > 1 and device.torch_device.type == "cuda" else 0
         kv_cache = self.kv_cache(2, measure_use(device, lambda: None, weights=self._weights))
         # If not even that fits, it needs more than all there is.
         needed_by_part = self._room().free
@@ -63,7 +72,7 @@ class Parts:
             use = measure_use(device, all_of_it, weights=self._weights, kv_bytes=2 * self.block_bytes)
         with out_of_memory(self._graphs_error):
             graphs = graph_memory_estimate(engines[0], self._loaded.model, kv_cache, device, self._sizes)
-        return replace(use, graphs=graphs)
+        return replace(use, graphs=graphs, nccl=nccl)
 
     def _compute_worst(self, kv_cache: KVCache, part: int) -> GpuEngine:
         """A step of a `part`-th of the tokens and rows, each of which asks for all that a request may."""
@@ -106,20 +115,27 @@ class Parts:
         with out_of_memory(error):
             return KVCache(config, num_blocks=num_blocks, block_size=block_size, path=path)
 
-    def capture(self, engine: GpuEngine, kv_cache: KVCache) -> None:
-        """Has the engine use graphs, if the options ask for some."""
+    def capture(
+        self, engine: GpuEngine, kv_cache: KVCache, settle: Callable[[], None] = lambda: None
+    ) -> CapturedGraphs | None:
+        """The engine's graphs, if the options ask for some. settle: see CapturedGraphs."""
         if not (self._sizes.decodes or self._sizes.pieces):
-            return
-        graphs = CapturedGraphs(engine, self._loaded.model, kv_cache, self._device, self._sizes)
+            return None
+        graphs = CapturedGraphs(engine, self._loaded.model, kv_cache, self._device, self._sizes, settle)
         with out_of_memory(self._graphs_error):
             graphs.capture()
-        engine.graphs = graphs
+        return graphs
+
+    def ranks(self, engine: GpuEngine, kv_cache: KVCache, without_others: Groups) -> GpuRanks:
+        """For an engine that computes with other ranks: its graphs are captured when they have met."""
+        capture = partial(self.capture, engine, kv_cache)
+        return GpuRanks(self._device, self._loaded.model, engine, capture, without_others)
 
     def swap_space(self, kv_cache: KVCache) -> GpuSwapSpace:
         """In pinned memory of the host, if the options ask for some."""
         options = self._options
         dtype = self._loaded.model.path.kv_cache_dtype
-        num_blocks = resolve_num_swap_blocks(options, self._loaded.config, dtype)
+        num_blocks = resolve_num_swap_blocks(options, self._loaded.config, dtype, self._loaded.model.path.shard)
         try:
             return GpuSwapSpace(kv_cache, self._device, num_blocks)
         except RuntimeError as error:

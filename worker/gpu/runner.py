@@ -18,6 +18,7 @@ from worker.batching import Gathered, gather
 from worker.errors import PlanError
 from worker.gpu.begun_step import BegunStep
 from worker.gpu.device import Event
+from worker.gpu.ranks import GpuRanks
 from worker.gpu.step_inputs import PromptScores, StepInputs, StepOutputs
 from worker.gpu.step_waiter import StepWaiter
 from worker.gpu.swap import GpuSwapSpace
@@ -57,10 +58,12 @@ class GpuRunner:
         *,
         swap_space: GpuSwapSpace,
         max_steps_in_flight: int,
+        ranks: GpuRanks | None = None,
     ) -> None:
-        """max_steps_in_flight: steps that may have begun without their results having been taken."""
+        """max_steps_in_flight: steps that may have begun without their results having been taken. ranks: if there are
+        several that compute a step together."""
         self._engine, self._rows, self._swap_space = engine, rows, swap_space
-        self._max_steps_in_flight = max_steps_in_flight
+        self._max_steps_in_flight, self._ranks = max_steps_in_flight, ranks
         # As Ready tells it to the scheduler.
         self.model_info = model_info
         self._waiter = StepWaiter()
@@ -79,12 +82,19 @@ class GpuRunner:
     def num_live_rows(self) -> int:
         return len(self._rows.live_rows)
 
-    def join(self, groups: Groups | None) -> None:
-        """See worker.step_runner.StepRunner. Ranks on GPUs compute alone."""
-        assert groups is None
+    def join(self, groups: Groups | None, while_waiting: Callable[[], None] = lambda: None) -> None:
+        """See worker.step_runner.StepRunner."""
+        assert self._ranks is not None, "it computes alone"
+        if groups is None:
+            self._ranks.leave()
+        else:
+            self._ranks.join(groups, while_waiting)
 
     def reset(self) -> None:
         """A new epoch: waits for what is under way, drops the results, forgets every row."""
+        if self._in_flight and self._ranks is not None:
+            # They may wait for a rank that has died; and nobody wants what they say.
+            self._ranks.leave()
         self._in_flight.clear()
         self._engine.reset()
         self._swap_space.forget()
@@ -99,6 +109,8 @@ class GpuRunner:
         of the steps before it can still be taken, and then only `reset` may follow.
         """
         rows = self._rows
+        if self._ranks is not None:
+            self._ranks.begin_step(plan.step)
         if len(self._in_flight) >= self._max_steps_in_flight:
             raise PlanError(
                 f"step: {plan.step} comes while {len(self._in_flight)} results are awaited; max_steps_in_flight is "

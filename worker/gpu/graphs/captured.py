@@ -37,11 +37,18 @@ class CapturedGraphs:
     """
 
     def __init__(
-        self, engine: CapturedEngine, model: GpuModel, kv_cache: KVCache, device: Device, sizes: GraphSizes
+        self,
+        engine: CapturedEngine,
+        model: GpuModel,
+        kv_cache: KVCache,
+        device: Device,
+        sizes: GraphSizes,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """Captures nothing yet."""
+        """Captures nothing yet. settle: called when a step, of all ranks if there are several, has been given to the
+        device, before anything waits for it."""
         self._engine, self._model, self._kv_cache, self._device = engine, model, kv_cache, device
-        self._sizes = sizes
+        self._sizes, self._settle = sizes, settle
         self._pool = device.graph_pool()
         self._forward: dict[int, Graph] = {}
         self._sample: dict[tuple[SamplingKind, int], Graph] = {}
@@ -100,9 +107,16 @@ class CapturedGraphs:
         # The step itself, before the capture: it compiles kernels for this size, and takes the memory that stays.
         with torch.inference_mode():
             warm_up()
+            self._settle()
             before = self._device.memory().free
             capture()
         return max(0, before - self._device.memory().free)
+
+    def drop(self) -> None:
+        """Gives all up, also those that are being replayed: calls of other ranks that they hold can end then."""
+        self._forward.clear()
+        self._sample.clear()
+        self._pieces.clear()
 
     # --- worker.gpu.engine.StepGraphs.
 

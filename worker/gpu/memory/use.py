@@ -26,10 +26,12 @@ class MemoryUse:
     # The most that a step takes beyond the weights: what stays in place for all steps, and what comes and goes.
     step: int
     graphs: int = 0
+    # What NCCL will take when the ranks have met.
+    nccl: int = 0
 
     @property
     def taken(self) -> int:
-        return self.others + self.weights + self.step + self.graphs
+        return self.others + self.weights + self.step + self.graphs + self.nccl
 
     def left(self, utilization: float) -> int:
         """Bytes for the KV cache; below 0, so many are lacking."""
@@ -69,6 +71,7 @@ def _no_room(use: MemoryUse, options: Options, num_blocks: int, block_bytes: int
         ways.append("enforce_eager=true")
     if use.weights > 2 * lacking and options.quantization in ("auto", "none"):
         ways.append("quantization=fp8")
+    nccl = f", NCCL {gib(use.nccl)}" if use.nccl else ""
     use_these = f"use {', or '.join(ways)}" if ways else "this model needs a GPU with more memory"
     leaves = f"{gib(max(0, use.left(share)))} GiB for the KV cache"
     if options.max_model_len:
@@ -76,7 +79,7 @@ def _no_room(use: MemoryUse, options: Options, num_blocks: int, block_bytes: int
     return (
         f"gpu_memory_utilization={share:g} gives this worker {gib(use.total * share)} of the GPU's {gib(use.total)} "
         f"GiB, which leaves {leaves}: weights take {gib(use.weights)}, a step {gib(use.step)}, CUDA graphs "
-        f"{gib(use.graphs)}, the driver and other processes {gib(use.others)}; {use_these}"
+        f"{gib(use.graphs)}{nccl}, the driver and other processes {gib(use.others)}; {use_these}"
     )
 
 
@@ -110,9 +113,11 @@ def account(use: MemoryUse, options: Options, info: inference_pb2.ModelInfo, blo
     """Where the GPU's memory is, for the log."""
     share, kv_bytes = options.gpu_memory_utilization, (info.num_blocks + 1) * block_bytes
     num_tokens = info.num_blocks * info.block_size
+    num_sequences = num_tokens / info.max_model_len
+    nccl = f"NCCL {gib(use.nccl)}, " if use.nccl else ""
     return (
         f"GPU memory: {gib(use.total)} GiB, of which gpu_memory_utilization={share:g} gives {gib(use.total * share)}: "
-        f"weights {gib(use.weights)}, a step's peak {gib(use.step)}, CUDA graphs {gib(use.graphs)}, the driver and "
-        f"other processes {gib(use.others)}, KV cache {gib(kv_bytes)} ({info.num_blocks} blocks, {num_tokens} tokens: "
-        f"{num_tokens / info.max_model_len:.1f} sequences of max_model_len={info.max_model_len} at once)"
+        f"weights {gib(use.weights)}, a step's peak {gib(use.step)}, CUDA graphs {gib(use.graphs)}, {nccl}the driver "
+        f"and other processes {gib(use.others)}, KV cache {gib(kv_bytes)} ({info.num_blocks} blocks, {num_tokens} "
+        f"tokens: {num_sequences:.1f} sequences of max_model_len={info.max_model_len} at once)"
     )
