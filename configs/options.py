@@ -241,8 +241,10 @@ class Options(GpuOptions, ParallelOptions):
                 raise ValueError(f"step_addresses: {address!r} must begin with ipc:// or tcp://")
             if address.startswith("tcp://") and not self.curve_dir:
                 raise ValueError(f"step_addresses: {address!r} needs curve_dir; make keys with `octavo keys DIR`")
-        if self.pipeline_parallel_size > 1 or self.enable_expert_parallel:
-            raise ValueError("pipeline_parallel_size and enable_expert_parallel: not yet; leave them at 1 and false")
+        if self.pipeline_parallel_size > 1:
+            raise ValueError("pipeline_parallel_size: not yet; leave it at 1")
+        if self.in_lockstep:
+            raise ValueError("enable_expert_parallel with data_parallel_size above 1: not yet; leave one of them out")
         if self.in_lockstep and len({address.startswith("tcp://") for address in self.step_addresses}) > 1:
             raise ValueError(
                 f"step_addresses={','.join(self.step_addresses)}: with enable_expert_parallel all workers talk to each "

@@ -13,11 +13,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from configs.options import Options
 from kernels.compute_path import ComputePath, compute_path
 from kernels.shard import Shard
+from protos import step_pb2
 from runtime.model_files import resolve_model
+from tests.fakes.fake_runner import fake_runner
 from tests.support.model_runs import ModelRun, relative_error
 from tests.support.ranks import run_replicas
+from worker.build import build_cpu_runner
+from worker.errors import PermanentError
 from worker.model_config import ModelConfig
 from worker.models.registry import model_class
 from worker.parallel.axes import Axes
@@ -26,7 +31,7 @@ from worker.weights import LoadedModel, load_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 131, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256, "rope_theta": 10000.0,
+    "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 256, "rope_theta": 10000.0,
     "num_experts_per_tok": 2,
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -41,13 +46,11 @@ PROMPTS = [
 STEPS = [(13, 0), (0, 80), (8, 60), (1, 1), (1, 0), (0, 1), (1, 1), (0, 0)]
 
 
-def _make(directory: Path, architecture: str) -> Path:
-    (directory / "config.json").write_text(
-        json.dumps({"architectures": [architecture], **SHAPE, **FAMILIES[architecture]})
-    )
-    config = ModelConfig.from_directory(directory)
+def _make(directory: Path, architecture: str, **changes: int) -> Path:
+    config = {"architectures": [architecture], **SHAPE, **FAMILIES.get(architecture, {}), **changes}
+    (directory / "config.json").write_text(json.dumps(config))
+    shapes = model_class(architecture).tensor_shapes(ModelConfig.from_directory(directory))
     generator = torch.Generator().manual_seed(0)
-    shapes = model_class(architecture).tensor_shapes(config)
     tensors = {name: torch.randn(shape, generator=generator) * 0.2 + ("norm" in name) for name, shape in shapes.items()}
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     return directory
@@ -105,3 +108,38 @@ def test_two_replicas_in_lockstep_say_what_one_rank_says(tmp_path: Path, archite
             assert greedy == tokens
             assert tensor_size > 1 or torch.equal(logits, expected)
             assert torch.equal(logits, ranks[0][0])
+
+
+def test_a_replica_that_has_nothing_to_do_takes_part_with_an_empty_step(tmp_path: Path) -> None:
+    prompt = [5, 6, 7, 8]
+
+    def run(replica: int, rank: int, groups: Groups) -> list[int]:
+        runner = fake_runner()
+        runner.join(groups)
+        new = step_pb2.NewRow(row=0, sequence=1, token_ids=prompt, num_prompt_tokens=len(prompt), block_ids=[1])
+        empty = step_pb2.StepPlan()
+        plans = [step_pb2.StepPlan(new_rows=[new], rows=[0], num_tokens=[4]), empty], [empty, empty]
+        results = [runner.execute(plan) for plan in plans[replica]]
+        assert [len(result.token_ids) > 0 for result in results] == [replica == 0, False]
+        return [result.num_tokens_of_all for result in results]
+
+    assert run_replicas(tmp_path, Axes(data_size=2), run) == [[[4, 0]], [[4, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("LlamaForCausalLM", {}, "enable_expert_parallel: a LlamaForCausalLM has no experts"),
+        ("Qwen3MoeForCausalLM", {"num_experts": 3}, r"3 experts can't be dealt out over 4 ranks .*; 3 ranks or less"),
+    ],
+)
+def test_models_whose_experts_do_not_fit_are_refused(
+    tmp_path: Path, architecture: str, changes: dict[str, int], message: str
+) -> None:
+    model = _make(tmp_path, architecture, **changes)
+    options = Options(
+        model=str(model), load_format="dummy", dtype="float32", weight_cache=0, tensor_parallel_size=4,
+        enable_expert_parallel=True,
+    )  # fmt: skip
+    with pytest.raises((PermanentError, ValueError), match=message):
+        build_cpu_runner(options, rank=1)

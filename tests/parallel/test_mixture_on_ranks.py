@@ -1,0 +1,132 @@
+"""A mixture whose experts are on different ranks: the bits of one rank, both ways that tokens take, and what is sent.
+
+Ranks are threads here, and PyTorch computes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.compute_path import torch_path
+from kernels.shard import Shard
+from tests.fakes.fake_model import fake_config
+from tests.support.gpu_runs import TakeFrom
+from tests.support.ranks import run_replicas
+from worker.experts_config import ExpertsConfig
+from worker.forward_context import ForwardContext, forward_context
+from worker.kv_cache import KVCache
+from worker.layers.experts.mixture import MixtureOfExperts
+from worker.layers.experts.names import ExpertNames
+from worker.parallel.axes import Axes
+from worker.parallel.expert_placement import ExpertPlacement
+from worker.parallel.experts import GATHERED_TOKENS
+from worker.parallel.gloo import GlooGroup
+from worker.parallel.group import Group
+from worker.parallel.groups import Groups
+from worker.workspace import Workspace
+
+HIDDEN_SIZE, INTERMEDIATE_SIZE = 32, 48
+PREFIX, NORM = "model.layers.0.mlp", "model.layers.0.norm"
+WHOLE_PATH = torch_path(torch.float32)
+
+
+class Mixture:
+    """One rank's, of random weights that are the same everywhere."""
+
+    def __init__(self, num_experts: int, top_k: int, groups: Groups) -> None:
+        experts = ExpertsConfig(
+            num_experts=num_experts, num_experts_per_token=top_k, intermediate_size=INTERMEDIATE_SIZE, renormalize=True,
+            layers=(True,),
+        )  # fmt: skip
+        self._config = fake_config(hidden_size=HIDDEN_SIZE, experts=experts)
+        self._groups = groups
+        shards = [Shard(each.rank, each.size) for each in (groups.tensor, groups.experts)]
+        self._path = replace(WHOLE_PATH, shard=shards[0], experts=shards[1])
+        generator = torch.Generator().manual_seed(0)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator) * 0.2
+
+        tensors = {f"{NORM}.weight": random(HIDDEN_SIZE), f"{PREFIX}.gate.weight": random(num_experts, HIDDEN_SIZE)}
+        held = ExpertPlacement.even(num_experts, shards[1].size).slots_of(shards[1].rank)
+        for expert in range(num_experts):
+            for name in ExpertNames().tensors(expert):
+                shape = (INTERMEDIATE_SIZE, HIDDEN_SIZE)
+                weight = random(*(shape[::-1] if "down" in name else shape))
+                # To read what others hold would be a KeyError.
+                if expert in held:
+                    tensors[f"{PREFIX}.{name}.weight"] = weight
+        take = TakeFrom(tensors, torch.float32)
+        self._mixture = MixtureOfExperts(self._config, PREFIX, NORM, ExpertNames(), take, self._path)
+
+    def add(self, tokens: Sequence[torch.Tensor]) -> torch.Tensor:
+        """To the tokens of the rank's own replica, given those of all."""
+        x_TE = tokens[self._groups.data.rank].clone()
+        context = ForwardContext(
+            kv_cache=KVCache(self._config, num_blocks=2, block_size=8, path=WHOLE_PATH), slots_T=torch.empty(0),
+            rope_turns=(), attention_plans={}, workspace=Workspace(self._path), groups=self._groups,
+            num_tokens_D=[len(each) for each in tokens],
+        )  # fmt: skip
+        with torch.inference_mode(), forward_context(context):
+            self._mixture.add_to_(x_TE)
+        return x_TE
+
+
+def _tokens(counts: Sequence[int]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(count, HIDDEN_SIZE, generator=generator) for count in counts]
+
+
+@pytest.mark.parametrize(
+    ("tensor_size", "data_size", "num_experts"), [(1, 2, 6), (2, 2, 5), (3, 1, 7)], ids=lambda value: f"{value}"
+)
+def test_a_token_has_the_bits_of_one_rank_whatever_way_it_takes(
+    tmp_path: Path, tensor_size: int, data_size: int, num_experts: int
+) -> None:
+    steps = [_tokens(counts[:data_size]) for counts in ((7, 3), (1, 0), (0, 9), (70, 31), (2, 90))]
+    axes = Axes(tensor_size=tensor_size, data_size=data_size)
+    assert {sum(map(len, step)) > GATHERED_TOKENS for step in steps} == {False, True}
+
+    def run(replica: int, rank: int, groups: Groups) -> list[torch.Tensor]:
+        mixture = Mixture(num_experts, 3, groups)
+        return [mixture.add(tokens) for tokens in steps]
+
+    alone = Mixture(num_experts, 3, Groups())
+    for replica, ranks in enumerate(run_replicas(tmp_path, axes, run)):
+        for tokens, *added in zip(steps, *ranks, strict=True):
+            expected = alone.add([tokens[replica]])
+            assert all(torch.equal(each, expected) for each in added)
+
+
+def _sent(groups: Sequence[Group]) -> list[tuple[int, int]]:
+    return [(group.num_calls, group.num_bytes) for group in groups if isinstance(group, GlooGroup)]
+
+
+@pytest.mark.parametrize("num_tokens", [8, 40])
+def test_what_a_mixture_sends_is_what_the_docs_say(tmp_path: Path, num_tokens: int) -> None:
+    """docs/architecture.md. Each token has an expert on each rank, so that its share of the bytes is no matter of
+    chance."""
+    axes, top_k, size = Axes(tensor_size=2, data_size=2), 4, HIDDEN_SIZE * 4
+    tensor, data, ranks = axes.tensor_size, axes.data_size, axes.num_ranks
+
+    def run(replica: int, rank: int, groups: Groups) -> list[tuple[int, int]]:
+        Mixture(top_k, top_k, groups).add(_tokens([num_tokens] * data))
+        return _sent((groups.tensor, groups.data, groups.experts))
+
+    if data * num_tokens <= GATHERED_TOKENS:
+        sent = [
+            (0, 0),
+            (1, (data - 1) * num_tokens * (size + 4 * top_k)),
+            (1, num_tokens * top_k * (ranks - 1) // ranks * size),
+        ]
+    else:
+        elsewhere = ranks - tensor
+        sent = [
+            (1, (tensor - 1) * num_tokens // tensor * size),
+            (1, (data - 1) * num_tokens * 4 * top_k),
+            (2, num_tokens // tensor * (elsewhere + top_k * (ranks - 1) // ranks) * size),
+        ]
+    assert run_replicas(tmp_path, axes, run) == [[sent] * tensor] * data
