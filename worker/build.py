@@ -64,11 +64,12 @@ def build_cpu_runner(
     """As `build_runner`, on this CPU."""
     start = time.monotonic()
     files = resolve_model(options.model)
-    dtype, shard, experts = model_dtype(options), shard_of(options, rank), experts_of(options, rank, replica)
+    dtype, shard, stage = model_dtype(options), shard_of(options, rank), stage_of(options, rank)
+    experts = experts_of(options, rank, replica)
 
     def make_path(config: ModelConfig) -> ComputePath:
         check_experts(options, config)
-        return replace(compute_path(dtype, config.head_size), shard=shard, experts=experts)
+        return replace(compute_path(dtype, config.head_size), shard=shard, stage=stage, experts=experts)
 
     loaded = load_model(
         files,
@@ -90,7 +91,7 @@ def build_cpu_runner(
         torch.set_num_threads(1)
         if cores:
             path.native.bind_threads(cores)
-    num_blocks = resolve_num_blocks(options, loaded.config, path.kv_cache_dtype, path.shard)
+    num_blocks = resolve_num_blocks(options, loaded.config, path.kv_cache_dtype, shard, stage)
     info = model_info(
         options,
         loaded,
@@ -101,7 +102,7 @@ def build_cpu_runner(
     )
     # Block 0, the null block, comes on top of those that can be given out.
     kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, path=path)
-    num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, path.kv_cache_dtype, path.shard)
+    num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, path.kv_cache_dtype, shard, stage)
     rows = make_rows(options, loaded, info)
     others = without_others(axes_of(options), rank, replica)
     runner = Runner(loaded.model, kv_cache, rows, info, num_swap_blocks=num_swap_blocks, without_others=others)

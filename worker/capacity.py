@@ -5,7 +5,7 @@ import logging
 import torch
 
 from configs.options import Options
-from kernels.shard import WHOLE, Shard
+from kernels.shard import ALL_LAYERS, WHOLE, Shard, Stage
 from worker.errors import PermanentError
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
@@ -13,25 +13,36 @@ from worker.model_config import ModelConfig
 _log = logging.getLogger("octavo.worker")
 
 
-def resolve_num_blocks(options: Options, config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
-    """Blocks that can be given out, from num_blocks_override or kv_cache_memory.
+def resolve_num_blocks(
+    options: Options, config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE, stage: Stage = ALL_LAYERS
+) -> int:
+    """Blocks that can be given out at a rank, from num_blocks_override or kv_cache_memory.
 
     Raises ValueError, naming the option, if there is room for none.
     """
     if options.num_blocks_override:
         return options.num_blocks_override
-    num_bytes, block_size = int(options.kv_cache_memory * 2**30), options.block_size
-    return KVCache.num_blocks_for(config, num_bytes=num_bytes, block_size=block_size, dtype=dtype, shard=shard) - 1
+    num_blocks = KVCache.num_blocks_for(
+        config,
+        num_bytes=int(options.kv_cache_memory * 2**30),
+        block_size=options.block_size,
+        dtype=dtype,
+        shard=shard,
+        stage=stage,
+    )
+    return num_blocks - 1
 
 
-def resolve_num_swap_blocks(options: Options, config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
+def resolve_num_swap_blocks(
+    options: Options, config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE, stage: Stage = ALL_LAYERS
+) -> int:
     """Host blocks for swapped KV: those that swap_space holds, or none if preemption_mode does not ask for them.
 
     Raises PermanentError, naming the option, if there is room for none.
     """
     if options.preemption_mode != "swap":
         return 0
-    size = KVCache.block_bytes(config, options.block_size, dtype, shard)
+    size = KVCache.block_bytes(config, options.block_size, dtype, shard, stage)
     num_blocks = int(options.swap_space * 2**30) // size
     if not num_blocks:
         raise PermanentError(

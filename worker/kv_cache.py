@@ -1,10 +1,12 @@
 """The keys and values of every token in flight, in blocks that sequences share and recycle."""
 
+import math
+
 import torch
 
 from kernels.compute_path import ComputePath
 from kernels.native.memory import huge_zeros
-from kernels.shard import WHOLE, Shard
+from kernels.shard import ALL_LAYERS, WHOLE, Shard, Stage
 from worker.local_heads import LocalHeads
 from worker.model_config import ModelConfig
 
@@ -13,12 +15,14 @@ GPU_BLOCK_SIZES = (*BLOCK_SIZES, 64, 128)
 
 
 class KVCache:
-    """KV blocks of all layers.
+    """KV blocks of all layers of a stage.
 
     A layer's cache is [num_blocks, block_size, 2, num_kv_heads, head_size], and a block is one contiguous run. In which
     order the numbers of a block lie is the business of the kernels that write and read them: PyTorch's path has them as
     the shape says, a token's keys and values side by side; the C++ path as kernels/paged_attention/cache_layout.h says.
     On a GPU it is [num_blocks, 2, num_kv_heads, block_size, head_size]: kernels/paged_attention/gpu_cache.py.
+    Of a model with latent attention it is [num_blocks, block_size, latent size + rope size], for all heads, on each
+    rank: kernels/mla_attention/gpu_cache.py.
     Block 0 is the null block: block tables are padded with it, it is never given out, and it stays finite.
     """
 
@@ -30,15 +34,20 @@ class KVCache:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: at least 2 are needed, the null block and one to give out")
         self.block_size = block_size
-        dtype, num_kv_heads = path.kv_cache_dtype, LocalHeads(config, path.shard).shape.num_kv_heads
+        numbers = path.stage.layers(config.num_layers)
+        self._first_layer = numbers.start
+        dtype = path.kv_cache_dtype
+        block_shape = _block_shape(config, block_size, path.shard, on_gpu=path.gpu is not None)
         # Zeros, not empty: attention multiplies masked entries by a weight of 0, which leaves NaN what it was. On a GPU
         # what is masked is not read, but this takes the memory now, not in some step.
         if path.gpu is not None:
-            shape = (num_blocks, 2, num_kv_heads, block_size, config.head_size)
-            self.layers = [torch.zeros(shape, dtype=dtype, device=path.device) for _ in range(config.num_layers)]
+            self.layers = [torch.zeros((num_blocks, *block_shape), dtype=dtype, device=path.device) for _ in numbers]
         else:
-            shape = (num_blocks, block_size, 2, num_kv_heads, config.head_size)
-            self.layers = [huge_zeros(shape, dtype) for _ in range(config.num_layers)]
+            self.layers = [huge_zeros((num_blocks, *block_shape), dtype) for _ in numbers]
+
+    def of_layer(self, number: int) -> torch.Tensor:
+        """The cache of one of the stage's layers, which are numbered as in the whole model."""
+        return self.layers[number - self._first_layer]
 
     @property
     def num_blocks(self) -> int:
@@ -46,20 +55,28 @@ class KVCache:
         return self.layers[0].shape[0]
 
     @staticmethod
-    def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
-        """Bytes of one block over all layers, at a rank."""
-        num_kv_heads = LocalHeads(config, shard).shape.num_kv_heads
-        return config.num_layers * block_size * 2 * num_kv_heads * config.head_size * dtype.itemsize
+    def block_bytes(
+        config: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard = WHOLE, stage: Stage = ALL_LAYERS
+    ) -> int:
+        """Bytes of one block over all layers of a stage, at a rank."""
+        num_layers = len(stage.layers(config.num_layers))
+        return num_layers * math.prod(_block_shape(config, block_size, shard)) * dtype.itemsize
 
     @staticmethod
     def num_blocks_for(
-        config: ModelConfig, *, num_bytes: int, block_size: int, dtype: torch.dtype, shard: Shard = WHOLE
+        config: ModelConfig,
+        *,
+        num_bytes: int,
+        block_size: int,
+        dtype: torch.dtype,
+        shard: Shard = WHOLE,
+        stage: Stage = ALL_LAYERS,
     ) -> int:
         """Blocks, the null block included, that fit into num_bytes.
 
         Raises ValueError, naming the option, if those are fewer than 2.
         """
-        size = KVCache.block_bytes(config, block_size, dtype, shard)
+        size = KVCache.block_bytes(config, block_size, dtype, shard, stage)
         num_blocks = num_bytes // size
         if num_blocks < 2:
             raise ValueError(
@@ -67,3 +84,13 @@ class KVCache:
                 f"at least {2 * size / 2**30:.4g} GiB is needed"
             )
         return num_blocks
+
+
+def _block_shape(config: ModelConfig, block_size: int, shard: Shard, *, on_gpu: bool = False) -> tuple[int, ...]:
+    """Of one layer's block, at a rank."""
+    if config.latent is not None:
+        return block_size, config.latent.entry_size
+    num_kv_heads = LocalHeads(config, shard).shape.num_kv_heads
+    if on_gpu:
+        return 2, num_kv_heads, block_size, config.head_size
+    return block_size, 2, num_kv_heads, config.head_size

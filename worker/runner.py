@@ -23,13 +23,15 @@ from worker.result_columns import put_columns
 from worker.rows import Rows
 from worker.scheduled import BatchRows
 from worker.scores import Greedy, Logits, Scores
+from worker.stage_traffic import ExpectedStep, StageTraffic
 from worker.step_runner import DoneResult
 from worker.swap_space import SwapSpace
-from worker.verification import sample_rows
+from worker.verification import StepTokens, sample_rows
 from worker.warm_up import warm_up_plans
 
 # Prompt positions whose logits exist at once: 64 x 49,152 in float32 are 12 MiB.
 _LOGITS_SLICE = 64
+_NOTHING = StepTokens.one_each(np.empty(0, np.int64))
 
 
 class StepModel(Protocol):
@@ -39,8 +41,16 @@ class StepModel(Protocol):
     path: ComputePath
     groups: Groups
 
+    @property
+    def hidden_size(self) -> int: ...
+
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         """Hidden states [T, E] of the batch's tokens, whose KV it writes."""
+        ...
+
+    def incoming(self, num_tokens: int) -> torch.Tensor:
+        """Of a stage that is not the first: where its next step, of so many tokens, finds the hidden states of the
+        stage before, float32 [T, E]."""
         ...
 
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
@@ -65,8 +75,10 @@ class Runner:
         *,
         num_swap_blocks: int = 0,
         without_others: Groups | None = None,
+        max_steps_in_flight: int = 1,
     ) -> None:
-        """without_others: what stands for the groups of this rank until it has joined some; None: it is alone."""
+        """without_others: what stands for the groups of this rank until it has joined some; None: it is alone.
+        max_steps_in_flight: steps that may be under way at all stages together."""
         self._model, self._kv_cache, self._rows = model, kv_cache, rows
         self._swap_space = SwapSpace(kv_cache, num_swap_blocks)
         self._batch = InputBatch(
@@ -74,8 +86,9 @@ class Runner:
         )
         kernels = model.path.native
         self._decodes = None if kernels is None else Decodes(kernels, rows, self._batch)
-        self._without_others = without_others or Groups()
+        self._without_others, self._max_steps_in_flight = without_others or Groups(), max_steps_in_flight
         model.groups = self._without_others
+        self._traffic = self._new_traffic()
         # As Ready tells it to the scheduler.
         self.model_info = model_info
 
@@ -88,6 +101,7 @@ class Runner:
         """See worker.step_runner.StepRunner."""
         self._model.groups.leave()
         self._model.groups = groups or self._without_others
+        self._traffic = self._new_traffic()
 
     @property
     def num_live_rows(self) -> int:
@@ -97,19 +111,29 @@ class Runner:
         """A new epoch: forgets every row; what blocks hold means nothing any more."""
         self._rows.clear()
         self._scrub(self._rows.take_spoiled_blocks())
+        self._traffic = self._new_traffic()
 
     def begin(self, plan: step_pb2.StepPlan) -> DoneResult:
         """As `execute`."""
         return DoneResult(self.execute(plan))
 
-    def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
-        """Computes one step. Epoch, step number and digest are the caller's to check.
+    def expect(self, plan: step_pb2.StepPlan) -> ExpectedStep | None:
+        """What other stages send for a step begins to come. From any thread, in the order of steps."""
+        return None if self._traffic is None else self._traffic.expect(plan)
 
-        Raises PlanError for a plan that contradicts what the rows hold; then only `reset` may follow.
+    def execute(self, plan: step_pb2.StepPlan, expected: ExpectedStep | None = None) -> step_pb2.StepResult:
+        """Computes one step. Epoch, step number and digest are the caller's to check. expected: what `expect` gave, if
+        it was called.
+
+        Raises PlanError for a plan that contradicts what the rows hold; then only `reset` may follow. Raises
+        CollectiveError if another rank is not there.
         """
         arrival = time.perf_counter()
-        rows = self._rows
+        rows, traffic = self._rows, self._traffic
         self._model.groups.begin_step(plan.step)
+        if traffic is not None:
+            expected = expected or traffic.expect(plan)
+            traffic.settle(plan)
         self._swap_space.apply(plan)
         rows.apply(plan)
         self._scrub(rows.take_spoiled_blocks())
@@ -118,11 +142,20 @@ class Runner:
         if self._in_lockstep:
             self._batch.num_tokens_D = self._tokens_of_all()
             result.num_tokens_of_all = sum(self._batch.num_tokens_D)
+        if expected is not None and expected.stream is not None:
+            stream_TE = expected.stream.wait()
+            self._model.incoming(len(stream_TE)).copy_(stream_TE)
         before_forward = time.perf_counter()
-        scores = self._compute(batch_rows, result)
+        is_last = traffic is None or traffic.is_last
+        scores = self._compute(batch_rows, result) if is_last else None
+        hidden_TE = None if is_last else self._model.forward(self._batch, self._kv_cache)
         after_forward = time.perf_counter()
-        if scores is not None:
-            self._sample(batch_rows, scores, result)
+        said = _NOTHING if scores is None else self._sample(batch_rows, scores, result)
+        if traffic is not None and expected is not None:
+            if hidden_TE is None:
+                traffic.tell(plan, batch_rows, said)
+            else:
+                traffic.pass_on(plan, expected, batch_rows, hidden_TE)
         end, timing = time.perf_counter(), result.timing
         timing.total = end - arrival
         timing.forward = after_forward - before_forward
@@ -134,6 +167,15 @@ class Runner:
         for plan in warm_up_plans(self._rows):
             self.execute(plan)
         self.reset()
+
+    def _new_traffic(self) -> StageTraffic | None:
+        """Of an epoch that begins; None: there is one stage."""
+        link = self._model.groups.pipeline
+        if link is None:
+            return None
+        return StageTraffic(
+            link, self._rows, hidden_size=self._model.hidden_size, max_steps_in_flight=self._max_steps_in_flight
+        )
 
     def _fill_batch(self, plan: step_pb2.StepPlan) -> BatchRows:
         if self._decodes is not None and (batch_rows := self._decodes.begin(plan)) is not None:
@@ -168,10 +210,10 @@ class Runner:
             return None
         return Logits(logits_LV=self._model.logits(hidden_TE[batch.logit_indices]).numpy())
 
-    def _sample(self, batch_rows: BatchRows, scores: Scores, result: step_pb2.StepResult) -> None:
+    def _sample(self, batch_rows: BatchRows, scores: Scores, result: step_pb2.StepResult) -> StepTokens:
         decodes = self._decodes if batch_rows.all_decode else None
         if decodes is not None and isinstance(scores, Greedy) and decodes.end(scores, result):
-            return
+            return StepTokens.one_each(scores.token_ids_L.numpy())
         rows, rows_N, drafts_N = self._rows, batch_rows.rows_N, batch_rows.num_drafts_N
         said = sample_rows(rows, rows_N, drafts_N, scores, self._model.path.native)
         rows.failed_R[rows_N] |= said.failed_N
@@ -185,6 +227,7 @@ class Runner:
             failed_N,
         )
         result.logprobs.extend(said.logprobs[key] for key in sorted(said.logprobs) if not failed_N[key[0]])
+        return said
 
     def _prompt_logprobs(self, prompt: ScoredPrompt, hidden_TE: torch.Tensor) -> Iterator[step_pb2.RowPromptLogprobs]:
         hidden_PE = hidden_TE[prompt.first_token : prompt.first_token + len(prompt.targets_P)]

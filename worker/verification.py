@@ -27,6 +27,14 @@ class StepTokens:
     failed_N: np.ndarray  # bool: logits were not finite
     logprobs: dict[tuple[int, int], inference_pb2.TokenLogprobs] = field(default_factory=dict)
 
+    @classmethod
+    def one_each(cls, tokens_N: np.ndarray) -> "StepTokens":
+        """Of rows that have neither drafts nor failed."""
+        num_rows = len(tokens_N)
+        return cls(
+            tokens_ND1=tokens_N[:, None], counts_N=np.ones(num_rows, np.int64), failed_N=np.zeros(num_rows, np.bool_)
+        )
+
 
 def sample_rows(
     rows: Rows,

@@ -35,6 +35,7 @@ class FakeModel:
 
     path = torch_path(torch.float32)
     groups = Groups()
+    hidden_size = 2
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         cache = kv_cache.layers[0].view(-1, 2, 1, 2)
@@ -50,6 +51,9 @@ class FakeModel:
             for length in range(context_len - int(end - start) + 1, context_len + 1):
                 hidden.append(context_hash(context[:length, 0].long().tolist()))
         return torch.tensor(hidden, dtype=torch.float64)
+
+    def incoming(self, num_tokens: int) -> torch.Tensor:
+        raise AssertionError("it has one stage")
 
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
         return hidden_logits(hidden_SE)

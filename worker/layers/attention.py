@@ -55,7 +55,7 @@ class Attention:
         self._o = load_linear(
             take, [f"{prefix}.o_proj"], bias=config.attention_output_bias, path=path, inputs=local.rows_of("q")
         )
-        self._kv_scales = _kv_scales(take, prefix, path)
+        self._kv_scales = kv_scales_of(take, prefix, path)
         head_norm_HD: torch.Tensor | None = None
         if config.qk_norm:
             q_D, k_D = (heads(kind, take(f"{prefix}.{kind}_norm.weight").float()) for kind in "qk")
@@ -80,7 +80,7 @@ class Attention:
         if not len(x_TE):
             return
         context, num_tokens = current(), len(x_TE)
-        cache, take = context.kv_cache.layers[self._layer], context.workspace.take
+        cache, take = context.kv_cache.of_layer(self._layer), context.workspace.take
         qkv_TF = self._qkv(x_TE, out=take("qkv", num_tokens, self._qkv.num_outputs))
         q_THD = self._rope_cache_write(qkv_TF, context.rope_turns[self._rope], cache, context.slots_T)
         o_THD = context.between_graphs(partial(self._attend, q_THD))
@@ -98,7 +98,8 @@ class Attention:
         )
 
 
-def _kv_scales(take: TakeTensor, prefix: str, path: ComputePath) -> KVScales | None:
+def kv_scales_of(take: TakeTensor, prefix: str, path: ComputePath) -> KVScales | None:
+    """prefix: of an attention's tensors. None: the cache is not of e4m3."""
     if path.kv_cache_dtype is not torch.float8_e4m3fn:
         return None
     k, v = take.kv_scale(prefix) or (1.0, 1.0)

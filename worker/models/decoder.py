@@ -41,19 +41,19 @@ class Decoder:
         config: ModelConfig,
         path: ComputePath,
         *,
-        embed: Embedding,
+        embed: Embedding | None,
         rotary: Rotary,
         layers: Sequence[Layer],
-        head: PackedLinear,
+        head: PackedLinear | None,
     ) -> None:
-        """head: with the norm before it."""
-        self.config, self.path, self.head = config, path, head
-        self._embed, self._rotary, self._layers = embed, rotary, layers
+        """embed: of the first stage. layers: of the path's stage. head: of the last stage, with the norm before it."""
+        self.config, self.path = config, path
+        self._embed, self._rotary, self._layers, self._head = embed, rotary, layers, head
         self._workspace = Workspace(path)
         # Set anew in each epoch, once its ranks are connected.
         self.groups = Groups()
         # On a CPU each expert computes the tokens that chose it; and ranks talk to each other within a step.
-        records = config.experts is None and path.shard.size == 1
+        records = config.experts is None and config.latent is None and path.shard.size == 1
         self._forward, self._greedy = (Replay(path, records=records) for _ in range(2))
         self._cpu_plans = CpuAttentionPlans(config, path)
         self._gpu_plans: GpuAttentionPlans | None = None
@@ -64,9 +64,25 @@ class Decoder:
         return self.groups.tensor
 
     @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def head(self) -> PackedLinear:
+        """The output head, with the norm before it."""
+        assert self._head is not None, "the last stage has it"
+        return self._head
+
+    @property
     def weight_bytes(self) -> int:
-        layers = sum(layer.weight_bytes for layer in self._layers)
-        return self._embed.num_bytes + layers + self.head.num_bytes
+        ends = sum(each.num_bytes for each in (self._embed, self._head) if each is not None)
+        return ends + sum(layer.weight_bytes for layer in self._layers)
+
+    def incoming(self, num_tokens: int) -> torch.Tensor:
+        """On a CPU: where a step of a stage that is not the first finds what `forward` gave the stage before, float32
+        [T, E]; to be written before the step."""
+        self._workspace.reserve(num_tokens)
+        return self._residual(num_tokens)
 
     def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
         """On a GPU, before all steps: takes the memory of steps of so many tokens and rows, each after a context of so
@@ -200,17 +216,22 @@ class Decoder:
             return self._stream(batch.num_tokens)
 
     def _compute_layers(self, token_ids_T: torch.Tensor) -> Stream:
-        x_TE = self._embed(token_ids_T, self._workspace)
-        if self.group.size > 1:
-            self.group.sum_(x_TE.x_TE if isinstance(x_TE, Residual) else x_TE)
+        if self._embed is None:
+            x_TE = self._stream(len(token_ids_T))
+        else:
+            x_TE = self._embed(token_ids_T, self._workspace)
+            if self.group.size > 1:
+                self.group.sum_(x_TE.x_TE if isinstance(x_TE, Residual) else x_TE)
         for layer in self._layers:
             layer.add_to_(x_TE)
         return x_TE
 
     def _stream(self, num_tokens: int) -> Stream:
         """After the last layer, where `_compute_layers` left it, whether it ran or was replayed."""
-        take, hidden_size = self._workspace.take, self.config.hidden_size
-        x_TE = take("residual", num_tokens, hidden_size, dtype=torch.float32)
+        x_TE = self._residual(num_tokens)
         if self.path.gpu is None:
             return x_TE
-        return Residual(x_TE, take("delta", num_tokens, hidden_size), is_pending=True)
+        return Residual(x_TE, self._workspace.take("delta", num_tokens, self.config.hidden_size), is_pending=True)
+
+    def _residual(self, num_tokens: int) -> torch.Tensor:
+        return self._workspace.take("residual", num_tokens, self.config.hidden_size, dtype=torch.float32)

@@ -7,7 +7,7 @@ Legend: T tokens of the step, E hidden size.
 from collections.abc import Mapping
 
 from kernels.compute_path import ComputePath
-from kernels.linear import Stream
+from kernels.linear import PackedLinear, Stream
 from worker.layers.attention import Attention
 from worker.layers.embedding import Embedding
 from worker.layers.linear import load_head
@@ -17,11 +17,13 @@ from worker.model_config import ModelConfig
 from worker.models.decoder import Decoder, Layer
 from worker.take_tensor import Shape, TakeTensor
 
+_EMBEDDING = "model.embed_tokens.weight"
+
 
 class LlamaLayer:
     """Attention, then MLP, each of its own norm, added to the residual stream."""
 
-    def __init__(self, attention: Attention, mlp: Layer) -> None:
+    def __init__(self, attention: Layer, mlp: Layer) -> None:
         self._attention, self._mlp = attention, mlp
 
     @property
@@ -35,28 +37,37 @@ class LlamaLayer:
 
 class LlamaModel(Decoder):
     def __init__(self, config: ModelConfig, take: TakeTensor, path: ComputePath) -> None:
-        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+        # Raises ValueError before anything is read.
+        layers = path.stage.layers(config.num_layers)
         super().__init__(
             config,
             path,
-            embed=Embedding(take("model.embed_tokens.weight"), path, scale=config.embedding_scale),
-            rotary=Rotary(config.ropes, config.head_size, path),
+            embed=self._load_embedding(config, take, path) if path.stage.is_first else None,
+            rotary=Rotary(config.ropes, config.rope_size, path),
             layers=[
                 LlamaLayer(self.attention(config, layer, take, path), self.mlp(config, layer, take, path))
-                for layer in path.stage.layers(config.num_layers)
+                for layer in layers
             ],
-            head=load_head(
-                take,
-                head,
-                path=path,
-                norm="model.norm.weight",
-                eps=config.rms_norm_eps,
-                outputs=path.shard.covering(config.vocab_size, "vocab_size") if path.shard.size > 1 else None,
-            ),
+            head=self._load_head(config, take, path) if path.stage.is_last else None,
+        )
+
+    @staticmethod
+    def _load_embedding(config: ModelConfig, take: TakeTensor, path: ComputePath) -> Embedding:
+        return Embedding(take(_EMBEDDING), path, scale=config.embedding_scale)
+
+    @staticmethod
+    def _load_head(config: ModelConfig, take: TakeTensor, path: ComputePath) -> PackedLinear:
+        return load_head(
+            take,
+            _EMBEDDING if config.tie_word_embeddings else "lm_head.weight",
+            path=path,
+            norm="model.norm.weight",
+            eps=config.rms_norm_eps,
+            outputs=path.shard.covering(config.vocab_size, "vocab_size") if path.shard.size > 1 else None,
         )
 
     @classmethod
-    def attention(cls, config: ModelConfig, layer: int, take: TakeTensor, path: ComputePath) -> Attention:
+    def attention(cls, config: ModelConfig, layer: int, take: TakeTensor, path: ComputePath) -> Layer:
         prefix = f"model.layers.{layer}"
         return Attention(config, layer, f"{prefix}.self_attn", norm=f"{prefix}.input_layernorm", take=take, path=path)
 
@@ -70,38 +81,43 @@ class LlamaModel(Decoder):
         """The tensors that `mlp` takes, but for the norm's."""
         hidden, ffn, prefix = config.hidden_size, config.intermediate_size, f"model.layers.{layer}.mlp"
         sizes = {"gate_proj": (hidden, ffn), "up_proj": (hidden, ffn), "down_proj": (ffn, hidden)}
-        return _linear_shapes({f"{prefix}.{name}": (*size, config.mlp_bias) for name, size in sizes.items()})
+        return linear_shapes({f"{prefix}.{name}": (*size, config.mlp_bias) for name, size in sizes.items()})
 
     @classmethod
-    def tensor_shapes(cls, config: ModelConfig) -> dict[str, Shape]:
-        """The tensors of a checkpoint, by their Hugging Face names."""
-        hidden = config.hidden_size
+    def attention_shapes(cls, config: ModelConfig, layer: int) -> dict[str, Shape]:
+        """The tensors that `attention` takes, but for the norms around it."""
+        hidden, prefix = config.hidden_size, f"model.layers.{layer}.self_attn"
         q, kv = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-        attention = {  # name: inputs, outputs, bias
+        sizes = {  # inputs, outputs, bias
             "q_proj": (hidden, q, config.qkv_bias),
             "k_proj": (hidden, kv, config.qkv_bias),
             "v_proj": (hidden, kv, config.qkv_bias),
             "o_proj": (q, hidden, config.attention_output_bias),
         }
-        norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+        shapes = linear_shapes({f"{prefix}.{name}": size for name, size in sizes.items()})
         if config.qk_norm:
-            norms |= {"self_attn.q_norm": config.head_size, "self_attn.k_norm": config.head_size}
+            shapes |= {f"{prefix}.{kind}_norm.weight": (config.head_size,) for kind in "qk"}
+        return shapes
 
+    @classmethod
+    def tensor_shapes(cls, config: ModelConfig) -> dict[str, Shape]:
+        """The tensors of a checkpoint, by their Hugging Face names."""
+        hidden = config.hidden_size
         shapes: dict[str, Shape] = {
-            "model.embed_tokens.weight": (config.vocab_size, hidden),
+            _EMBEDDING: (config.vocab_size, hidden),
             "model.norm.weight": (hidden,),
         }
         if not config.tie_word_embeddings:
             shapes["lm_head.weight"] = (config.vocab_size, hidden)
         for layer in range(config.num_layers):
-            prefix = f"model.layers.{layer}"
-            shapes |= _linear_shapes({f"{prefix}.self_attn.{name}": size for name, size in attention.items()})
+            shapes |= cls.attention_shapes(config, layer)
             shapes |= cls.mlp_shapes(config, layer)
-            shapes |= {f"{prefix}.{name}.weight": (size,) for name, size in norms.items()}
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                shapes[f"model.layers.{layer}.{norm}.weight"] = (hidden,)
         return shapes
 
 
-def _linear_shapes(linears: Mapping[str, tuple[int, int, bool]]) -> dict[str, Shape]:
+def linear_shapes(linears: Mapping[str, tuple[int, int, bool]]) -> dict[str, Shape]:
     """Of layers by name: inputs, outputs, and whether there is a bias."""
     shapes: dict[str, Shape] = {}
     for name, (inputs, outputs, bias) in linears.items():

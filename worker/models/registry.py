@@ -12,6 +12,7 @@ from worker.gpu.batch import GpuBatch
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
+from worker.models.deepseek import DeepseekModel
 from worker.models.gemma3 import Gemma3Model
 from worker.models.llama import LlamaModel
 from worker.models.mixtral import MixtralModel, Qwen3MoeModel
@@ -26,8 +27,6 @@ class Model(Protocol):
     # How it computes: names the arithmetic for a replica's numerics fingerprint, and says the dtype of a KV cache that
     # attention reads as it is.
     path: ComputePath
-    # The output head, with the norm before it.
-    head: PackedLinear
     # Whom it computes with.
     groups: Groups
 
@@ -39,8 +38,21 @@ class Model(Protocol):
         ...
 
     @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def head(self) -> PackedLinear:
+        """The output head, with the norm before it. Of the last stage, as `logits` and `greedy` are."""
+        ...
+
+    @property
     def weight_bytes(self) -> int:
         """That embeddings and linear layers take in memory."""
+        ...
+
+    def incoming(self, num_tokens: int) -> torch.Tensor:
+        """On a CPU, of a stage that is not the first: where its next step, of so many tokens, finds what `forward` gave
+        the stage before; float32 [T, E], to be written before that step."""
         ...
 
     def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
@@ -67,6 +79,8 @@ class Model(Protocol):
 
 
 _CLASSES: dict[str, type[Model]] = {
+    "DeepseekV2ForCausalLM": DeepseekModel,
+    "DeepseekV3ForCausalLM": DeepseekModel,
     "Gemma3ForCausalLM": Gemma3Model,
     "LlamaForCausalLM": LlamaModel,
     "MistralForCausalLM": LlamaModel,

@@ -81,14 +81,19 @@ def load_model(
             model = cls(config, take(), path)
         else:
             digest = dated_digest(checkpoint.digest, checkpoint.files)
-            kept = PackedModel(digest=digest, quantization=resolved, path=_packed_for(path))
+            kept = PackedModel(digest=digest, quantization=resolved, path=_packed_for(path, config))
             model = _with_cache(partial(cls, config, path=path), take, cache, kept, path.native.weights)
     return LoadedModel(model=model, config=config, digest=checkpoint.digest, quantization=resolved)
 
 
-def _packed_for(path: ComputePath) -> str:
+def _packed_for(path: ComputePath, config: ModelConfig) -> str:
     ranks = (("rank", path.shard), ("experts", path.experts))
-    return path.name + "".join(f"-{what}-{each.rank}-of-{each.size}" for what, each in ranks if each.size > 1)
+    name = path.name + "".join(f"-{what}-{each.rank}-of-{each.size}" for what, each in ranks if each.size > 1)
+    if path.stage.size == 1:
+        return name
+    # Whether embeddings or the head are with them is said by the first and the last number.
+    layers = path.stage.layers(config.num_layers)
+    return f"{name}-layers-{layers.start}-to-{layers.stop}"
 
 
 def _with_cache(
