@@ -6,6 +6,7 @@ from configs.options import Options
 from worker.errors import CollectiveError, PermanentError
 from worker.parallel.axes import Axes
 from worker.parallel.groups import Groups
+from worker.parallel.nccl import tensor_group_class
 from worker.parallel.patience import patiently
 from worker.parallel.rendezvous import LOOPBACK, meet
 from worker.parallel.tcp_store import hold_store, host_towards
@@ -53,6 +54,8 @@ class Meeting:
             self._rank,
             self._replica,
             host=self._host,
+            # Once it has been decided which device this process computes on.
+            tensor_group=tensor_group_class(self._options, self._replica, self._rank),
             call_timeout=self._options.step_timeout,
             while_waiting=while_waiting,
         )

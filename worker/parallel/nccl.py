@@ -13,13 +13,24 @@ What is known of torch's ProcessGroupNCCL (2.11 to 2.13) and of NCCL, from their
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, AllToAllOptions, Store
 
+from configs.options import Options
 from worker.errors import CollectiveError
-from worker.parallel.gloo import first_line
+from worker.gpu.select import gpu_index
+from worker.parallel.gloo import GlooGroup, first_line
+
+
+def tensor_group_class(options: Options, replica: int, rank: int) -> "Callable[..., GlooGroup | NcclGroup]":
+    """What connects the ranks that share each layer: NCCL, if this process computes on a GPU, which it has begun to."""
+    if not torch.cuda.is_initialized():
+        return GlooGroup
+    device = torch.device("cuda", gpu_index(options, torch.cuda.device_count(), replica, rank))
+    return partial(NcclGroup, device=device, batch_invariant=options.batch_invariant)
 
 
 class NcclGroup:
@@ -35,12 +46,13 @@ class NcclGroup:
         *,
         device: torch.device,
         batch_invariant: bool,
+        host: str,
         connect_timeout: float,
         call_timeout: float,
     ) -> None:
         """As worker.parallel.gloo.GlooGroup. device: this rank's GPU, that of no other rank. batch_invariant: sums have
-        the same bits wherever in a tensor a number lies. call_timeout: seconds that `leave` may take. Raises
-        CollectiveError."""
+        the same bits wherever in a tensor a number lies. host: of no use here, for NCCL chooses among a machine's
+        addresses itself (NCCL_SOCKET_IFNAME). call_timeout: seconds that `leave` may take. Raises CollectiveError."""
         self.rank, self.size, self._name = rank, size, name
         # At two ranks there is one order.
         self._sums_in_order = batch_invariant and size > 2
@@ -50,9 +62,11 @@ class NcclGroup:
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
         store.set_timeout(timedelta(seconds=connect_timeout))
         try:
-            self._group: Any = _process_group(store, rank, size, timedelta(seconds=call_timeout))
-            # At once, not with the first call: all ranks are here now.
-            self._group.eager_connect_single_device(device)
+            # The thread may be one whose GPU is another.
+            with torch.cuda.device(device):
+                self._group: Any = _process_group(store, rank, size, timedelta(seconds=call_timeout))
+                # At once, not with the first call: all ranks are here now.
+                self._group.eager_connect_single_device(device)
         except RuntimeError as error:
             raise CollectiveError(
                 f"rank {rank} of {name} cannot connect with the others: {first_line(error)}"

@@ -10,7 +10,7 @@ from worker.errors import PlanError
 from worker.parallel.axes import Axes
 from worker.parallel.gloo import GlooGroup
 from worker.parallel.gloo_pipeline import GlooPipeline
-from worker.parallel.group import Alone
+from worker.parallel.group import Alone, Group
 from worker.parallel.groups import Groups
 from worker.parallel.tcp_store import store_at
 
@@ -24,7 +24,9 @@ LOOPBACK = "127.0.0.1"
 _GroupT = TypeVar("_GroupT", covariant=True)
 
 
-class _GroupClass(Protocol[_GroupT]):
+class GroupClass(Protocol[_GroupT]):
+    """worker.parallel.gloo.GlooGroup, and others that connect as it does."""
+
     def __call__(
         self, name: str, store: Store, rank: int, size: int, /, *,
         host: str, connect_timeout: float, call_timeout: float,
@@ -38,22 +40,23 @@ def meet(
     replica: int = 0,
     *,
     host: str = LOOPBACK,
+    tensor_group: GroupClass[Group] = GlooGroup,
     call_timeout: float,
     while_waiting: Callable[[], None],
 ) -> Groups:
     """Connects with the other ranks of each group that this one is in, once all of axes.num_ranks are there.
 
     address: of step_pb2.Reset. rank: within its replica. replica: its number; it matters to those that compute their
-    steps together. host: the address of this machine that ranks talk over. call_timeout: seconds that each of the
-    groups' calls may take. while_waiting: called again and again until all are there, which may take as long as loading
-    weights; may raise. Raises PlanError for another kind of address, CollectiveError if ranks vanish while they
-    connect, RuntimeError if the place where they meet does.
+    steps together. host: the address of this machine that ranks talk over. tensor_group: what connects those that share
+    each layer. call_timeout: seconds that each of the groups' calls may take. while_waiting: called again and again
+    until all are there, which may take as long as loading weights; may raise. Raises PlanError for another kind of
+    address, CollectiveError if ranks vanish while they connect, RuntimeError if the place where they meet does.
     """
     store = _store(address, axes)
     global_rank = axes.global_rank(rank, replica if axes.data_size > 1 else 0)
     _wait_for_all(store, axes, global_rank, while_waiting)
 
-    def connect(group: _GroupClass[_GroupT], kind: str, members: Sequence[int]) -> _GroupT:
+    def connect(group: GroupClass[_GroupT], kind: str, members: Sequence[int]) -> _GroupT:
         """members: global ranks."""
         name = f"{kind} of ranks {', '.join(map(str, members))}"
         return group(
@@ -65,7 +68,7 @@ def meet(
     # All ranks connect their groups in this order, so that none waits for one that waits elsewhere.
     tensor, pipeline, data = Alone(), None, Alone()
     if axes.tensor_size > 1:
-        tensor = connect(GlooGroup, "tensor group", [first + each for each in axes.tensor_group(rank)])
+        tensor = connect(tensor_group, "tensor group", [first + each for each in axes.tensor_group(rank)])
     if axes.pipeline_size > 1:
         pipeline = connect(GlooPipeline, "pipeline", [first + each for each in axes.pipeline_group(rank)])
     experts = tensor
