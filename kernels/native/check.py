@@ -10,6 +10,9 @@ from kernels.compute_path import native_path
 from kernels.linear import PackedLinear
 from kernels.linear.reference import linear, quantized_linear
 from kernels.linear.weights import Int4Weight, Int8Weight, num_groups
+from kernels.mla_attention import reference as mla_reference
+from kernels.mla_attention.planner import MlaPlanner
+from kernels.mla_attention.shape import LatentShape
 from kernels.native.library import NativeKernels, NativeKernelsError
 from kernels.paged_attention import HeadShape, paged_attention, plan_attention
 from kernels.paged_attention import reference as attention_reference
@@ -36,6 +39,7 @@ def check(kernels: NativeKernels) -> None:
             # bfloat16 has 8 bits: where inputs or KV are rounded to it, errors of 2^-8 add up like random steps.
             _check_linear(kernels, dtype, generator, 2e-2 if _rounds(kernels, dtype) else 1e-4)
             _check_attention(kernels, dtype, generator, 1e-4 if dtype is torch.float32 else 2e-2)
+            _check_mla(kernels, dtype, generator)
         _check_quantized(kernels, generator)
         _check_add_rms_norm(kernels, generator)
     _check_draws(kernels)
@@ -119,6 +123,22 @@ def _check_attention(kernels: NativeKernels, dtype: torch.dtype, generator: torc
     expected = attention_reference.paged_attention(q, plain, **step, scale=0.25)
     plan = plan_attention(path, **step, block_size=_BLOCK_SIZE, cache_dtype=dtype, heads=heads)
     _compare(kernels, f"attention over {dtype}", paged_attention(got_q, cache, plan, 0.25), expected, tolerance)
+
+
+def _check_mla(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """A decode after 69 tokens, and 2 queries after 9: more than a chunk and less, and heads that don't fill tiles."""
+    shape = LatentShape(num_heads=5, latent_size=24, rope_size=8)
+    cache = torch.randn(14, _BLOCK_SIZE, shape.entry_size, generator=generator).to(dtype)
+    queries = torch.randn(3, shape.num_heads, shape.entry_size, generator=generator)
+    step = {
+        "query_starts": np.array([0, 1, 3], dtype=np.int32),
+        "context_lens": np.array([70, 11], dtype=np.int32),
+        "block_tables": np.stack((np.arange(1, 10), np.full(9, 12))).astype(np.int32),
+    }
+    step["block_tables"][1, 1] = 13
+    expected = mla_reference.mla_attention(queries, cache, **step, scale=0.25, latent_size=shape.latent_size)
+    plan = MlaPlanner(native_path(dtype, kernels), shape).plan(**step, block_size=_BLOCK_SIZE, cache_dtype=dtype)
+    _compare(kernels, f"MLA over {dtype}", paged_attention(queries, cache, plan, 0.25), expected, 1e-5)
 
 
 def _check_draws(kernels: NativeKernels) -> None:

@@ -5,6 +5,7 @@
 #include "../embedding/embedding.h"
 #include "../linear/linear.h"
 #include "../linear/quantized.h"
+#include "../mla_attention/mla_attention.h"
 #include "../paged_attention/attention.h"
 #include "../paged_attention/work.h"
 #include "../rope/rope_turns.h"
@@ -113,6 +114,12 @@ OCTAVO_EXPORT void octavo_attention(const AttentionStep* step, const float* q, i
     } else {
         attention<Vector, float>(*step, q, stride, static_cast<const float*>(cache), scale, out);
     }
+}
+
+OCTAVO_EXPORT void octavo_mla_attention(const MlaStep* step, const float* q, const void* cache, float scale,
+                                        float* out) {
+    if (step->bf16_cache) return mla_attention(*step, q, static_cast<const bf16*>(cache), scale, out);
+    mla_attention(*step, q, static_cast<const float*>(cache), scale, out);
 }
 
 OCTAVO_EXPORT void octavo_draw(const Draws* all, int64_t* tokens) { draws(*all, tokens); }

@@ -77,6 +77,23 @@ class AttentionStepStruct(ctypes.Structure):
     )
 
 
+class MlaStepStruct(ctypes.Structure):
+    """`MlaStep` of kernels/mla_attention/mla_attention.h."""
+
+    _fields_ = (
+        ("query_starts", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("table_stride", c_int64),
+        ("num_rows", c_int64),
+        ("heads", c_int32),
+        ("latent_size", c_int32),
+        ("rope_size", c_int32),
+        ("block_size", c_int32),
+        ("bf16_cache", c_int32),
+    )
+
+
 class DecodeRowsStruct(ctypes.Structure):
     """`DecodeRows` of kernels/native/decode_rows.h."""
 
@@ -141,6 +158,8 @@ class NativeKernels:
         self.packed_bytes = _typed(functions.octavo_packed_bytes, c_void_p, result=c_int64)
         # (linear, rows of weights, their scales and minima or null, panels of zeros)
         self.pack = _typed(functions.octavo_pack, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
+        # (step, q, cache, scale, out). Not recorded: nor are steps of models with it.
+        self.mla_attention = _typed(functions.octavo_mla_attention, c_void_p, c_void_p, c_void_p, c_float, c_void_p)
         # (draws, tokens)
         self.draw = _typed(functions.octavo_draw, c_void_p, c_void_p)
         # (rows of a batch, those that decode, how many those are): see decode_rows.h, also for the result.

@@ -19,7 +19,7 @@ class CpuAttentionPlans:
     def __init__(self, config: ModelConfig, path: ComputePath) -> None:
         self._planners: dict[Reach, AttentionPlanner | MlaPlanner]
         if config.latent is not None:
-            self._planners = {Reach(): MlaPlanner(_latent_shape(config, config.latent, path))}
+            self._planners = {Reach(): MlaPlanner(path, _latent_shape(config, config.latent, path))}
         else:
             heads = LocalHeads(config, path.shard).shape
             self._planners = {reach: AttentionPlanner(path, heads, *reach) for reach in config.reaches}
