@@ -136,7 +136,9 @@ def _check_mla(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Gene
         "block_tables": np.stack((np.arange(1, 10), np.full(9, 12))).astype(np.int32),
     }
     step["block_tables"][1, 1] = 13
-    expected = mla_reference.mla_attention(queries, cache, **step, scale=0.25, latent_size=shape.latent_size)
+    expected = mla_reference.mla_attention(
+        queries, cache, **step, scale=0.25, latent_size=shape.latent_size, kv_scale=None
+    )
     plan = MlaPlanner(native_path(dtype, kernels), shape).plan(**step, block_size=_BLOCK_SIZE, cache_dtype=dtype)
     _compare(kernels, f"MLA over {dtype}", paged_attention(queries, cache, plan, 0.25), expected, 1e-5)
 
