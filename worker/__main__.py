@@ -100,7 +100,7 @@ def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metr
         code = EXIT_PERMANENT
         try:
             axes = axes_of(options)
-            build = _builder(options, replica, rank)
+            build = _builder(options, replica, rank, metrics)
             meet = _meeting(options, axes, replica, rank, wakeup) if axes.num_ranks > 1 else None
             hello = _hello(options, rank, instance)
             if meet is not None:
@@ -142,7 +142,9 @@ def _hello(options: Options, rank: int, instance: int) -> step_pb2.Hello:
     )
 
 
-def _builder(options: Options, replica: int, rank: int) -> Callable[[Callable[[float], None]], StepRunner]:
+def _builder(
+    options: Options, replica: int, rank: int, metrics: WorkerMetrics
+) -> Callable[[Callable[[float], None]], StepRunner]:
     """Imports torch while the scheduler may still be starting; its threads are set before anything computes."""
     # Of the 170,000 objects that stay of this none is garbage: looking for some costs the import a tenth of its time,
     # and later a step that happens to trigger it 60 ms.
@@ -150,6 +152,8 @@ def _builder(options: Options, replica: int, rank: int) -> Callable[[Callable[[f
     import torch  # takes a second: heartbeats flow already
 
     from worker.build import build_runner
+    from worker.expert_load import ExpertLoad
+    from worker.expert_metrics import ExpertMetrics
     from worker.threads import prepare_threads
 
     gc.freeze()
@@ -158,9 +162,12 @@ def _builder(options: Options, replica: int, rank: int) -> Callable[[Callable[[f
     _log.debug("torch is imported, %.2f s after the process began", seconds_alive())
     torch.set_num_interop_threads(1)
 
+    def watch_experts(load: ExpertLoad) -> None:
+        metrics.registry.register(ExpertMetrics(load))
+
     def build(progress: Callable[[float], None]) -> StepRunner:
         cores = prepare_threads(options, replica, rank)
-        return build_runner(options, progress, cores=cores, replica=replica, rank=rank)
+        return build_runner(options, progress, cores=cores, replica=replica, rank=rank, watch_experts=watch_experts)
 
     return build
 

@@ -11,6 +11,7 @@ from configs.options import Options
 from kernels.compute_path import ComputePath, compute_path
 from runtime.model_files import resolve_model
 from worker.capacity import resolve_max_model_len, resolve_num_blocks, resolve_num_swap_blocks
+from worker.expert_load import ExpertLoad
 from worker.fingerprint import cpu_kernels
 from worker.gpu.options import check_cpu_options, check_gpu_options
 from worker.gpu.select import select_device
@@ -34,18 +35,20 @@ def build_runner(
     *,
     replica: int = 0,
     rank: int = 0,
+    watch_experts: Callable[[ExpertLoad], None] = lambda load: None,
 ) -> StepRunner:
     """Loads the model that the options name, makes its KV cache, and warms up, on the device that they name.
 
     progress gets fractions of loading, from 0 to 1, on this thread. cores: that this thread and those of the kernels
-    are bound to (worker.threads.prepare_threads). Raises ValueError (a model that is not there, weights that are
+    are bound to (worker.threads.prepare_threads). watch_experts: called once on a CPU, of ranks that count the same
+    tokens at the first, if the model has experts. Raises ValueError (a model that is not there, weights that are
     damaged, a KV cache with no room) or PermanentError (options that do not fit the model or the device); either would
     happen again.
     """
     device = select_device(options, replica, rank)
     if device is None:
         check_cpu_options(options)
-        return build_cpu_runner(options, progress, cores, replica=replica, rank=rank)
+        return build_cpu_runner(options, progress, cores, replica=replica, rank=rank, watch_experts=watch_experts)
     check_gpu_options(options)
     # Triton, and what is written in it, is not for workers on CPUs.
     from worker.gpu.build import build_gpu_runner
@@ -60,6 +63,7 @@ def build_cpu_runner(
     *,
     replica: int = 0,
     rank: int = 0,
+    watch_experts: Callable[[ExpertLoad], None] = lambda load: None,
 ) -> Runner:
     """As `build_runner`, on this CPU."""
     start = time.monotonic()
@@ -107,5 +111,9 @@ def build_cpu_runner(
     others = without_others(axes_of(options), rank, replica)
     runner = Runner(loaded.model, kv_cache, rows, info, num_swap_blocks=num_swap_blocks, without_others=others)
     runner.warm_up()
+    if loaded.model.expert_load is not None:
+        loaded.model.expert_load.clear()
+        if path.shard.is_first and path.experts.is_first:
+            watch_experts(loaded.model.expert_load)
     log_ready(info, seconds=time.monotonic() - start, num_swap_blocks=num_swap_blocks)
     return runner

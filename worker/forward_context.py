@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from kernels.paged_attention import AttentionPlan
+from worker.expert_load import ExpertLoad
 from worker.kv_cache import KVCache
 from worker.parallel.group import Group
 from worker.parallel.groups import Groups
@@ -57,6 +58,12 @@ class ForwardContext:
     groups: Groups = _NOBODY_ELSE
     # Tokens of the step at each replica of groups.data.
     num_tokens_D: Sequence[int] = ()
+    expert_load: ExpertLoad | None = None
+
+    def count_experts(self, layer: int, experts: torch.Tensor) -> None:
+        """See ExpertLoad.count."""
+        if self.expert_load is not None:
+            self.expert_load.count(layer, experts)
 
     @property
     def group(self) -> Group:

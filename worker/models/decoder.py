@@ -10,6 +10,7 @@ import torch
 
 from kernels.compute_path import ComputePath
 from kernels.linear import PackedLinear, Residual, Stream
+from worker.expert_load import ExpertLoad
 from worker.forward_context import ForwardContext, Pieces, call, forward_context
 from worker.gpu.batch import GpuBatch
 from worker.input_batch import InputBatch
@@ -52,6 +53,10 @@ class Decoder:
         self._workspace = Workspace(path)
         # Set anew in each epoch, once its ranks are connected.
         self.groups = Groups()
+        # On a CPU.
+        self.expert_load: ExpertLoad | None = None
+        if config.experts is not None and path.gpu is None:
+            self.expert_load = ExpertLoad(config.experts, path.stage.layers(config.num_layers))
         # On a CPU each expert computes the tokens that chose it; and ranks talk to each other within a step.
         records = config.experts is None and config.latent is None and path.shard.size == 1
         self._forward, self._greedy = (Replay(path, records=records) for _ in range(2))
@@ -185,6 +190,7 @@ class Decoder:
             workspace=self._workspace,
             groups=self.groups,
             num_tokens_D=batch.num_tokens_D or (batch.num_tokens,),
+            expert_load=self.expert_load,
         )
         with forward_context(context):
             return self._compute_layers(batch.token_ids_T)

@@ -7,6 +7,7 @@ import torch
 
 from kernels.compute_path import ComputePath
 from kernels.linear import PackedLinear, Residual, Stream
+from worker.expert_load import ExpertLoad
 from worker.forward_context import Pieces
 from worker.gpu.batch import GpuBatch
 from worker.input_batch import InputBatch
@@ -29,6 +30,8 @@ class Model(Protocol):
     path: ComputePath
     # Whom it computes with.
     groups: Groups
+    # Of a model with experts, on a CPU.
+    expert_load: ExpertLoad | None
 
     def __init__(self, config: ModelConfig, take: TakeTensor, path: ComputePath) -> None: ...
 

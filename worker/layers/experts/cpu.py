@@ -12,6 +12,7 @@ from kernels.compute_path import ComputePath
 from kernels.linear import Stream
 from kernels.rms_norm import rms_norm
 from worker.experts_config import ExpertsConfig
+from worker.forward_context import current
 from worker.layers.experts.router import Router
 from worker.layers.experts.shared import SharedExpert
 from worker.layers.linear import load_linear
@@ -53,10 +54,12 @@ class CpuExperts:
         path: ComputePath,
         *,
         shared: SharedExpert | None = None,
+        layer: int,
     ) -> None:
-        """tensors: names of each expert's gate, up and down."""
+        """tensors: names of each expert's gate, up and down. layer: its number, for whoever counts."""
         self._norm_E, self._eps, self._dtype = norm_E, eps, path.compute_dtype
         self._router, self._shared = router, shared
+        self._layer = layer
         part = path.shard.of(config.intermediate_size, "moe_intermediate_size")
         self._experts = [CpuExpert(names, take, path, part) for names in tensors]
 
@@ -73,6 +76,7 @@ class CpuExperts:
         assert isinstance(into, torch.Tensor)
         h_TE = rms_norm(x_TE, self._norm_E, self._eps, self._dtype)
         weights_TK, experts_TK = self._router(h_TE)
+        current().count_experts(self._layer, experts_TK)
         for expert in experts_TK.unique().tolist():
             tokens, places = (experts_TK == expert).nonzero(as_tuple=True)
             into[tokens] += weights_TK[tokens, places, None] * self._experts[expert](h_TE[tokens]).float()

@@ -37,11 +37,13 @@ class ParallelCpuExperts:
         path: ComputePath,
         *,
         shared: SharedExpert | None = None,
+        layer: int,
     ) -> None:
-        """tensors: names of each expert's gate, up and down. Experts of other ranks are not read. Raises ValueError if
-        there are more ranks than experts."""
+        """tensors: names of each expert's gate, up and down. layer: its number, for whoever counts. Experts of other
+        ranks are not read. Raises ValueError if there are more ranks than experts."""
         self._norm_E, self._eps, self._dtype = norm_E, eps, path.compute_dtype
         self._router, self._shared, self._top_k = router, shared, config.num_experts_per_token
+        self._layer = layer
         self._placement = ExpertPlacement.even(config.num_experts, path.experts.size)
         self._held = {
             slot: CpuExpert(tensors[int(self._placement.experts_S[slot])], take, path)
@@ -70,6 +72,7 @@ class ParallelCpuExperts:
 
     def find(self, experts_DTK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As worker.parallel.expert_exchange.Holder has it, and so `compute`."""
+        current().count_experts(self._layer, experts_DTK)
         slots_DTK = self._placement.slots(experts_DTK)
         return slots_DTK, self._placement.ranks_S[slots_DTK].where(slots_DTK >= 0, -1)
 

@@ -31,8 +31,12 @@ class MixtureOfExperts:
         shared = None
         if experts.shared_intermediate_size:
             shared = SharedExpert(experts.shared_intermediate_size, f"{prefix}.{names.shared}", take, path)
-        cls = GpuExperts if path.gpu is not None else ParallelCpuExperts if path.experts.size > 1 else CpuExperts
-        self._experts = cls(experts, router, norm_E, config.rms_norm_eps, tensors, take, path, shared=shared)
+        arguments = experts, router, norm_E, config.rms_norm_eps, tensors, take, path
+        if path.gpu is not None:
+            self._experts = GpuExperts(*arguments, shared=shared)
+        else:
+            cls = ParallelCpuExperts if path.experts.size > 1 else CpuExperts
+            self._experts = cls(*arguments, shared=shared, layer=_layer_of(prefix))
 
     @property
     def weight_bytes(self) -> int:
@@ -41,3 +45,7 @@ class MixtureOfExperts:
     def add_to_(self, x_TE: Stream) -> None:
         """Adds the mixture of the residual stream to it, in place."""
         self._experts.add_to_(x_TE)
+
+
+def _layer_of(prefix: str) -> int:
+    return int(prefix.partition("layers.")[2].partition(".")[0])
