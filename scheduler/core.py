@@ -119,6 +119,13 @@ class Core:
         """
         return self._planner.plan(now)
 
+    def schedule_empty(self) -> Plan | None:
+        """A step in which nothing is computed, for a replica that has to take part in those of others.
+
+        To be asked for when `schedule` gives none. None if max_steps_in_flight plans are out.
+        """
+        return self._planner.plan_empty()
+
     def apply(self, result: Result, now: float) -> StepOutputs:
         """What the oldest plan in flight has given: tokens and ends. A result of any other step is ignored."""
         awaited = self._state.in_flight.take(result.step)

@@ -24,6 +24,8 @@ class Awaited:
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     # Those that decode from then on, with the number of the stay.
     finishing: list[tuple[Sequence, int]] = field(default_factory=list)
+    # Nothing is computed in it.
+    is_empty: bool = False
 
 
 class InFlight:
@@ -47,6 +49,11 @@ class InFlight:
     def first_step(self) -> int:
         """Of the next result; 0: none is in flight."""
         return self._awaited[0].step if self._awaited else 0
+
+    @property
+    def is_computing(self) -> bool:
+        """A step in flight computes something."""
+        return any(not awaited.is_empty for awaited in self._awaited)
 
     def add(self, awaited: Awaited) -> None:
         self._awaited.append(awaited)

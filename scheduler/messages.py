@@ -256,6 +256,8 @@ class CoreStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_steps: int = 0
+    # Of those, ones that computed nothing, for other replicas did.
+    num_empty_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

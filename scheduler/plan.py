@@ -83,7 +83,12 @@ class PlanDraft:
         plan.trimmed_rows = [(sequence.row, kept) for sequence, number, kept in trimmed if sequence.number == number]
         if not self.chunks:
             awaited = Awaited(
-                step=step, numbers=numbers, rows=rows, positions=positions, decodes_version=decodes_version
+                step=step,
+                numbers=numbers,
+                rows=rows,
+                positions=positions,
+                decodes_version=decodes_version,
+                is_empty=not len(rows),
             )
             return plan, awaited
         plan.chunks = [(sequence.row, count) for sequence, count in self.chunks]

@@ -46,13 +46,20 @@ class Planner:
             return None
         return self._finish(draft, selection)
 
+    def plan_empty(self) -> Plan | None:
+        """A step in which nothing is computed, after `plan` has given none. None: enough steps are in flight."""
+        if len(self._state.in_flight) >= self._state.settings.max_steps_in_flight:
+            return None
+        self._state.stats.num_empty_steps += 1
+        return self._finish(PlanDraft(), _NOBODY)
+
     def _isolate(self, now: float) -> bool:
         """Only one suspect runs. False: the steps of the one before must return first."""
         state = self._state
         suspects = state.suspects
         if suspects.alone is not None:
             return True
-        if state.in_flight:
+        if state.in_flight.is_computing:
             return False
         # Whoever is computed alone finds all the room there is. Those who were cleared before find their KV again, in
         # the prefix cache or in host blocks. The last one just goes on.

@@ -176,9 +176,7 @@ class StepCodec:
             prompt_logprobs=[(self._scoring_sequences[row.sequence], row.frame) for row in frames],
         )
 
-    def _logprobs(
-        self, result: Result, logprobs: Sequence[inference_pb2.TokenLogprobs]
-    ) -> dict[int, list[object]]:
+    def _logprobs(self, result: Result, logprobs: Sequence[inference_pb2.TokenLogprobs]) -> dict[int, list[object]]:
         """By sequence, for those that asked."""
         found: dict[int, list[object]] = {}
         asked, start = self._logprob_sequences, 0

@@ -9,6 +9,7 @@ from scheduler.trace.records import (
     ResetPrefixCache,
     Resize,
     Schedule,
+    ScheduleEmpty,
     Submit,
 )
 
@@ -33,6 +34,8 @@ def describe(call: Call) -> str:
                 f"schedule step {plan.step}: {len(plan.new_rows)} new rows, {len(plan.chunks)} chunks, "
                 f"{len(plan.freed_rows)} freed rows"
             )
+        case ScheduleEmpty():
+            return "schedule an empty step: no plan" if call.plan is None else f"schedule empty step {call.plan.step}"
         case Apply():
             result = call.result
             failed = f", {len(result.failed)} failed" if result.failed else ""

@@ -87,6 +87,13 @@ class Schedule(Record, tag="schedule"):
     plan: PlanRecord | None
 
 
+class ScheduleEmpty(Record, tag="schedule_empty"):
+    """A step in which nothing is computed was asked for, and there was room for it."""
+
+    # None: the core failed.
+    plan: PlanRecord | None
+
+
 class ResultRecord(Record):
     """A Result without logprobs. The columns are bytes of the types that they have there."""
 
@@ -125,5 +132,5 @@ class ResetPrefixCache(Record, tag="reset_prefix_cache"):
 
 
 # Deadlines that passed are there as cancels.
-Call = Submit | Cancel | Schedule | Apply | LoseWorkers | BlameStep | Resize | ResetPrefixCache
+Call = Submit | Cancel | Schedule | ScheduleEmpty | Apply | LoseWorkers | BlameStep | Resize | ResetPrefixCache
 AnyRecord = Origin | Snapshot | Call

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scheduler.core import Core
-from scheduler.messages import GroupRequest, SequenceEnd, Timeline
+from scheduler.messages import GroupRequest, Plan, SequenceEnd, Timeline
 from scheduler.trace.columns import Columns, plan_record
 from scheduler.trace.describe import describe
 from scheduler.trace.differences import Differing, differing_plans, differing_values
@@ -22,6 +22,7 @@ from scheduler.trace.records import (
     ResetPrefixCache,
     Resize,
     Schedule,
+    ScheduleEmpty,
     Submit,
 )
 from scheduler.trace.snapshot import Snapshot, check_sizes
@@ -163,7 +164,7 @@ class Replay:
         """Makes one call to the core."""
         outcome = self.outcome
         outcome.num_calls += 1
-        if not isinstance(call, ResetPrefixCache):
+        if not isinstance(call, ResetPrefixCache | ScheduleEmpty):
             self._began = call.now if self._began is None else self._began
             outcome.now, outcome.seconds = call.now, call.now - self._began
         self._latest.append((outcome.seconds, call))
@@ -188,7 +189,9 @@ class Replay:
             case Cancel():
                 self._note_ends(core.cancel(call.group, call.choices, call.now, cause=call.cause))
             case Schedule():
-                return self._compare(call)
+                return self._compare(call, lambda: core.schedule(call.now))
+            case ScheduleEmpty():
+                return self._compare(call, core.schedule_empty)
             case Apply():
                 self._note_ends(core.apply(self._columns.unpack(call.result), call.now).ends)
             case LoseWorkers():
@@ -204,10 +207,10 @@ class Replay:
                 core.reset_prefix_cache()
         return None
 
-    def _compare(self, call: Schedule) -> Differing | None:
+    def _compare(self, call: Schedule | ScheduleEmpty, schedule: Callable[[], Plan | None]) -> Differing | None:
         expected = None if call.plan is None else self._columns.lengthen(call.plan)
         self._step = self._step if expected is None else expected.step
-        plan = self.core.schedule(call.now)
+        plan = schedule()
         differing = differing_plans(expected, None if plan is None else plan_record(plan))
         if differing is None and plan is None:
             self.outcome.num_without_plan += 1

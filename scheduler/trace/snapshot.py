@@ -66,6 +66,7 @@ class SavedStep(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     drafts: dict[int, tuple[int, ...]]
     # Numbers of stays that have not ended since.
     finishing: list[int]
+    is_empty: bool = False
 
 
 class SavedPool(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -187,6 +188,7 @@ def _save_step(awaited: Awaited) -> SavedStep:
         positions=awaited.positions.tolist(),
         drafts=dict(awaited.drafts),
         finishing=[number for sequence, number in awaited.finishing if sequence.number == number],
+        is_empty=awaited.is_empty,
     )
 
 
@@ -299,4 +301,5 @@ def _restore_step(saved: SavedStep, by_number: dict[int, Sequence]) -> Awaited:
         decodes_version=None,
         drafts=dict(saved.drafts),
         finishing=[(by_number[number], number) for number in saved.finishing],
+        is_empty=saved.is_empty,
     )

@@ -15,6 +15,7 @@ from scheduler.trace.records import (
     ResetPrefixCache,
     Resize,
     Schedule,
+    ScheduleEmpty,
     Submit,
 )
 from scheduler.trace.writer import TraceWriter
@@ -49,6 +50,19 @@ class TracedCore(Core):
             self._trace.append(Schedule(now, None))
             raise
         self._trace.append(Schedule(now, None if plan is None else self._columns.shorten(plan_record(plan))))
+        return plan
+
+    def schedule_empty(self) -> Plan | None:
+        if self.num_steps_in_flight >= self.settings.max_steps_in_flight:
+            return None
+        self._begin_file_if_full()
+        try:
+            plan = super().schedule_empty()
+        except Exception:
+            self._trace.append(ScheduleEmpty(None))
+            raise
+        assert plan is not None, "there was room for it"
+        self._trace.append(ScheduleEmpty(self._columns.shorten(plan_record(plan))))
         return plan
 
     def apply(self, result: Result, now: float) -> StepOutputs:

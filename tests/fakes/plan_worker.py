@@ -198,7 +198,6 @@ class PlanWorker:
     def _batch(self, plan: Plan) -> list[tuple[WorkerRow, int]]:
         assert plan.decode_rows.dtype == np.uint16
         numbers = plan.decode_rows.tolist() + [row for row, _ in plan.chunks]
-        assert numbers, "an empty step"
         assert len(set(numbers)) == len(numbers), "a row is scheduled twice"
         assert {planned.row for planned in plan.new_rows} <= set(numbers), "a new row idles"
         assert plan.num_tokens <= self.max_num_batched_tokens, "over the token budget"

@@ -47,6 +47,16 @@ def check_plan(world: World, plan: Plan) -> int:
     return _check_admissions(world, plan)
 
 
+def check_empty_plan(world: World, plan: Plan) -> None:
+    """Before the worker has seen it: it computes nothing, and tells what there is to tell otherwise."""
+    assert len(world.in_flight) < world.settings.max_steps_in_flight, "too many plans in flight"
+    assert plan.step == (world.in_flight[-1].plan.step + 1 if world.in_flight else world.worker.step + 1)
+    assert not plan.num_tokens, "a step that should compute nothing"
+    assert not plan.new_rows, "a row is given away in a step that computes nothing"
+    assert not plan.grown_rows, "blocks are given away in a step that computes nothing"
+    assert sorted(plan.freed_rows) == sorted(world.rows_to_free), "not the rows that have become free"
+
+
 def check_found_blocks(world: World, plan: Plan) -> None:
     """After the worker has written: whoever comes in reads nothing of a sequence that is known to have failed."""
     for planned in plan.new_rows:

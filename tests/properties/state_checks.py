@@ -26,8 +26,9 @@ def check(world: World) -> None:
     assert tables.keys() == {sequence.key for sequence in world.stays.values()}
     held = {block for table in tables.values() for block in table.block_ids}
     assert load.num_free_blocks == load.num_blocks - len(held), "blocks are lost"
-    assert (stats.num_output_tokens, stats.num_preemptions, stats.num_steps) == (
-        world.num_output_tokens, world.num_preemptions, world.num_plans,
+    num_empty = world.seen["an empty step"]
+    assert (stats.num_output_tokens, stats.num_preemptions, stats.num_steps, stats.num_empty_steps) == (
+        world.num_output_tokens, world.num_preemptions, world.num_plans + num_empty, num_empty,
     )  # fmt: skip
     assert not core.take_ends()
     events = core.take_cache_events()

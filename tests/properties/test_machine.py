@@ -122,6 +122,10 @@ class CoreMachine(RuleBasedStateMachine):
 
         self.world.schedule(failing=failing, drafter=guess if count else None)
 
+    @rule()
+    def schedule_empty(self) -> None:
+        self.world.schedule_empty()
+
     @precondition(lambda self: self.world.in_flight)
     @rule(forget=st.sampled_from([False] * 15 + [True]), strays=st.booleans())
     def deliver(self, forget: bool, strays: bool) -> None:

@@ -10,6 +10,8 @@ FEATURES = [
     "a long prefill was passed",
     "a prefill was chunked",
     "a result for one that has gone",
+    "an empty step",
+    "an empty step that frees rows",
     "blamed",
     "bypassed the prefix cache",
     "cache events",

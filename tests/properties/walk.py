@@ -34,7 +34,7 @@ def walk(seed: str, *, core_class: type[Core] = Core, changes: Mapping[str, obje
     """One walk of up to MOST_STEPS plans. changes: of its settings. Raises WalkError."""
     choose = Random(seed)
     settings = random_settings(choose, changes)
-    walker = _Walker(choose, settings, core_class)
+    walker = _Walker(seed, choose, settings, core_class)
     try:
         walker.run()
     except Exception as error:
@@ -58,7 +58,7 @@ def walks(seed: int, num_steps: int) -> Iterator[Walk]:
 
 
 class _Walker:
-    def __init__(self, choose: Random, settings: CoreSettings, core_class: type[Core]) -> None:
+    def __init__(self, seed: str, choose: Random, settings: CoreSettings, core_class: type[Core]) -> None:
         self._choose = choose
         self._workload = Workload.random(choose)
         self.world = World(
@@ -72,6 +72,10 @@ class _Walker:
         self._patience = choose.choice([0.0, 0.3, 0.7])
         self._mishaps = choose.choice([0.0, 0.01, 0.05])
         self._drafter = self._make_drafter()
+        # How often a step is taken in which nothing is computed, as other replicas may ask for; a choice of its own, so
+        # that walks without are as they were.
+        self._choose_empty = Random(f"empty {seed}")
+        self._emptiness = self._choose_empty.choice([0.0, 0.0, 0.0, 0.0, 0.2, 0.6])
 
     def _make_drafter(self) -> Drafter | None:
         most = self.world.settings.num_speculative_tokens
@@ -118,7 +122,11 @@ class _Walker:
         """A plan, unless there can't be one; then results, as they come."""
         world, choose = self.world, self._choose
         drafter = self._drafter if choose.random() < 0.8 else None
+        if self._choose_empty.random() < self._emptiness / 4:
+            world.schedule_empty()
         is_planned = world.schedule(failing=choose.random() < self._mishaps, drafter=drafter)
+        if not is_planned and self._choose_empty.random() < self._emptiness:
+            world.schedule_empty()
         if is_planned and choose.random() < self._patience:
             return
         while world.in_flight:

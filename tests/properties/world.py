@@ -30,7 +30,13 @@ from tests.properties import inside
 from tests.properties.admission import is_full, is_valid
 from tests.properties.features import count_plan
 from tests.properties.model import Flight, ModelSequence, order_of, plans_between, stay_of, work_of
-from tests.properties.plan_checks import check_found_blocks, check_no_plan, check_plan, rest_of_batch
+from tests.properties.plan_checks import (
+    check_empty_plan,
+    check_found_blocks,
+    check_no_plan,
+    check_plan,
+    rest_of_batch,
+)
 from tests.properties.results import expect, with_strays, without
 from tests.properties.state_checks import check, check_idle, check_tables
 
@@ -186,6 +192,19 @@ class World:
         if self._guess.random() < self._diligence:
             check(self)
             check_tables(self)
+        return True
+
+    def schedule_empty(self) -> bool:
+        """Whether there was a plan; for `schedule` has just given none, or anyhow."""
+        plan = self.core.schedule_empty()
+        if plan is None:
+            assert len(self.in_flight) == self.settings.max_steps_in_flight, "no empty step though there is room for it"
+            return False
+        check_empty_plan(self, plan)
+        self.rows_to_free.clear()
+        self.in_flight.append(Flight(plan, self.worker.run(plan), frozenset()))
+        self.seen["an empty step"] += 1
+        self.seen["an empty step that frees rows"] += bool(plan.freed_rows)
         return True
 
     def _take_row(self, sequence: ModelSequence, row: int, number: int, num_computed: int, plan: Plan) -> None:

@@ -47,6 +47,12 @@ class FailingWorkers(CoreDriver):
         self.in_flight.append((keys, result))  # type: ignore[arg-type]
         return plan
 
+    def plan_empty(self) -> Plan | None:
+        plan = self.core.schedule_empty()
+        if plan is not None:
+            self.in_flight.append((set(), self.worker.run(plan)))
+        return plan
+
     def deliver(self) -> None:
         keys, result = self.in_flight.popleft()
         if self._fails(keys):
@@ -147,6 +153,22 @@ def test_each_further_one_costs_two_epochs_more(steps: int):
     assert {group for group, _ in driver.ends if driver.reason(group) is ERROR} == {2, 4, 6}
     assert len(driver.failed_steps) <= 7
     driver.assert_exact(1, 3, 5, 7)
+
+
+def test_suspects_get_their_turn_though_other_replicas_keep_steps_coming():
+    # There is always a step in flight, but none that computes anybody.
+    driver = FailingWorkers(poisoned_by(2), max_steps_in_flight=2)
+    for group in range(1, 5):
+        driver.add(group, max_tokens=6)
+    for _ in range(1000):
+        while driver.plan() or driver.plan_empty():
+            pass
+        driver.deliver()
+    assert not driver.core.has_work
+    assert driver.reason(2) is ERROR
+    assert len(driver.failed_steps) == 3
+    assert driver.failed_steps[2] == {2}
+    driver.assert_exact(1, 3, 4)
 
 
 def test_choices_share_a_prompt_and_its_fate():

@@ -120,6 +120,12 @@ class TwinCore(Core):
         same(*(each and plan_record(each) for each in (plan, of_twin)))
         return plan
 
+    def schedule_empty(self) -> Plan | None:
+        self._may_copy()
+        plan, of_twin = super().schedule_empty(), self.twin.schedule_empty()
+        same(*(each and plan_record(each) for each in (plan, of_twin)))
+        return plan
+
     def apply(self, result: Result, now: float) -> StepOutputs:
         self._may_copy()
         outputs, of_twin = super().apply(result, now), self.twin.apply(result, now)
