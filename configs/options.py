@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, model_validator
 
 from configs.gpu_options import GpuOptions
 from configs.option_field import CACHE, LOGS, MODEL, NETWORK, ROUTER, SCHEDULING, as_number, option, split_commas
-from configs.parallel_options import ParallelOptions
+from configs.parallel_options import MOST_STEPS_IN_FLIGHT, ParallelOptions, default_steps_in_flight
 
 
 def _default_runtime_dir() -> Path:
@@ -144,10 +144,11 @@ class Options(GpuOptions, ParallelOptions):
     )
     max_steps_in_flight: int = option(
         SCHEDULING,
-        1,
-        "Steps planned ahead of their results: 2 hides the scheduler's time behind the workers'.",
+        default_steps_in_flight,
+        "Steps planned ahead of their results: 2 hides the scheduler's time behind the workers'. With pipeline stages, "
+        "unless it is set, one more than those, so that each has a step.",
         ge=1,
-        le=64,
+        le=MOST_STEPS_IN_FLIGHT,
     )
     max_queued_requests: int = option(
         SCHEDULING, 2048, "Requests that may wait in one replica; more are RESOURCE_EXHAUSTED.", ge=1
@@ -159,6 +160,14 @@ class Options(GpuOptions, ParallelOptions):
     # --- Router
     host: str = option(ROUTER, "127.0.0.1", "Address the router's gRPC server binds to.")
     port: int = option(ROUTER, 50051, "Port of the router's gRPC server. 0: any free one.", ge=0, le=65_535)
+    routing_policy: Literal["least_loaded", "round_robin", "power_of_two", "prefix_aware", "consistent_hash"] = option(
+        ROUTER,
+        "least_loaded",
+        "Where a request goes. least_loaded: to the replica with the fewest tokens to compute. round_robin: to each in "
+        "turn. power_of_two: to the less loaded of two random ones. prefix_aware: to where the first token can come "
+        "soonest, by its queue and by what of the prompt it has in its prefix cache. consistent_hash: always to the "
+        "same one for a session_key, unless it is overloaded.",
+    )
     max_message_bytes: int = option(
         ROUTER, 64 * 2**20, "Largest message the router takes from a client.", ge=65_536, le=2**30
     )
@@ -241,10 +250,7 @@ class Options(GpuOptions, ParallelOptions):
                 raise ValueError(f"step_addresses: {address!r} must begin with ipc:// or tcp://")
             if address.startswith("tcp://") and not self.curve_dir:
                 raise ValueError(f"step_addresses: {address!r} needs curve_dir; make keys with `octavo keys DIR`")
-        if self.pipeline_parallel_size > 1:
-            raise ValueError("pipeline_parallel_size: not yet; leave it at 1")
-        if self.in_lockstep:
-            raise ValueError("enable_expert_parallel with data_parallel_size above 1: not yet; leave one of them out")
+        self._check_pipeline()
         if self.in_lockstep and len({address.startswith("tcp://") for address in self.step_addresses}) > 1:
             raise ValueError(
                 f"step_addresses={','.join(self.step_addresses)}: with enable_expert_parallel all workers talk to each "

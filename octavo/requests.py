@@ -24,6 +24,8 @@ class RequestOptions(TypedDict, total=False):
     priority: int
     # Prefix-cache blocks are shared between requests of equal salt only.
     cache_salt: str
+    # Requests of one session go to one replica, under routing_policy=consistent_hash.
+    session_key: str
     # More variables for the chat template.
     template_arguments: Mapping[str, Any]
 
@@ -39,6 +41,7 @@ def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: R
         sampling=(sampling or SamplingParams()).to_proto(),
         priority=options.get("priority", 0),
         cache_salt=options.get("cache_salt", ""),
+        session_key=options.get("session_key", ""),
     )
     if isinstance(prompt, str):
         request.prompt = prompt

@@ -31,7 +31,7 @@ class Dispatcher:
             stream.begin(None, exact=True)
             return
         resume = stream.request.resume
-        session = self.replicas.choose("" if resume is None else resume.fingerprint)
+        session = self.replicas.choose(stream.request.placement, "" if resume is None else resume.fingerprint)
         exact = resume is None or resume.fingerprint == session.welcome.model.fingerprint
         stream.begin(session, exact=exact)
 
@@ -56,7 +56,7 @@ class Dispatcher:
             stream.fail(error)
             return
         try:
-            session = self.replicas.choose(stream.fingerprint, exclude=stream.refused_by)
+            session = self.replicas.choose(stream.request.placement, stream.fingerprint, exclude=stream.refused_by)
         except NoReplica:
             stream.fail(error)
             return
@@ -67,7 +67,7 @@ class Dispatcher:
             await self.replicas.wait_usable(MOVE_TIMEOUT_S)
             if stream.done:
                 return
-            session = self.replicas.choose(stream.fingerprint)
+            session = self.replicas.choose(stream.request.placement, stream.fingerprint)
         except RequestError as error:
             stream.fail(error)
             return

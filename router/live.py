@@ -4,7 +4,8 @@ import asyncio
 
 from router.errors import Cancelled, DuplicateRequest, RequestError, Superseded
 from router.metrics import RouterMetrics
-from router.streams import Request, Stream
+from router.request import Request
+from router.streams import Stream
 
 
 class LiveStreams:

@@ -14,7 +14,8 @@ from protos.inference_pb2 import ModelInfo
 from protos.scheduler_pb2 import Open, RouterMessage
 from protos.scheduler_pb2_grpc import SchedulerStub
 from router.errors import NoReplica
-from router.policies import Policy, ReplicaLoad
+from router.policies import Placement, Policy, ReplicaLoad
+from router.prefix_index import PrefixIndex
 from router.session import Session
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
 
@@ -39,9 +40,18 @@ class Replica:
     """One scheduler: connects, reads, connects again, until its task is cancelled."""
 
     def __init__(
-        self, address: str, router_id: str, model_name: str, silence_timeout: float, changed: Callable[[], None]
+        self,
+        number: int,
+        address: str,
+        router_id: str,
+        model_name: str,
+        silence_timeout: float,
+        prefix_index: PrefixIndex | None,
+        changed: Callable[[], None],
     ):
-        """silence_timeout: seconds without a message after which a scheduler counts as dead; one is due each second."""
+        """silence_timeout: seconds without a message after which a scheduler counts as dead; one is due each second.
+        prefix_index: is told of its cache events, if there is one."""
+        self.number = number
         self.address = address
         self.session: Session | None = None
         # None until `run` has begun.
@@ -49,6 +59,7 @@ class Replica:
         self._router_id = router_id
         self._model_name = model_name
         self._silence_timeout = silence_timeout
+        self._prefix_index = prefix_index
         self._changed = changed
         self._cause = "not connected yet"
         self._since = time.monotonic()
@@ -87,7 +98,12 @@ class Replica:
         """Opens a Session and reads it to its end. Returns whether there was a Welcome, and why it ended."""
         call = stub.Session(wait_for_ready=True)
         try:
-            await call.write(RouterMessage(open=Open(protocol_version=PROTOCOL_VERSION, router_id=self._router_id)))
+            opening = Open(
+                protocol_version=PROTOCOL_VERSION,
+                router_id=self._router_id,
+                watch_cache=self._prefix_index is not None,
+            )
+            await call.write(RouterMessage(open=opening))
             return await self._read(call)
         except grpc.aio.AioRpcError as error:
             return False, f"Session refused, {error.code().name}: {error.details()}"
@@ -120,6 +136,8 @@ class Replica:
                 while message is not EOF:
                     was = self.usable, self.ready
                     session.receive(message)
+                    if self._prefix_index is not None:
+                        self._prefix_index.apply(self.number, message.cache_events)
                     if (self.usable, self.ready) != was:
                         self._note_change()
                     silence.reschedule(loop.time() + self._silence_timeout)
@@ -141,11 +159,15 @@ class Replica:
     def _open(self, session: Session) -> None:
         self.session = session
         model = session.welcome.model
+        if self._prefix_index is not None:
+            self._prefix_index.add(self.number, block_size=model.block_size, max_blocks=model.num_blocks)
         log.info("%s serves %s (%s, fingerprint %s)", self.address, model.name, model.dtype, model.fingerprint[:12])
         self._note_change()
 
     def _close(self, session: Session, cause: str) -> None:
         self.session, self._cause = None, cause
+        if self._prefix_index is not None:
+            self._prefix_index.remove(self.number)
         # What the router ends itself, when it stops, is nothing to be warned of.
         level = logging.INFO if cause == _ENDED_HERE and not session.num_groups else logging.WARNING
         log.log(level, "%s: %s; %d requests were on it", self.address, cause, session.num_groups)
@@ -173,7 +195,8 @@ class ReplicaSet:
     ) -> None:
         """on_change: whenever a replica becomes usable or ready, or ceases to. on_choice: policy's name and reason."""
         self.replicas = [
-            Replica(address, router_id, model_name, silence_timeout, self._changed) for address in addresses
+            Replica(number, address, router_id, model_name, silence_timeout, policy.prefix_index, self._changed)
+            for number, address in enumerate(addresses)
         ]
         self._policy = policy
         self._on_change = on_change
@@ -207,24 +230,29 @@ class ReplicaSet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def choose(self, fingerprint: str = "", exclude: Collection[Session] = ()) -> Session:
+    def choose(self, placement: Placement, fingerprint: str = "", exclude: Collection[Session] = ()) -> Session:
         """The Session to submit to; one of `fingerprint` if there is any. Raises NoReplica."""
-        sessions = [r.session for r in self.replicas if r.session is not None and r.usable and r.session not in exclude]
-        if not sessions:
+        usable = [
+            (replica.number, replica.session)
+            for replica in self.replicas
+            if replica.session is not None and replica.usable and replica.session not in exclude
+        ]
+        if not usable:
             raise NoReplica(f"no replica is ready: {self.describe()}; try again in a few seconds")
-        sessions = [s for s in sessions if fingerprint and s.welcome.model.fingerprint == fingerprint] or sessions
-        index, reason = self._policy.choose(
-            [
-                ReplicaLoad(
-                    num_sequences=session.num_sequences,
-                    num_queued_tokens=session.num_queued_tokens,
-                    workers_ready=session.load.workers_ready,
-                )
-                for session in sessions
-            ]
-        )
+        equal = [each for each in usable if fingerprint and each[1].welcome.model.fingerprint == fingerprint]
+        candidates = equal or usable
+        loads = [
+            ReplicaLoad(
+                replica=number,
+                num_sequences=session.num_sequences,
+                num_queued_tokens=session.num_queued_tokens,
+                workers_ready=session.load.workers_ready,
+            )
+            for number, session in candidates
+        ]
+        index, reason = self._policy.choose(loads, placement)
         self._on_choice(self._policy.name, reason)
-        return sessions[index]
+        return candidates[index][1]
 
     async def wait_usable(self, seconds: float) -> None:
         """Until a replica takes requests. Raises NoReplica after so many seconds."""

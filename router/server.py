@@ -17,7 +17,7 @@ from protos.inference_pb2_grpc import add_InferenceServicer_to_server
 from router import admin
 from router.errors import Draining
 from router.metrics import RouterMetrics
-from router.policies import LeastLoaded
+from router.policies import POLICIES
 from router.replicas import ReplicaSet
 from router.service import InferenceService
 from router.tokenizer import Tokenizer, TokenizerPool
@@ -45,7 +45,7 @@ class RouterServer:
         self._tokenizer = TokenizerPool(tokenizer)
         self._replicas = ReplicaSet(
             [options.scheduler_address(i) for i in range(options.data_parallel_size)],
-            LeastLoaded(),
+            POLICIES[options.routing_policy](),
             router_id=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
             model_name=model_name,
             silence_timeout=options.heartbeat_timeout,

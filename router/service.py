@@ -17,8 +17,9 @@ from router.errors import Draining, InvalidRequest, NoReplica, RequestError, sta
 from router.live import LiveStreams
 from router.metrics import RouterMetrics
 from router.replicas import ReplicaSet
+from router.request import Request
 from router.sampling import resolve_sampling
-from router.streams import Request, Stream
+from router.streams import Stream
 from router.tokenizer import TokenizerPool
 
 log = logging.getLogger("octavo.router.service")
@@ -162,6 +163,7 @@ class InferenceService(InferenceServicer):
             eos_token_ids=list(model.eos_token_ids),
             priority=message.priority,
             cache_salt=message.cache_salt,
+            session_key=message.session_key,
             deadline=None if remaining is None else arrival + remaining,
             resume=message.resume if message.HasField("resume") else None,
         )

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from protos import inference_pb2 as pb
@@ -23,6 +22,7 @@ from router.errors import (
 )
 from router.metrics import RouterMetrics
 from router.outbox import Outbox, OutboxFullError
+from router.request import Request
 from router.sampling import for_scheduler
 from router.session import Session
 
@@ -33,26 +33,6 @@ log = logging.getLogger("octavo.router.streams")
 _RESUBMISSION_BITS = 16
 # cached_tokens come with the scheduler's word on the end of a choice; one cut at a stop string waits so long for it.
 _USAGE_WAIT_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A validated request, with everything resolved. arrival, deadline: on time.monotonic(); None: no deadline."""
-
-    request_id: str
-    model: str
-    prompt_token_ids: Sequence[int]
-    sampling: pb.SamplingParams
-    arrival: float
-    eos_token_ids: Sequence[int] = ()
-    priority: int = 0
-    cache_salt: str = ""
-    deadline: float | None = None
-    resume: pb.Resume | None = None
-
-    @property
-    def attempt(self) -> int:
-        return 0 if self.resume is None else self.resume.attempt
 
 
 class Mover(Protocol):

@@ -13,7 +13,8 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
-MAX_CACHE_SALT_BYTES = 256
+# Of cache_salt and session_key.
+MAX_KEY_BYTES = 256
 # Submit.attempt holds 16 bits of it; see router.streams.
 MAX_ATTEMPT = 2**16 - 1
 
@@ -42,9 +43,9 @@ def check_request(request: GenerateRequest) -> None:
         raise InvalidRequest(
             f"request_id={_shown(request.request_id)}: use 1 to 128 characters of [A-Za-z0-9._:-], or leave it empty"
         )
-    size = len(request.cache_salt.encode())
-    if size > MAX_CACHE_SALT_BYTES:
-        raise InvalidRequest(f"cache_salt has {size} bytes: at most {MAX_CACHE_SALT_BYTES} are allowed")
+    for name in ("cache_salt", "session_key"):
+        if (size := len(getattr(request, name).encode())) > MAX_KEY_BYTES:
+            raise InvalidRequest(f"{name} has {size} bytes: at most {MAX_KEY_BYTES} are allowed")
     check_sampling(request.sampling)
     if request.HasField("resume"):
         _check_resume(request.resume, request.sampling)

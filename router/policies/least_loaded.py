@@ -2,26 +2,24 @@
 
 from collections.abc import Sequence
 
-from router.policies.base import ReplicaLoad
+from router.policies.base import Placement, ReplicaLoad, ready
 
 
 class LeastLoaded:
-    """Fewest sequences running or waiting, then fewest queued prompt tokens; equals take turns.
-
-    A replica whose workers are away comes last, however little it has to do.
-    """
+    """By tokens; equals take turns. A replica whose workers are away comes last, however little it has to do."""
 
     name = "least_loaded"
+    prefix_index = None
 
     def __init__(self) -> None:
         self._turn = 0
 
-    def choose(self, loads: Sequence[ReplicaLoad]) -> tuple[int, str]:
-        keys = [(not load.workers_ready, load.num_sequences, load.num_queued_tokens) for load in loads]
-        least = min(keys)
-        equals = [i for i, key in enumerate(keys) if key == least]
+    def choose(self, loads: Sequence[ReplicaLoad], placement: Placement) -> tuple[int, str]:
         if len(loads) == 1:
             return 0, "only"
+        candidates = ready(loads)
+        least = min(loads[i].num_tokens for i in candidates)
+        equals = [i for i in candidates if loads[i].num_tokens == least]
         if len(equals) == 1:
             return equals[0], "least"
         self._turn += 1

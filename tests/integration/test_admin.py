@@ -18,11 +18,11 @@ from configs.options import Options
 from protos import admin_pb2 as pb
 from protos import inference_pb2, scheduler_pb2
 from protos.admin_pb2_grpc import AdminStub
-from router.cache_view import CacheView
 from runtime.block_names import block_names, scope_of
 from tests.fakes.hash_runner import BAD_TOKEN, HashModel
 from tests.fakes.routers import running_router
 from tests.fakes.worker import FakeWorker
+from tests.support.cache_view import CacheView
 from tests.support.scheduler_process import scheduler_process
 from tests.support.scheduling import RouterEnd, make_options, running_worker
 from tests.support.up import COMMAND, environment

@@ -67,6 +67,7 @@ INVALID = {
     "request id": (pb.GenerateRequest(prompt="x", request_id="a b"), "request_id='a b': use 1 to 128"),
     "long request id": (pb.GenerateRequest(prompt="x", request_id="a" * 129), "1 to 128 characters"),
     "request id with newline": (pb.GenerateRequest(prompt="x", request_id="a\n"), "request_id="),
+    "session": (pb.GenerateRequest(prompt="x", session_key="s" * 257), "session_key has 257 bytes: at most 256"),
     "salt": (pb.GenerateRequest(prompt="x", cache_salt="é" * 129), "cache_salt has 258 bytes: at most 256"),
     "beyond max_model_len": (_with(max_tokens=MAX_LEN), r"max_tokens=64 after a prompt of \d+ tokens.*use at most 6\d"),
     "2^31 max_tokens": (_with(max_tokens=2**31), "max_tokens=2147483648"),

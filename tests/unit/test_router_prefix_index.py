@@ -1,10 +1,13 @@
-"""What a router knows of a replica's prefix cache follows its events, and takes no more memory than it may."""
+"""What a router knows of replicas' prefix caches follows their events, and takes no more memory than it may."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protos.scheduler_pb2 import CacheCleared, CacheEvent
-from router.cache_view import CacheView
+from router.prefix_index import PrefixIndex
 from runtime.block_names import block_names, scope_of
+from tests.support.cache_view import CacheView
 
 BLOCK_SIZE = 4
 PROMPT = list(range(100, 118))
@@ -60,3 +63,76 @@ def test_a_replica_cannot_fill_the_routers_memory() -> None:
         view.apply(stored(b"short"))
     with pytest.raises(ValueError, match="none of the kinds"):
         view.apply([CacheEvent()])
+
+
+# --- Several replicas
+
+
+def _index(*replicas: int, max_blocks: int = 8) -> PrefixIndex:
+    index = PrefixIndex()
+    for replica in replicas:
+        index.add(replica, block_size=BLOCK_SIZE, max_blocks=max_blocks)
+    return index
+
+
+def test_each_replica_has_its_own_leading_blocks() -> None:
+    index = _index(0, 1, 70)
+    index.apply(0, stored(*NAMES[:1]))
+    index.apply(1, stored(*NAMES[1:]))
+    index.apply(70, stored(*NAMES))
+    assert index.num_cached_blocks(NAMES) == {0: 1, 70: 4}
+    assert index.num_cached_blocks([]) == {}
+
+
+def test_what_was_sent_counts_until_it_is_known_better() -> None:
+    index = _index(0, 1)
+    index.expect(0, NAMES)
+    assert index.num_cached_blocks(NAMES) == {0: 4}
+    index.apply(0, [*stored(*NAMES), *removed(NAMES[3])])
+    assert index.num_cached_blocks(NAMES) == {0: 3}
+    index.expect(1, NAMES)
+    index.apply(1, [CLEARED])
+    assert index.num_cached_blocks(NAMES) == {0: 3}
+
+
+def test_expectations_that_never_come_true_make_way() -> None:
+    index = _index(0, max_blocks=2)
+    others = block_names(range(50, 58), BLOCK_SIZE, scope_of(""))
+    index.expect(0, NAMES[:2])
+    index.expect(0, others)
+    assert index.num_cached_blocks(NAMES) == {}
+    assert index.num_cached_blocks(others) == {0: 2}
+
+
+def test_a_replica_that_goes_takes_what_is_known_of_it_along() -> None:
+    index = _index(0, 1)
+    for replica in (0, 1):
+        index.apply(replica, stored(*NAMES))
+    index.remove(0)
+    assert index.num_cached_blocks(NAMES) == {1: 4}
+    index.add(0, block_size=BLOCK_SIZE, max_blocks=8)
+    assert index.num_cached_blocks(NAMES) == {1: 4}
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["stored", "removed", "cleared", "expect"]), st.integers(0, 3)),
+        max_size=40,
+    )
+)
+def test_it_says_what_lists_of_names_would(steps: list[tuple[int, str, int]]) -> None:
+    """Of replicas with room for all, so that no expectation makes way."""
+    index, held = _index(0, 1, 2), {replica: set[bytes]() for replica in range(3)}
+    for replica, kind, number in steps:
+        name = NAMES[number]
+        if kind == "expect":
+            index.expect(replica, [name])
+            held[replica].add(name)
+        elif kind == "cleared":
+            index.apply(replica, [CLEARED])
+            held[replica].clear()
+        else:
+            index.apply(replica, stored(name) if kind == "stored" else removed(name))
+            (held[replica].add if kind == "stored" else held[replica].discard)(name)
+        leading = {each: next((i for i, n in enumerate(NAMES) if n not in held[each]), len(NAMES)) for each in held}
+        assert index.num_cached_blocks(NAMES) == {each: count for each, count in leading.items() if count}

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from protos import scheduler_pb2
-from router.cache_view import CacheView
 from runtime.wire import SESSION_MESSAGE_BYTES
 from scheduler.block_pool import BlockPool
 from scheduler.cache_watchers import MAX_UNTOLD_AT_ONCE, CacheWatchers
 from scheduler.messages import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from scheduler.outputs import Outbox
+from tests.support.cache_view import CacheView
 
 
 def name(number: int) -> bytes:

@@ -1,0 +1,33 @@
+"""A request as the router works on it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protos import inference_pb2 as pb
+from router.policies import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A validated request, with everything resolved. arrival, deadline: on time.monotonic(); None: no deadline."""
+
+    request_id: str
+    model: str
+    prompt_token_ids: Sequence[int]
+    sampling: pb.SamplingParams
+    arrival: float
+    eos_token_ids: Sequence[int] = ()
+    priority: int = 0
+    cache_salt: str = ""
+    session_key: str = ""
+    deadline: float | None = None
+    resume: pb.Resume | None = None
+
+    @property
+    def attempt(self) -> int:
+        return 0 if self.resume is None else self.resume.attempt
+
+    @property
+    def placement(self) -> Placement:
+        """What a policy may want to know of it."""
+        return Placement(token_ids=self.prompt_token_ids, cache_salt=self.cache_salt, session_key=self.session_key)
