@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.compute_path import torch_path
+from kernels.compute_path import ComputePath, gpu_path, torch_path
+from kernels.linear import Residual, Stream
 from kernels.shard import Shard
 from tests.fakes.fake_model import fake_config
+from tests.support.gpu import DEVICE
 from tests.support.gpu_runs import TakeFrom
 from tests.support.ranks import run_replicas
 from worker.experts_config import ExpertsConfig
@@ -24,7 +26,7 @@ from worker.parallel.axes import Axes
 from worker.parallel.expert_placement import ExpertPlacement
 from worker.parallel.experts import GATHERED_TOKENS
 from worker.parallel.gloo import GlooGroup
-from worker.parallel.group import Group
+from worker.parallel.group import Group, Rehearsal
 from worker.parallel.groups import Groups
 from worker.workspace import Workspace
 
@@ -36,7 +38,7 @@ WHOLE_PATH = torch_path(torch.float32)
 class Mixture:
     """One rank's, of random weights that are the same everywhere."""
 
-    def __init__(self, num_experts: int, top_k: int, groups: Groups) -> None:
+    def __init__(self, num_experts: int, top_k: int, groups: Groups, path: ComputePath = WHOLE_PATH) -> None:
         experts = ExpertsConfig(
             num_experts=num_experts, num_experts_per_token=top_k, intermediate_size=INTERMEDIATE_SIZE, renormalize=True,
             layers=(True,),
@@ -44,7 +46,7 @@ class Mixture:
         self._config = fake_config(hidden_size=HIDDEN_SIZE, experts=experts)
         self._groups = groups
         shards = [Shard(each.rank, each.size) for each in (groups.tensor, groups.experts)]
-        self._path = replace(WHOLE_PATH, shard=shards[0], experts=shards[1])
+        self._path = replace(path, shard=shards[0], experts=shards[1])
         generator = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> torch.Tensor:
@@ -59,20 +61,29 @@ class Mixture:
                 # To read what others hold would be a KeyError.
                 if expert in held:
                     tensors[f"{PREFIX}.{name}.weight"] = weight
-        take = TakeFrom(tensors, torch.float32)
+        take = TakeFrom({name: each.to(path.device) for name, each in tensors.items()}, torch.float32)
         self._mixture = MixtureOfExperts(self._config, PREFIX, NORM, ExpertNames(), take, self._path)
 
     def add(self, tokens: Sequence[torch.Tensor]) -> torch.Tensor:
         """To the tokens of the rank's own replica, given those of all."""
         x_TE = tokens[self._groups.data.rank].clone()
+        self._run(x_TE, [len(each) for each in tokens])
+        return x_TE
+
+    def delta(self, tokens_TE: torch.Tensor) -> torch.Tensor:
+        """On a GPU: what is to be added."""
+        stream = Residual(tokens_TE.to(DEVICE), torch.zeros_like(tokens_TE, device=DEVICE))
+        self._run(stream, [len(tokens_TE)])
+        return stream.delta_TE
+
+    def _run(self, stream: Stream, num_tokens_D: Sequence[int]) -> None:
         context = ForwardContext(
             kv_cache=KVCache(self._config, num_blocks=2, block_size=8, path=WHOLE_PATH), slots_T=torch.empty(0),
             rope_turns=(), attention_plans={}, workspace=Workspace(self._path), groups=self._groups,
-            num_tokens_D=[len(each) for each in tokens],
+            num_tokens_D=num_tokens_D,
         )  # fmt: skip
         with torch.inference_mode(), forward_context(context):
-            self._mixture.add_to_(x_TE)
-        return x_TE
+            self._mixture.add_to_(stream)
 
 
 def _tokens(counts: Sequence[int]) -> list[torch.Tensor]:
@@ -130,3 +141,17 @@ def test_what_a_mixture_sends_is_what_the_docs_say(tmp_path: Path, num_tokens: i
             (2, num_tokens // tensor * (elsewhere + top_k * (ranks - 1) // ranks) * size),
         ]
     assert run_replicas(tmp_path, axes, run) == [[sent] * tensor] * data
+
+
+def test_ranks_on_gpus_add_up_what_their_own_experts_give() -> None:
+    """Each is alone here: its own part is what it gives before ranks add up."""
+    [tokens], path = _tokens([5]), gpu_path(torch.float32, torch.device(DEVICE))
+
+    def of_rank(rank: int) -> torch.Tensor:
+        group = Rehearsal(rank, 2)
+        return Mixture(5, 3, Groups(tensor=group, experts=group), path).delta(tokens)
+
+    expected = Mixture(5, 3, Groups(), path).delta(tokens)
+    parts = [of_rank(rank) for rank in range(2)]
+    assert all(part.any() for part in parts)
+    torch.testing.assert_close(parts[0] + parts[1], expected, rtol=1e-5, atol=1e-5)

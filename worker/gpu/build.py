@@ -24,7 +24,8 @@ from worker.gpu.parts import Parts
 from worker.gpu.runner import GpuRunner
 from worker.model_config import ModelConfig
 from worker.model_info import log_ready, make_rows, model_dtype, model_info
-from worker.parallel.axes import axes_of, shard_of
+from worker.parallel.axes import axes_of, experts_of, shard_of
+from worker.parallel.experts import check_experts
 from worker.parallel.groups import without_others
 from worker.weights import load_model
 from worker.weights.quantization import resolve_quantization
@@ -116,13 +117,14 @@ def _make_path(options: Options, device: Device, config: ModelConfig, *, rank: i
             f"device={options.device}: the model's heads have {config.head_size} numbers, and the GPU's attention "
             f"computes heads of {', '.join(map(str, HEAD_SIZES))}; device=cpu computes any"
         )
+    check_experts(options, config)
     path = gpu_path(
         model_dtype(options),
         device.torch_device,
         kv_cache_dtype=_KV_CACHE_DTYPES[options.kv_cache_dtype],
         batch_invariant=options.batch_invariant,
     )
-    return replace(path, shard=shard_of(options, rank))
+    return replace(path, shard=shard_of(options, rank), experts=experts_of(options, rank))
 
 
 def _weights_error(options: Options, device: Device, files: ModelFiles, rank: int) -> PermanentError:
