@@ -6,6 +6,7 @@ from typing import Any
 
 from kernels.moe_routing.scoring import Scoring
 from worker.deepseek_config import DEEPSEEK, deepseek_experts
+from worker.llama4_config import LLAMA4, llama4_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class ExpertsConfig:
     top_k_groups: int = 1
     # That weights are multiplied by in the end.
     scaling_factor: float = 1.0
+    # Weights multiply what an expert gets, not what it gives.
+    scales_inputs: bool = False
     # Of an MLP beside the experts, which computes every token; 0: there is none.
     shared_intermediate_size: int = 0
 
@@ -61,6 +64,8 @@ def experts_from_config_json(architecture: str, raw: Mapping[str, Any], num_laye
         )
     if architecture in DEEPSEEK:
         return ExpertsConfig(**deepseek_experts(architecture, raw, num_layers))
+    if architecture in LLAMA4:
+        return ExpertsConfig(**llama4_experts(raw, num_layers))
     if architecture == "Qwen3MoeForCausalLM":
         step, dense = int(raw.get("decoder_sparse_step", 1)), set(raw.get("mlp_only_layers") or ())
         return ExpertsConfig(

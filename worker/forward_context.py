@@ -50,6 +50,8 @@ class ForwardContext:
     # For kernels.rope_cache_write: of each of ModelConfig.ropes.
     rope_turns: tuple[torch.Tensor, ...]
     attention_plans: dict[Reach, AttentionPlan]
+    # float32 [T], that queries of some layers are multiplied by; None: no layer's are.
+    query_temperature_T: torch.Tensor | None = None
     # For what layers compute on the way, with room for all tokens.
     workspace: Workspace
     # Layers have their attention called by this: graphs of pieces end before it and begin anew after it. What is

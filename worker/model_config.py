@@ -10,8 +10,9 @@ from kernels.silu_mul import Activation
 from worker.deepseek_config import DEEPSEEK, LatentConfig, deepseek_from_config_json
 from worker.experts_config import ExpertsConfig, experts_from_config_json
 from worker.gemma3_config import GEMMA3, gemma3_from_config_json, gemma3_from_gguf, gemma3_turn_ends
+from worker.llama4_config import LLAMA4, IropeConfig, llama4_from_config_json, llama4_text_config
 from worker.reach import Reach
-from worker.rope_config import RopeConfig, rope_from_config_json, yarn
+from worker.rope_config import NO_ROPE, RopeConfig, rope_from_config_json, yarn
 
 # GGUF names an architecture as llama.cpp does; here it bears its name in config.json.
 GGUF_ARCHITECTURES = {
@@ -25,6 +26,7 @@ MAX_LAYERS = 4096
 ARCHITECTURES = (
     *DEEPSEEK,
     GEMMA3,
+    *LLAMA4,
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
@@ -83,6 +85,8 @@ class ModelConfig:
     # A layer's chunks of positions, in tokens, of which a token sees none but its own; 0: there are none. Empty: none
     # in any layer.
     layer_chunks: tuple[int, ...] = ()
+    # None: all layers have rope.
+    irope: IropeConfig | None = None
     # None: every layer has an MLP.
     experts: ExpertsConfig | None = None
     # None: keys and values are cached as they are, of each KV head.
@@ -121,10 +125,14 @@ class ModelConfig:
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
+        if self.irope is not None:
+            return self.rope, NO_ROPE
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
 
     def rope_of(self, layer: int) -> int:
         """Which of `ropes` the layer has."""
+        if self.irope is not None:
+            return 0 if self.irope.rope_layers[layer] else 1
         return 1 if self.local_rope is not None and self.layer_windows[layer] else 0
 
     def reach_of(self, layer: int) -> Reach:
@@ -196,6 +204,8 @@ def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
     architecture = _known((raw.get("architectures") or ["(none named)"])[0])
     if architecture != GEMMA3 and raw.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act={raw['hidden_act']!r} is not supported; silu is")
+    if architecture in LLAMA4:
+        raw = llama4_text_config(raw)
     num_layers, num_heads = _layer_count(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
     attention_bias = bool(raw.get("attention_bias", False))
     eos = {*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}
@@ -204,6 +214,8 @@ def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         family = gemma3_from_config_json(raw, num_layers)
     elif architecture in DEEPSEEK:
         family = deepseek_from_config_json(raw, num_layers)
+    elif architecture in LLAMA4:
+        family = llama4_from_config_json(raw, num_layers)
     else:
         family = {
             "rope": rope_from_config_json(raw),
@@ -211,7 +223,8 @@ def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
             "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
             "layer_windows": _layer_windows(architecture, raw, num_layers),
         }
-    heads: dict[str, Any] = {
+    sizes: dict[str, Any] = {
+        "intermediate_size": int(raw["intermediate_size"]),
         "num_kv_heads": int(raw.get("num_key_value_heads") or num_heads),
         "head_size": int(raw.get("head_dim") or raw["hidden_size"] // num_heads),
     }
@@ -219,7 +232,6 @@ def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         architecture=architecture,
         vocab_size=int(raw["vocab_size"]),
         hidden_size=int(raw["hidden_size"]),
-        intermediate_size=int(raw["intermediate_size"]),
         num_layers=num_layers,
         num_heads=num_heads,
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
@@ -233,7 +245,7 @@ def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         default_sampling=SamplingDefaults(
             **{name: generation.get(name) for name in SamplingDefaults.__dataclass_fields__}
         ),
-        **(heads | family),
+        **(sizes | family),
     )
 
 

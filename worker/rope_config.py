@@ -12,8 +12,8 @@ SCALINGS = ("default", "linear", "llama3", "yarn")
 class RopeConfig:
     """What inverse frequencies follow from; fields a scaling does not use keep their defaults.
 
-    scaling is one of SCALINGS. freq_factors, if given, divide the inverse frequencies one by one (GGUF files store
-    Llama 3's scaling that way).
+    scaling is one of SCALINGS, or none: nothing turns. freq_factors, if given, divide the inverse frequencies one by
+    one (GGUF files store Llama 3's scaling that way).
     """
 
     theta: float
@@ -30,6 +30,9 @@ class RopeConfig:
     # Multiplies cosines and sines.
     attention_factor: float = 1.0
     freq_factors: tuple[float, ...] | None = None
+
+
+NO_ROPE = RopeConfig(theta=1.0, scaling="none")
 
 
 def rope_settings(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def route(
     """
     logits_TE = logits_TE.float()
     scores_TE = torch.softmax(logits_TE, dim=1) if scoring == "softmax" else _sigmoid(logits_TE)
-    wanted_TE = scores_TE if bias_E is None else scores_TE + bias_E
+    # Scores may be equal where logits are not: a sigmoid is 1 from 17 on.
+    wanted_TE = logits_TE if bias_E is None else scores_TE + bias_E
     if top_k_groups < num_groups:
         wanted_TE = _within_best_groups(wanted_TE, num_groups, top_k_groups, num_best=1 if bias_E is None else 2)
     experts_TK = wanted_TE.sort(dim=1, descending=True, stable=True).indices[:, :top_k]

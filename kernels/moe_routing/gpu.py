@@ -158,11 +158,10 @@ def _route_kernel(
         exponentials = tl.exp(logits - tl.where(largest > float("-inf"), largest, 0.0)[:, None])
         total = _sum(exponentials, 1)
         scores = exponentials / tl.where(total == 0, 1.0, total)[:, None]
-        # Scores of unlikely experts may be equal where their logits are not.
-        wanted = logits
     else:
         scores = 1.0 / (1.0 + tl.exp(-logits))
-        wanted = scores
+    # Scores may be equal where logits are not: those of unlikely experts, and a sigmoid is 1 from 17 on.
+    wanted = logits
     if HAS_BIAS:
         wanted = scores + tl.load(bias_E + ids, mask=exist, other=0.0)[None]
     keys = tl.where(exist[None], _ordered(wanted), _NEVER)

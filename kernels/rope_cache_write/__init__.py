@@ -27,11 +27,15 @@ class RopeCacheWrite:
         head_norm_HD: torch.Tensor | None = None,
         eps: float = 0.0,
         kv_scales: KVScales | None = None,
+        interleaved: bool = False,
     ) -> None:
         """head_norm_HD: weights of RMS norms (with `eps`), float32 [H + K, D], of each head of q, then of k; on a GPU
-        all of q's are the same, and all of k's. kv_scales: of a cache of e4m3."""
+        all of q's are the same, and all of k's. kv_scales: of a cache of e4m3. interleaved: pairs that rope turns
+        lie side by side on a GPU, too."""
         if path.gpu is not None:
-            self._op = TritonRopeCacheWrite(num_heads, head_norm_HD, eps, kv_scales, path.device)
+            self._op = TritonRopeCacheWrite(
+                num_heads, head_norm_HD, eps, kv_scales, path.device, interleaved=interleaved
+            )
         elif path.native is not None:
             self._op = NativeRopeCacheWrite(path.native, num_heads, num_kv_heads, head_size, head_norm_HD, eps)
         else:
@@ -42,7 +46,8 @@ class RopeCacheWrite:
     ) -> torch.Tensor:
         """q, [T, H, D], normed and turned, a view of qkv_TF, which is changed in place; k and v go to the cache.
 
-        Pairs that rope turns lie side by side (kernels.rope.interleave_rope_pairs), on a GPU half a head apart. turns:
+        Pairs that rope turns lie side by side (kernels.rope.interleave_rope_pairs), on a GPU half a head apart, unless
+        they are said to be `interleaved` there, too. turns:
         of kernels.rope.RopeTurns. cache: one layer's blocks (worker.kv_cache). slots_T: int64, block * block size +
         offset, all different; on a GPU -1 is padding, whose k and v go nowhere.
         """

@@ -12,6 +12,8 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -83,6 +85,16 @@ def _llama3() -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE))
 
 
+def _llama4() -> PreTrainedModel:
+    """A layer without rope, and experts, between two with chunks; queries grow with every fourth token."""
+    config = Llama4TextConfig(
+        **SHAPE, head_dim=16, intermediate_size_mlp=72, num_local_experts=5, num_experts_per_tok=2, moe_layers=[1],
+        no_rope_layers=[1, 0, 1], attention_chunk_size=WINDOW, floor_scale=4, attn_scale=0.3,
+        rope_parameters=LLAMA3_ROPE,
+    )  # fmt: skip
+    return Llama4ForCausalLM(config)
+
+
 def _llama_with_everything_optional() -> PreTrainedModel:
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
     return LlamaForCausalLM(
@@ -146,6 +158,7 @@ FAMILIES = (
     _deepseek_v3,
     _gemma3,
     _llama3,
+    _llama4,
     _llama_with_everything_optional,
     _mistral,
     _mixtral,

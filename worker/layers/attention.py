@@ -15,6 +15,7 @@ from kernels.rope_cache_write import RopeCacheWrite
 from worker.forward_context import current
 from worker.layers.added_norm import AddedNorm
 from worker.layers.linear import load_linear
+from worker.layers.query_temperature import heat_
 from worker.layers.sum_of_ranks import add_sum_of_ranks_
 from worker.local_heads import LocalHeads
 from worker.model_config import ModelConfig
@@ -38,11 +39,12 @@ class Attention:
     ) -> None:
         self._layer, self._added_norm = layer, added_norm
         self._reach, self._rope = config.reach_of(layer), config.rope_of(layer)
-        self._scale = config.attention_scale
+        self._scale, irope = config.attention_scale, config.irope
+        self._has_temperature = irope is not None and irope.has_temperature(layer)
         eps = config.rms_norm_eps
 
         def heads(name: str, rows: torch.Tensor) -> torch.Tensor:
-            if path.gpu is not None or name.endswith("v_proj"):
+            if path.gpu is not None or irope is not None or name.endswith("v_proj"):
                 return rows
             return interleave_rope_pairs(rows, config.head_size)
 
@@ -61,6 +63,9 @@ class Attention:
             q_D, k_D = (heads(kind, take(f"{prefix}.{kind}_norm.weight").float()) for kind in "qk")
             shape = local.shape
             head_norm_HD = torch.cat((q_D.expand(shape.num_heads, -1), k_D.expand(shape.num_kv_heads, -1)))
+        elif irope is not None and irope.has_head_norm(layer):
+            # The model has it behind rope, which leaves a head as long as it was.
+            head_norm_HD = torch.ones(local.shape.num_heads + local.shape.num_kv_heads, config.head_size)
         self._rope_cache_write = RopeCacheWrite(
             path,
             num_heads=local.shape.num_heads,
@@ -69,6 +74,7 @@ class Attention:
             head_norm_HD=head_norm_HD,
             eps=eps,
             kv_scales=self._kv_scales,
+            interleaved=irope is not None,
         )
 
     @property
@@ -83,6 +89,9 @@ class Attention:
         cache, take = context.kv_cache.of_layer(self._layer), context.workspace.take
         qkv_TF = self._qkv(x_TE, out=take("qkv", num_tokens, self._qkv.num_outputs))
         q_THD = self._rope_cache_write(qkv_TF, context.rope_turns[self._rope], cache, context.slots_T)
+        if self._has_temperature:
+            assert context.query_temperature_T is not None
+            heat_(q_THD, context.query_temperature_T)
         o_THD = context.between_graphs(partial(self._attend, q_THD))
         add_sum_of_ranks_(x_TE, lambda part_TE: self._o.add_to_(part_TE, o_THD.flatten(1)), self._added_norm)
 

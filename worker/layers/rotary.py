@@ -32,6 +32,8 @@ class Rotary:
 
 def rope_frequencies(config: RopeConfig, head_size: int) -> torch.Tensor:
     """float32 [head size / 2], radians a token. Raises ValueError if freq_factors are of another number."""
+    if config.scaling == "none":
+        return torch.zeros(head_size // 2)
     frequencies = 1.0 / (config.theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
     if config.scaling == "linear":
         frequencies = frequencies / config.factor

@@ -17,6 +17,7 @@ from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
 from worker.layers.attention_plans import CpuAttentionPlans, GpuAttentionPlans
 from worker.layers.embedding import Embedding
+from worker.layers.query_temperature import QueryTemperature
 from worker.layers.rotary import Rotary
 from worker.model_config import ModelConfig
 from worker.parallel.group import Group
@@ -50,6 +51,7 @@ class Decoder:
         """embed: of the first stage. layers: of the path's stage. head: of the last stage, with the norm before it."""
         self.config, self.path = config, path
         self._embed, self._rotary, self._layers, self._head = embed, rotary, layers, head
+        self._query_temperature = QueryTemperature(config, path)
         self._workspace = Workspace(path)
         # Set anew in each epoch, once its ranks are connected.
         self.groups = Groups()
@@ -186,6 +188,7 @@ class Decoder:
             kv_cache=kv_cache,
             slots_T=batch.slots_T,
             rope_turns=self._rotary(batch.positions_T, self._workspace),
+            query_temperature_T=self._query_temperature(batch.positions_T, self._workspace),
             attention_plans=self._cpu_plans(batch, kv_cache) if batch.num_tokens else {},
             workspace=self._workspace,
             groups=self.groups,
@@ -209,6 +212,7 @@ class Decoder:
                 kv_cache=kv_cache,
                 slots_T=batch.slots_T,
                 rope_turns=self._rotary(batch.positions_T, self._workspace),
+                query_temperature_T=self._query_temperature(batch.positions_T, self._workspace),
                 attention_plans=self._gpu_plans(batch),
                 workspace=self._workspace,
                 between_graphs=call if pieces is None else pieces.between_graphs,

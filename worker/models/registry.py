@@ -16,6 +16,7 @@ from worker.model_config import ModelConfig
 from worker.models.deepseek import DeepseekModel
 from worker.models.gemma3 import Gemma3Model
 from worker.models.llama import LlamaModel
+from worker.models.llama4 import Llama4Model
 from worker.models.mixtral import MixtralModel, Qwen3MoeModel
 from worker.parallel.groups import Groups
 from worker.take_tensor import Shape, TakeTensor
@@ -85,6 +86,8 @@ _CLASSES: dict[str, type[Model]] = {
     "DeepseekV2ForCausalLM": DeepseekModel,
     "DeepseekV3ForCausalLM": DeepseekModel,
     "Gemma3ForCausalLM": Gemma3Model,
+    "Llama4ForCausalLM": Llama4Model,
+    "Llama4ForConditionalGeneration": Llama4Model,
     "LlamaForCausalLM": LlamaModel,
     "MistralForCausalLM": LlamaModel,
     "MixtralForCausalLM": MixtralModel,

@@ -11,6 +11,7 @@ import torch
 from kernels.compute_path import ComputePath, compute_path
 from kernels.native.memory import WeightMemory
 from runtime.model_files import ModelFiles
+from worker.llama4_config import LLAMA4
 from worker.model_config import ModelConfig, read_json
 from worker.models.registry import Model, model_class
 from worker.weights.dated_digest import dated_digest
@@ -19,6 +20,7 @@ from worker.weights.dummy_source import DummySource
 from worker.weights.errors import WeightsError
 from worker.weights.gguf_source import GGUFSource
 from worker.weights.kept_take import KeptTake
+from worker.weights.llama4_files import Llama4Files
 from worker.weights.quantization import (
     QUANTIZATION_OPTIONS,
     Quantization,
@@ -74,7 +76,7 @@ def load_model(
     resolved = resolve_quantization(quantization, checkpoint.made_for, path)
     cls = model_class(config.architecture)
     shapes = cls.tensor_shapes(config)
-    check_tensors(checkpoint.tensors, shapes, tied=config.tie_word_embeddings)
+    check_tensors(checkpoint.tensors, shapes, tied=config.tie_word_embeddings, left_out=config.left_out)
     take = partial(Take, checkpoint.tensors, shapes, dtype, resolved, progress, path.device)
     with torch.inference_mode():
         if cache is None or path.native is None or load_format == "dummy":
@@ -140,7 +142,7 @@ def _open(files: ModelFiles, remember: Path | None, *, dummy: bool) -> _Checkpoi
         digest = hashlib.sha256(f"dummy {config}".encode()).hexdigest()
         tensors = DummySource(files.path, shapes)
         return _Checkpoint(config=config, tensors=tensors, digest=digest, made_for=stored.made_for)
-    stored_files = SafetensorsFiles(files.path)
+    stored_files = Llama4Files(files.path) if config.architecture in LLAMA4 else SafetensorsFiles(files.path)
     return _Checkpoint(
         config=config,
         tensors=SafetensorsSource(stored_files, stored, shapes),

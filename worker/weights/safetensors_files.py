@@ -1,6 +1,7 @@
 """Tensors of a Hugging Face directory: model.safetensors, or the shards that an index names."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -57,9 +58,16 @@ class SafetensorsFiles:
             except (SafetensorError, OSError) as error:
                 raise WeightsError(f"{file}: damaged or cut short: {error}") from None
 
+    def stored_name(self, name: str) -> str:
+        """What the checkpoint calls it, and so does its config.json."""
+        return name
+
     def read(self, name: str) -> torch.Tensor:
         """As it is stored."""
+        return self._read(name, lambda file, stored: file.get_tensor(stored))
+
+    def _read(self, stored: str, get: Callable[[safe_open, str], torch.Tensor]) -> torch.Tensor:
         try:
-            return self._owner[name].get_tensor(name)
+            return get(self._owner[stored], stored)
         except (SafetensorError, OSError) as error:
-            raise WeightsError(f"{self.path}: {name} cannot be read: {error}") from None
+            raise WeightsError(f"{self.path}: {stored} cannot be read: {error}") from None

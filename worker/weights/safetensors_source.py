@@ -76,7 +76,8 @@ def _schemes(files: SafetensorsFiles, stored: StoredQuantization, expected: Coll
     for name in expected:
         if name not in files.shapes:
             continue  # all tensors that a model lacks are told of together
-        scheme = stored.scheme_of(name.removesuffix(".weight")) if _is_linear(name, files.shapes[name]) else None
+        layer = files.stored_name(name).removesuffix(".weight")
+        scheme = stored.scheme_of(layer) if _is_linear(name, files.shapes[name]) else None
         dtype = files.dtypes[name]
         if scheme is not None:
             found[name] = scheme

@@ -58,7 +58,7 @@ class CpuExperts:
     ) -> None:
         """tensors: names of each expert's gate, up and down. layer: its number, for whoever counts."""
         self._norm_E, self._eps, self._dtype = norm_E, eps, path.compute_dtype
-        self._router, self._shared = router, shared
+        self._router, self._shared, self._scales_inputs = router, shared, config.scales_inputs
         self._layer = layer
         part = path.shard.of(config.intermediate_size, "moe_intermediate_size")
         self._experts = [CpuExpert(names, take, path, part) for names in tensors]
@@ -79,6 +79,10 @@ class CpuExperts:
         current().count_experts(self._layer, experts_TK)
         for expert in experts_TK.unique().tolist():
             tokens, places = (experts_TK == expert).nonzero(as_tuple=True)
-            into[tokens] += weights_TK[tokens, places, None] * self._experts[expert](h_TE[tokens]).float()
+            weights_T1, h_of_expert_TE = weights_TK[tokens, places, None], h_TE[tokens]
+            if self._scales_inputs:
+                into[tokens] += self._experts[expert]((weights_T1 * h_of_expert_TE).to(self._dtype)).float()
+            else:
+                into[tokens] += weights_T1 * self._experts[expert](h_of_expert_TE).float()
         if self._shared is not None:
             self._shared.add_to_(into, h_TE)

@@ -40,7 +40,14 @@ class ParallelCpuExperts:
         layer: int,
     ) -> None:
         """tensors: names of each expert's gate, up and down. layer: its number, for whoever counts. Experts of other
-        ranks are not read. Raises ValueError if there are more ranks than experts."""
+        ranks are not read. Raises ValueError if there are more ranks than experts, or if a token is another one to each
+        of its experts: it is sent once."""
+        if config.scales_inputs and config.num_experts_per_token > 1:
+            raise ValueError(
+                f"enable_expert_parallel does not go with num_experts_per_tok={config.num_experts_per_token} where "
+                "experts' inputs are multiplied by their weights; 1 does"
+            )
+        self._scales_inputs = config.scales_inputs
         self._norm_E, self._eps, self._dtype = norm_E, eps, path.compute_dtype
         self._router, self._shared, self._top_k = router, shared, config.num_experts_per_token
         self._layer = layer
@@ -62,7 +69,10 @@ class ParallelCpuExperts:
             return
         h_TE, weights_TK, experts_TK = self._routed(x_TE)
         exchange = exchange_for(context.groups, context.num_tokens_D)
-        results_AKE = exchange.results(h_TE, experts_TK, self)
+        sent_TE = h_TE
+        if self._scales_inputs:
+            sent_TE, weights_TK = (weights_TK * h_TE).to(self._dtype), torch.ones_like(weights_TK)
+        results_AKE = exchange.results(sent_TE, experts_TK, self)
         x_AE, weights_AK1 = x_TE[exchange.part], weights_TK[exchange.part, :, None]
         for place in range(self._top_k):
             x_AE += weights_AK1[:, place] * results_AKE[:, place].float()

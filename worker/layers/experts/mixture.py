@@ -16,9 +16,10 @@ from worker.take_tensor import TakeTensor
 
 
 class MixtureOfExperts:
-    """sum over a token's experts of weight * down(silu(gate(h)) * up(h)), h = norm(x), weights by router(h); and, if
-    the config says so, the same of an expert of all tokens. prefix, norm: of its tensors, such as model.layers.3.mlp
-    and model.layers.3.post_attention_layernorm."""
+    """sum over a token's experts of weight * down(silu(gate(h)) * up(h)), h = norm(x), weights by router(h), or of
+    down(silu(gate(weight * h)) * up(weight * h)), whichever the config says; and, if it says so, down(silu(gate(h)) *
+    up(h)) of an expert of all tokens. prefix, norm: of its tensors, such as model.layers.3.mlp and
+    model.layers.3.post_attention_layernorm."""
 
     def __init__(
         self, config: ModelConfig, prefix: str, norm: str, names: ExpertNames, take: TakeTensor, path: ComputePath
