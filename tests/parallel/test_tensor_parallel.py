@@ -29,6 +29,12 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 3, "head_dim": 32, "max_position_embeddings": 256, "rope_theta": 10000.0,
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
+    "DeepseekV3ForCausalLM": {
+        "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
+        "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "n_shared_experts": 1,
+        "n_group": 3, "topk_group": 2, "first_k_dense_replace": 1, "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
     "Gemma3ForCausalLM": {"sliding_window": 9, "sliding_window_pattern": 2},
     "LlamaForCausalLM": {
         "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
@@ -78,6 +84,7 @@ def _run(
 @pytest.mark.parametrize(
     ("architecture", "size", "quantization"),
     [
+        ("DeepseekV3ForCausalLM", 2, "none"),
         ("Gemma3ForCausalLM", 3, "none"),
         ("LlamaForCausalLM", 2, "none"),
         ("LlamaForCausalLM", 6, "none"),
