@@ -4,6 +4,7 @@ Legend: T tokens, E hidden size, K experts of a token, P pairs of a token and on
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -16,11 +17,13 @@ from worker.experts_config import ExpertsConfig
 from worker.layers.experts.router import Router
 from worker.layers.experts.shared import SharedExpert
 from worker.layers.sum_of_ranks import add_sum_of_ranks_
+from worker.parallel.expert_placement import ExpertPlacement
 from worker.take_tensor import TakeTensor
 
 
 class GpuExperts:
-    """All experts by grouped GEMMs."""
+    """All experts by grouped GEMMs. Of several ranks each computes its part of every expert, or what its own experts
+    give, and adds that to what the others do."""
 
     def __init__(
         self,
@@ -34,20 +37,31 @@ class GpuExperts:
         *,
         shared: SharedExpert | None = None,
     ) -> None:
-        """tensors: names of each expert's gate, up and down. Experts of e4m3 in blocks stay so; others are of the
-        path's compute dtype: there are grouped GEMMs for these two."""
+        """tensors: names of each expert's gate, up and down; those of other ranks are not read. Experts of e4m3 in
+        blocks stay so; others are of the path's compute dtype: there are grouped GEMMs for these two."""
         from kernels.moe_gemm.gpu import Experts  # imports Triton
 
         assert path.gpu is not None
         self._norm_E, self._eps = norm_E, eps
         self._dtype, self._invariant = path.compute_dtype, path.gpu.batch_invariant
         self._router, self._shared, self._scales_inputs = router, shared, config.scales_inputs
-        part = path.shard.of(config.intermediate_size, "moe_intermediate_size")
-        gate_up = _Stack(len(tensors), path)
-        down = _Stack(len(tensors), path)
-        for expert, names in enumerate(tensors):
+        self._num_experts = config.num_experts
+        held = range(config.num_experts)
+        # Of each expert, its index among those of this rank; -1: it has another. The last one is for no expert, -1.
+        self._places_N1: torch.Tensor | None = None
+        part: slice | None = None
+        if path.experts.size > 1:
+            held = ExpertPlacement.even(config.num_experts, path.experts.size).slots_of(path.experts.rank)
+            places_N1 = torch.full((config.num_experts + 1,), -1, dtype=torch.int32)
+            places_N1[held.start : held.stop] = torch.arange(len(held))
+            self._places_N1 = places_N1.to(path.device)
+        elif path.shard.size > 1:
+            part = path.shard.of(config.intermediate_size, "moe_intermediate_size")
+        gate_up = _Stack(len(held), path)
+        down = _Stack(len(held), path)
+        for expert, names in enumerate(tensors[held.start : held.stop]):
             gate, up, below = (take.weight(f"{name}.weight") for name in names)
-            if path.shard.size > 1:
+            if part is not None:
                 gate, up, below = slice_outputs(gate, part), slice_outputs(up, part), slice_inputs(below, part)
             gate_up.put(expert, concatenate([gate, up]))
             down.put(expert, below)
@@ -72,14 +86,19 @@ class GpuExperts:
 
         h_TE = normed(x_TE, self._norm_E, self._eps, self._dtype)
         weights_TK, experts_TK = self._router(h_TE)
+        if self._places_N1 is not None:
+            experts_TK = self._places_N1[experts_TK]
+        run = partial(
+            run_experts, experts=self._experts, num_experts=self._num_experts, batch_invariant=self._invariant
+        )
         if self._scales_inputs:
             # Rows of their own, for a token is another one to each of its experts.
             h_PE = (h_TE[:, None] * weights_TK[:, :, None]).to(self._dtype).flatten(0, 1)
             weights_P1, experts_P1 = torch.ones_like(weights_TK).view(-1, 1), experts_TK.view(-1, 1)
-            y_PE = run_experts(h_PE, self._experts, weights_P1, experts_P1, batch_invariant=self._invariant)
+            y_PE = run(h_PE, weights_TK=weights_P1, experts_TK=experts_P1)
             torch.sum(y_PE.unflatten(0, weights_TK.shape), dim=1, out=x_TE.delta_TE)
         else:
-            run_experts(h_TE, self._experts, weights_TK, experts_TK, batch_invariant=self._invariant, out=x_TE.delta_TE)
+            run(h_TE, weights_TK=weights_TK, experts_TK=experts_TK, out=x_TE.delta_TE)
         x_TE.is_pending = True
         if self._shared is not None:
             self._shared.add_to_(x_TE, h_TE)
