@@ -191,8 +191,8 @@ class Options(GpuOptions, ParallelOptions):
     scheduler_addresses: Addresses = option(
         NETWORK,
         (),
-        "gRPC address of each replica's scheduler, HOST:PORT or "
-        "unix:PATH, comma-separated. Empty: unix sockets in runtime_dir.",
+        "gRPC address of each replica's scheduler, HOST:PORT or unix:PATH, comma-separated; for routers also file:PATH "
+        "of a file that holds the address and may change. Empty: unix sockets in runtime_dir.",
     )
     step_addresses: Addresses = option(
         NETWORK,

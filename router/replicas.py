@@ -17,6 +17,7 @@ from router.errors import NoReplica
 from router.policies import Placement, Policy, ReplicaLoad
 from router.prefix_index import PrefixIndex
 from router.session import Session
+from router.whereabouts import Whereabouts
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
 
 log = logging.getLogger("octavo.router.replicas")
@@ -52,7 +53,9 @@ class Replica:
         """silence_timeout: seconds without a message after which a scheduler counts as dead; one is due each second.
         prefix_index: is told of its cache events, if there is one."""
         self.number = number
+        # As scheduler_addresses has it.
         self.address = address
+        self._whereabouts = Whereabouts(address)
         self.session: Session | None = None
         # None until `run` has begun.
         self.channel: grpc.aio.Channel | None = None
@@ -61,7 +64,8 @@ class Replica:
         self._silence_timeout = silence_timeout
         self._prefix_index = prefix_index
         self._changed = changed
-        self._cause = "not connected yet"
+        self._cause = "not connected yet" if self._whereabouts.is_fixed else "nobody knows where it is yet"
+        self._ended_here = _ENDED_HERE
         self._since = time.monotonic()
 
     @property
@@ -83,8 +87,29 @@ class Replica:
         return f"{self.address}: {cause} (for {time.monotonic() - self._since:.0f} s)"
 
     async def run(self) -> None:
+        place = ""
+        while True:
+            place = await self._whereabouts.other_than(place)
+            if not self._whereabouts.is_fixed:
+                log.info("%s: it is at %s", self.address, place)
+                self._cause = "not connected yet"
+            staying = asyncio.create_task(self._stay_connected(place))
+            moving = asyncio.create_task(self._whereabouts.other_than(place))
+            try:
+                await asyncio.wait({staying, moving}, return_when=asyncio.FIRST_COMPLETED)
+                if staying.done():
+                    staying.result()
+                self._ended_here = f"it is not at {place} any more"
+            finally:
+                moving.cancel()
+                staying.cancel()
+                await asyncio.wait({staying, moving})
+                self._ended_here = _ENDED_HERE
+
+    async def _stay_connected(self, place: str) -> None:
+        """Until the task is cancelled."""
         retry = _FIRST_RETRY_S
-        async with grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(place, options=_CHANNEL_OPTIONS) as channel:
             self.channel = channel
             while True:
                 welcomed, cause = await self._hold_session(SchedulerStub(channel))
@@ -129,7 +154,7 @@ class Replica:
         session = Session(message.welcome)
         self._open(session)
         writer = asyncio.create_task(_write(call, session))
-        cause = _ENDED_HERE
+        cause = ""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._silence_timeout) as silence:
@@ -153,7 +178,7 @@ class Replica:
                 # Not `await writer`: its cancellation could not be told from this task's own, which must get through.
                 await asyncio.wait({writer})
             finally:
-                self._close(session, cause)
+                self._close(session, cause or self._ended_here)
         return True, cause
 
     def _open(self, session: Session) -> None:
