@@ -1,17 +1,25 @@
 """Options of how a model, and requests, are shared by processes."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator
 
 from configs.core_lists import parse_core_lists
 from configs.option_field import PARALLEL, option, split_commas
 
+MOST_STEPS_IN_FLIGHT = 64
+
 
 def _check_worker_cpus(value: str) -> str:
     if value not in ("none", "auto"):
         parse_core_lists(value)
     return value
+
+
+def default_steps_in_flight(before: dict[str, Any]) -> int:
+    """before: the options that are resolved before max_steps_in_flight is, as these are."""
+    num_stages = before.get("pipeline_parallel_size", 1)
+    return 1 if num_stages == 1 else min(num_stages + 1, MOST_STEPS_IN_FLIGHT)
 
 
 class ParallelOptions(BaseModel):
@@ -22,7 +30,7 @@ class ParallelOptions(BaseModel):
         PARALLEL,
         1,
         "Workers of one replica that share each layer: each has a part of its heads, weights and KV cache, for models "
-        "too large for one worker. Has to divide the model's heads; on the CPUs of one machine only, so far.",
+        "too large for one worker. Has to divide the model's heads.",
         ge=1,
         le=64,
     )
@@ -71,6 +79,14 @@ class ParallelOptions(BaseModel):
     max_restarts: int = option(
         PARALLEL, 5, "Times within a minute that `octavo up` starts a process again before it gives up.", ge=0, le=1000
     )
+
+    def _check_pipeline(self) -> None:
+        counts, num_stages = self.pipeline_layers, self.pipeline_parallel_size
+        if counts and (len(counts) != num_stages or min(counts) < 1):
+            raise ValueError(
+                f"pipeline_layers={','.join(map(str, counts))} with pipeline_parallel_size={num_stages}: give one "
+                f"number for each stage, of 1 or more, or none at all"
+            )
 
     @property
     def world_size(self) -> int:

@@ -169,8 +169,9 @@ def build_engine(options: Options) -> Engine:
     """
     if options.world_size > 1:
         raise ValueError(
-            f"tensor_parallel_size={options.tensor_parallel_size}: one process computes alone here; `octavo up` starts "
-            f"a worker for each rank, and octavo.Client calls them"
+            f"tensor_parallel_size={options.tensor_parallel_size}, pipeline_parallel_size="
+            f"{options.pipeline_parallel_size}: one process computes alone here; `octavo up` starts a worker for each "
+            f"rank, and octavo.Client calls them"
         )
     # These import torch, which takes seconds.
     from worker.build import build_runner

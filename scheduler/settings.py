@@ -36,6 +36,7 @@ def core_settings(options: Options, model: inference_pb2.ModelInfo, num_swap_blo
         preemption_mode=options.preemption_mode,
         num_swap_blocks=num_swap_blocks,
         max_steps_in_flight=options.max_steps_in_flight,
+        num_stages=options.pipeline_parallel_size,
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
     )

@@ -18,11 +18,12 @@ from worker.gpu.select import select_device
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
 from worker.model_info import log_ready, make_rows, model_dtype, model_info
-from worker.parallel.axes import axes_of, experts_of, shard_of
+from worker.parallel.axes import axes_of, experts_of, shard_of, stage_of
 from worker.parallel.experts import check_experts
 from worker.parallel.groups import without_others
 from worker.runner import Runner
 from worker.step_runner import StepRunner
+from worker.threaded_runner import ThreadedRunner
 from worker.weights import load_model, open_weight_cache
 
 _log = logging.getLogger("octavo.worker")
@@ -48,7 +49,10 @@ def build_runner(
     device = select_device(options, replica, rank)
     if device is None:
         check_cpu_options(options)
-        return build_cpu_runner(options, progress, cores, replica=replica, rank=rank, watch_experts=watch_experts)
+        runner = build_cpu_runner(options, progress, cores, replica=replica, rank=rank, watch_experts=watch_experts)
+        if options.pipeline_parallel_size == 1:
+            return runner
+        return ThreadedRunner(runner, max_steps_in_flight=options.max_steps_in_flight)
     check_gpu_options(options)
     # Triton, and what is written in it, is not for workers on CPUs.
     from worker.gpu.build import build_gpu_runner
@@ -109,7 +113,15 @@ def build_cpu_runner(
     num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, path.kv_cache_dtype, shard, stage)
     rows = make_rows(options, loaded, info)
     others = without_others(axes_of(options), rank, replica)
-    runner = Runner(loaded.model, kv_cache, rows, info, num_swap_blocks=num_swap_blocks, without_others=others)
+    runner = Runner(
+        loaded.model,
+        kv_cache,
+        rows,
+        info,
+        num_swap_blocks=num_swap_blocks,
+        without_others=others,
+        max_steps_in_flight=options.max_steps_in_flight,
+    )
     runner.warm_up()
     if loaded.model.expert_load is not None:
         loaded.model.expert_load.clear()

@@ -311,6 +311,9 @@ class WorkerLoop:
         if self._in_flight:
             assert self._runner is not None
             _log.debug("the results of steps %d to %d are dropped", *(self._in_flight[i].plan.step for i in (0, -1)))
+            if self._meet is not None:
+                # They may wait for other ranks, and these for them.
+                self._runner.join(None)
             self._runner.reset()
             self._in_flight.clear()
             self._status.set(step_pb2.WORKER_STATE_IDLE)

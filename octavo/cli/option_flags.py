@@ -82,7 +82,7 @@ def _range_and_default(info: FieldInfo) -> str:
                 low = f"above {value:,}"
             case annotated_types.Le(le=value):
                 high = f"up to {value:,}"
-    default = info.get_default(call_default_factory=True)
+    default = info.get_default(call_default_factory=True, validated_data={})
     shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default
     parts = [f"default {shown}" if shown not in ("", ()) else "", " ".join(filter(None, (low, high)))]
     return f"[dim]({'; '.join(filter(None, parts))})[/]" if any(parts) else ""

@@ -64,16 +64,20 @@ class GlooGroup:
 
     def _call(self, what: str, begin: Callable[[Any], Any]) -> None:
         self.num_calls += 1
-        group = self._group
-        if group is None:
-            raise CollectiveError(f"{self._name}: {what} in step {self.step}: rank {self.rank} has left")
         try:
-            begin(group).wait()
+            # No variable holds it: the frames of an exception would keep the connections open.
+            begin(self._connected(what)).wait()
         except RuntimeError as error:
             raise CollectiveError(
                 f"{self._name}: {what} in step {self.step} failed at rank {self.rank}, for another rank has died or "
                 f"hangs: {first_line(error)}"
             ) from error
+
+    def _connected(self, what: str) -> Any:
+        group = self._group
+        if group is None:
+            raise CollectiveError(f"{self._name}: {what} in step {self.step}: rank {self.rank} has left")
+        return group
 
 
 def connect(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -36,6 +37,9 @@ class GlooPipeline:
         self._group: Any = connect(
             name, store, stage, num_stages, host=host, connect_timeout=connect_timeout, call_timeout=call_timeout
         )
+        # Begun and not waited for. One thread may leave while another begins or waits.
+        self._transfers: set[GlooTransfer] = set()
+        self._lock = Lock()
 
     def send(self, x: torch.Tensor, stage: int, *, step: int, channel: int) -> "GlooTransfer":
         assert x.is_contiguous()
@@ -50,27 +54,52 @@ class GlooPipeline:
         return self._begin(what, into, lambda group: group.recv([into], stage, _tag(step, channel)))
 
     def leave(self) -> None:
-        # Connections close when nothing refers to it or to one of its transfers any more.
-        self._group = None
+        with self._lock:
+            # Connections close when nothing refers to the group or to one of its transfers any more.
+            self._group = None
+            for transfer in self._transfers:
+                transfer.release()
+            self._transfers.clear()
+
+    def finish(self, transfer: "GlooTransfer") -> None:
+        """To be called once it has been waited for."""
+        with self._lock:
+            self._transfers.discard(transfer)
 
     def _begin(self, what: str, tensor: torch.Tensor, begin: Callable[[Any], Any]) -> "GlooTransfer":
-        group = self._group
-        if group is None:
-            raise CollectiveError(f"{what}: stage {self.stage} has left")
-        with _as_collective_error(what):
-            return GlooTransfer(what, tensor, begin(group))
+        with self._lock, _as_collective_error(what):
+            if self._group is None:
+                raise CollectiveError(f"{what}: stage {self.stage} has left")
+            transfer = GlooTransfer(self, what, tensor, begin(self._group))
+            self._transfers.add(transfer)
+        return transfer
 
 
 class GlooTransfer:
     """worker.parallel.pipeline.Transfer."""
 
-    def __init__(self, what: str, tensor: torch.Tensor, work: Any) -> None:
+    def __init__(self, pipeline: GlooPipeline, what: str, tensor: torch.Tensor, work: Any) -> None:
         # gloo reads or writes the tensor's memory until the work is done.
-        self._what, self._tensor, self._work = what, tensor, work
+        self._pipeline, self._what, self._tensor, self._work = pipeline, what, tensor, work
 
     def wait(self) -> None:
-        with _as_collective_error(self._what):
-            self._work.wait()
+        try:
+            with _as_collective_error(self._what):
+                # No variable holds it: the frames of an exception would keep the connection open.
+                self._unfinished.wait()
+        finally:
+            self.release()
+            self._pipeline.finish(self)
+
+    def release(self) -> None:
+        self._work = None
+
+    @property
+    def _unfinished(self) -> Any:
+        work = self._work
+        if work is None:
+            raise CollectiveError(f"{self._what}: this rank has left")
+        return work
 
 
 @contextmanager
