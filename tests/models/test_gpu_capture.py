@@ -41,6 +41,23 @@ MIXTRAL = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
 }
+DEEPSEEK = {
+    **SHAPE,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 64,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "n_group": 2,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -49,8 +66,9 @@ MIXTRAL = {
         (QWEN3, "none", {"batch_invariant": True}),
         (QWEN3, "fp8", {"kv_cache_dtype": torch.float8_e4m3fn}),
         (MIXTRAL, "fp8", {}),
+        (DEEPSEEK, "fp8", {"kv_cache_dtype": torch.float8_e4m3fn}),
     ],
-    ids=["invariant", "fp8", "fp8-experts"],
+    ids=["invariant", "fp8", "fp8-experts", "fp8-latents"],
 )
 def test_a_graph_of_the_forward_pass_gives_what_it_gives(
     config: dict[str, Any], quantization: Any, path: dict[str, Any], tmp_path: Path
