@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kernels.mla_attention.shape import LatentShape
 from worker.rope_config import rope_from_config_json, rope_settings, yarn_mscale
 
 DEEPSEEK_V2, DEEPSEEK_V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
@@ -51,6 +52,10 @@ class LatentConfig:
     def entry_size(self) -> int:
         """Numbers that are cached of a token, for all heads."""
         return self.latent_size + self.rope_size
+
+    def shape(self, num_heads: int) -> LatentShape:
+        """Of attention with so many heads, of a rank's, say."""
+        return LatentShape(num_heads=num_heads, latent_size=self.latent_size, rope_size=self.rope_size)
 
 
 def deepseek_from_config_json(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:

@@ -32,14 +32,7 @@ class MlaSchedule(AttentionSchedule):
 
         Raises ValueError for sizes that the kernel doesn't know.
         """
-        for name, size, least in (("latent", shape.latent_size, 64), ("rope", shape.rope_size, 16)):
-            if size < least or size & (size - 1):
-                raise ValueError(f"{name} size {size}: powers of two from {least} on work")
-        if shape.latent_size > 512 or shape.rope_size > 64:
-            raise ValueError(
-                f"latent size {shape.latent_size} and rope size {shape.rope_size}: 512 and 64 are the most that fit "
-                "into registers and shared memory"
-            )
+        shape.check_for_gpus()
         tiles = mla_tiles(shape, cache_dtype, tile_arch(device), queries_per_tile=queries_per_tile)
         super().__init__(
             head_groups(shape, tiles.lanes),

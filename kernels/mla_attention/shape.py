@@ -15,3 +15,14 @@ class LatentShape:
     def entry_size(self) -> int:
         """Numbers of a token in the cache, and of a query."""
         return self.latent_size + self.rope_size
+
+    def check_for_gpus(self) -> None:
+        """Raises ValueError for sizes that the Triton kernels don't know."""
+        for name, size, least in (("latent", self.latent_size, 64), ("rope", self.rope_size, 16)):
+            if size < least or size & (size - 1):
+                raise ValueError(f"{name} size {size}: powers of two from {least} on work")
+        if self.latent_size > 512 or self.rope_size > 64:
+            raise ValueError(
+                f"latent size {self.latent_size} and rope size {self.rope_size}: 512 and 64 are the most that fit into "
+                "registers and shared memory"
+            )

@@ -282,3 +282,15 @@ def test_heads_that_no_kernel_computes_are_named(build: Build, monkeypatch: pyte
     monkeypatch.setitem(TINY, "head_dim", 40)
     with pytest.raises(PermanentError, match=r"heads have 40 numbers, .* of 64, 80, 96, 128, 192, 256; device=cpu"):
         build(SimulatedGpu(total=200 * MIB), Needs())
+
+
+def test_latents_that_no_kernel_computes_are_named(build: Build, monkeypatch: pytest.MonkeyPatch):
+    changes: dict[str, Any] = {
+        "architectures": ["DeepseekV3ForCausalLM"], "q_lora_rank": None, "kv_lora_rank": 96, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 2, "num_experts_per_tok": 1,
+        "moe_intermediate_size": 8, "n_group": 1, "topk_group": 1,
+    }  # fmt: skip
+    for name, value in changes.items():
+        monkeypatch.setitem(TINY, name, value)
+    with pytest.raises(PermanentError, match="latent size 96: powers of two from 64 on work; device=cpu"):
+        build(SimulatedGpu(total=200 * MIB), Needs())

@@ -112,7 +112,12 @@ def build_gpu_runner(
 
 
 def _make_path(options: Options, device: Device, config: ModelConfig, *, rank: int) -> ComputePath:
-    if config.latent is None and config.head_size not in HEAD_SIZES:
+    if config.latent is not None:
+        try:
+            config.latent.shape(config.num_heads).check_for_gpus()
+        except ValueError as error:
+            raise PermanentError(f"device={options.device}: {error}; device=cpu computes any") from None
+    elif config.head_size not in HEAD_SIZES:
         raise PermanentError(
             f"device={options.device}: the model's heads have {config.head_size} numbers, and the GPU's attention "
             f"computes heads of {', '.join(map(str, HEAD_SIZES))}; device=cpu computes any"

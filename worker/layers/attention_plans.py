@@ -68,4 +68,4 @@ class GpuAttentionPlans:
 def _latent_shape(config: ModelConfig, latent: LatentConfig, path: ComputePath) -> LatentShape:
     """Of a rank."""
     heads = path.shard.of(config.num_heads, "num_attention_heads")
-    return LatentShape(num_heads=heads.stop - heads.start, latent_size=latent.latent_size, rope_size=latent.rope_size)
+    return latent.shape(heads.stop - heads.start)
