@@ -10,8 +10,9 @@ from worker.parallel.expert_exchange import ExpertExchange
 from worker.parallel.expert_gather import GatherExchange
 from worker.parallel.groups import Groups
 
-# Of all replicas. A gather is one call less, or two, and sends what nobody needs.
-GATHERED_TOKENS = 64
+# Of all replicas. A gather is a call less, or two, and sends what nobody needs: hidden size 2048, 8 of 64 experts, over
+# loopback, 2 x 2 ranks on 2 cores: 6.2 ms against 9.3 with 16 tokens, 9.7 against 9.2 with 32, 39 against 25 with 256.
+GATHERED_TOKENS = 32
 
 
 def check_experts(options: Options, config: ModelConfig) -> None:
