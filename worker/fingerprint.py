@@ -27,7 +27,6 @@ def fingerprint(
     quantization: str,
     kernels: str,
     tensor_size: int = 1,
-    pipeline_size: int = 1,
     whole_experts: bool = False,
 ) -> str:
     """16 hexadecimal digits over weights, dtype, quantization, kernels, parallel sizes and versions.
@@ -42,7 +41,6 @@ def fingerprint(
         ("quantization", quantization),
         ("kernels", kernels),
         ("tensor", str(tensor_size)),
-        ("pipeline", str(pipeline_size)),
         ("octavo", octavo_version()),
         ("torch", torch.__version__),
     ]

@@ -58,6 +58,12 @@ class ModelRun:
             hidden_TE = self.loaded.model.forward(self._batch, self.kv_cache)
             return self.loaded.model.logits(hidden_TE[self._batch.logit_indices])
 
+    def hidden_states(self, scheduled: Sequence[tuple[Row, int]]) -> torch.Tensor:
+        """The same, but what goes to the next stage, or into the logits of all tokens, [T, E]; until the next step."""
+        self._schedule(scheduled, last_only=False)
+        with torch.inference_mode():
+            return self.loaded.model.forward(self._batch, self.kv_cache)
+
     def greedy_step(
         self, scheduled: Sequence[tuple[Row, int]], *, last_only: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:

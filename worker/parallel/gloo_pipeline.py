@@ -45,12 +45,12 @@ class GlooPipeline:
         assert x.is_contiguous()
         self.num_calls += 1
         self.num_bytes += x.nbytes
-        what = f"{self._name}: sending {x.nbytes} bytes of step {step} to stage {stage}"
+        what = f"{self._name}: sending {x.nbytes} bytes of step {step} to stage {stage} at stage {self.stage}"
         return self._begin(what, x, lambda group: group.send([x], stage, _tag(step, channel)))
 
     def receive(self, into: torch.Tensor, stage: int, *, step: int, channel: int) -> "GlooTransfer":
         assert into.is_contiguous()
-        what = f"{self._name}: receiving {into.nbytes} bytes of step {step} from stage {stage}"
+        what = f"{self._name}: receiving {into.nbytes} bytes of step {step} from stage {stage} at stage {self.stage}"
         return self._begin(what, into, lambda group: group.recv([into], stage, _tag(step, channel)))
 
     def leave(self) -> None:
@@ -69,7 +69,7 @@ class GlooPipeline:
     def _begin(self, what: str, tensor: torch.Tensor, begin: Callable[[Any], Any]) -> "GlooTransfer":
         with self._lock, _as_collective_error(what):
             if self._group is None:
-                raise CollectiveError(f"{what}: stage {self.stage} has left")
+                raise CollectiveError(f"{what}: this one has left")
             transfer = GlooTransfer(self, what, tensor, begin(self._group))
             self._transfers.add(transfer)
         return transfer
@@ -98,7 +98,7 @@ class GlooTransfer:
     def _unfinished(self) -> Any:
         work = self._work
         if work is None:
-            raise CollectiveError(f"{self._what}: this rank has left")
+            raise CollectiveError(f"{self._what}: this one has left")
         return work
 
 
@@ -107,7 +107,7 @@ def _as_collective_error(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise CollectiveError(f"{what} failed, for that rank has died or hangs: {first_line(error)}") from error
+        raise CollectiveError(f"{what} failed, for that one has died or hangs: {first_line(error)}") from error
 
 
 def _tag(step: int, channel: int) -> int:
