@@ -99,6 +99,15 @@ def test_workers_of_one_host_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch):
         gpu_index(options_of(data_parallel_size=3), 2, 0, 0)
 
 
+def test_so_have_ranks_that_share_layers():
+    options = options_of(data_parallel_size=2, tensor_parallel_size=2)
+    assert [gpu_index(options, 4, replica, rank) for replica in range(2) for rank in range(2)] == [0, 1, 2, 3]
+    with pytest.raises(PermanentError, match=r"with tensor_parallel_size=2 needs 4 GPUs.* data_parallel_size=1 or"):
+        gpu_index(options, 3, 0, 0)
+    with pytest.raises(PermanentError, match="use tensor_parallel_size=1 or less, or device=cpu"):
+        gpu_index(options, 1, 0, 0)
+
+
 def test_workers_of_several_hosts_begin_anew_on_each():
     """Or the second host's workers would ask for GPUs that only the first has."""
     addresses = [f"tcp://10.0.0.{host}:{5555 + 2 * i}" for host in (1, 2) for i in range(2)]

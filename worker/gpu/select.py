@@ -57,11 +57,15 @@ def gpu_index(options: Options, num_visible: int, replica: int, rank: int) -> in
     one_host = all(address.startswith("ipc://") for address in options.step_addresses)
     if one_host and num_workers > num_visible:
         most = num_visible // options.world_size
-        instead = f"data_parallel_size={most} or less" if most else "device=cpu"
+        asked, instead = f"data_parallel_size={options.data_parallel_size}", f"data_parallel_size={most} or less"
+        if options.world_size > 1:
+            asked += f" with tensor_parallel_size={options.tensor_parallel_size}"
+        if not most:
+            instead = f"tensor_parallel_size={num_visible} or less, or device=cpu"
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "is not set")
         raise PermanentError(
-            f"data_parallel_size={options.data_parallel_size} needs {num_workers} GPUs, one for each worker, but "
-            f"{num_visible} can be seen (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'is not set')}): "
-            f"use {instead}"
+            f"{asked} needs {num_workers} GPUs, one for each worker, but {num_visible} can be seen "
+            f"(CUDA_VISIBLE_DEVICES={visible}): use {instead}"
         )
     return (replica * options.world_size + rank) % num_visible
 
