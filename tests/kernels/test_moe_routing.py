@@ -38,6 +38,12 @@ def test_agrees_with_the_reference(case: str) -> None:
     torch.testing.assert_close(weights_TK.double(), expected_weights, rtol=1e-5, atol=1e-7)
 
 
+def test_logits_decide_where_scores_are_equal() -> None:
+    """In float32 the sigmoid of 20 is 1, and so are those of all that is above."""
+    weights_TK, experts_TK = route(torch.tensor([[20.0, 30.0, -1.0]]), top_k=1, scoring="sigmoid", renormalize=False)
+    assert (weights_TK.tolist(), experts_TK.tolist()) == ([[1.0]], [[1]])
+
+
 @pytest.mark.parametrize("case", ["mixtral", "deepseek-v2", "deepseek-v3"])
 def test_of_equals_the_lowest_is_chosen(case: str) -> None:
     num_experts, options = CASES[case][0], dict(CASES[case][1])

@@ -58,6 +58,16 @@ DEEPSEEK = {
     "topk_group": 1,
     "norm_topk_prob": True,
 }
+LLAMA4 = {
+    **SHAPE,
+    "architectures": ["Llama4ForCausalLM"],
+    "model_type": "llama4_text",
+    "intermediate_size_mlp": 128,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "no_rope_layers": [0],
+    "floor_scale": 4,
+}
 
 
 @pytest.mark.parametrize(
@@ -67,8 +77,9 @@ DEEPSEEK = {
         (QWEN3, "fp8", {"kv_cache_dtype": torch.float8_e4m3fn}),
         (MIXTRAL, "fp8", {}),
         (DEEPSEEK, "fp8", {"kv_cache_dtype": torch.float8_e4m3fn}),
+        (LLAMA4, "none", {}),
     ],
-    ids=["invariant", "fp8", "fp8-experts", "fp8-latents"],
+    ids=["invariant", "fp8", "fp8-experts", "fp8-latents", "scaled-inputs"],
 )
 def test_a_graph_of_the_forward_pass_gives_what_it_gives(
     config: dict[str, Any], quantization: Any, path: dict[str, Any], tmp_path: Path

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -29,6 +30,7 @@ from tests.support.gpu_runs import GpuModelRun, TakeFrom
 from tests.support.model_runs import relative_error
 from worker.model_config import ModelConfig
 from worker.models.registry import model_class
+from worker.weights.llama4_files import Llama4Files
 
 # Attention's kernels know the head sizes of real models only.
 SHAPE: dict[str, Any] = {
@@ -89,12 +91,21 @@ def _gemma3() -> PreTrainedModel:
     )
 
 
+def _llama4() -> PreTrainedModel:
+    """One layer with rope, chunks and an MLP, one without, with experts."""
+    config = Llama4TextConfig(
+        **SHAPE, intermediate_size_mlp=80, num_local_experts=4, num_experts_per_tok=2, moe_layers=[1],
+        no_rope_layers=[1, 0], attention_chunk_size=WINDOW, floor_scale=4, attn_scale=0.3, rope_parameters=LLAMA3_ROPE,
+    )  # fmt: skip
+    return Llama4ForCausalLM(config)
+
+
 def _mixtral() -> PreTrainedModel:
     config = MixtralConfig(**{**SHAPE, "num_hidden_layers": 1}, num_local_experts=5, num_experts_per_tok=2)
     return MixtralForCausalLM(config)
 
 
-FAMILIES = (_deepseek_v3, _gemma3, _llama, _mistral, _qwen2_with_some_windows, _qwen3, _mixtral)
+FAMILIES = (_deepseek_v3, _gemma3, _llama, _llama4, _mistral, _qwen2_with_some_windows, _qwen3, _mixtral)
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.__name__.strip("_"))
@@ -113,7 +124,8 @@ def _with_random_weights(model: PreTrainedModel) -> PreTrainedModel:
 def _stored(reference: PreTrainedModel, directory) -> dict[str, torch.Tensor]:
     """By the names of checkpoints, which differ from those of transformers where there are experts."""
     reference.save_pretrained(directory)
-    return load_file(directory / "model.safetensors")
+    files = Llama4Files(directory)  # no other family is read differently
+    return {name: files.read(name) for name in files.shapes}
 
 
 def _run(reference: PreTrainedModel, tmp_path, dtype: torch.dtype = torch.float32, **path: Any) -> GpuModelRun:

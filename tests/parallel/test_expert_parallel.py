@@ -35,6 +35,10 @@ SHAPE: dict[str, Any] = {
     "num_experts_per_tok": 2,
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama4ForCausalLM": {
+        "num_local_experts": 5, "num_experts_per_tok": 1, "intermediate_size_mlp": 64, "attention_chunk_size": 32,
+        "no_rope_layers": [1, 0], "floor_scale": 8,
+    },
     "MixtralForCausalLM": {"num_local_experts": 5},
     "Qwen3MoeForCausalLM": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 96},
 }
@@ -89,7 +93,13 @@ def _alone(model: Path, path: ComputePath, replica: int) -> tuple[torch.Tensor, 
 
 @pytest.mark.parametrize(
     ("architecture", "tensor_size"),
-    [("MixtralForCausalLM", 1), ("MixtralForCausalLM", 2), ("Qwen3MoeForCausalLM", 1), ("Qwen3MoeForCausalLM", 2)],
+    [
+        ("Llama4ForCausalLM", 1),
+        ("MixtralForCausalLM", 1),
+        ("MixtralForCausalLM", 2),
+        ("Qwen3MoeForCausalLM", 1),
+        ("Qwen3MoeForCausalLM", 2),
+    ],
 )
 def test_two_replicas_in_lockstep_say_what_one_rank_says(tmp_path: Path, architecture: str, tensor_size: int) -> None:
     """Five experts on four ranks: one has two. Where no layer is cut, bits are those of one rank."""
@@ -130,6 +140,7 @@ def test_a_replica_that_has_nothing_to_do_takes_part_with_an_empty_step(tmp_path
     ("architecture", "changes", "message"),
     [
         ("LlamaForCausalLM", {}, "enable_expert_parallel: a LlamaForCausalLM has no experts"),
+        ("Llama4ForCausalLM", {"num_experts_per_tok": 2}, "num_experts_per_tok=2 where experts' inputs are .*; 1 does"),
         ("Qwen3MoeForCausalLM", {"num_experts": 3}, r"3 experts can't be dealt out over 4 ranks .*; 3 ranks or less"),
     ],
 )

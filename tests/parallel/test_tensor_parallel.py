@@ -36,6 +36,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
     },
     "Gemma3ForCausalLM": {"sliding_window": 9, "sliding_window_pattern": 2},
+    "Llama4ForCausalLM": {
+        "intermediate_size_mlp": 96, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_layers": [1],
+        "no_rope_layers": [1, 0], "attention_chunk_size": 9, "floor_scale": 4,
+    },
     "LlamaForCausalLM": {
         "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
     },
@@ -86,6 +90,7 @@ def _run(
     [
         ("DeepseekV3ForCausalLM", 2, "none"),
         ("Gemma3ForCausalLM", 3, "none"),
+        ("Llama4ForCausalLM", 3, "none"),
         ("LlamaForCausalLM", 2, "none"),
         ("LlamaForCausalLM", 6, "none"),
         ("Qwen2ForCausalLM", 3, "none"),
