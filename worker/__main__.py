@@ -115,6 +115,7 @@ def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metr
                 build=build,
                 meet=meet,
                 returns_results=axes.returns_results(rank),
+                max_steps_in_flight=options.max_steps_in_flight,
             )
             code = loop.run()
         except (ModelNotFoundError, PermanentError) as error:

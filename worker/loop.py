@@ -76,6 +76,7 @@ class WorkerLoop:
         build: Callable[[Callable[[float], None]], StepRunner],
         meet: "Callable[[str, Callable[[], None]], Groups] | None" = None,
         returns_results: bool = True,
+        max_steps_in_flight: int = 1,
     ) -> None:
         """build: makes the runner, given what to report progress to; see worker.build.build_runner for its errors.
         meet: of a replica of several ranks: connects with the others at a rendezvous, given what to call while it
@@ -84,6 +85,7 @@ class WorkerLoop:
         self._link, self._heartbeat, self._status = link, heartbeat, status
         self._wakeup, self._metrics, self._build = wakeup, metrics, build
         self._meet, self._returns_results = meet, returns_results
+        self._max_steps_in_flight = max_steps_in_flight
         self._runner: StepRunner | None = None
         self._chain = PlanChain()
         # Of this epoch, in the order of their plans.
@@ -256,6 +258,9 @@ class WorkerLoop:
             return
         assert self._runner is not None
         self._chain.follow(plan, payload)
+        if not self._returns_results:
+            # The rank that does may be ahead of this one: its result has brought this plan.
+            self._send_results(most_left=self._max_steps_in_flight - 1)
         self._status.begin_step(plan.step)
         try:
             pending = self._runner.begin(plan)
@@ -265,13 +270,15 @@ class WorkerLoop:
             self._fail_step(plan, error)
         self._in_flight.append(_Step(plan, pending, arrival))
 
-    def _send_results(self, *, wait: bool = False) -> None:
-        """Of the steps that are done, in order; wait: of all. After a failure there are none in flight."""
+    def _send_results(self, *, most_left: int | None = None) -> None:
+        """Of the steps that are done, in order. most_left: waits until no more than so many are in flight. After a
+        failure there are none."""
         try:
             while self._in_flight:
                 step = self._in_flight[0]
                 try:
-                    if not (wait or step.pending.is_done):
+                    is_wanted = most_left is not None and len(self._in_flight) > most_left
+                    if not (is_wanted or step.pending.is_done):
                         return
                     result = step.pending.result()
                 except Exception as error:  # noqa: BLE001 - as above
@@ -323,7 +330,7 @@ class WorkerLoop:
     def _fail_epoch(self, error: PlanError | StepError) -> None:
         """What follows can't be computed: says so and waits for a Reset. The results of steps before it go first."""
         try:
-            self._send_results(wait=True)
+            self._send_results(most_left=0)
         except (PlanError, StepError) as earlier:
             error = earlier
         self._status.set(step_pb2.WORKER_STATE_IDLE)

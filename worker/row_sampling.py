@@ -8,6 +8,8 @@ from worker.gpu.step_inputs import Adjustments, RowSampling
 
 # Below this a softmax is an argmax in float32; such rows are greedy (vLLM draws the same line).
 MIN_TEMPERATURE = 1e-5
+# As many as routers let a request ask for (router.validation.MAX_LOGPROBS).
+MAX_LOGPROBS = 20
 
 
 def resolve_sampling(
@@ -35,8 +37,8 @@ def resolve_sampling(
         ("repetition_penalty", _repetition(sampling), 1e-9, 10),
         ("presence_penalty", sampling.presence_penalty, -2, 2),
         ("frequency_penalty", sampling.frequency_penalty, -2, 2),
-        ("logprobs", sampling.logprobs, 0, 20),
-        ("prompt_logprobs", sampling.prompt_logprobs, 0, 20),
+        ("logprobs", sampling.logprobs, 0, MAX_LOGPROBS),
+        ("prompt_logprobs", sampling.prompt_logprobs, 0, MAX_LOGPROBS),
     ):
         if not low <= value <= high:
             raise PlanError(f"new_rows: row {row} has sampling.{name}={value:g}; {low:g} to {high:g} is valid")

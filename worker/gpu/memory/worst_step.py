@@ -3,9 +3,7 @@
 import numpy as np
 
 from worker.gpu.step_inputs import Adjustments, PromptScores, RowSampling, StepInputs, TableChanges
-
-# As many as a request may ask for (router.validation.MAX_LOGPROBS).
-_MOST_LOGPROBS = 20
+from worker.row_sampling import MAX_LOGPROBS
 
 
 def worst_step(
@@ -25,7 +23,7 @@ def worst_step(
     last = np.zeros(num_tokens, bool)
     last[query_starts[1:] - 1] = True
     scored = np.flatnonzero(~last).astype(np.int32)
-    scores = PromptScores(tokens_P=scored, targets_P=np.zeros_like(scored), num_top=min(_MOST_LOGPROBS, vocab_size))
+    scores = PromptScores(tokens_P=scored, targets_P=np.zeros_like(scored), num_top=min(MAX_LOGPROBS, vocab_size))
     return StepInputs(
         rows_S=rows,
         query_starts=query_starts,
@@ -51,7 +49,7 @@ def _every_kind_of_sampling(row: int, vocab_size: int) -> RowSampling:
         top_p=0.9,
         min_p=0.01,
         seed=row,
-        num_logprobs=min(_MOST_LOGPROBS, vocab_size),
+        num_logprobs=min(MAX_LOGPROBS, vocab_size),
         adjustments=Adjustments(
             bias_token_ids=np.zeros(1, np.int32),
             bias=np.ones(1, np.float32),

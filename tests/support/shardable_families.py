@@ -1,0 +1,110 @@
+"""A tiny random model of every family, as transformers writes it, in sizes that four ranks, or stages, divide."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+VOCAB_SIZE = 131
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+_WINDOW = 11
+
+
+def _qwen2() -> PreTrainedModel:
+    shape = {name: value for name, value in _SHAPE.items() if name != "head_dim"}
+    return Qwen2ForCausalLM(Qwen2Config(**shape, use_sliding_window=True, sliding_window=_WINDOW, max_window_layers=2))
+
+
+def _gemma3() -> PreTrainedModel:
+    types = ["sliding_attention", "full_attention"] * 2
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(**_SHAPE, query_pre_attn_scalar=8, sliding_window=_WINDOW, layer_types=types)
+    )
+
+
+def _qwen3_moe() -> PreTrainedModel:
+    experts: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SHAPE, **experts, norm_topk_prob=True, mlp_only_layers=[1]))
+
+
+def _deepseek() -> PreTrainedModel:
+    shape = {name: value for name, value in _SHAPE.items() if name not in ("head_dim", "num_key_value_heads")}
+    attention: dict[str, Any] = {
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+    }
+    experts: dict[str, Any] = {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "n_group": 4,
+    }
+    return DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            **shape, **attention, **experts, num_key_value_heads=4, topk_group=2, n_shared_experts=1,
+            first_k_dense_replace=1, num_mtp_layers=0,
+        )
+    )  # fmt: skip
+
+
+def _llama4() -> PreTrainedModel:
+    attention: dict[str, Any] = {"attention_chunk_size": 16, "no_rope_layer_interval": 4, "floor_scale": 8}
+    experts: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2}
+    return Llama4ForCausalLM(Llama4TextConfig(**_SHAPE, **attention, **experts, intermediate_size_mlp=64))
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE, attention_bias=True, tie_word_embeddings=True)),
+    "llama4": _llama4,
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=_WINDOW)),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2)),
+    "qwen2": _qwen2,
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SHAPE, tie_word_embeddings=True)),
+    "qwen3-moe": _qwen3_moe,
+    "deepseek-v3": _deepseek,
+    "gemma3": _gemma3,
+}
+WITH_EXPERTS = ("llama4", "mixtral", "qwen3-moe", "deepseek-v3")
+
+
+def make_model(family: str, directory: Path) -> PreTrainedModel:
+    """Writes it there, too. Weights are large enough for its tokens to vary, and all norms do something."""
+    torch.manual_seed(0)
+    model = FAMILIES[family]().eval().float()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(torch.randn_like(weight) * 0.3 + (weight.ndim == 1 and "norm" in name))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.1)
+    model.save_pretrained(directory)
+    return model
