@@ -53,11 +53,6 @@ def check_gpu_options(options: Options) -> None:
             f"pipeline_parallel_size={options.pipeline_parallel_size}: stages are for CPUs only so far; on GPUs use "
             f"tensor_parallel_size, or device=cpu"
         )
-    if options.enable_expert_parallel:
-        raise PermanentError(
-            "enable_expert_parallel: ranks hold whole experts on CPUs only so far; leave it out, and with "
-            "tensor_parallel_size each has a part of every expert, or use device=cpu"
-        )
     _warn(options, _ONLY_ON_CPUS, "on GPUs")
 
 
