@@ -1,0 +1,136 @@
+"""Stages of a model that take a while and no core: real workers in threads of this process, connected by gloo."""
+
+import os
+import secrets
+import threading
+import time
+
+import torch
+import zmq
+
+from configs.options import Options
+from kernels.compute_path import torch_path
+from protos import inference_pb2, step_pb2
+from runtime.version import octavo_version
+from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint
+from tests.fakes.fake_model import VOCAB_SIZE, fake_config
+from worker.heartbeat import HeartbeatThread, WorkerStatus
+from worker.input_batch import InputBatch
+from worker.kv_cache import KVCache
+from worker.link import Link
+from worker.loop import WorkerLoop
+from worker.metrics import WorkerMetrics
+from worker.parallel.axes import axes_of
+from worker.parallel.groups import Groups, without_others
+from worker.parallel.rendezvous import meet
+from worker.rows import Rows
+from worker.runner import Runner
+from worker.threaded_runner import ThreadedRunner
+from worker.wakeup import Wakeup
+
+_NUM_BLOCKS, _MAX_MODEL_LEN = 256, 256
+
+
+class SlowStage:
+    """A worker.runner.StepModel. Each of its steps takes `seconds`; it notes when they began and ended. It says
+    positions."""
+
+    path = torch_path(torch.float32)
+    groups = Groups()
+    hidden_size = 2
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        # time.perf_counter
+        self.steps: list[tuple[float, float]] = []
+
+    def incoming(self, num_tokens: int) -> torch.Tensor:
+        return torch.zeros(num_tokens, self.hidden_size)
+
+    def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
+        self._take_a_while()
+        return torch.zeros(batch.num_tokens, self.hidden_size)
+
+    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("requests are greedy")
+
+    def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        self._take_a_while()
+        return batch.positions_T[batch.logit_indices] % VOCAB_SIZE, torch.zeros(batch.num_logits)
+
+    def _take_a_while(self) -> None:
+        began = time.perf_counter()
+        time.sleep(self._seconds)
+        self.steps.append((began, time.perf_counter()))
+
+
+class SlowStageWorker:
+    """A rank in a thread of this process."""
+
+    def __init__(self, options: Options, rank: int, model: SlowStage) -> None:
+        self._options, self._rank, self._model = options, rank, model
+        self._wakeup, self._context = Wakeup(), zmq.Context()
+        status, instance, endpoint = WorkerStatus(), secrets.randbits(63), options.step_address(0)
+        self._link = Link(self._context, endpoint, None)
+        self._heartbeat = HeartbeatThread(
+            self._context, heartbeat_endpoint(endpoint), None, status, rank=rank, instance=instance,
+            timeout=options.heartbeat_timeout, on_loss=self._wakeup.notify, on_beat=lambda: None,
+        )  # fmt: skip
+        axes = axes_of(options)
+        self._loop = WorkerLoop(
+            hello=self._hello(instance),
+            link=self._link,
+            heartbeat=self._heartbeat,
+            status=status,
+            wakeup=self._wakeup,
+            metrics=WorkerMetrics(status.snapshot),
+            build=lambda progress: self._build(),
+            meet=lambda address, while_waiting: meet(
+                address, axes, rank, call_timeout=options.step_timeout, while_waiting=while_waiting
+            ),
+            returns_results=axes.returns_results(rank),
+        )
+        self._thread = threading.Thread(target=self._run, name=f"slow-stage-{rank}", daemon=True)
+
+    def start(self) -> None:
+        self._heartbeat.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._wakeup.request_stop()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the worker does not end"
+        self._wakeup.close()
+
+    def _hello(self, instance: int) -> step_pb2.Hello:
+        options = self._options
+        return step_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION, octavo_version=octavo_version(), rank=self._rank,
+            world_size=options.world_size, model=options.served_model_name, block_size=options.block_size,
+            max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
+            pid=os.getpid(), instance=instance,
+        )  # fmt: skip
+
+    def _build(self) -> ThreadedRunner:
+        options, config = self._options, fake_config()
+        rows = Rows(
+            max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
+            max_model_len=_MAX_MODEL_LEN, block_size=options.block_size, num_blocks=_NUM_BLOCKS,
+            vocab_size=VOCAB_SIZE, eos_token_ids=config.eos_token_ids,
+        )  # fmt: skip
+        info = inference_pb2.ModelInfo(
+            name=options.served_model_name, max_model_len=_MAX_MODEL_LEN, vocab_size=VOCAB_SIZE,
+            block_size=options.block_size, num_blocks=_NUM_BLOCKS, fingerprint="slow",
+        )  # fmt: skip
+        cache = KVCache(config, num_blocks=_NUM_BLOCKS + 1, block_size=options.block_size, path=self._model.path)
+        runner = Runner(
+            self._model, cache, rows, info, max_steps_in_flight=options.max_steps_in_flight,
+            without_others=without_others(axes_of(options), self._rank),
+        )  # fmt: skip
+        return ThreadedRunner(runner, max_steps_in_flight=options.max_steps_in_flight)
+
+    def _run(self) -> None:
+        self._loop.run()
+        self._heartbeat.stop()
+        self._link.close(deliver=False)
+        self._context.term()
