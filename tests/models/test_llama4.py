@@ -15,10 +15,14 @@ from runtime.model_files import resolve_model
 from tests.support.model_runs import ModelRun, relative_error
 from worker.layers.query_temperature import QueryTemperature
 from worker.model_config import ModelConfig
+from worker.models.registry import model_class
 from worker.reach import Reach
 from worker.rope_config import NO_ROPE
 from worker.weights import WeightsError, load_model
 from worker.weights.llama4_files import Llama4Files
+from worker.weights.safetensors_source import SafetensorsSource
+from worker.weights.source import check_tensors
+from worker.weights.stored_quantization import stored_quantization
 from worker.workspace import Workspace
 
 # As of meta-llama/Llama-4-Scout-17B-16E's text_config, with fewer and smaller layers.
@@ -125,6 +129,21 @@ def test_queries_grow_with_their_position(tmp_path: Path) -> None:
     assert temperature(torch.tensor([500]), workspace) == one
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sequence_has_the_same_bits_however_it_is_cut_and_beside_others(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Over several chunks of positions and steps of the temperature; some parts are decodes."""
+    _read(tmp_path, WHOLE | {"text_config": TEXT | {"floor_scale": 7}})
+    loaded = load_model(resolve_model(str(tmp_path)), dtype=dtype, load_format="dummy")
+    prompts = [torch.randint(130, (70,), generator=torch.Generator().manual_seed(seed)).tolist() for seed in range(2)]
+    run = ModelRun(loaded, dtype=loaded.model.path.kv_cache_dtype)
+    whole = run.step([(run.row(prompts[0], 70), 70)])
+    row, other = (run.row(prompt, 70) for prompt in prompts)
+    parts = [
+        run.step([(other, others), (row, count)])[others:] for others, count in ((9, 19), (1, 1), (40, 1), (1, 49))
+    ]
+    assert torch.equal(torch.cat(parts), whole)
+
+
 def _whole_checkpoint(directory: Path) -> tuple[Llama4ForCausalLM, dict[str, torch.Tensor]]:
     """As the published ones are: the text model's tensors under language_model, beside those of images."""
     torch.manual_seed(0)
@@ -163,6 +182,34 @@ def test_experts_stored_together_or_one_by_one_beside_a_vision_model(tmp_path: P
     kept = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     _save(tmp_path, kept | {files.stored_name(name): files.read(name) for name in files.shapes if ".experts." in name})
     assert torch.equal(logits(), together)
+
+
+def test_experts_of_e4m3_under_the_names_that_the_config_calls_them_by(tmp_path: Path) -> None:
+    """Names in quantization_config are those of the whole model."""
+    _whole_checkpoint(tmp_path)
+    files, tensors = Llama4Files(tmp_path), dict[str, torch.Tensor]()
+    for name in files.shapes:
+        tensors[files.stored_name(name)] = files.read(name)
+    expert = "model.layers.1.feed_forward.experts.2.up_proj.weight"
+    ignored = ["language_model.lm_head", "re:language_model.*self_attn", "re:.*router", "re:.*shared_expert"]
+    ignored += [f"language_model.model.layers.{layer}.feed_forward" for layer in (0, 2, 4)]
+    for name, tensor in [*tensors.items()]:
+        if ".experts." in name:
+            tensors[name] = tensor.to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale"] = torch.full((len(tensor), 1), 0.5)
+    _save(tmp_path, tensors)
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    quantized = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ignored,
+    }
+    shapes = model_class("Llama4ForConditionalGeneration").tensor_shapes(_read(tmp_path, WHOLE))
+    source = SafetensorsSource(Llama4Files(tmp_path), stored_quantization({"quantization_config": quantized}), shapes)
+    check_tensors(source, shapes, tied=False, left_out=("vision_model.", "multi_modal_projector."))
+    assert torch.equal(source.tensor(expert), tensors[f"language_model.{expert}"].float() * 0.5)
+    assert not source.is_left_out(expert)
+    assert source.is_left_out("model.layers.0.feed_forward.up_proj.weight")
 
 
 def test_what_an_expert_is_read_from(tmp_path: Path) -> None:
