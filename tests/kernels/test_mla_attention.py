@@ -4,24 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.compute_path import ComputePath, native_path, torch_path
+from kernels.compute_path import ComputePath
 from kernels.mla_attention.planner import MlaPlanner
 from kernels.mla_attention.reference import mla_attention
 from kernels.mla_attention.shape import LatentShape
-from kernels.native import native_kernels
 from kernels.paged_attention import paged_attention
+from tests.support.kernel_paths import KINDS, NATIVE_KINDS, path_of
 
 SHAPE = LatentShape(num_heads=6, latent_size=40, rope_size=16)
 SCALE, BLOCK_SIZE = 0.2, 16
-
-
-def _path(name: str, dtype: torch.dtype) -> ComputePath:
-    if name == "torch":
-        return torch_path(dtype)
-    kernels = native_kernels()
-    if kernels is None:
-        pytest.skip("no C++ kernels for this CPU")
-    return native_path(dtype, kernels)
 
 
 def _cache(dtype: torch.dtype) -> torch.Tensor:
@@ -49,14 +40,14 @@ def _attend(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["native", "torch"])
-def test_agrees_with_the_reference(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_agrees_with_the_reference(kind: str, dtype: torch.dtype) -> None:
     """Decodes, a chunk after others, a whole prompt; contexts of one token, and of more than one chunk of the kernel's.
     Products are of numbers as the cache holds them, so rounding it to bfloat16 adds no error."""
     rows = [(1, 1, range(5, 6)), (1, 150, range(6, 16)), (5, 70, range(20, 25)), (33, 33, range(30, 33))]
     cache = _cache(dtype)
     q_THE = torch.randn(40, SHAPE.num_heads, SHAPE.entry_size, generator=torch.Generator().manual_seed(1))
-    got = _attend(_path(name, dtype), q_THE, cache, rows)
+    got = _attend(path_of(kind, dtype), q_THE, cache, rows)
     tables = np.zeros((4, 10), np.int32)
     for table, (_, _, blocks) in zip(tables, rows, strict=True):
         table[: len(blocks)] = blocks
@@ -73,8 +64,9 @@ def test_agrees_with_the_reference(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_query_has_its_bits_in_any_chunk_and_company(dtype: torch.dtype) -> None:
-    path, cache = _path("native", dtype), _cache(dtype)
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+def test_a_query_has_its_bits_in_any_chunk_and_company(kind: str, dtype: torch.dtype) -> None:
+    path, cache = path_of(kind, dtype), _cache(dtype)
     q_THE = torch.randn(90, SHAPE.num_heads, SHAPE.entry_size, generator=torch.Generator().manual_seed(2))
     blocks, others = range(1, 7), range(10, 15)
     whole = _attend(path, q_THE, cache, [(90, 90, blocks)])

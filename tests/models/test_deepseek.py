@@ -92,7 +92,7 @@ def test_config_of_v3(tmp_path: Path) -> None:
     assert (experts.num_groups, experts.top_k_groups, experts.scaling_factor) == (8, 4, 2.5)
     assert experts.shared_intermediate_size == 2048
     assert config.left_out == ("model.layers.61.",)
-    # 70 KB a token in bfloat16, whatever the number of heads, where 128 heads of keys and values would take 4 MB.
+    # 70 KB a token in bfloat16, whatever the number of heads, where 128 heads of keys and values would take 5 MB.
     assert KVCache.block_bytes(config, 16, torch.bfloat16) == 61 * 16 * 576 * 2
 
 
