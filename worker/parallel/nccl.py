@@ -95,7 +95,8 @@ class NcclGroup:
         options.asyncOp = False
         self.num_bytes += x.nbytes * (self.size - 1)
         self._call(
-            f"a gather of {x.nbytes} bytes", lambda group: group._allgather_base(gathered, x.contiguous(), options)
+            f"a gather of {x.nbytes} bytes",
+            lambda group: group._allgather_base(gathered.flatten(0, 1), x.contiguous(), options),
         )
         return gathered
 
