@@ -7,6 +7,7 @@ PROTOCOL_VERSION = 1
 # Bounds of one message, in bytes.
 SESSION_MESSAGE_BYTES = 2**20
 STEP_MESSAGE_BYTES = 64 * 2**20
+COORDINATION_MESSAGE_BYTES = 64 * 2**10
 # Token ids in one Submit or PromptPart: at most 5 bytes each as varints, with room to spare in SESSION_MESSAGE_BYTES.
 SESSION_PART_TOKENS = 100_000
 PROMPT_LOGPROBS_FRAME_BYTES = 256 * 2**10
@@ -23,6 +24,20 @@ def plan_digest(payload: bytes) -> bytes:
 def rank_identity(epoch: int, rank: int) -> bytes:
     """ZeroMQ identity of a rank within an epoch."""
     return f"{epoch}:{rank}".encode()
+
+
+def replica_identity(replica: int, instance: int) -> bytes:
+    """ZeroMQ identity of a replica's scheduler at the coordinator. instance: of its process."""
+    return f"{replica}:{instance}".encode()
+
+
+def coordination_endpoint(step_address: str) -> str:
+    """The endpoint of the coordinator that belongs to replica 0's step endpoint: ipc PATH.lockstep, tcp the port after
+    that of heartbeats."""
+    if step_address.startswith("tcp://"):
+        host, _, port = step_address.rpartition(":")
+        return f"{host}:{int(port) + 2}"
+    return step_address + ".lockstep"
 
 
 def heartbeat_endpoint(step_address: str) -> str:

@@ -12,7 +12,7 @@ from configs.options import Options
 from runtime.curve import server_curve
 from runtime.grpc_server import is_loopback, why_not_bound
 from runtime.process import private_directory
-from runtime.wire import heartbeat_endpoint
+from runtime.wire import coordination_endpoint, heartbeat_endpoint
 
 
 class AddressError(OSError):
@@ -27,13 +27,13 @@ class Claims:
         """Claims the replica's socket files and removes stale ones. Raises AddressError."""
         self._locks: list[int] = []
         step_address = options.step_address(replica)
-        paths = [
-            path_of(address)
-            for address in (options.scheduler_address(replica), step_address, heartbeat_endpoint(step_address))
-        ]
+        addresses = [options.scheduler_address(replica), step_address, heartbeat_endpoint(step_address)]
+        if options.in_lockstep and replica == 0:
+            addresses.append(coordination_endpoint(step_address))
+        paths = [path_of(address) for address in addresses]
         try:
             # Ranks find each other in it.
-            holds_files = options.world_size > 1 and not options.meets_over_tcp(replica)
+            holds_files = (options.world_size > 1 or options.in_lockstep) and not options.meets_over_tcp(replica)
             if holds_files or any(path is not None and path.parent == options.runtime_dir for path in paths):
                 private_directory(options.runtime_dir)
             for path in paths:

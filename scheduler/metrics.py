@@ -64,6 +64,8 @@ class _StatusCollector(Collector):
             "octavo_prefix_cache_hits": ("Tokens found there.", stats.num_prefix_hits),
             "octavo_draft_tokens": ("Draft tokens planned.", stats.num_draft_tokens),
             "octavo_accepted_draft_tokens": ("Of these, tokens that the model said, too.", stats.num_accepted_tokens),
+            "octavo_lockstep_empty_steps": ("Steps that only other replicas had use for.", stats.num_empty_steps),
+            "octavo_lockstep_waves": ("Times that replicas in lockstep began to compute.", status.num_waves),
         }
         for name, (help, value) in gauges.items():
             yield GaugeMetricFamily(name, help, value=value)

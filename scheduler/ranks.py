@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from protos import inference_pb2, step_pb2
 from runtime.wire import rank_identity
+from scheduler.heartbeats import Beat
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +52,13 @@ class Rank:
     def name(self) -> str:
         """For people."""
         return f"rank {self.rank} (pid {self.pid})"
+
+    def describe(self, beat: Beat | None) -> str:
+        """What it does, for people. beat: its latest heartbeat."""
+        if beat is None:
+            return f"{self.name} is starting"
+        state = step_pb2.WorkerState.Name(beat.state).removeprefix("WORKER_STATE_").lower()
+        return f"{self.name} is {state}" + (f", {beat.progress:.0%}" if beat.progress else "")
 
     def begin_reset(self, epoch: int, now: float) -> None:
         """A Reset is on its way to where it is now; from there it moves on."""

@@ -20,10 +20,15 @@ class Rendezvous(Protocol):
 
 
 def rendezvous_of(options: Options, replica: int) -> Rendezvous | None:
-    """None for one rank, which meets nobody."""
-    if options.world_size == 1 and not options.in_lockstep:
+    """Of the ranks of one replica. None: one rank meets nobody, and in lockstep the coordinator says where."""
+    if options.world_size == 1 or options.in_lockstep:
         return None
     return RendezvousStores() if options.meets_over_tcp(replica) else RendezvousFiles(options.runtime_dir, replica)
+
+
+def common_rendezvous(options: Options) -> Rendezvous:
+    """Of the ranks of all replicas, in lockstep."""
+    return RendezvousStores() if options.meets_over_tcp(0) else RendezvousFiles(options.runtime_dir, "all")
 
 
 class RendezvousFiles:
@@ -33,9 +38,9 @@ class RendezvousFiles:
     minutes, and hears of no other epoch meanwhile.
     """
 
-    def __init__(self, directory: Path, replica: int) -> None:
-        """directory: on the machine of all ranks, of mode 0700."""
-        self._directory, self._prefix = directory.absolute(), f"rendezvous-{replica}-"
+    def __init__(self, directory: Path, whose: int | str) -> None:
+        """directory: on the machine of all ranks, of mode 0700. whose: the replica, or another name."""
+        self._directory, self._prefix = directory.absolute(), f"rendezvous-{whose}-"
 
     def address(self, epoch: int, store_address: str = "") -> str:
         return f"file:{self._path(epoch)}"

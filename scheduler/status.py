@@ -22,6 +22,8 @@ class SchedulerStatus:
     draining: bool = False
     # What the workers do, in a few words.
     workers: str = "starting"
+    # Runs of steps that all replicas have computed together.
+    num_waves: int = 0
 
     @property
     def kv_cache_usage(self) -> float:

@@ -28,8 +28,10 @@ from scheduler.core import Core
 from scheduler.events import EpochBegun, EpochEnded, Event, Fatal, StepReturned
 from scheduler.heartbeats import Heartbeats
 from scheduler.invalid import InvalidMessages
+from scheduler.lockstep.lockstep import Lockstep
+from scheduler.lockstep.wave import WaveError
 from scheduler.membership import Terms
-from scheduler.messages import CoreStats, StepOutputs
+from scheduler.messages import CoreStats, Plan, StepOutputs
 from scheduler.metrics import SchedulerMetrics
 from scheduler.rendezvous import rendezvous_of
 from scheduler.requests import Requests
@@ -89,6 +91,8 @@ class StepLoop(threading.Thread):
         self._drain_deadline: float | None = None
         self._is_over = False
         self._cause: str | None = None
+        # With replicas that compute their steps together; None: with none.
+        self._lockstep: Lockstep | None = None
         # Once it is over: it would fail in the same way again.
         self.failed_for_good = False
 
@@ -141,19 +145,25 @@ class StepLoop(threading.Thread):
             self._heartbeats,
             invalid,
             rendezvous=rendezvous_of(options, self._replica),
+            in_lockstep=options.in_lockstep,
             heartbeat_timeout=options.heartbeat_timeout,
             step_timeout=options.step_timeout,
         )
         # Read when the stack unwinds: orderly unless there is a cause.
         stack.callback(lambda: self._workers.close(self._cause or ""))
+        if options.in_lockstep:
+            self._lockstep = Lockstep(stack, context, options, self._replica, curve_dir, self._workers, invalid)
 
     def _loop(self) -> None:
         poller = zmq.Poller()
-        for source in (self._workers.socket, self._workers.monitor, self._mailbox.fileno()):
+        lockstep = self._lockstep
+        for source in (*self._workers.sockets, *(lockstep.sockets if lockstep else ()), self._mailbox.fileno()):
             poller.register(source, zmq.POLLIN)
         now = time.monotonic()
         while not self._is_over:
             until = min(self._next_tick, self._workers.next_check(now))
+            if lockstep is not None:
+                until = min(until, lockstep.next_check(now))
             ready = dict(poller.poll(max(0, math.ceil((until - now) * 1000))))
             now = time.monotonic()
             events = self._workers.receive(now)
@@ -165,6 +175,8 @@ class StepLoop(threading.Thread):
             is_tick = now >= self._next_tick
             if is_tick or now >= until:
                 self._check(now)
+            if lockstep is not None:
+                self._handle(lockstep.exchange(ready, now), now)
             self._schedule()
             self._tell(is_tick)
             self._end_drain_if_done(now)
@@ -208,7 +220,8 @@ class StepLoop(threading.Thread):
         self._num_swap_blocks = event.num_swap_blocks
         if core is None:
             settings = core_settings(self._options, model, event.num_swap_blocks)
-            self._requests.core = Core(settings) if self._trace is None else TracedCore(settings, self._trace)
+            core = Core(settings) if self._trace is None else TracedCore(settings, self._trace)
+            self._requests.core = core
             # What is there now stays: the collector need not look through it again and again between two steps.
             gc.collect()
             gc.freeze()
@@ -217,6 +230,8 @@ class StepLoop(threading.Thread):
                 self._blame_step(core, now)
             core.resize(model.num_blocks, event.num_swap_blocks, now=now)
             self._tell_ends(core)
+        if self._lockstep is not None:
+            self._lockstep.begin_epoch(core.settings.max_steps_in_flight)
         self._codec = StepCodec(event.epoch)
         self._heartbeats.epoch, self._heartbeats.step = event.epoch, 0
         welcome = scheduler_pb2.Welcome(
@@ -264,7 +279,9 @@ class StepLoop(threading.Thread):
         self.metrics.step_duration.observe(self._clock.elapsed(now))
         try:
             outcome = self._codec.decode(message)
-        except ResultError as error:
+            if self._lockstep is not None:
+                self._lockstep.note_result(message.step, message.num_tokens_of_all)
+        except (ResultError, WaveError) as error:
             self._handle(self._workers.fail_epoch(f"the result of step {message.step} can't be used: {error}"), now)
             return
         self._clock.finish(now)
@@ -275,10 +292,9 @@ class StepLoop(threading.Thread):
     def _schedule(self) -> None:
         """Plans and sends steps, until as many are in flight as may be, or nothing more can run."""
         core = self._requests.core
-        while core is not None and self._workers.is_ready and core.has_work:
+        while core is not None and self._workers.is_ready:
             began = time.monotonic()
-            plan = core.schedule(began)
-            warn_of_preemptions(core.take_events())
+            plan = self._next_plan(core, began)
             if plan is None:
                 return
             self._clock.send(plan.step, began)
@@ -286,6 +302,28 @@ class StepLoop(threading.Thread):
             self._heartbeats.step = plan.step
             self.metrics.schedule_duration.observe(time.monotonic() - began)
             self._handle(events, began)
+
+    def _next_plan(self, core: Core, now: float) -> Plan | None:
+        """None: nothing can run, or may not yet. Where others compute steps, too, there may be nothing to run in it."""
+        lockstep, step = self._lockstep, self._codec.step + 1
+        if lockstep is not None and not self._is_in_wave(lockstep, step):
+            if core.has_work:
+                lockstep.want_wave(step, now)
+            return None
+        plan = core.schedule(now) if core.has_work else None
+        warn_of_preemptions(core.take_events())
+        if lockstep is not None:
+            plan = plan or core.schedule_empty()
+            if plan is not None:
+                lockstep.note_sent(plan)
+        return plan
+
+    def _is_in_wave(self, lockstep: Lockstep, step: int) -> bool:
+        try:
+            return lockstep.is_in_wave(step)
+        except WaveError as error:
+            self._handle(self._workers.end_epoch(str(error)), time.monotonic())
+            return False
 
     def _collect_outputs(self) -> None:
         outputs, self._outputs = self._outputs, []
@@ -310,9 +348,15 @@ class StepLoop(threading.Thread):
             epoch=self._workers.epoch,
             workers_ready=self._workers.is_ready,
             draining=self._requests.is_draining,
-            workers=self._workers.describe(),
+            workers=self._describe_workers(),
+            num_waves=0 if self._lockstep is None else self._lockstep.num_waves,
         )
         self.status = status if core is None else dataclasses.replace(status, load=core.load)
+
+    def _describe_workers(self) -> str:
+        text = self._workers.describe()
+        waiting_for = "" if self._lockstep is None else self._lockstep.waiting_for
+        return f"{text}; all replicas wait for {waiting_for}" if waiting_for else text
 
     # --- Time
 
@@ -323,7 +367,9 @@ class StepLoop(threading.Thread):
                 f"step {self._clock.awaited} has not returned for {elapsed:.1f} s "
                 f"(step_timeout={self._options.step_timeout:g})"
             )
-            self._handle(self._workers.fail_epoch(cause), now)
+            if self._lockstep is not None and self._lockstep.waiting_for:
+                cause += f"; all wait for {self._lockstep.waiting_for}"
+            self._handle(self._workers.give_up_step(cause), now)
         if now >= self._next_tick:
             self._next_tick = now + _TICK_S
             self._stats_log.tick(self.status, now)
@@ -333,11 +379,16 @@ class StepLoop(threading.Thread):
     def _end_drain_if_done(self, now: float) -> None:
         if self._drain_deadline is None:
             return
-        if not self._requests.has_work:
+        if not self._requests.has_work and not self._is_needed():
             self._is_over = True
         elif now >= self._drain_deadline:
             log.warning("drain_timeout=%g s has passed: what still runs ends now", self._options.drain_timeout)
             self._is_over = True
+
+    def _is_needed(self) -> bool:
+        """Other replicas have something to run, and can't without this one; they may be draining, too."""
+        lockstep = self._lockstep
+        return lockstep is not None and self._workers.is_ready and self._is_in_wave(lockstep, self._codec.step + 1)
 
 
 def _answer(future: Future[Answer], answer: Answer) -> None:

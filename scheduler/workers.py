@@ -6,28 +6,24 @@ requests is the step loop's business, told in events.
 
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import zmq
 from google.protobuf.message import DecodeError
-from zmq.utils.monitor import parse_monitor_message
 
 from protos import inference_pb2, step_pb2
-from runtime.wire import STEP_MESSAGE_BYTES
-from scheduler.addresses import bind_zmq
 from scheduler.epochs import Epochs
 from scheduler.events import EpochBegun, EpochEnded, Event, Fatal, StepReturned
 from scheduler.heartbeats import Beat, Heartbeats
 from scheduler.invalid import InvalidMessages
 from scheduler.membership import MembershipError, Terms
+from scheduler.rank_socket import RankSocket
 from scheduler.ranks import Rank
 from scheduler.rendezvous import Rendezvous
 
 log = logging.getLogger("octavo.scheduler")
 
-# Plans that may wait for a rank that does not read: more than are ever in flight (max_steps_in_flight is 64 at most),
-# so that a full queue means trouble.
-_SEND_QUEUE = 128
 # One round of the loop reads so many messages at most, so that a flood holds up no step.
 _MAX_MESSAGES = 256
 # A rank between two identities is nowhere for a moment.
@@ -36,11 +32,8 @@ _REENTRY_GRACE_S = 5.0
 _ALIVE_S = 3.0
 # ZeroMQ reports a disconnect a little before it forgets the peer, so the peers are probed more than once.
 _PROBE_DELAYS_S = (0.0, 0.02, 0.2, 1.0)
-_SHUTDOWN_LINGER_MS = 1000
 # Heartbeats come each second.
 _MISSED_BEATS_S = 2.0
-
-_MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 class Workers:
@@ -56,32 +49,57 @@ class Workers:
         invalid: InvalidMessages,
         *,
         rendezvous: Rendezvous | None,
+        in_lockstep: bool,
         heartbeat_timeout: float,
         step_timeout: float,
     ) -> None:
-        """rendezvous: None for one rank, which meets nobody. Raises AddressError or CurveError."""
-        self.socket = bind_zmq(context, endpoint, curve_dir, max_message_bytes=STEP_MESSAGE_BYTES, queue=_SEND_QUEUE)
-        self.monitor = self.socket.get_monitor_socket(_MONITORED)
+        """rendezvous: None if the ranks meet nobody, or others say where. in_lockstep: ranks of other replicas are in
+        the same epochs, which begin and end when `begin_epoch` and `end_epoch` say so; and a rank that has not
+        returned may wait for these. Raises AddressError or CurveError."""
+        self._socket = RankSocket(context, endpoint, curve_dir)
         self._terms, self._heartbeats, self._invalid = terms, heartbeats, invalid
-        self._rendezvous = rendezvous
+        self._rendezvous, self._in_lockstep = rendezvous, in_lockstep
         self._heartbeat_timeout, self._step_timeout = heartbeat_timeout, step_timeout
         self._ranks: dict[int, Rank] = {}
-        self._epochs = Epochs()
+        # To be read only.
+        self.epochs = Epochs()
         self._model: inference_pb2.ModelInfo | None = None
         self._model_name = terms.model
+        # Where the ranks of the epoch in force meet.
+        self._address = ""
         self._events: list[Event] = []
         self._probe_times: list[float] = []
 
     # --- For the step loop
 
     @property
+    def sockets(self) -> list[zmq.Socket]:
+        """To be polled for input."""
+        return [self._socket.socket, self._socket.monitor]
+
+    @property
     def epoch(self) -> int:
-        return self._epochs.number
+        return self.epochs.number
 
     @property
     def is_ready(self) -> bool:
         """Plans can be sent."""
-        return self._epochs.is_ready
+        return self.epochs.is_ready
+
+    @property
+    def store_address(self) -> str:
+        """As the first rank's Hello said; empty if it has not come yet."""
+        return self._ranks[0].store_address if 0 in self._ranks else ""
+
+    def is_complete(self, now: float) -> bool:
+        """An epoch can begin: all ranks are present, and in none.
+
+        A rank that has not followed its last Reset yet, for it is in a step that waits for another rank, is nowhere
+        that the next Reset could be sent to: it is waited for.
+        """
+        return self.epochs.may_begin(now) and all(
+            self._is_present(rank) and self._ranks[rank].has_entered for rank in range(self._terms.world_size)
+        )
 
     def describe(self) -> str:
         """In a few words, for /health."""
@@ -90,18 +108,17 @@ class Workers:
         missing = [str(rank) for rank in range(self._terms.world_size) if not self._is_present(rank)]
         if missing:
             return f"waiting for rank {', '.join(missing)} of {self._terms.world_size}"
-        return "; ".join(_describe(rank, self._beat(rank)) for rank in self._ranks.values())
+        return "; ".join(rank.describe(self._beat(rank)) for rank in self._ranks.values())
 
     def next_check(self, now: float) -> float:
         """When `tick` should be called next, at the latest."""
-        return min(now + 1.0, *self._probe_times[:1], self._epochs.next_check(now))
+        return min(now + 1.0, *self._probe_times[:1], self.epochs.next_check(now))
 
     def receive(self, now: float) -> list[Event]:
         """Handles what has arrived."""
         for _ in range(_MAX_MESSAGES):
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            frames = self._socket.receive()
+            if frames is None:
                 break
             self._handle(frames, now)
         self._watch_connections(now)
@@ -117,13 +134,13 @@ class Workers:
                 if is_probing or not rank.has_entered:
                     self._check_connection(rank, now)
                 self._check_signs_of_life(rank, now)
-            elif now - self._heard(rank) <= _ALIVE_S and self._is_reachable(rank.identity):
+            elif now - self._heard(rank) <= _ALIVE_S and self._socket.is_reachable(rank.identity):
                 log.info("%s is back", rank.name)
                 rank.is_present = True
                 rank.enter(now)
-                self._epochs.note_return(rank.instance, rank.instance)
-        if consequence := self._epochs.unexplained(now):
-            self._end_epoch(consequence + self._silences(now), has_failed=True)
+                self.epochs.note_return(rank.instance, rank.instance)
+        if consequence := self.epochs.unexplained(now):
+            self._end_unexplained(consequence + self._silences(now))
         self._begin_epoch_if_complete(now)
         return self._take_events()
 
@@ -131,28 +148,42 @@ class Workers:
         """Sends every rank the same bytes; a rank that can't take them is lost."""
         assert self.is_ready
         for rank in self._ranks.values():
-            try:
-                self.socket.send_multipart([rank.identity, frame], zmq.NOBLOCK, copy=False)
-            except zmq.ZMQError as error:
-                self._lose(rank, f"does not take plans: {error.strerror}")
+            if why := self._socket.send_frame(rank.identity, frame):
+                self._lose(rank, f"does not take plans: {why}")
                 break
         return self._take_events()
 
+    def begin_epoch(self, epoch: int, rendezvous: str, now: float) -> list[Event]:
+        """For ranks in lockstep, which are complete."""
+        self._begin_epoch(epoch, rendezvous, now)
+        return self._take_events()
+
+    def pass_over_epoch(self, epoch: int, cause: str) -> None:
+        """Others have begun, or ended, one that these ranks are not in."""
+        self.epochs.pass_over(epoch, cause)
+
+    def end_epoch(self, cause: str) -> list[Event]:
+        """Nothing that these ranks have done is why."""
+        self._end_epoch(cause)
+        return self._take_events()
+
     def fail_epoch(self, cause: str) -> list[Event]:
-        """The ranks' step has failed, in the step loop's judgement: they begin anew."""
-        self._end_epoch(cause + self._silences(time.monotonic()), has_failed=True)
+        """These ranks have failed, in the step loop's judgement: they begin anew."""
+        self._end_epoch(cause, has_failed=True)
+        return self._take_events()
+
+    def give_up_step(self, cause: str) -> list[Event]:
+        """A step has not returned: the ranks begin anew."""
+        self._end_unexplained(cause + self._silences(time.monotonic()))
         return self._take_events()
 
     def close(self, reason: str) -> None:
         """Sends the ranks home. reason: empty for an orderly end, else why they have to fail as well."""
-        shutdown = step_pb2.Shutdown(reason=reason, permanent=bool(reason))
         for rank in self._ranks.values():
             if rank.is_present:
                 for identity in {rank.identity, rank.previous_identity} - {None}:
-                    self._send(identity or b"", step_pb2.SchedulerToWorker(shutdown=shutdown))
-        self.socket.disable_monitor()
-        self.monitor.close(linger=0)
-        self.socket.close(linger=_SHUTDOWN_LINGER_MS)
+                    self._socket.shut_down(identity or b"", reason, permanent=bool(reason))
+        self._socket.close()
         is_awaited = any(rank.is_present and rank.model is None for rank in self._ranks.values())
         if self._rendezvous is not None and not is_awaited:
             self._rendezvous.remove_all_but(None)
@@ -187,7 +218,7 @@ class Workers:
     def _hear_hello(self, hello: step_pb2.Hello, peer: bytes, now: float) -> None:
         if objection := self._terms.objection(hello, self._model_name):
             log.error("rank %d (pid %d) is refused: %s", hello.rank, hello.pid, objection)
-            self._refuse(peer, objection, permanent=True)
+            self._socket.shut_down(peer, objection, permanent=True)
             return
         known = self._ranks.get(hello.rank)
         if known is not None and known.instance == hello.instance:
@@ -197,11 +228,11 @@ class Workers:
             if self._is_rightful(known, now):
                 text = f"{known.name} is there and alive: end it first"
                 log.error("another process (pid %d) wants to be rank %d; %s", hello.pid, hello.rank, text)
-                self._refuse(peer, text, permanent=False)
+                self._socket.shut_down(peer, text, permanent=False)
                 return
             self._lose(known, f"was replaced by pid {hello.pid}")
         if known is not None:
-            self._epochs.note_return(known.instance, hello.instance)
+            self.epochs.note_return(known.instance, hello.instance)
         self._model_name = hello.model
         self._ranks[hello.rank] = Rank.of(hello, peer, now)
         log.info("%s has joined", self._ranks[hello.rank].name)
@@ -209,19 +240,19 @@ class Workers:
     def _hear_hello_again(self, rank: Rank, peer: bytes, now: float) -> None:
         if peer == rank.identity or peer == rank.previous_identity:
             return  # said before its Reset came
-        was_waiting_for_reset = self._epochs.is_open and rank.model is None and rank.is_present
+        was_waiting_for_reset = self.epochs.is_open and rank.model is None and rank.is_present
         rank.return_from(peer, now)
-        self._epochs.note_return(rank.instance, rank.instance)
+        self.epochs.note_return(rank.instance, rank.instance)
         if was_waiting_for_reset:
             self._reset(rank, now)  # the one before went to a connection that it had left
-        elif self._epochs.is_open:
+        elif self.epochs.is_open:
             self._end_epoch(f"{rank.name} has left it and says Hello again")
 
     def _hear_result(self, result: step_pb2.StepResult, rank: Rank) -> None:
         if rank.rank != self._terms.results_rank:
             self._invalid.note(rank.identity, f"a result, which is rank {self._terms.results_rank}'s to send")
         elif self.is_ready and result.epoch == self.epoch:
-            self._epochs.note_success()
+            self.epochs.note_success()
             self._events.append(StepReturned(result=result))
 
     def _hear_failure(self, failure: step_pb2.Failure, rank: Rank | None, now: float) -> None:
@@ -231,7 +262,7 @@ class Workers:
         elif failure.is_consequence:
             log.info("%s failed because of another rank: %s", who, failure.message)
             is_current = rank is not None and failure.epoch == self.epoch
-            if is_current and self._epochs.await_cause(f"{who} failed: {failure.message}", now):
+            if is_current and self.epochs.await_cause(f"{who} failed: {failure.message}", now):
                 self._probe_times = [now + delay for delay in _PROBE_DELAYS_S]
         elif rank is not None and failure.epoch == self.epoch:
             self._end_epoch(f"{who} failed: {failure.message}", has_failed=True)
@@ -239,7 +270,7 @@ class Workers:
             log.error("%s failed: %s", who, failure.message)
 
     def _hear_ready(self, ready: step_pb2.Ready, rank: Rank, now: float) -> None:
-        if not self._epochs.is_open or ready.epoch != self.epoch or ready.rank != rank.rank:
+        if not self.epochs.is_open or ready.epoch != self.epoch or ready.rank != rank.rank:
             return  # of an epoch that has ended meanwhile
         rank.enter(now)
         rank.model, rank.num_swap_blocks = ready.model, ready.num_swap_blocks
@@ -259,61 +290,59 @@ class Workers:
                 epoch=self.epoch,
                 model=self._model,
                 num_swap_blocks=min(rank.num_swap_blocks for rank in self._ranks.values()),
-                after_failure=self._epochs.become_ready(),
+                after_failure=self.epochs.become_ready(),
             )
         )
 
     # --- Epochs
 
     def _begin_epoch_if_complete(self, now: float) -> None:
-        """A rank that has not followed its last Reset yet, for it is in a step that waits for another rank, is nowhere
-        that the next Reset could be sent to: it is waited for."""
-        if not self._epochs.may_begin(now):
-            return
-        if not all(self._is_present(rank) and self._ranks[rank].has_entered for rank in range(self._terms.world_size)):
-            return
-        self._epochs.begin()
+        if not self._in_lockstep and self.is_complete(now):
+            epoch, rendezvous = self.epoch + 1, self._rendezvous
+            self._begin_epoch(epoch, "" if rendezvous is None else rendezvous.address(epoch, self.store_address), now)
+
+    def _begin_epoch(self, epoch: int, rendezvous: str, now: float) -> None:
+        self.epochs.begin(epoch)
+        self._address = rendezvous
         for rank in self._ranks.values():
-            if self._epochs.is_open:
+            if self.epochs.is_open:
                 self._reset(rank, now)
 
     def _reset(self, rank: Rank, now: float) -> None:
-        reset = step_pb2.Reset(
-            epoch=self.epoch,
-            rendezvous=self._meeting_place(),
-            scheduler=self._heartbeats.instance,
-        )
-        if self._send(rank.identity, step_pb2.SchedulerToWorker(reset=reset)):
+        reset = step_pb2.Reset(epoch=self.epoch, rendezvous=self._address, scheduler=self._heartbeats.instance)
+        if self._socket.send(rank.identity, step_pb2.SchedulerToWorker(reset=reset)):
             rank.begin_reset(self.epoch, now)
         else:
             self._lose(rank, "is gone")
 
-    def _meeting_place(self) -> str:
-        if self._rendezvous is None:
-            return ""
-        return self._rendezvous.address(self.epoch, self._ranks[0].store_address)
-
-    def _end_epoch(self, cause: str, *, has_failed: bool = False, lost: Rank | None = None) -> None:
-        """As scheduler.epochs.Epochs.end. lost: the rank that went."""
-        if self._epochs.end(cause, has_failed=has_failed, lost_instance=None if lost is None else lost.instance):
+    def _end_epoch(self, cause: str, *, has_failed: bool = False, lost: Iterable[Rank] = ()) -> None:
+        """As scheduler.epochs.Epochs.end. lost: ranks that went, or may have."""
+        if self.epochs.end(cause, has_failed=has_failed, lost_instances=[rank.instance for rank in lost]):
             self._events.append(EpochEnded(cause=cause))
+
+    def _end_unexplained(self, cause: str) -> None:
+        """A rank hangs. If it is not clear in which replica, it will be seen whose rank has to be started again."""
+        if self._in_lockstep:
+            self._end_epoch(cause, lost=self._ranks.values())
+        else:
+            self._end_epoch(cause, has_failed=True)
 
     def _lose(self, rank: Rank, cause: str) -> None:
         if rank.is_present:
             rank.is_present = False
             log.warning("%s is lost: it %s", rank.name, cause)
-            self._end_epoch(f"{rank.name} {cause}", lost=rank)
+            self._end_epoch(f"{rank.name} {cause}", lost=[rank])
 
     # --- Liveness
 
     def _check_connection(self, rank: Rank, now: float) -> None:
         """ROUTER_MANDATORY tells who is there."""
-        if self._is_reachable(rank.identity):
+        if self._socket.is_reachable(rank.identity):
             if not rank.has_entered:
                 rank.enter(now)
         elif rank.has_entered:
             self._lose(rank, "has disconnected")
-        elif rank.previous_identity is None or not self._is_reachable(rank.previous_identity):
+        elif rank.previous_identity is None or not self._socket.is_reachable(rank.previous_identity):
             rank.unreachable_since = rank.unreachable_since or now
             if now - rank.unreachable_since > _REENTRY_GRACE_S:
                 self._lose(rank, "has disconnected and has not come back")
@@ -334,12 +363,8 @@ class Workers:
             log.error("%s has not left its step for %.0f s: end that process if it hangs", rank.name, wait)
 
     def _watch_connections(self, now: float) -> None:
-        while True:
-            try:
-                event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
-                return
-            if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        while (event := self._socket.next_connection_event()) is not None:
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._invalid.note(b"CURVE", "a peer whose key is not in allowed_workers/ was turned away")
             else:
                 self._probe_times = [now + delay for delay in _PROBE_DELAYS_S]
@@ -350,14 +375,14 @@ class Workers:
     def _is_rightful(self, rank: Rank, now: float) -> bool:
         """Alive, and not stuck since its Reset."""
         is_stuck = self._is_awaited(rank) and rank.num_complaints > 0
-        is_there = self._is_reachable(rank.identity) or (
-            rank.previous_identity is not None and self._is_reachable(rank.previous_identity)
+        is_there = self._socket.is_reachable(rank.identity) or (
+            rank.previous_identity is not None and self._socket.is_reachable(rank.previous_identity)
         )
         return is_there and not is_stuck and now - self._heard(rank) <= _ALIVE_S
 
     def _is_awaited(self, rank: Rank) -> bool:
         """It is to get ready, or at least to follow its last Reset."""
-        return rank.model is None and (self._epochs.is_open or not rank.has_entered)
+        return rank.model is None and (self.epochs.is_open or not rank.has_entered)
 
     def _silences(self, now: float) -> str:
         """Of ranks that may be why a step does not return, to be put behind what has failed."""
@@ -371,30 +396,6 @@ class Workers:
     def _beat(self, rank: Rank) -> Beat | None:
         return self._heartbeats.latest(rank.rank, rank.instance)
 
-    # --- Sending
-
-    def _is_reachable(self, identity: bytes) -> bool:
-        return self._send(identity, step_pb2.SchedulerToWorker(probe=step_pb2.Probe()))
-
-    def _refuse(self, peer: bytes, reason: str, *, permanent: bool) -> None:
-        shutdown = step_pb2.Shutdown(reason=reason, permanent=permanent)
-        self._send(peer, step_pb2.SchedulerToWorker(shutdown=shutdown))
-
-    def _send(self, identity: bytes, message: step_pb2.SchedulerToWorker) -> bool:
-        """False if the peer is not there, or does not read."""
-        try:
-            self.socket.send_multipart([identity, message.SerializeToString()], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                return False
-            raise
-        return True
-
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
-
-
-def _describe(rank: Rank, beat: Beat | None) -> str:
-    state = "starting" if beat is None else step_pb2.WorkerState.Name(beat.state).removeprefix("WORKER_STATE_").lower()
-    return f"{rank.name} is {state}" + (f", {beat.progress:.0%}" if beat and beat.progress else "")

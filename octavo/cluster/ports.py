@@ -50,11 +50,12 @@ def _ports(options: Options) -> list[_Port]:
         if not address.startswith("unix:"):
             host, _, port = address.rpartition(":")
             ports.append(_Port("scheduler_addresses", "--scheduler-addresses", host, int(port)))
-    for address in options.step_addresses:
+    for replica, address in enumerate(options.step_addresses):
         if address.startswith("tcp://"):
             host, _, port = address.removeprefix("tcp://").rpartition(":")
-            # Heartbeats use the next one.
-            ports += [_Port("step_addresses", "--step-addresses", host, int(port) + i) for i in (0, 1)]
+            # Heartbeats use the next one, and the coordinator of replicas in lockstep the one after that.
+            count = 3 if options.in_lockstep and replica == 0 else 2
+            ports += [_Port("step_addresses", "--step-addresses", host, int(port) + i) for i in range(count)]
     return ports
 
 

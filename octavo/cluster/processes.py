@@ -33,9 +33,12 @@ def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list
 
     Workers come first: they take longest to load. Each of a replica's processes keeps a core busy while it starts, so a
     wave has as many replicas as the cores are for: with fewer cores than that the replicas would all be ready late
-    rather than the first one early. A replica is not divided: its workers need each other.
+    rather than the first one early. What needs each other is not divided: the workers of a replica, and replicas in
+    lockstep.
     """
     replicas_a_wave = max(1, num_cores // (options.world_size + 1))
+    if options.in_lockstep:
+        replicas_a_wave = options.data_parallel_size
 
     def command(module: str, *arguments: str) -> tuple[str, ...]:
         return (sys.executable, "-m", module, "-c", str(config), *arguments)

@@ -150,10 +150,15 @@ class HashRunner:
 
     def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
         self.before_step(plan)
+        num_tokens_of_all = 0
         if self._group is not None:
-            self._group.meet_in_step(plan.step)
+            num_tokens_of_all = self._group.meet_in_step(plan.step, len(plan.decode_rows) // 2 + sum(plan.num_tokens))
         try:
             result = self._execute(plan)
+            if self.options.in_lockstep:
+                result.num_tokens_of_all = num_tokens_of_all // self.options.world_size
+            else:
+                assert plan.decode_rows or plan.rows, "an empty step"
         except AssertionError as error:
             self.violations.append(f"step {plan.step}: {error}")
             raise PlanError(str(error)) from error
@@ -175,7 +180,6 @@ class HashRunner:
             held = self._rows[row]
             assert held.num_computed_tokens == len(held.token_ids) - 1, "decode_rows: more than one to compute"
         scheduled += zip(plan.rows, plan.num_tokens, strict=True)
-        assert scheduled, "an empty step"
         assert len({row for row, _ in scheduled}) == len(scheduled), "rows: one is there twice"
         num_tokens = sum(count for _, count in scheduled)
         assert num_tokens <= self.options.max_num_batched_tokens, "num_tokens: beyond the budget"

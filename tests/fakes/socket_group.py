@@ -3,16 +3,18 @@
 import contextlib
 import select
 import socket
+import struct
 import time
 from collections.abc import Callable
 
 from worker.errors import CollectiveError
 
 _PAUSE_S = 0.005
+_NUMBER = struct.Struct("<Q")
 
 
 class SocketGroup:
-    """Rank 0 hears of all others that they are there, then tells them to go on."""
+    """Rank 0 hears a number of each other one, then tells them the sum."""
 
     def __init__(self, rank: int, others: list[socket.socket]) -> None:
         """others: connections, at rank 0 to each other rank, elsewhere to rank 0."""
@@ -30,7 +32,7 @@ class SocketGroup:
         for other in self._others:
             other.setblocking(True)
         # Nobody goes on before all are there.
-        self._send()
+        self._send(0)
 
     def connect(self, path: str, while_waiting: Callable[[], None]) -> None:
         first = socket.socket(socket.AF_UNIX)
@@ -45,15 +47,16 @@ class SocketGroup:
         except OSError as error:
             raise CollectiveError(f"rank {self.rank} cannot connect with the others: {error}") from error
 
-    def meet_in_step(self, step: int) -> None:
-        """Waits until all ranks are in the step. Raises CollectiveError once one of them can't come any more."""
+    def meet_in_step(self, step: int, num_tokens: int) -> int:
+        """Waits until all ranks are in the step; their tokens together. Raises CollectiveError once one of them can't
+        come any more."""
         try:
             if self.rank == 0:
-                self._receive()
-                self._send()
-            else:
-                self._send()
-                self._receive()
+                num_tokens += self._receive()
+                self._send(num_tokens)
+                return num_tokens
+            self._send(num_tokens)
+            return self._receive()
         except OSError as error:
             raise CollectiveError(
                 f"a collective of step {step} failed at rank {self.rank}, for another rank has died: {error}"
@@ -66,14 +69,19 @@ class SocketGroup:
                 other.shutdown(socket.SHUT_RDWR)
             other.close()
 
-    def _send(self) -> None:
+    def _send(self, number: int) -> None:
         for other in self._others:
-            other.sendall(b"x")
+            other.sendall(_NUMBER.pack(number))
 
-    def _receive(self) -> None:
+    def _receive(self) -> int:
+        """The sum of what all of them say."""
+        total = 0
         for other in self._others:
-            if not other.recv(1):
+            number = other.recv(_NUMBER.size, socket.MSG_WAITALL)
+            if len(number) < _NUMBER.size:
                 raise ConnectionResetError("the other end has closed")
+            total += _NUMBER.unpack(number)[0]
+        return total
 
 
 def meet(address: str, rank: int, world_size: int, while_waiting: Callable[[], None]) -> SocketGroup:

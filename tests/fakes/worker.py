@@ -28,6 +28,7 @@ from worker.heartbeat import HeartbeatThread, WorkerStatus
 from worker.link import Link
 from worker.loop import WorkerLoop
 from worker.metrics import WorkerMetrics
+from worker.parallel.axes import axes_of
 from worker.wakeup import Wakeup
 from worker.watchdog import Watchdog
 
@@ -53,7 +54,11 @@ class FakeWorker:
         """
         self.runner = HashRunner(model or HashModel(), options, before_step)
         self.exit_code: int | None = None
-        self._rank, self._world_size = rank, options.world_size
+        axes = axes_of(options)
+        self._global_rank, self._num_ranks = (
+            axes.global_rank(rank, replica if options.in_lockstep else 0),
+            axes.num_ranks,
+        )
         self._load = load
         self._wakeup = Wakeup()
         endpoint = options.step_address(replica)
@@ -76,8 +81,8 @@ class FakeWorker:
             wakeup=self._wakeup,
             metrics=WorkerMetrics(status.snapshot),
             build=self._build,
-            meet=self._meet if options.world_size > 1 else None,
-            returns_results=rank == options.world_size - options.tensor_parallel_size,
+            meet=self._meet if axes.num_ranks > 1 else None,
+            returns_results=axes.returns_results(rank),
         )
         self._thread = threading.Thread(target=self._run, name=f"fake-worker-{replica}.{rank}", daemon=True)
 
@@ -113,7 +118,7 @@ class FakeWorker:
         return self.runner
 
     def _meet(self, address: str, while_waiting: Callable[[], None]) -> Any:
-        return meet(address, self._rank, self._world_size, while_waiting)
+        return meet(address, self._global_rank, self._num_ranks, while_waiting)
 
     def _run(self) -> None:
         code = self._loop.run()

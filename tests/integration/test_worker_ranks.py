@@ -69,7 +69,7 @@ def test_a_rank_waits_through_probes_and_says_that_a_failed_collective_is_not_it
         scheduler.send(PROBE)
         group = join_it(scheduler, options)
         scheduler.send_plan(PREFILL)
-        group.meet_in_step(1)
+        group.meet_in_step(1, 0)
         assert len(said(scheduler.expect("result")).token_ids) == 1
 
         scheduler.send_plan(step_pb2.StepPlan(freed_rows=[0], new_rows=[NEW_ROW], rows=[0], num_tokens=[3]))

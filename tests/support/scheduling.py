@@ -33,8 +33,8 @@ def make_options(directory: Path, **changes: object) -> Options:
 
 
 @contextlib.asynccontextmanager
-async def running_scheduler(options: Options, **settings: int) -> AsyncIterator[SchedulerServer]:
-    server = SchedulerServer(options, 0, **settings)
+async def running_scheduler(options: Options, replica: int = 0, **settings: int) -> AsyncIterator[SchedulerServer]:
+    server = SchedulerServer(options, replica, **settings)
     await server.start()
     try:
         yield server
@@ -87,6 +87,9 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+
+    def close(self) -> None:
+        self._open.clear()
 
 
 class RouterEnd:

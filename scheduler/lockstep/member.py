@@ -1,0 +1,216 @@
+"""A scheduler among those of replicas that compute their steps together: what it says of itself, and what it obeys.
+
+The protocol is told in protos/coordination.proto. On the step loop's thread.
+"""
+
+import logging
+import secrets
+from pathlib import Path
+
+import zmq
+from google.protobuf.message import DecodeError
+
+from configs.options import Options
+from protos import coordination_pb2 as pb
+from runtime.curve import client_curve
+from runtime.version import octavo_version
+from runtime.wire import COORDINATION_MESSAGE_BYTES, PROTOCOL_VERSION, coordination_endpoint, replica_identity
+from scheduler.events import Event, Fatal
+from scheduler.invalid import InvalidMessages
+from scheduler.workers import Workers
+
+log = logging.getLogger("octavo.scheduler")
+
+_INTERVAL_S = 1.0
+_MAX_MESSAGES = 64
+# States that the coordinator does not read are worth nothing once there are newer ones.
+_SEND_QUEUE = 16
+_RECONNECT_MS, _LONGEST_RECONNECT_MS = 50, 1000
+_LONGEST_TEXT = 1000
+_MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+_COORDINATOR = "the coordinator, in the scheduler of replica 0,"
+
+
+class Member:
+    """Begins and ends the epochs of this replica's ranks as the coordinator says, and tells it what becomes of them."""
+
+    def __init__(
+        self,
+        context: zmq.Context,
+        options: Options,
+        replica: int,
+        curve_dir: Path | None,
+        workers: Workers,
+        invalid: InvalidMessages,
+    ) -> None:
+        """Raises CurveError."""
+        self._workers, self._invalid = workers, invalid
+        self._heartbeat_timeout = options.heartbeat_timeout
+        self._state = pb.ReplicaState(
+            protocol_version=PROTOCOL_VERSION,
+            octavo_version=octavo_version(),
+            replica=replica,
+            instance=secrets.randbits(63),
+            data_parallel_size=options.data_parallel_size,
+            max_steps_in_flight=options.max_steps_in_flight,
+        )
+        self.socket = _connect(
+            context,
+            coordination_endpoint(options.step_address(0)),
+            curve_dir,
+            replica_identity(replica, self._state.instance),
+        )
+        self.monitor = self.socket.get_monitor_socket(_MONITORED)
+        # What the coordinator said last; None: it is not there.
+        self._group: pb.GroupState | None = None
+        self._heard = 0.0
+        # What it was told last, without what may wait for the next second.
+        self._told = b""
+        self._due = 0.0
+
+    # --- Steps
+
+    @property
+    def wave_step(self) -> int:
+        """Where the latest wave of this epoch begins, as far as is known here; 0: there was none."""
+        group = self._group
+        return group.wave_step if group is not None and group.epoch == self._workers.epoch else 0
+
+    def want_wave(self, step: int, now: float) -> None:
+        """There is something to run in this step, the next one, and no wave."""
+        if self._state.wanted_step != step:
+            self._state.wanted_step = step
+            self._tell(now)
+
+    def note_step(self, step: int) -> None:
+        """The last one sent."""
+        self._state.step = step
+
+    # --- Epochs
+
+    @property
+    def waiting_for(self) -> str:
+        """Which replica keeps the others waiting, for people; empty: none does."""
+        return f"{_COORDINATOR} which is not there" if self._group is None else self._group.waiting_for
+
+    def next_check(self, now: float) -> float:
+        """When `exchange` should be called next, if nothing arrives."""
+        is_told = (self._state.condition == pb.REPLICA_CONDITION_READY) == self._workers.is_ready
+        return self._due if is_told else now
+
+    def exchange(self, now: float) -> list[Event]:
+        """Hears and obeys the coordinator, then says what has changed here."""
+        events: list[Event] = []
+        # What it said before it went counts.
+        for _ in range(_MAX_MESSAGES):
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            events += self._hear(frames, now)
+        events += self._watch_connection(now)
+        if self._group is not None and now - self._heard > self._heartbeat_timeout:
+            silence = f"{now - self._heard:.1f} s (heartbeat_timeout={self._heartbeat_timeout:g})"
+            events += self._lose_coordinator(f"has been silent for {silence}")
+        self._note_state(now)
+        if now >= self._due or self._urgent() != self._told:
+            self._tell(now)
+        return events
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=0)
+
+    # --- In
+
+    def _hear(self, frames: list[bytes], now: float) -> list[Event]:
+        try:
+            group = pb.GroupState.FromString(b"".join(frames))
+        except DecodeError:
+            self._invalid.note(b"coordinator", "bytes that are no GroupState")
+            return []
+        if group.refusal:
+            return [Fatal(cause=f"replica 0 refuses this one: {group.refusal}", permanent=True)]
+        events: list[Event] = []
+        if self._group is not None and self._group.instance != group.instance:
+            events += self._lose_coordinator("was started again")
+        self._group, self._heard = group, now
+        return events + self._obey(group, now)
+
+    def _obey(self, group: pb.GroupState, now: float) -> list[Event]:
+        workers = self._workers
+        if group.epoch < workers.epoch:
+            return []  # a coordinator that is new hears of the later one with the next message
+        if group.epoch == workers.epoch:
+            return [] if group.is_open else workers.end_epoch(group.cause)
+        events = workers.end_epoch("the other replicas have gone on to a later one")
+        if group.is_open and workers.is_complete(now):
+            return events + workers.begin_epoch(group.epoch, group.rendezvous, now)
+        workers.pass_over_epoch(group.epoch, workers.describe() if group.is_open else group.cause)
+        return events
+
+    def _watch_connection(self, now: float) -> list[Event]:
+        events: list[Event] = []
+        while self.monitor.poll(0):
+            frame = self.monitor.recv_multipart()[0]
+            if int.from_bytes(frame[:2], "little") == zmq.EVENT_DISCONNECTED:
+                events += self._lose_coordinator("has disconnected")
+            else:
+                self._due = now
+        return events
+
+    def _lose_coordinator(self, how: str) -> list[Event]:
+        """Without it nobody hears how the others are."""
+        self._group = None
+        return self._workers.end_epoch(f"{_COORDINATOR} {how}")
+
+    # --- Out
+
+    def _note_state(self, now: float) -> None:
+        state, workers = self._state, self._workers
+        if state.epoch != workers.epoch:
+            state.epoch, state.step, state.wanted_step = workers.epoch, 0, 0
+        state.store_address = workers.store_address
+        if workers.is_ready:
+            state.condition = pb.REPLICA_CONDITION_READY
+        elif workers.epochs.is_open:
+            state.condition = pb.REPLICA_CONDITION_MEETING
+        elif workers.is_complete(now):
+            state.condition = pb.REPLICA_CONDITION_COMPLETE
+        else:
+            state.condition = pb.REPLICA_CONDITION_INCOMPLETE
+        state.cause = "" if workers.epochs.is_open else workers.epochs.cause[:_LONGEST_TEXT]
+
+    def _urgent(self) -> bytes:
+        """What of its state is told at once when it changes."""
+        state = self._state
+        return f"{state.epoch} {state.condition} {state.wanted_step} {state.store_address}".encode()
+
+    def _tell(self, now: float) -> None:
+        self._state.description = self._workers.describe()[:_LONGEST_TEXT]
+        try:
+            self.socket.send(self._state.SerializeToString(), zmq.NOBLOCK)
+        except zmq.Again:
+            log.debug("the coordinator does not take this replica's state")
+        self._told, self._due = self._urgent(), now + _INTERVAL_S
+
+
+def _connect(context: zmq.Context, endpoint: str, curve_dir: Path | None, identity: bytes) -> zmq.Socket:
+    """A DEALER that goes on trying to connect, and holds nothing back for later. Raises CurveError."""
+    socket: zmq.Socket = context.socket(zmq.DEALER)
+    try:
+        socket.setsockopt(zmq.IDENTITY, identity)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
+        socket.setsockopt(zmq.MAXMSGSIZE, COORDINATION_MESSAGE_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _LONGEST_RECONNECT_MS)
+        if endpoint.startswith("tcp://") and curve_dir is not None:
+            client_curve(socket, curve_dir)
+        socket.connect(endpoint)
+    except BaseException:
+        socket.close(linger=0)
+        raise
+    return socket
