@@ -38,7 +38,7 @@ def measure() -> dict[str, float | int]:
         up = subprocess.Popen(
             [
                 *(OCTAVO, "up", "-c", "configs/local.yaml", "--first-prompt", QUESTION),
-                *(f"--runtime-dir={directory}/run", "--port=0", "--metrics-port=0"),
+                *(f"--runtime-dir={directory}/run", "--port=0", "--metrics-port=0", "--http-port=0"),
             ],
             cwd=ROOT,
             stdout=subprocess.PIPE,

@@ -70,7 +70,12 @@ def octavo_cluster(quantization: str, threads: int, lengths: Lengths, log: int) 
         up = subprocess.Popen(
             [
                 *(str(Path(sys.executable).with_name("octavo")), "up", f"--runtime-dir={directory}/run"),
-                *(f"--port={target.partition(':')[2]}", "--metrics-port=0", f"--worker-threads={threads}"),
+                *(
+                    f"--port={target.partition(':')[2]}",
+                    "--metrics-port=0",
+                    "--http-port=0",
+                    f"--worker-threads={threads}",
+                ),
                 *(f"--quantization={quantization}", f"--max-num-seqs={MAX_NUM_SEQS}"),
                 f"--max-num-batched-tokens={MAX_NUM_BATCHED_TOKENS}",
             ],

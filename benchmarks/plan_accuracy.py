@@ -59,7 +59,16 @@ def octavo(*arguments: object) -> list[Line]:
 def cluster(*options: object) -> Iterator[str]:
     """Runs the local cluster; gives its address."""
     with tempfile.TemporaryDirectory() as directory:
-        command = [OCTAVO, "up", "-c", CLUSTER, f"--runtime-dir={directory}/run", "--port=0", "--metrics-port=0"]
+        command = [
+            OCTAVO,
+            "up",
+            "-c",
+            CLUSTER,
+            f"--runtime-dir={directory}/run",
+            "--port=0",
+            "--metrics-port=0",
+            "--http-port=0",
+        ]
         up = subprocess.Popen([*command, *map(str, options)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert up.stdout is not None
         try:

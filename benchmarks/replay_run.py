@@ -43,7 +43,8 @@ def record(directory: Path, arguments: argparse.Namespace) -> Counter[str]:
     up = subprocess.Popen(
         [
             *(OCTAVO, "up", "-c", "configs/local.yaml", f"--runtime-dir={directory}/run", f"--port={port}"),
-            *("--metrics-port=0", f"--num-blocks-override={arguments.num_blocks}", f"--max-num-seqs={arguments.rows}"),
+            *("--metrics-port=0", "--http-port=0"),
+            *(f"--num-blocks-override={arguments.num_blocks}", f"--max-num-seqs={arguments.rows}"),
             *(f"--max-steps-in-flight={arguments.steps_in_flight}", f"--trace={directory}/run.trace"),
         ],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

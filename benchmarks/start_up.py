@@ -116,7 +116,7 @@ def measure(flags: list[str], cache: Path | None) -> dict[str, float]:
         up = subprocess.Popen(
             [
                 *(OCTAVO, "up", "-c", CONFIG, "--first-prompt", QUESTION, f"--runtime-dir={directory}/r"),
-                *("--port=0", "--metrics-port=0", "--log-level=debug", "--log-format=json", *flags),
+                *("--port=0", "--metrics-port=0", "--http-port=0", "--log-level=debug", "--log-format=json", *flags),
             ],
             cwd=ROOT,
             env=os.environ | ({"OCTAVO_CACHE_DIR": str(cache)} if cache else {}),

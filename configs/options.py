@@ -160,6 +160,14 @@ class Options(GpuOptions, ParallelOptions):
     # --- Router
     host: str = option(ROUTER, "127.0.0.1", "Address the router's gRPC server binds to.")
     port: int = option(ROUTER, 50051, "Port of the router's gRPC server. 0: any free one.", ge=0, le=65_535)
+    http_port: int = option(
+        ROUTER,
+        8000,
+        "Port, at the same address, of the router's HTTP server: /v1/completions, /v1/chat/completions and /v1/models "
+        "as OpenAI's clients call them. 0: none.",
+        ge=0,
+        le=65_535,
+    )
     routing_policy: Literal["least_loaded", "round_robin", "power_of_two", "prefix_aware", "consistent_hash"] = option(
         ROUTER,
         "least_loaded",
@@ -260,6 +268,11 @@ class Options(GpuOptions, ParallelOptions):
             raise ValueError(
                 f"worker_host={self.worker_host!r} is for workers on several machines, which need tcp:// "
                 f"step_addresses; on one machine they talk over its loopback address"
+            )
+        if self.num_redundant_experts and not self.enable_expert_parallel:
+            raise ValueError(
+                f"num_redundant_experts={self.num_redundant_experts} needs enable_expert_parallel: without it each "
+                "worker has a part of every expert"
             )
         num_processes = 1 + self.data_parallel_size * (1 + self.world_size)
         if self.metrics_port and self.metrics_port + num_processes > 65_536:

@@ -8,6 +8,8 @@ import sys
 from configs.flags import parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options
+from router.gateway.app import Gateway
+from router.gateway.server import GatewayServer
 from router.server import AddressError, RouterServer
 from router.tokenizer import Tokenizer
 from router.tokenizer_files import TokenizerError, tokenizer_directory
@@ -47,9 +49,10 @@ async def _serve(options: Options) -> None:
     server = RouterServer(options, tokenizer, options.served_model_name or model.name)
     signals = _count_signals()
     await server.start()
-    http = None
+    http = gateway = None
     try:
         http = _observe(options, server)
+        gateway = _serve_http(options, server)
         log.info("listening on %s port %d", options.host, server.port)
         await signals.get()
         drain = asyncio.create_task(server.drain())
@@ -59,6 +62,8 @@ async def _serve(options: Options) -> None:
         again.cancel()
     finally:
         await server.stop()
+        if gateway is not None:
+            await gateway.stop()
         if http is not None:
             http.stop()
 
@@ -70,6 +75,19 @@ def _count_signals() -> asyncio.Queue[int]:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, received.put_nowait, number)
     return received
+
+
+def _serve_http(options: Options, server: RouterServer) -> GatewayServer | None:
+    """Raises AddressError."""
+    if not options.http_port:
+        return None
+    gateway = Gateway(
+        server.intake, server.metrics.registry, server.readiness, max_body_bytes=options.max_message_bytes
+    )
+    http = GatewayServer(gateway, options.host, options.http_port)
+    http.start()
+    log.info("listening for HTTP on %s port %d", options.host, http.port)
+    return http
 
 
 def _observe(options: Options, server: RouterServer) -> ObservabilityServer | None:

@@ -16,6 +16,7 @@ from protos.inference_pb2 import DESCRIPTOR
 from protos.inference_pb2_grpc import add_InferenceServicer_to_server
 from router import admin
 from router.errors import Draining
+from router.intake import Intake
 from router.metrics import RouterMetrics
 from router.policies import POLICIES
 from router.replicas import ReplicaSet
@@ -52,7 +53,7 @@ class RouterServer:
             on_change=self._on_replicas_change,
             on_choice=lambda policy, reason: self.metrics.routing_decisions.labels(policy, reason).inc(),
         )
-        self._service = InferenceService(
+        self.intake = Intake(
             model_name=model_name,
             tokenizer=self._tokenizer,
             replicas=self._replicas,
@@ -65,7 +66,7 @@ class RouterServer:
 
     @property
     def num_streams(self) -> int:
-        return len(self._service.live)
+        return len(self.intake.live)
 
     async def wait_ready(self) -> None:
         """Until every replica is ready."""
@@ -73,7 +74,7 @@ class RouterServer:
 
     def readiness(self) -> tuple[bool, str]:
         """For /health: whether requests are served, and a line on the replicas. Safe to call from any thread."""
-        if self._service.draining:
+        if self.intake.draining:
             return False, "draining"
         return self._replicas.num_ready > 0, self._replicas.describe()
 
@@ -94,7 +95,7 @@ class RouterServer:
                 ("grpc.keepalive_timeout_ms", 10_000),
             ]
         )
-        add_InferenceServicer_to_server(self._service, server)
+        add_InferenceServicer_to_server(InferenceService(self.intake), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         add_AdminServicer_to_server(admin.AdminService(self._replicas.replicas), server)
         add_reflection(server, SERVICE, admin.SERVICE)
@@ -115,12 +116,12 @@ class RouterServer:
 
     async def drain(self) -> None:
         """Refuses new requests, and waits for the running ones, at most drain_timeout seconds."""
-        self._service.draining = True
+        self.intake.draining = True
         await self._health.set(SERVICE, _NOT_SERVING)
         log.info("draining: %d streams get %g s to finish", self.num_streams, self._options.drain_timeout)
         try:
             async with asyncio.timeout(self._options.drain_timeout):
-                await self._service.live.wait_empty()
+                await self.intake.live.wait_empty()
         except TimeoutError:
             log.warning(
                 "drain_timeout=%g s has passed: %d streams end now", self._options.drain_timeout, self.num_streams
@@ -128,8 +129,8 @@ class RouterServer:
 
     async def stop(self) -> None:
         """Ends what still runs, resumable, and closes."""
-        self._service.draining = True
-        self._service.live.fail_all(Draining("this router is shutting down: resume at another one, or once it is back"))
+        self.intake.draining = True
+        self.intake.live.fail_all(Draining("this router is shutting down: resume at another one, or once it is back"))
         if self._server is not None:
             await self._server.stop(_LAST_WORDS_S)
         await self._replicas.stop()
@@ -138,7 +139,7 @@ class RouterServer:
     def _on_replicas_change(self, replicas: ReplicaSet) -> None:
         for replica in replicas.replicas:
             self.metrics.replica_ready.labels(replica.address).set(replica.ready)
-        serving = replicas.num_ready > 0 and not self._service.draining
+        serving = replicas.num_ready > 0 and not self.intake.draining
         task = asyncio.ensure_future(self._health.set(SERVICE, _SERVING if serving else _NOT_SERVING))
         self._health_updates.add(task)
         task.add_done_callback(self._health_updates.discard)
@@ -151,5 +152,5 @@ class RouterServer:
             )
         for replica in self._replicas.replicas:
             host = replica.address.rpartition(":")[0]
-            if not replica.address.startswith("unix:") and not is_loopback(host):
+            if not replica.address.startswith(("unix:", "file:")) and not is_loopback(host):
                 log.warning("scheduler_addresses: %s is reached without TLS; use a private network", replica.address)

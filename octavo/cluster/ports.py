@@ -40,6 +40,8 @@ def resolve_ports(options: Options) -> Options:
 
 def _ports(options: Options) -> list[_Port]:
     ports = [_Port("port", "--port", options.host, options.port)]
+    if options.http_port:
+        ports.append(_Port("http_port", "--http-port", options.host, options.http_port))
     if options.metrics_port:
         last = options.process_metrics_port("worker", options.data_parallel_size - 1, options.world_size - 1)
         ports += [
@@ -63,6 +65,8 @@ def _suggestion(options: Options, taken: _Port) -> str:
     """A value that would work, for the options that are one number."""
     if taken.option == "port":
         return f", such as {_free_port(taken.host)}, or 0 for any free one"
+    if taken.option == "http_port":
+        return f", such as {_free_port(taken.host)}, or 0 for none"
     if taken.option == "metrics_port":
         count = 1 + options.data_parallel_size * (1 + options.world_size)
         for base in range(options.metrics_port + 10, 60_000, 10):

@@ -38,6 +38,8 @@ def how_to_call(options: Options, target: str) -> str:
     at_default = options.port == 50051
     flag = "" if at_default else f" --target {target}"
     lines = ["", f"gRPC      {target}"]
+    if options.http_port:
+        lines.append(f"HTTP      http://{connectable(options.host)}:{options.http_port}/v1")
     if options.metrics_port:
         lines.append(f"metrics   http://{connectable(options.metrics_host)}:{options.metrics_port}/metrics")
     lines += [
@@ -52,6 +54,7 @@ def how_to_call(options: Options, target: str) -> str:
         f'  with Client("{target}") as client:',
         f'      print(client.chat("{_QUESTION}", SamplingParams(temperature=0)).text)',
         "",
+        *_with_curl(options),
         "with grpcurl (the server describes itself by reflection):",
         "",
         f'  grpcurl -plaintext -d \'{{"chat": {{"messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}, '
@@ -60,3 +63,16 @@ def how_to_call(options: Options, target: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _with_curl(options: Options) -> list[str]:
+    if not options.http_port:
+        return []
+    body = f'{{"messages": [{{"role": "user", "content": "{_QUESTION}"}}], "temperature": 0, "stream": true}}'
+    return [
+        "over HTTP, as OpenAI's clients do:",
+        "",
+        f"  curl -N http://{connectable(options.host)}:{options.http_port}/v1/chat/completions \\",
+        f"    -H 'Content-Type: application/json' -d '{body}'",
+        "",
+    ]

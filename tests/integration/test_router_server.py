@@ -251,7 +251,7 @@ async def test_a_replica_that_is_told_to_stop_as_its_session_ends_does_stop(
             await released.wait()
 
     monkeypatch.setattr(replicas, "_write", slow_writer)
-    replica = replicas.Replica(scheduler.address, "a router", "test-model", 10.0, lambda: None)
+    replica = replicas.Replica(0, scheduler.address, "a router", "test-model", 10.0, None, lambda: None)
     task = asyncio.create_task(replica.run())
     await opened.wait()
     await scheduler.kill()

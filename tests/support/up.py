@@ -20,7 +20,7 @@ _TIMEOUT = 60.0
 def environment(**extra: str) -> dict[str, str]:
     """Without this machine's own Octavo settings; what is started finds the repository installed or not."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
-    return clean | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"} | extra
+    return clean | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "OCTAVO_HTTP_PORT": "0"} | extra
 
 
 def free_port() -> int:

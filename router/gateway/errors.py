@@ -1,0 +1,72 @@
+"""What ends a request, in OpenAI's shape."""
+
+import re
+from http import HTTPStatus
+from typing import Any
+
+import grpc
+from pydantic import ValidationError
+
+from router.errors import Exhausted, RequestError, Unavailable, status_of
+
+_STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS: HTTPStatus.CONFLICT,
+    grpc.StatusCode.ABORTED: HTTPStatus.CONFLICT,
+    grpc.StatusCode.CANCELLED: HTTPStatus.CONFLICT,
+    grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+    grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+_RETRY_AFTER_S = 1
+# The beginning of most messages: the field, in the words of gRPC's messages.
+_FIELD = re.compile(r"(?:sampling\.|chat\.)?([a-z_]+)(?:\[\d+\])?(?:\.\w+)?(?:=| is | has )")
+
+
+class BadRequestError(Exception):
+    """One that is refused before it is a gRPC message; `str(error)` is what its client sees."""
+
+    def __init__(self, message: str, *, param: str | None = None, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
+        super().__init__(message)
+        self.param, self.status = param, status
+
+
+def http_status(error: BaseException) -> HTTPStatus:
+    if isinstance(error, BadRequestError):
+        return error.status
+    return _STATUSES.get(status_of(error)[0], HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def headers_of(error: BaseException) -> dict[str, str]:
+    """When to come again, where that may help."""
+    return {"Retry-After": str(_RETRY_AFTER_S)} if isinstance(error, Exhausted | Unavailable) else {}
+
+
+def body_of(error: BaseException) -> dict[str, Any]:
+    """{"error": {message, type, param, code}}."""
+    status, param = http_status(error), None
+    message = str(error) if isinstance(error, BadRequestError) else status_of(error)[1]
+    if isinstance(error, BadRequestError):
+        param = error.param
+    elif isinstance(error, RequestError) and status is HTTPStatus.BAD_REQUEST and (named := _FIELD.match(message)):
+        param = named[1]
+    if status is HTTPStatus.TOO_MANY_REQUESTS:
+        kind = "rate_limit_error"
+    else:
+        kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    code = "model_not_found" if status is HTTPStatus.NOT_FOUND else None
+    return {"error": {"message": message.removeprefix("sampling."), "type": kind, "param": param, "code": code}}
+
+
+def of_validation(error: ValidationError) -> BadRequestError:
+    """Of the first thing that is wrong."""
+    first = error.errors()[0]
+    # Of a union, also the member's type is in the place: it says nothing to a client.
+    place = [str(part) for part in first["loc"] if not isinstance(part, str) or part.isidentifier()]
+    if first["type"] == "json_invalid":
+        return BadRequestError(f"the body is no JSON: {first['msg']}")
+    where = ".".join(place) or "the body"
+    if first["type"] == "extra_forbidden":
+        return BadRequestError(f"{where}: there is no such field here", param=where)
+    return BadRequestError(f"{where}: {first['msg']}", param=place[0] if place else None)

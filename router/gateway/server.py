@@ -1,0 +1,59 @@
+"""The HTTP server, on the event loop of the router's gRPC server."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from router.gateway.app import Gateway
+from router.server import AddressError
+
+# What streams get to end, once they are told to.
+_LAST_WORDS_S = 1
+
+
+class GatewayServer:
+    def __init__(self, gateway: Gateway, host: str, port: int) -> None:
+        """Binds. Raises AddressError."""
+        self._socket = _bind(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(
+            gateway.app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+        )  # fmt: skip
+        self._server = _Server(config)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._server.serve([self._socket]))
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+        self._socket.close()
+
+
+class _Server(uvicorn.Server):
+    """Signals are the router's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise AddressError(
+            f"can't listen on host={host!r}, http_port={port}: {error.strerror or error}; choose another port, or 0 "
+            f"for no HTTP"
+        ) from None
+    return listening

@@ -1,0 +1,139 @@
+"""How a request comes in, whatever protocol brings it: checked, tokenized and resolved, then a stream on a replica."""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+from protos import inference_pb2 as pb
+from router import validation
+from router.chat_template import TemplateError
+from router.dispatcher import Dispatcher
+from router.errors import Draining, InvalidRequest, NoReplica, RequestError
+from router.live import LiveStreams
+from router.metrics import RouterMetrics
+from router.replicas import ReplicaSet
+from router.request import Request
+from router.sampling import resolve_sampling
+from router.streams import Stream
+from router.tokenizer import TokenizerPool
+
+
+class Intake:
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        tokenizer: TokenizerPool,
+        replicas: ReplicaSet,
+        metrics: RouterMetrics,
+        buffer_bytes: int,
+    ) -> None:
+        """buffer_bytes: option stream_buffer_bytes."""
+        self.draining = False
+        self.live = LiveStreams(metrics)
+        self.model_name = model_name
+        self.tokenizer = tokenizer
+        self._replicas = replicas
+        self._dispatcher = Dispatcher(replicas, metrics)
+        self._metrics = metrics
+        self._buffer_bytes = buffer_bytes
+
+    @property
+    def model(self) -> pb.ModelInfo:
+        """Raises NoReplica."""
+        model = self._replicas.model
+        if model is None:
+            raise NoReplica(f"no replica is ready: {self._replicas.describe()}; try again in a few seconds")
+        return model
+
+    @property
+    def max_model_len(self) -> int:
+        """0: not known yet."""
+        model = self._replicas.model
+        return 0 if model is None else model.max_model_len
+
+    @contextlib.asynccontextmanager
+    async def open(self, message: pb.GenerateRequest, seconds: float | None) -> AsyncIterator[Stream]:
+        """A stream for as long as its client's call lasts; whatever ends that frees what the stream holds.
+
+        message: with a request_id. seconds: until the client's deadline, if it has one. Raises RequestError.
+        """
+        outcome = "cancelled"  # by the client or its deadline, unless something else comes first
+        try:
+            request = await self._prepare(message, seconds)
+            stream = Stream(request, self.tokenizer.tokenizer, self._dispatcher, self._metrics, self._buffer_bytes)
+            # No await from here to `add`: two requests of one id can't both get through.
+            self.live.admit(request)
+            self._dispatcher.place(stream)
+            self.live.add(stream)
+            try:
+                yield stream
+                outcome = stream.outcome
+            finally:
+                stream.close()
+                self.live.remove(stream)
+        except RequestError as error:
+            outcome = error.status.name.lower()
+            raise
+        finally:
+            self._metrics.requests.labels(outcome).inc()
+
+    async def _prepare(self, message: pb.GenerateRequest, seconds: float | None) -> Request:
+        """Validates, tokenizes and resolves. Raises RequestError."""
+        arrival = time.monotonic()
+        self._refuse_if_draining()
+        validation.check_model_name(message.model, self.model_name)
+        validation.check_request(message)
+        model = self.model
+        prompt_token_ids = await self._prompt(message, model)
+        self._refuse_if_draining()
+        validation.check_against_model(prompt_token_ids, message.sampling, model)
+        if message.HasField("resume"):
+            for i, choice in enumerate(message.resume.choices):
+                field = f"resume.choices[{i}].output_token_ids"
+                validation.check_token_ids(field, choice.output_token_ids, model.vocab_size)
+        sampling = resolve_sampling(
+            message.sampling,
+            model.default_sampling,
+            num_prompt_tokens=len(prompt_token_ids),
+            max_model_len=model.max_model_len,
+        )
+        return Request(
+            request_id=message.request_id,
+            model=model.name,
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            arrival=arrival,
+            eos_token_ids=list(model.eos_token_ids),
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            session_key=message.session_key,
+            deadline=None if seconds is None else arrival + seconds,
+            resume=message.resume if message.HasField("resume") else None,
+        )
+
+    async def _prompt(self, message: pb.GenerateRequest, model: pb.ModelInfo) -> list[int]:
+        if message.HasField("resume"):
+            return list(message.resume.prompt_token_ids)
+        kind = message.WhichOneof("input")
+        if kind == "token_ids":
+            return list(message.token_ids.ids)
+        longest_token = self.tokenizer.tokenizer.longest_token
+        if kind == "chat":
+            for entry in message.chat.messages:
+                validation.check_text_length(entry.content, longest_token, model.max_model_len)
+            return await self.encode_chat(message.chat)
+        validation.check_text_length(message.prompt, longest_token, model.max_model_len)
+        return await self.tokenizer.encode(message.prompt)
+
+    async def encode_chat(self, chat: pb.ChatPrompt) -> list[int]:
+        """Raises InvalidRequest."""
+        validation.check_chat(chat)
+        try:
+            return await self.tokenizer.encode_chat(chat)
+        except TemplateError as error:
+            raise InvalidRequest(f"chat: {error}") from None
+
+    def _refuse_if_draining(self) -> None:
+        if self.draining:
+            raise Draining("this router is shutting down: use another one, or try again once it is back")
