@@ -51,6 +51,21 @@ class ParallelOptions(BaseModel):
         "Ranks hold whole experts of a mixture, dealt out over all ranks of all replicas, in place of a part of each. "
         "Replicas then compute their steps together.",
     )
+    num_redundant_experts: int = option(
+        PARALLEL,
+        0,
+        "With enable_expert_parallel: slots for copies of experts, in each mixture, at all ranks together. The experts "
+        "with the most tokens are copied to the ranks with the least to do. On CPUs only.",
+        ge=0,
+        le=65_536,
+    )
+    eplb_step_interval: int = option(
+        PARALLEL,
+        3000,
+        "Steps after which num_redundant_experts are chosen anew, by the tokens of each expert since the last time.",
+        ge=10,
+        le=2**31 - 1,
+    )
     worker_threads: int = option(
         PARALLEL,
         0,

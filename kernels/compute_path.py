@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.native import NativeKernels, native_kernels
-from kernels.shard import ALL_LAYERS, WHOLE, Shard, Stage
+from kernels.shard import ALL_LAYERS, NOT_SHARED, WHOLE, ExpertShard, Shard, Stage
 
 _CPU = torch.device("cpu")
 
@@ -37,7 +37,7 @@ class ComputePath:
     # Which layers.
     stage: Stage = ALL_LAYERS
     # Of each mixture's experts, which whole ones. Of one: of each expert this rank computes what `shard` says.
-    experts: Shard = WHOLE
+    experts: ExpertShard = NOT_SHARED
 
     @property
     def device(self) -> torch.device:

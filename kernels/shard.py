@@ -37,6 +37,18 @@ WHOLE = Shard()
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertShard(Shard):
+    """Of the whole experts of a mixture. num_redundant: slots for copies of experts, at all ranks together; what is in
+    them changes with the experts' load, every step_interval steps."""
+
+    num_redundant: int = 0
+    step_interval: int = 0
+
+
+NOT_SHARED = ExpertShard()
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """Pipeline stage `index` of `size`: a run of layers. num_layers: of each stage, if they are not to be as even as
     they can be, the first ones having one more."""

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from configs.options import Options
 from kernels.compute_path import ComputePath, compute_path
-from kernels.shard import Shard
+from kernels.shard import ExpertShard, Shard
 from protos import step_pb2
 from runtime.model_files import resolve_model
 from tests.fakes.fake_runner import fake_runner
@@ -36,8 +36,12 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama4ForCausalLM": {
-        "num_local_experts": 5, "num_experts_per_tok": 1, "intermediate_size_mlp": 64, "attention_chunk_size": 32,
-        "no_rope_layers": [1, 0], "floor_scale": 8,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 64,
+        "attention_chunk_size": 32,
+        "no_rope_layers": [1, 0],
+        "floor_scale": 8,
     },
     "MixtralForCausalLM": {"num_local_experts": 5},
     "Qwen3MoeForCausalLM": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 96},
@@ -66,7 +70,7 @@ def _load(model: Path, path: ComputePath) -> LoadedModel:
 
 def _path_of(groups: Groups, path: ComputePath) -> ComputePath:
     tensor, experts = groups.tensor, groups.experts
-    return replace(path, shard=Shard(tensor.rank, tensor.size), experts=Shard(experts.rank, experts.size))
+    return replace(path, shard=Shard(tensor.rank, tensor.size), experts=ExpertShard(experts.rank, experts.size))
 
 
 def _say(loaded: LoadedModel, steps: Sequence[Sequence[int]], replica: int) -> tuple[torch.Tensor, list[int]]:

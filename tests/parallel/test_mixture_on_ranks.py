@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.compute_path import ComputePath, gpu_path, torch_path
+from kernels.compute_path import ComputePath, compute_path, gpu_path, torch_path
 from kernels.linear import Residual, Stream
-from kernels.shard import Shard
+from kernels.shard import ExpertShard, Shard
 from tests.fakes.fake_model import fake_config
 from tests.support.gpu import DEVICE
 from tests.support.gpu_runs import TakeFrom
 from tests.support.ranks import run_replicas
+from worker.expert_load import ExpertLoad
 from worker.experts_config import ExpertsConfig
 from worker.forward_context import ForwardContext, forward_context
 from worker.kv_cache import KVCache
@@ -35,25 +36,33 @@ PREFIX, NORM = "model.layers.0.mlp", "model.layers.0.norm"
 WHOLE_PATH = torch_path(torch.float32)
 
 
+class _Take(TakeFrom):
+    def keep(self, names: Sequence[str], packed: object) -> None:
+        pass
+
+
 class Mixture:
     """One rank's, of random weights that are the same everywhere."""
 
-    def __init__(self, num_experts: int, top_k: int, groups: Groups, path: ComputePath = WHOLE_PATH) -> None:
+    def __init__(
+        self, num_experts: int, top_k: int, groups: Groups, path: ComputePath = WHOLE_PATH, *, num_redundant: int = 0
+    ) -> None:
         experts = ExpertsConfig(
             num_experts=num_experts, num_experts_per_token=top_k, intermediate_size=INTERMEDIATE_SIZE, renormalize=True,
             layers=(True,),
         )  # fmt: skip
         self._config = fake_config(hidden_size=HIDDEN_SIZE, experts=experts)
-        self._groups = groups
-        shards = [Shard(each.rank, each.size) for each in (groups.tensor, groups.experts)]
-        self._path = replace(path, shard=shards[0], experts=shards[1])
+        self._groups, self._load = groups, ExpertLoad(experts, range(1))
+        shard = Shard(groups.tensor.rank, groups.tensor.size)
+        experts_shard = ExpertShard(groups.experts.rank, groups.experts.size, num_redundant, step_interval=3)
+        self._path = replace(path, shard=shard, experts=experts_shard)
         generator = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator) * 0.2
 
         tensors = {f"{NORM}.weight": random(HIDDEN_SIZE), f"{PREFIX}.gate.weight": random(num_experts, HIDDEN_SIZE)}
-        held = ExpertPlacement.even(num_experts, shards[1].size).slots_of(shards[1].rank)
+        held = ExpertPlacement(num_experts, experts_shard.size).experts_of(experts_shard.rank)
         for expert in range(num_experts):
             for name in ExpertNames().tensors(expert):
                 shape = (INTERMEDIATE_SIZE, HIDDEN_SIZE)
@@ -61,8 +70,12 @@ class Mixture:
                 # To read what others hold would be a KeyError.
                 if expert in held:
                     tensors[f"{PREFIX}.{name}.weight"] = weight
-        take = TakeFrom({name: each.to(path.device) for name, each in tensors.items()}, torch.float32)
+        take = _Take({name: each.to(path.device) for name, each in tensors.items()}, torch.float32)
         self._mixture = MixtureOfExperts(self._config, PREFIX, NORM, ExpertNames(), take, self._path)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._mixture.weight_bytes
 
     def add(self, tokens: Sequence[torch.Tensor]) -> torch.Tensor:
         """To the tokens of the rank's own replica, given those of all."""
@@ -80,7 +93,7 @@ class Mixture:
         context = ForwardContext(
             kv_cache=KVCache(self._config, num_blocks=2, block_size=8, path=WHOLE_PATH), slots_T=torch.empty(0),
             rope_turns=(), attention_plans={}, workspace=Workspace(self._path), groups=self._groups,
-            num_tokens_D=num_tokens_D,
+            num_tokens_D=num_tokens_D, expert_load=self._load,
         )  # fmt: skip
         with torch.inference_mode(), forward_context(context):
             self._mixture.add_to_(stream)
@@ -110,6 +123,32 @@ def test_a_token_has_the_bits_of_one_rank_whatever_way_it_takes(
         for tokens, *added in zip(steps, *ranks, strict=True):
             expected = alone.add([tokens[replica]])
             assert all(torch.equal(each, expected) for each in added)
+
+
+def test_experts_with_many_tokens_are_copied_and_no_bit_changes(tmp_path: Path) -> None:
+    """Two copies for four ranks, chosen at the third step and again at the sixth, by then for other tokens."""
+    path, num_experts = compute_path(torch.float32, 8), 6
+    steps = [[tokens.expand(count, -1).contiguous() for count in (9, 40)] for tokens in _tokens([1] * 8)]
+
+    def run(replica: int, rank: int, groups: Groups) -> tuple[list[torch.Tensor], list[int]]:
+        mixture, added, sizes = Mixture(num_experts, 2, groups, path, num_redundant=2), [], []
+        for step, tokens in enumerate(steps, 1):
+            groups.begin_step(step)
+            added.append(mixture.add(tokens))
+            sizes.append(mixture.num_bytes)
+        return added, sizes
+
+    alone = Mixture(num_experts, 2, Groups(), path)
+    said = run_replicas(tmp_path, Axes(tensor_size=2, data_size=2), run)
+    for replica, ranks in enumerate(said):
+        for added, _ in ranks:
+            assert all(
+                torch.equal(each, alone.add([tokens[replica]])) for each, tokens in zip(added, steps, strict=True)
+            )
+    sizes = [sizes for ranks in said for _, sizes in ranks]
+    # Six experts are at home at ranks of 2, 2, 1 and 1; the last two have room for a copy each.
+    assert [each[2] > each[1] for each in sizes] == [False, False, True, True]
+    assert all(each[7] == each[2] for each in sizes)
 
 
 def _sent(groups: Sequence[Group]) -> list[tuple[int, int]]:

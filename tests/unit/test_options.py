@@ -86,6 +86,7 @@ def test_booleans_come_as_text():
         ("step_addresses: udp://a:1", {}, {}, ["udp://a:1", "ipc://", "tcp://"]),
         ("step_addresses: tcp://a:1", {}, {}, ["tcp://a:1", "curve_dir", "octavo keys"]),
         ("tensor_parallel_size: 65", {}, {}, ["tensor_parallel_size=65", "less than or equal to 64"]),
+        ("num_redundant_experts: 2", {}, {}, ["num_redundant_experts=2", "needs enable_expert_parallel"]),
         ("worker_host: 10.0.0.2", {}, {}, ["worker_host='10.0.0.2'", "several machines", "tcp://", "loopback"]),
     ],
 )

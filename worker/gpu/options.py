@@ -43,6 +43,11 @@ def check_gpu_options(options: Options) -> None:
         raise PermanentError(
             f"quantization={options.quantization} is computed on CPUs only: use fp8 or none on a GPU, or device=cpu"
         )
+    if options.num_redundant_experts:
+        raise PermanentError(
+            f"num_redundant_experts={options.num_redundant_experts}: experts are copied on CPUs only so far; use 0 on "
+            "GPUs, or device=cpu"
+        )
     if options.in_lockstep:
         raise PermanentError(
             f"enable_expert_parallel with data_parallel_size={options.data_parallel_size}: replicas share experts on "

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from configs.options import Options
-from kernels.shard import WHOLE, Shard, Stage
+from kernels.shard import NOT_SHARED, ExpertShard, Shard, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +73,18 @@ def shard_of(options: Options, rank: int) -> Shard:
     return Shard(axes.tensor_rank(rank), axes.tensor_size)
 
 
-def experts_of(options: Options, rank: int, replica: int = 0) -> Shard:
+def experts_of(options: Options, rank: int, replica: int = 0) -> ExpertShard:
     """Which of the whole experts of a mixture a rank has; all of one, if each expert is cut as all layers are."""
     axes = axes_of(options)
     if not options.enable_expert_parallel:
-        return WHOLE
+        return NOT_SHARED
     members = axes.expert_group(rank)
-    return Shard(members.index(axes.global_rank(rank, replica if axes.data_size > 1 else 0)), len(members))
+    return ExpertShard(
+        members.index(axes.global_rank(rank, replica if axes.data_size > 1 else 0)),
+        len(members),
+        options.num_redundant_experts,
+        options.eplb_step_interval,
+    )
 
 
 def stage_of(options: Options, rank: int) -> Stage:

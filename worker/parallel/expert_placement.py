@@ -7,35 +7,65 @@ from functools import cached_property
 
 import torch
 
+_EMPTY = -1
+
 
 class ExpertPlacement:
-    """Slots are dealt out over ranks in their order, the first ranks having one more if they can't be even. Each holds
-    an expert; each expert is in one slot at least."""
+    """Experts are dealt out over ranks in the order of both, the first ranks having one more if they can't be even;
+    these are their homes, for good. Other slots are for copies of experts that are elsewhere at home. Slots are
+    numbered on from rank to rank, each rank's own experts first."""
 
-    def __init__(self, experts_S: torch.Tensor, num_ranks: int) -> None:
-        """experts_S: int64, the expert in each slot, of which there are num_ranks at least."""
-        self.experts_S, self.num_ranks = experts_S, num_ranks
-        least, more = divmod(len(experts_S), num_ranks)
-        self._slots = [range(r * least + min(r, more), (r + 1) * least + min(r + 1, more)) for r in range(num_ranks)]
-
-    @classmethod
-    def even(cls, num_experts: int, num_ranks: int) -> "ExpertPlacement":
-        """Each expert once, in the order of their numbers. Raises ValueError, naming the options and what would
+    def __init__(self, num_experts: int, num_ranks: int, num_redundant: int = 0) -> None:
+        """num_redundant: slots for copies, all of them empty. Raises ValueError, naming the options and what would
         work."""
         if num_ranks > num_experts:
             raise ValueError(
                 f"enable_expert_parallel: the model's {num_experts} experts can't be dealt out over {num_ranks} ranks "
                 f"(tensor_parallel_size x data_parallel_size); {num_experts} ranks or less work"
             )
-        return cls(torch.arange(num_experts), num_ranks)
+        self.num_experts, self.num_ranks = num_experts, num_ranks
+        self._slots = _dealt(num_experts + num_redundant, num_ranks)
+        self._homes = _dealt(num_experts, num_ranks)
+        # int64, -1 in empty slots.
+        self.experts_S = torch.full((num_experts + num_redundant,), _EMPTY)
+        for slots, experts in zip(self._slots, self._homes, strict=True):
+            self.experts_S[slots.start : slots.start + len(experts)] = torch.arange(experts.start, experts.stop)
 
-    def slots_of(self, rank: int) -> range:
-        return self._slots[rank]
+    def with_copies(self, experts: dict[int, int]) -> "ExpertPlacement":
+        """experts: by slot; all other slots for copies are empty."""
+        placement = ExpertPlacement(self.num_experts, self.num_ranks, len(self.experts_S) - self.num_experts)
+        for slot, expert in experts.items():
+            assert slot in self.copy_slots_of(int(self.ranks_S[slot]))
+            placement.experts_S[slot] = expert
+        return placement
+
+    @property
+    def copies(self) -> dict[int, int]:
+        """The experts in slots for copies that are not empty, by slot, in order."""
+        slots = [slot for rank in range(self.num_ranks) for slot in self.copy_slots_of(rank)]
+        return {slot: expert for slot in slots if (expert := int(self.experts_S[slot])) != _EMPTY}
+
+    def experts_of(self, rank: int) -> range:
+        """That are at home there."""
+        return self._homes[rank]
+
+    def home_slots_of(self, rank: int) -> range:
+        """In the order of `experts_of`."""
+        first = self._slots[rank].start
+        return range(first, first + len(self._homes[rank]))
+
+    def copy_slots_of(self, rank: int) -> range:
+        return range(self.home_slots_of(rank).stop, self._slots[rank].stop)
+
+    @cached_property
+    def homes_N(self) -> torch.Tensor:
+        """int64: the rank of each expert."""
+        return _ranks(self._homes)
 
     @cached_property
     def ranks_S(self) -> torch.Tensor:
         """int64: where each slot is."""
-        return torch.arange(self.num_ranks).repeat_interleave(torch.tensor([len(each) for each in self._slots]))
+        return _ranks(self._slots)
 
     def slots(self, experts_DTK: torch.Tensor) -> torch.Tensor:
         """The slot that computes each token (index T) for each of its experts, [D, T, K] like these; -1 where there is
@@ -47,13 +77,23 @@ class ExpertPlacement:
 
     @cached_property
     def _num_copies_N(self) -> torch.Tensor:
-        return self.experts_S.bincount()
+        """Where it is at home is one."""
+        return (self.experts_S + 1).bincount(minlength=self.num_experts + 1)[1:]
 
     @cached_property
     def _slots_NC(self) -> torch.Tensor:
         """Of each expert; what is beyond its copies is never read."""
-        num_copies_N = self._num_copies_N
-        slots_S = self.experts_S.argsort(stable=True)
-        slots_NC = torch.zeros(len(num_copies_N), int(num_copies_N.max()), dtype=torch.int64)
-        slots_NC[torch.arange(slots_NC.shape[1]) < num_copies_N[:, None]] = slots_S
+        num_empty = int((self.experts_S == _EMPTY).sum())
+        slots = self.experts_S.argsort(stable=True)[num_empty:]
+        slots_NC = torch.zeros(self.num_experts, int(self._num_copies_N.max()), dtype=torch.int64)
+        slots_NC[torch.arange(slots_NC.shape[1]) < self._num_copies_N[:, None]] = slots
         return slots_NC
+
+
+def _dealt(total: int, num_ranks: int) -> list[range]:
+    least, more = divmod(total, num_ranks)
+    return [range(r * least + min(r, more), (r + 1) * least + min(r + 1, more)) for r in range(num_ranks)]
+
+
+def _ranks(of_each: list[range]) -> torch.Tensor:
+    return torch.arange(len(of_each)).repeat_interleave(torch.tensor([len(each) for each in of_each]))

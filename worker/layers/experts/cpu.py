@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from kernels.compute_path import ComputePath
-from kernels.linear import Stream
+from kernels.linear import PackedLinear, PackedWeight, Stream
 from kernels.rms_norm import rms_norm
 from worker.experts_config import ExpertsConfig
 from worker.forward_context import current
@@ -23,12 +23,31 @@ from worker.take_tensor import TakeTensor
 class CpuExpert:
     """down(silu(gate(h)) * up(h))."""
 
-    def __init__(self, names: Sequence[str], take: TakeTensor, path: ComputePath, part: slice | None = None) -> None:
+    def __init__(self, gate_up: PackedLinear, down: PackedLinear) -> None:
+        self._gate_up, self._down = gate_up, down
+
+    @classmethod
+    def load(cls, names: Sequence[str], take: TakeTensor, path: ComputePath, part: slice | None = None) -> "CpuExpert":
         """names: of gate, up and down. part: of the numbers between, this rank's; None: all."""
         gate, up, down = names
         outputs = None if part is None else (lambda name: part)
-        self._gate_up = load_linear(take, [gate, up], bias=False, path=path, gated=True, outputs=outputs)
-        self._down = load_linear(take, [down], bias=False, path=path, inputs=part)
+        return cls(
+            load_linear(take, [gate, up], bias=False, path=path, gated=True, outputs=outputs),
+            load_linear(take, [down], bias=False, path=path, inputs=part),
+        )
+
+    @classmethod
+    def of_packed(cls, packed: Sequence[PackedWeight], path: ComputePath) -> "CpuExpert":
+        """packed: of `packed` at any rank."""
+        gate_up, down = packed
+        return cls(PackedLinear(gate_up, None, path, gated=True), PackedLinear(down, None, path))
+
+    @property
+    def packed(self) -> tuple[PackedWeight, PackedWeight]:
+        """With C++ kernels."""
+        assert self._gate_up.packed is not None
+        assert self._down.packed is not None
+        return self._gate_up.packed, self._down.packed
 
     @property
     def num_bytes(self) -> int:
@@ -61,7 +80,7 @@ class CpuExperts:
         self._router, self._shared, self._scales_inputs = router, shared, config.scales_inputs
         self._layer = layer
         part = path.shard.of(config.intermediate_size, "moe_intermediate_size")
-        self._experts = [CpuExpert(names, take, path, part) for names in tensors]
+        self._experts = [CpuExpert.load(names, take, path, part) for names in tensors]
 
     @property
     def num_bytes(self) -> int:

@@ -15,6 +15,7 @@ from kernels.rms_norm import rms_norm
 from worker.experts_config import ExpertsConfig
 from worker.forward_context import current
 from worker.layers.experts.cpu import CpuExpert
+from worker.layers.experts.cpu_copies import CpuExpertCopies
 from worker.layers.experts.router import Router
 from worker.layers.experts.shared import SharedExpert
 from worker.layers.sum_of_ranks import add_sum_of_ranks_
@@ -51,11 +52,13 @@ class ParallelCpuExperts:
         self._norm_E, self._eps, self._dtype = norm_E, eps, path.compute_dtype
         self._router, self._shared, self._top_k = router, shared, config.num_experts_per_token
         self._layer = layer
-        self._placement = ExpertPlacement.even(config.num_experts, path.experts.size)
-        self._held = {
-            slot: CpuExpert(tensors[int(self._placement.experts_S[slot])], take, path)
-            for slot in self._placement.slots_of(path.experts.rank)
-        }
+        experts = path.experts
+        placement = ExpertPlacement(config.num_experts, experts.size, experts.num_redundant)
+        own = zip(placement.home_slots_of(experts.rank), placement.experts_of(experts.rank), strict=True)
+        # By slot; in those for copies, whatever was there last.
+        self._held = {slot: CpuExpert.load(tensors[expert], take, path) for slot, expert in own}
+        self._placement = placement
+        self._copies = CpuExpertCopies(self._held, placement, path) if experts.num_redundant else None
 
     @property
     def num_bytes(self) -> int:
@@ -67,6 +70,9 @@ class ParallelCpuExperts:
         context = current()
         if not any(context.num_tokens_D):
             return
+        if self._copies is not None:
+            assert context.expert_load is not None
+            self._placement = self._copies.begin_step(context.groups, context.expert_load.tokens_N[self._layer])
         h_TE, weights_TK, experts_TK = self._routed(x_TE)
         exchange = exchange_for(context.groups, context.num_tokens_D)
         sent_TE = h_TE

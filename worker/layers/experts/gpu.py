@@ -51,7 +51,7 @@ class GpuExperts:
         self._places_N1: torch.Tensor | None = None
         part: slice | None = None
         if path.experts.size > 1:
-            held = ExpertPlacement.even(config.num_experts, path.experts.size).slots_of(path.experts.rank)
+            held = ExpertPlacement(config.num_experts, path.experts.size).experts_of(path.experts.rank)
             places_N1 = torch.full((config.num_experts + 1,), -1, dtype=torch.int32)
             places_N1[held.start : held.stop] = torch.arange(len(held))
             self._places_N1 = places_N1.to(path.device)
