@@ -14,7 +14,7 @@ from triton import knobs
 
 from configs.load import load_options
 from configs.options import Options
-from kernels.compute_path import gpu_path
+from kernels.compute_path import ComputePath, gpu_path
 from kernels.linear import PackedLinear
 from kernels.linear.fp8_weight import Fp8Weight, quantize_fp8_blocks
 from kernels.linear.slices import slice_inputs, slice_outputs
@@ -28,6 +28,8 @@ from tests.support.model_runs import relative_error
 from tests.support.ranks import run_ranks
 from tests.support.steps import decodes
 from worker.build import build_runner
+from worker.models.decoder import Decoder
+from worker.models.registry import Model
 from worker.parallel.axes import axes_of
 from worker.parallel.gloo import GlooGroup
 from worker.parallel.groups import Groups
@@ -61,6 +63,20 @@ def _directory(config: dict[str, Any], tmp_path: Path) -> Path:
     return tmp_path
 
 
+def _load(model: Path, group: GlooGroup | None, quantization: Any, path: ComputePath) -> Model:
+    shard = Shard() if group is None else Shard(group.rank, group.size)
+    loaded = load_model(
+        resolve_model(str(model)),
+        dtype=path.compute_dtype,
+        load_format="dummy",
+        quantization=quantization,
+        make_path=lambda _: replace(path, shard=shard),
+    ).model
+    if group is not None:
+        loaded.groups = Groups(tensor=group, experts=group)
+    return loaded
+
+
 @pytest.mark.parametrize(
     ("config", "quantization", "path"),
     [
@@ -79,16 +95,7 @@ def test_logits_of_two_ranks_are_those_of_one(
     dtype = torch.bfloat16 if quantization == "fp8" else torch.float32
 
     def logits(group: GlooGroup | None) -> torch.Tensor:
-        shard = Shard() if group is None else Shard(group.rank, group.size)
-        loaded = load_model(
-            resolve_model(str(model)),
-            dtype=dtype,
-            load_format="dummy",
-            quantization=quantization,
-            make_path=lambda _: replace(gpu_path(dtype, torch.device("cpu"), **path), shard=shard),
-        ).model
-        if group is not None:
-            loaded.groups = Groups(tensor=group, experts=group)
+        loaded = _load(model, group, quantization, gpu_path(dtype, torch.device("cpu"), **path))
         run = GpuModelRun(loaded, loaded.path, block_size=8, num_blocks=17, max_rows=2, max_context=64)
         return torch.cat([run.step({0: [5, 9, 11, 66], 1: [7]}), run.step({1: [40], 0: [33]})]).float()
 
@@ -96,6 +103,25 @@ def test_logits_of_two_ranks_are_those_of_one(
     first, second = run_ranks(tmp_path, 2, logits)
     assert torch.equal(first, second)
     assert relative_error(first, expected) < (0.05 if quantization == "fp8" else 1e-5)
+
+
+def test_the_likeliest_is_the_whole_vocabularys(tmp_path: Path) -> None:
+    """The first of equals; and a number that is none is seen by all, whichever rank has it."""
+    model = _directory(LLAMA, tmp_path)
+
+    def likeliest(group: GlooGroup) -> tuple[list[int], list[float]]:
+        part_SP = torch.zeros(3, 34)
+        part_SP[0, 5] = 2.0
+        if group.rank == 1:
+            # Of its 34 columns the last one is no token's.
+            part_SP[1, 32], part_SP[1, 33], part_SP[2, 7] = 3.0, 9.0, torch.nan
+        loaded = _load(model, group, "none", gpu_path(torch.float32, torch.device("cpu")))
+        assert isinstance(loaded, Decoder)
+        with torch.inference_mode():
+            ids_S, logits_S = loaded.likeliest(part_SP)
+        return ids_S.tolist()[:2], logits_S.tolist()
+
+    assert run_ranks(tmp_path, 2, likeliest) == [([5, 34 + 32], [2.0, 3.0, torch.inf])] * 2
 
 
 def _options(model: Path, size: int, level: str) -> Options:
