@@ -1,6 +1,6 @@
 """`octavo up`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,12 +16,16 @@ def up(
     first_prompt: Annotated[
         str, typer.Option(metavar="TEXT", help="Answer this chat message once the cluster is ready, token by token.")
     ] = "",
+    on: Annotated[
+        Literal["here", "ray"],
+        typer.Option(help="Where: on this machine, or on the nodes of a Ray cluster (RAY_ADDRESS, or this machine's)."),
+    ] = "here",
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Show every line of the processes while they load.")
     ] = False,
     **flags: Any,
 ) -> None:
-    """Start a cluster on this machine: a router, and a scheduler with its workers for each replica.
+    """Start a cluster: a router, and a scheduler with its workers for each replica.
 
     It runs until Ctrl-C, which lets running requests finish; a second Ctrl-C ends them. A process that dies is started
     again.
@@ -40,4 +44,9 @@ def up(
     options = options_from_flags(config, flags)
     # Once, before any process asks: a model that is not here is one clear error, and a download happens once.
     resolve_model(options.model)
-    raise typer.Exit(run_cluster(options, console=Console(), first_prompt=first_prompt, verbose=verbose))
+    start = run_cluster
+    if on == "ray":
+        from octavo.ray.launcher import run_cluster_on_ray
+
+        start = run_cluster_on_ray
+    raise typer.Exit(start(options, console=Console(), first_prompt=first_prompt, verbose=verbose))

@@ -1,9 +1,10 @@
-"""`octavo up`: one cluster on this machine, from its first process to its last."""
+"""`octavo up`: one cluster, from its first process to its last."""
 
 import asyncio
 import os
 import signal
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Protocol
 
 from rich.console import Console
 
@@ -31,34 +32,86 @@ def run_cluster(options: Options, *, console: Console, first_prompt: str = "", v
     with locked_runtime_dir(options.runtime_dir) as directory:
         options = resolve_ports(options)
         config = write_options(options, directory)
-        return asyncio.run(_Launcher(options, config, console, first_prompt, verbose).run())
+        specs = cluster_processes(options, config, num_cores=len(os.sched_getaffinity(0)))
+        display = Display(specs, console, verbose=verbose)
+        return asyncio.run(
+            Launcher(options, console, first_prompt, display, _LocalFleet(options, specs, display)).run()
+        )
 
 
-class _Launcher:
-    def __init__(self, options: Options, config: Path, console: Console, first_prompt: str, verbose: bool):
-        self._options = options
-        self._console = console
-        self._first_prompt = first_prompt
-        self._target = grpc_target(options.host, options.port)
-        self._specs = cluster_processes(options, config, num_cores=len(os.sched_getaffinity(0)))
-        self._display = Display(self._specs, console, verbose=verbose)
-        self._supervisor = Supervisor(
-            self._specs,
+class Fleet(Protocol):
+    """The processes of a cluster."""
+
+    # They have been told to start.
+    first_wave_begun: asyncio.Event
+
+    async def run(self) -> None:
+        """Starts all and keeps them running until `stop` has ended them. Raises ProcessFailed once one of them has
+        ended for good; the others have been stopped by then."""
+        ...
+
+    async def watch(self) -> None:
+        """Shows how far they are, until it is cancelled."""
+        ...
+
+    async def stop(self, grace: Mapping[Stage, float]) -> None:
+        """Ends all, stage after stage, with so many seconds for each (5 by default)."""
+        ...
+
+    def kill(self) -> None:
+        """Ends all at once."""
+        ...
+
+
+class _LocalFleet(Supervisor):
+    """Of this machine."""
+
+    def __init__(self, options: Options, specs: list[ProcessSpec], display: Display):
+        super().__init__(
+            specs,
             environment=child_environment(),
             max_restarts=options.max_restarts,
             metrics_host=options.metrics_host,
             silence_timeout=options.heartbeat_timeout,
-            on_line=self._display.line,
-            on_event=self._display.event,
+            on_line=display.line,
+            on_event=display.event,
         )
+        self._display = display
+        self._health_host = options.metrics_host
+
+    async def watch(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for each in self.processes:
+                tasks.create_task(self._watch(each.spec))
+
+    async def _watch(self, spec: ProcessSpec) -> None:
+        while spec.health_port:
+            health = await read_health(self._health_host, spec.health_port)
+            if health is not None:
+                well, text = health
+                self._display.state(spec, text, well)
+            await asyncio.sleep(_HEALTH_INTERVAL)
+
+
+class Launcher:
+    """Shows a cluster as it starts, and ends it when it is told to."""
+
+    def __init__(self, options: Options, console: Console, first_prompt: str, display: Display, fleet: Fleet):
+        self._options = options
+        self._console = console
+        self._first_prompt = first_prompt
+        self._target = grpc_target(options.host, options.port)
+        self._display = display
+        self._fleet = fleet
         self._stop = asyncio.Event()
         self._forced = False
 
     async def run(self) -> int:
+        """Until SIGINT or SIGTERM. As run_cluster."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        serving = asyncio.create_task(self._supervisor.run())
+        serving = asyncio.create_task(self._fleet.run())
         stop = asyncio.create_task(self._stop.wait())
         greeting = asyncio.create_task(self._greet())
         try:
@@ -79,27 +132,26 @@ class _Launcher:
     def _on_signal(self) -> None:
         if self._stop.is_set():
             self._forced = True
-            self._supervisor.kill()
+            self._fleet.kill()
         self._stop.set()
 
     async def _drain(self) -> None:
         self._console.print("Stopping: running requests may finish; Ctrl-C again ends them.")
         grace = {Stage.ROUTER: self._options.drain_timeout + _STOP_GRACE}
-        await self._supervisor.stop({Stage.SCHEDULER: _STOP_GRACE, Stage.WORKER: _STOP_GRACE} | grace)
+        await self._fleet.stop({Stage.SCHEDULER: _STOP_GRACE, Stage.WORKER: _STOP_GRACE} | grace)
 
     async def _greet(self) -> None:
         """Follows the loading, then says how to call the cluster."""
-        await self._supervisor.first_wave_begun.wait()
+        await self._fleet.first_wave_begun.wait()
         # gRPC and the client take 0.1 s of CPU to import: while the processes load, not before they start.
         from octavo.cluster.serving import wait_until_serving
         from octavo.cluster.welcome import first_completion, how_to_call
 
-        watching = [asyncio.create_task(self._watch(spec)) for spec in self._specs]
+        watching = asyncio.create_task(self._fleet.watch())
         try:
             await wait_until_serving(self._target)
         finally:
-            for task in watching:
-                await _cancel(task)
+            await _cancel(watching)
         self._display.loaded()
         self._console.print(f"Ready in {self._display.elapsed:.1f} s.", highlight=False)
         if self._first_prompt:
@@ -107,14 +159,6 @@ class _Launcher:
                 await first_completion(self._target, self._first_prompt, self._console)
         self._console.print(how_to_call(self._options, self._target), highlight=False, markup=False, soft_wrap=True)
         self._console.print("serving; Ctrl-C to stop", style="bold green")
-
-    async def _watch(self, spec: ProcessSpec) -> None:
-        while spec.health_port:
-            health = await read_health(self._options.metrics_host, spec.health_port)
-            if health is not None:
-                well, text = health
-                self._display.state(spec, text, well)
-            await asyncio.sleep(_HEALTH_INTERVAL)
 
 
 async def _cancel(task: asyncio.Task) -> None:

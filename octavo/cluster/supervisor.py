@@ -69,7 +69,7 @@ class Supervisor:
 
     metrics_host: where their /health is; a worker that was well, and then does not answer for `silence_timeout`
     seconds, is killed. on_line: called with each line a process writes. on_event: with what became of a process, for
-    people.
+    people. death_signal: what the processes get if this one ends before them, however it ends.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Supervisor:
         silence_timeout: float,
         on_line: Callable[[ProcessSpec, str], None],
         on_event: Callable[[ProcessSpec, str], None],
+        death_signal: signal.Signals = signal.SIGTERM,
     ):
         self.processes = [ManagedProcess(spec) for spec in specs]
         self._environment = dict(environment)
@@ -89,6 +90,7 @@ class Supervisor:
         self._metrics_host, self._silence_timeout = metrics_host, silence_timeout
         self._on_line = on_line
         self._on_event = on_event
+        self._death_signal = death_signal
         self._stopping = asyncio.Event()
         self.first_wave_begun = asyncio.Event()
 
@@ -161,7 +163,7 @@ class Supervisor:
         """The exit code of one life, negative for a signal."""
         each.last_lines.clear()
         process = each.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(_CHILD), str(os.getpid())),
+            *(sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), str(int(self._death_signal))),
             *each.spec.command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

@@ -19,7 +19,7 @@ CHILD = ROOT / "octavo" / "cluster" / "child.py"
 PARENT = """
 import os, subprocess, sys
 program = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
-tied = [sys.executable, "-I", "-S", sys.argv[1], str(os.getpid()), *program]
+tied = [sys.executable, "-I", "-S", sys.argv[1], str(os.getpid()), "15", *program]
 child = subprocess.Popen(tied, stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)

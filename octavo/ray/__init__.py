@@ -1,0 +1,1 @@
+"""Starts and supervises the processes of a cluster on the nodes of a Ray cluster."""

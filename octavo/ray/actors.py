@@ -1,0 +1,105 @@
+"""Ray's actors and placement groups, behind what the fleet needs of them."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from octavo.cluster.processes import Stage
+from octavo.ray.host import ProcessHost
+from octavo.ray.placement import GroupPlan, Resources
+
+# Between two tries to reach an actor that is being started again.
+_RETRY_S = 0.25
+_ROUTER: Resources = {"CPU": 1}
+
+
+class ActorGone(Exception):
+    """The call has not been answered: the actor, its node or the way there is gone. Says which, in a few words."""
+
+
+class Actor(Protocol):
+    """One octavo.ray.host.ProcessHost, wherever it is."""
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Raises ActorGone, also while it is being started again."""
+        ...
+
+    async def call_patiently(self, method: str, *args: Any) -> Any:
+        """Again and again until it is there."""
+        ...
+
+    def kill(self) -> None:
+        """For good."""
+        ...
+
+
+class Actors(Protocol):
+    async def place(self, groups: Sequence[GroupPlan]) -> None:
+        """Returns once there is room for all; it is held from then on."""
+        ...
+
+    def start(self, name: str, stage: Stage, at: tuple[int, int], resources: Resources) -> Actor:
+        """at: group and bundle."""
+        ...
+
+    def start_here(self, name: str, stage: Stage) -> Actor:
+        """On this node."""
+        ...
+
+
+class RayActor:
+    def __init__(self, ray: Any, handle: Any) -> None:
+        self._ray, self._handle = ray, handle
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await getattr(self._handle, method).remote(*args, **kwargs)
+        except self._ray.exceptions.RayActorError as error:
+            raise ActorGone(type(error).__name__) from error
+
+    async def call_patiently(self, method: str, *args: Any) -> Any:
+        while True:
+            try:
+                return await self.call(method, *args)
+            except ActorGone:
+                await asyncio.sleep(_RETRY_S)
+
+    def kill(self) -> None:
+        self._ray.kill(self._handle, no_restart=True)
+
+
+class RayActors:
+    """For one cluster; what it holds is given back when this program leaves Ray."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._class = ray.remote(ProcessHost)
+        self._groups: list[Any] = []
+
+    async def place(self, groups: Sequence[GroupPlan]) -> None:
+        util = self._ray.util
+        self._groups = [util.placement_group(list(group.bundles), strategy=group.strategy) for group in groups]
+        for group in self._groups:
+            await group.ready()
+
+    def start(self, name: str, stage: Stage, at: tuple[int, int], resources: Resources) -> RayActor:
+        group, bundle = at
+        strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            placement_group=self._groups[group], placement_group_bundle_index=bundle
+        )
+        return self._start(name, stage, resources, strategy)
+
+    def start_here(self, name: str, stage: Stage) -> RayActor:
+        node = self._ray.get_runtime_context().get_node_id()
+        strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        return self._start(name, stage, _ROUTER, strategy)
+
+    def _start(self, name: str, stage: Stage, resources: Resources, strategy: Any) -> RayActor:
+        handle = self._class.options(
+            num_cpus=resources["CPU"],
+            num_gpus=resources.get("GPU", 0),
+            # Ray starts it again for as long as this program lives.
+            max_restarts=-1,
+            scheduling_strategy=strategy,
+        ).remote(name, int(stage))
+        return RayActor(self._ray, handle)

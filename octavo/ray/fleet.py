@@ -1,0 +1,228 @@
+"""The processes of a cluster as Ray's actors: placed, told where to find each other, and followed when they move.
+
+Ray itself starts an actor again whose node has gone, in the bundle that it has placed elsewhere. What is left to do
+here: each scheduler says where it is now, the router gets to know it by a file, and the replica's workers are started
+with it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from configs.options import Options
+from octavo.cluster.display import Display
+from octavo.cluster.errors import ClusterError, ProcessFailed
+from octavo.cluster.processes import ProcessSpec, Stage
+from octavo.cluster.readiness import grpc_target
+from octavo.ray.actors import Actor, ActorGone, Actors
+from octavo.ray.placement import Needs, PlacementPlan
+from octavo.ray.settings import ProcessSettings, router_settings, scheduler_settings, worker_settings
+
+log = logging.getLogger("octavo.ray")
+
+_HEALTH_INTERVAL = 1.0
+_PATIENCE_S = 10.0
+# A scheduler's: for routers, for its workers, and for their heartbeats.
+_NUM_PORTS = 3
+
+
+class RayFleet:
+    """octavo.cluster.launcher.Fleet."""
+
+    def __init__(
+        self,
+        options: Options,
+        actors: Actors,
+        plan: PlacementPlan,
+        needs: Needs,
+        keys: Mapping[str, str],
+        display: Display,
+        specs: list[ProcessSpec],
+    ) -> None:
+        """keys: the files of a directory that `octavo keys` made, by name. specs: of all processes; their commands mean
+        nothing here."""
+        self._options, self._actors, self._plan, self._needs, self._keys = options, actors, plan, needs, keys
+        self._display = display
+        self._specs = {spec.name: spec for spec in specs}
+        self._hosts: dict[str, Actor] = {}
+        # Of each replica's scheduler, once it is known: the node's address, and its first port.
+        self._places: dict[int, tuple[str, int]] = {}
+        self._has_moved = asyncio.Condition()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._is_stopping = False
+        self.first_wave_begun = asyncio.Event()
+
+    async def run(self) -> None:
+        """As octavo.cluster.supervisor.Supervisor.run."""
+        try:
+            await self._place()
+            self._keepers = [asyncio.create_task(each) for each in self._all_keepers()]
+            self.first_wave_begun.set()
+            done, _ = await asyncio.wait(self._keepers, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                if not task.cancelled():
+                    task.result()
+        except BaseException:
+            await self.stop({})
+            raise
+
+    async def stop(self, grace: Mapping[Stage, float]) -> None:
+        """As octavo.cluster.supervisor.Supervisor.stop."""
+        self._is_stopping = True
+        for stage in Stage:
+            members = [host for name, host in self._hosts.items() if self._specs[name].stage is stage]
+            seconds = grace.get(stage, 5.0)
+            # An actor that Ray is moving has no process to be ended, or has it killed.
+            async with asyncio.timeout(seconds + 5.0):
+                await asyncio.gather(*(host.call("stop", seconds) for host in members), return_exceptions=True)
+        await asyncio.gather(*(host.call("clean_up") for host in self._hosts.values()), return_exceptions=True)
+        for task in self._keepers:
+            task.cancel()
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends all processes at once."""
+        self._is_stopping = True
+        for host in self._hosts.values():
+            host.kill()
+
+    async def watch(self) -> None:
+        """Shows how far the processes are, until it is cancelled."""
+        while True:
+            for name, host in list(self._hosts.items()):
+                with contextlib.suppress(ActorGone):
+                    if (health := await host.call("health")) is not None:
+                        self._display.state(self._specs[name], health[1], health[0])
+            await asyncio.sleep(_HEALTH_INTERVAL)
+
+    # --- Where they are
+
+    async def _place(self) -> None:
+        options, needs, plan = self._options, self._needs, self._plan
+        placing = asyncio.create_task(self._actors.place(plan.groups))
+        try:
+            while not (await asyncio.wait({placing}, timeout=_PATIENCE_S))[0]:
+                bundles = [bundle for group in plan.groups for bundle in group.bundles]
+                self._display.event(self._specs["router"], f"waits: Ray has no room yet for {bundles}")
+            placing.result()
+        finally:
+            placing.cancel()
+        self._hosts["router"] = self._actors.start_here("router", Stage.ROUTER)
+        for replica in range(options.data_parallel_size):
+            name = f"scheduler {replica}"
+            at = plan.scheduler_at(replica)
+            self._hosts[name] = self._actors.start(name, Stage.SCHEDULER, at, needs.scheduler)
+            for rank in range(options.world_size):
+                name, at = f"worker {replica}.{rank}", plan.worker_at(replica, rank)
+                self._hosts[name] = self._actors.start(name, Stage.WORKER, at, needs.worker)
+
+    async def _note_place(self, replica: int, place: tuple[str, int]) -> None:
+        async with self._has_moved:
+            self._places[replica] = place
+            self._has_moved.notify_all()
+
+    async def _place_other_than(self, replica: int, known: tuple[str, int] | None) -> tuple[str, int]:
+        async with self._has_moved:
+            await self._has_moved.wait_for(lambda: self._places.get(replica, known) != known)
+            return self._places[replica]
+
+    # --- Keeping them there
+
+    def _all_keepers(self) -> list[Coroutine[Any, Any, None]]:
+        keepers: list[Coroutine[Any, Any, None]] = [self._keep_router()]
+        for replica in range(self._options.data_parallel_size):
+            keepers.append(self._keep_scheduler(replica))
+            keepers += [self._keep_worker(replica, rank) for rank in range(self._options.world_size)]
+        return keepers + [self._pass_on_news(name) for name in self._hosts]
+
+    async def _keep_router(self) -> None:
+        host = self._hosts["router"]
+        while not self._is_stopping:
+            telling = [asyncio.create_task(self._tell_router(each)) for each in range(self._options.data_parallel_size)]
+            try:
+                await self._run("router", host, router_settings(self._options))
+            finally:
+                for task in telling:
+                    task.cancel()
+
+    async def _tell_router(self, replica: int) -> None:
+        place: tuple[str, int] | None = None
+        while True:
+            place = await self._place_other_than(replica, place)
+            await self._hosts["router"].call_patiently("write", f"scheduler-{replica}", grpc_target(*place))
+
+    async def _keep_scheduler(self, replica: int) -> None:
+        name, node, port = f"scheduler {replica}", "", 0
+        host = self._hosts[name]
+        while not self._is_stopping:
+            node, address, port = await host.call_patiently("place", _NUM_PORTS, (node, port))
+            log.info("%s is at %s:%d", name, address, port)
+            await self._note_place(replica, (address, port))
+            settings = scheduler_settings(self._options, self._keys, replica, (address, port))
+            await self._run(name, host, settings)
+
+    async def _keep_worker(self, replica: int, rank: int) -> None:
+        name, place = f"worker {replica}.{rank}", None
+        host = self._hosts[name]
+        while not self._is_stopping:
+            _, address, _ = await host.call_patiently("place")
+            place = self._places.get(replica) or await self._place_other_than(replica, None)
+            settings = worker_settings(self._options, self._keys, replica, rank, place, address)
+            running = asyncio.create_task(self._run(name, host, settings))
+            moving = asyncio.create_task(self._place_other_than(replica, place))
+            try:
+                await asyncio.wait({running, moving}, return_when=asyncio.FIRST_COMPLETED)
+                if not running.done():
+                    # It could not find its scheduler any more.
+                    with contextlib.suppress(ActorGone):
+                        await host.call("stop", 5.0)
+                await running
+            finally:
+                moving.cancel()
+                running.cancel()
+
+    async def _run(self, name: str, host: Actor, settings: ProcessSettings) -> None:
+        """Until the process has been told to end, or its actor has gone. Raises ProcessFailed."""
+        options = self._options
+        spec = self._specs[name]
+        try:
+            cause = await host.call(
+                "run",
+                settings.module,
+                settings.arguments,
+                settings.options,
+                settings.files,
+                max_restarts=options.max_restarts,
+                metrics_host=options.metrics_host,
+                health_port=spec.health_port,
+                silence_timeout=options.heartbeat_timeout,
+            )
+        except ActorGone as error:
+            if not self._is_stopping:
+                self._display.event(spec, f"is gone ({error}); Ray starts it again")
+            return
+        if cause:
+            raise ProcessFailed(cause)
+
+    async def _pass_on_news(self, name: str) -> None:
+        spec, host = self._specs[name], self._hosts[name]
+        while True:
+            for kind, text in await host.call_patiently("news"):
+                if kind == "event":
+                    self._display.event(spec, text)
+                else:
+                    self._display.line(spec, text)
+
+
+def check(options: Options) -> None:
+    """Raises ClusterError for what can't be done on Ray."""
+    if options.in_lockstep:
+        raise ClusterError(
+            "enable_expert_parallel on Ray takes data_parallel_size=1: the schedulers of replicas that compute their "
+            "steps together have to know each other's addresses beforehand"
+        )
+    for name in ("scheduler_addresses", "step_addresses", "curve_dir", "worker_host"):
+        if getattr(options, name):
+            raise ClusterError(f"{name} is made by `octavo up --on ray` itself, once Ray has placed the processes")

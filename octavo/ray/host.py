@@ -1,0 +1,147 @@
+"""One process of a cluster on whatever node Ray has given it: an actor, called by the launcher.
+
+Only text and numbers go in and out. What is secret comes with a call, never with the actor's creation, which Ray keeps.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from octavo.cluster.errors import ProcessFailed
+from octavo.cluster.processes import ProcessSpec, Stage
+from octavo.cluster.readiness import read_health
+from octavo.cluster.runtime_files import child_environment
+from octavo.cluster.supervisor import Supervisor
+from octavo.ray.library import import_ray
+
+# In texts that come from the launcher, which does not know where that is.
+DIRECTORY = "{directory}"
+
+# Below the ports that systems give to outgoing connections.
+_PORTS = range(20_000, 32_000)
+_MOST_NEWS = 1000
+
+
+class ProcessHost:
+    """Starts the process in a process group of its own, starts it again when it dies, and passes on what it says. When
+    this actor goes, however it goes, the process is killed: Ray starts another one elsewhere."""
+
+    def __init__(self, name: str, stage: int) -> None:
+        """name: for people. stage: of octavo.cluster.processes.Stage."""
+        self._name, self._stage = name, Stage(stage)
+        self._directory = Path(tempfile.mkdtemp(prefix="octavo-ray-"))
+        self._news: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_MOST_NEWS)
+        self._supervisor: Supervisor | None = None
+        self._health_at: tuple[str, int] = ("", 0)
+
+    async def place(self, num_ports: int = 0, before: tuple[str, int] = ("", 0)) -> tuple[str, str, int]:
+        """This node, its address, and the first of so many free ports in a row. before: node and first port that the
+        actor before this one had; if it is here still, and the ports are free, they are taken again."""
+        ray = import_ray()
+        node: str = ray.get_runtime_context().get_node_id()
+        host: str = ray.util.get_node_ip_address()
+        port = before[1] if before[0] == node and are_free(host, before[1], num_ports) else 0
+        return node, host, port or free_ports(host, num_ports)
+
+    async def write(self, name: str, text: str) -> None:
+        """Makes or replaces a file of the process, for its owner only."""
+        path = self._directory / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = path.with_name(f"{path.name}.new")
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+        new.rename(path)
+
+    async def run(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        options: str,
+        files: Mapping[str, str],
+        *,
+        max_restarts: int,
+        metrics_host: str,
+        health_port: int,
+        silence_timeout: float,
+    ) -> str:
+        """Keeps `python -m MODULE` running. Returns once it has ended: empty if it was told to, else its last words and
+        why it is not started again.
+
+        options: as YAML. files: texts by name, beside it.
+        """
+        for name, text in {**files, "options.yaml": options.replace(DIRECTORY, str(self._directory))}.items():
+            await self.write(name, text)
+        command = (sys.executable, "-m", module, "-c", str(self._directory / "options.yaml"), *arguments)
+        self._health_at = metrics_host, health_port
+        self._supervisor = Supervisor(
+            [ProcessSpec(name=self._name, stage=self._stage, command=command, health_port=health_port)],
+            environment=child_environment(),
+            max_restarts=max_restarts,
+            metrics_host=metrics_host,
+            silence_timeout=silence_timeout,
+            on_line=lambda _, text: self._tell("line", text),
+            on_event=lambda _, text: self._tell("event", text),
+            death_signal=signal.SIGKILL,
+        )
+        try:
+            await self._supervisor.run()
+        except ProcessFailed as error:
+            return str(error)
+        return ""
+
+    async def news(self) -> list[tuple[str, str]]:
+        """What has been said since the last call, once there is some: ("line", what the process wrote) and ("event",
+        what became of it)."""
+        news = [await self._news.get()]
+        while not self._news.empty():
+            news.append(self._news.get_nowait())
+        return news
+
+    async def health(self) -> tuple[bool, str] | None:
+        """As octavo.cluster.readiness.read_health."""
+        host, port = self._health_at
+        return await read_health(host, port) if port else None
+
+    async def stop(self, grace: float) -> None:
+        """Ends the process: SIGTERM, and SIGKILL after so many seconds."""
+        if self._supervisor is not None:
+            await self._supervisor.stop({self._stage: grace})
+
+    async def clean_up(self) -> None:
+        """Removes its files."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _tell(self, kind: str, text: str) -> None:
+        if self._news.full():
+            # Nobody has listened for long; what comes last matters most.
+            self._news.get_nowait()
+        self._news.put_nowait((kind, text))
+
+
+def free_ports(host: str, count: int) -> int:
+    """The first of so many in a row; 0 for none."""
+    while count:
+        first = random.choice(_PORTS)
+        if are_free(host, first, count):
+            return first
+    return 0
+
+
+def are_free(host: str, first: int, count: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        for port in range(first, first + count):
+            try:
+                stack.enter_context(socket.create_server((host, port), family=family))
+            except OSError:
+                return False
+    return True
