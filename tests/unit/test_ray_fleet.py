@@ -1,0 +1,199 @@
+"""A cluster on Ray without Ray: where its processes are asked for, what they are started with, and who follows whom
+when a node is lost. Actors are stand-ins that note what they are called with."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from configs.options import Options
+from octavo.cluster.display import Display
+from octavo.cluster.errors import ClusterError, ProcessFailed
+from octavo.cluster.processes import Stage, cluster_processes
+from octavo.ray.actors import ActorGone
+from octavo.ray.fleet import RayFleet, check
+from octavo.ray.placement import GroupPlan, Resources, needs_of, plan_placement
+
+OPTIONS = Options(data_parallel_size=2, tensor_parallel_size=2, worker_threads=2, device="cpu", metrics_port=0)
+KEYS = {
+    name: name for name in ("worker.key_secret", "scheduler.key", "scheduler.key_secret", "allowed_workers/worker.key")
+}
+
+
+class StandInActor:
+    def __init__(self, name: str, node: str) -> None:
+        self.name, self.node = name, node
+        self.runs: list[dict[str, Any]] = []
+        self.files: dict[str, str] = {}
+        self.is_killed = False
+        self._ending: asyncio.Future[str] = asyncio.Future()
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await getattr(self, method)(*args, **kwargs)
+
+    call_patiently = call
+
+    async def place(self, num_ports: int = 0, before: tuple[str, int] = ("", 0)) -> tuple[str, str, int]:
+        number = int(self.node.removeprefix("node "))
+        return self.node, f"10.0.0.{number}", 7000 + number if num_ports else 0
+
+    async def write(self, name: str, text: str) -> None:
+        self.files[name] = text
+
+    async def run(
+        self, module: str, arguments: Sequence[str], options: str, files: dict[str, str], **settings: Any
+    ) -> str:
+        self.runs.append({**yaml.safe_load(options), "command": (module, *arguments), "files": set(files)})
+        self._ending = asyncio.Future()
+        return await self._ending
+
+    async def news(self) -> list[tuple[str, str]]:
+        return await asyncio.Future()
+
+    async def stop(self, grace: float) -> None:
+        self.end("")
+
+    async def clean_up(self) -> None:
+        pass
+
+    def end(self, cause: str) -> None:
+        if not self._ending.done():
+            self._ending.set_result(cause)
+
+    def move(self, node: str) -> None:
+        """Its node is gone; Ray starts it on another."""
+        self.node = node
+        self._ending.set_exception(ActorGone("ActorUnavailableError"))
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+class StandInActors:
+    def __init__(self) -> None:
+        self.by_name: dict[str, StandInActor] = {}
+        self.asked: dict[str, Resources] = {}
+
+    async def place(self, groups: Sequence[GroupPlan]) -> None:
+        pass
+
+    def start(self, name: str, stage: Stage, at: tuple[int, int], resources: Resources) -> StandInActor:
+        self.asked[name] = resources
+        self.by_name[name] = StandInActor(name, f"node {1 + at[1]}")
+        return self.by_name[name]
+
+    def start_here(self, name: str, stage: Stage) -> StandInActor:
+        return self.start(name, stage, (0, -1), {"CPU": 1})
+
+
+class Running:
+    """A fleet of stand-ins in the test's event loop."""
+
+    def __init__(self) -> None:
+        self.actors, self.output = StandInActors(), StringIO()
+        specs = cluster_processes(OPTIONS, Path("options.yaml"), num_cores=2)
+        needs = needs_of(OPTIONS, has_gpus=False)
+        plan = plan_placement(needs, 2, [{"CPU": 8.0}])
+        display = Display(specs, Console(file=self.output, width=200), verbose=False)
+        self.fleet = RayFleet(OPTIONS, self.actors, plan, needs, KEYS, display, specs)
+        self.task = asyncio.create_task(self.fleet.run())
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                assert not self.task.done(), self.output.getvalue()
+                await asyncio.sleep(0)
+
+    def __getitem__(self, name: str) -> StandInActor:
+        return self.actors.by_name[name]
+
+
+@pytest.fixture
+async def running() -> Running:
+    running = Running()
+    names = {"router", *(f"scheduler {i}" for i in (0, 1)), *(f"worker {i}.{rank}" for i in (0, 1) for rank in (0, 1))}
+    await running.until(lambda: running.actors.by_name.keys() == names and all(running[n].runs for n in names))
+    await running.until(lambda: len(running["router"].files) == 2)
+    return running
+
+
+async def test_each_process_knows_where_its_scheduler_is_and_has_the_keys_that_it_needs(running: Running) -> None:
+    worker, scheduler = running["worker 1.1"].runs[0], running["scheduler 1"].runs[0]
+    assert worker["command"] == ("worker", "--replica", "1", "--rank", "1")
+    assert worker["step_addresses"] == scheduler["step_addresses"] == ["tcp://10.0.0.2:7003"] * 2
+    assert scheduler["scheduler_addresses"] == ["10.0.0.2:7002"] * 2
+    assert worker["worker_host"] == "10.0.0.2"
+    assert worker["files"] == {"keys/worker.key_secret", "keys/scheduler.key"}
+    assert scheduler["files"] == {"keys/scheduler.key_secret", "keys/allowed_workers/worker.key"}
+    router = running["router"]
+    assert router.runs[0]["scheduler_addresses"] == [f"file:{{directory}}/scheduler-{i}" for i in (0, 1)]
+    assert router.runs[0]["files"] == set(), "it needs no keys"
+    assert router.files == {"scheduler-0": "10.0.0.1:7001", "scheduler-1": "10.0.0.2:7002"}
+    for run in (router.runs[0], worker, scheduler):
+        Options(**{name: value for name, value in run.items() if name not in ("command", "files")})
+    running.task.cancel()
+
+
+async def test_all_follow_a_scheduler_to_another_node(running: Running) -> None:
+    """The whole replica has lost its node; its workers are back before it is known where the scheduler is."""
+    for name in ("worker 1.0", "worker 1.1", "scheduler 1"):
+        running[name].move("node 5")
+    await running.until(lambda: running["router"].files["scheduler-1"] == "10.0.0.5:7005")
+    workers = [running[f"worker 1.{rank}"] for rank in (0, 1)]
+    await running.until(lambda: all(each.runs[-1]["step_addresses"][1] == "tcp://10.0.0.5:7006" for each in workers))
+    assert len(running["worker 0.0"].runs) == len(running["router"].runs) == 1, "the others go on"
+    assert "scheduler 1 is gone (ActorUnavailableError); Ray starts it again" in running.output.getvalue()
+    running.task.cancel()
+
+
+async def test_workers_on_nodes_of_their_own_are_started_again_when_the_scheduler_alone_moves(running: Running) -> None:
+    running["scheduler 0"].move("node 6")
+    await running.until(lambda: all(len(running[f"worker 0.{rank}"].runs) == 2 for rank in (0, 1)))
+    last = running["worker 0.0"].runs[-1]
+    assert last["step_addresses"][0] == "tcp://10.0.0.6:7007"
+    assert last["worker_host"] == "10.0.0.1", "it is where it was"
+    running.task.cancel()
+
+
+async def test_what_ends_for_good_ends_all_with_its_last_words(running: Running) -> None:
+    running["worker 0.1"].end("worker 0.1 ended with exit code 2. Its last words: no such model")
+    with pytest.raises(ProcessFailed, match="no such model"):
+        await asyncio.wait_for(running.task, 10)
+    assert all(actor.is_killed for actor in running.actors.by_name.values())
+
+
+async def test_told_to_end_it_ends_without_an_error(running: Running) -> None:
+    await running.fleet.stop(defaultdict(float))
+    await asyncio.wait_for(running.task, 10)
+    assert all(actor.is_killed for actor in running.actors.by_name.values())
+
+
+def test_a_replica_is_one_bundle_where_a_node_has_room_for_it() -> None:
+    needs = needs_of(OPTIONS.model_copy(update={"device": "auto"}), has_gpus=True)
+    assert needs.replica == {"CPU": 5, "GPU": 2}
+    together = plan_placement(needs, 2, [{"CPU": 64.0}, {"CPU": 8.0, "GPU": 2.0}])
+    assert together.groups == (GroupPlan(strategy="SPREAD", bundles=(needs.replica, needs.replica)),)
+    assert together.scheduler_at(1) == together.worker_at(1, 0) == (0, 1)
+    apart = plan_placement(needs, 2, [{"CPU": 64.0, "GPU": 1.0}] * 8)
+    worker: Resources = {"CPU": 2, "GPU": 1}
+    scheduler: Resources = {"CPU": 1}
+    assert apart.groups == (GroupPlan(strategy="PACK", bundles=(scheduler, worker, worker)),) * 2
+    assert (apart.scheduler_at(1), apart.worker_at(1, 1)) == ((1, 0), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"enable_expert_parallel": True}, "enable_expert_parallel on Ray takes data_parallel_size=1"),
+        ({"scheduler_addresses": ("a:1", "b:1")}, "scheduler_addresses is made by"),
+    ],
+)
+def test_what_ray_decides_cannot_be_given(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        check(OPTIONS.model_copy(update=changes))
