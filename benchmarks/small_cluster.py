@@ -29,7 +29,7 @@ def cluster(port: int, *flags: str, metrics_port: int = 0) -> Iterator[None]:
             [
                 *(str(Path(sys.executable).with_name("octavo")), "up", *flags),
                 *("--dtype=float32", "--kv-cache-memory=0.1", "--worker-threads=1", f"--port={port}"),
-                *(f"--metrics-port={metrics_port}", f"--runtime-dir={directory}/runtime"),
+                *(f"--metrics-port={metrics_port}", "--http-port=0", f"--runtime-dir={directory}/runtime"),
             ],
             stdout=subprocess.PIPE,
             text=True,
