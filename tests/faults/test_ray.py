@@ -1,0 +1,27 @@
+"""A node of a Ray cluster is removed while streams run through the router on another: none fails, all say the same.
+
+Real processes on three nodes of this machine, as `python -m benchmarks.ray_nodes` has them. Ray is an extra, of 240 MB:
+without it this is skipped.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.repository import ROOT
+from tests.support.up import environment, free_port
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'octavo[ray]'")
+
+
+def test_streams_survive_the_loss_of_a_node() -> None:
+    command = [sys.executable, "-m", "benchmarks.ray_nodes", "--json", "--streams=4", "--tokens=400"]
+    done = subprocess.run(
+        [*command, f"--port={free_port()}"],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["equal"]
