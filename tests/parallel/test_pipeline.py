@@ -1,6 +1,5 @@
 """Models cut into stages: the bits of one, through whatever a scheduler does to sequences."""
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,17 +22,18 @@ from worker.errors import CollectiveError, PlanError
 from worker.parallel.gloo_pipeline import GlooPipeline
 from worker.runner import Runner
 from worker.step_runner import StepRunner
+from worker.weights import LoadedModel
 from worker.weights.safetensors_files import SafetensorsFiles
+from worker.weights.weight_cache import WeightCache
 
-HIDDEN_SIZE = 32
+HIDDEN_SIZE, HEAD_SIZE = 32, 16
 
 
 class StagedRun:
     """A model's stages, one after the other, on one thread."""
 
-    def __init__(self, model: Path, num_stages: int) -> None:
-        path = compute_path(torch.float32, 16)
-        self._runs = [ModelRun(load_stage(model, Stage(index, num_stages), path)) for index in range(num_stages)]
+    def __init__(self, stages: Sequence[LoadedModel]) -> None:
+        self._runs = [ModelRun(loaded) for loaded in stages]
         self._rows: list[Row] = []
 
     def start(self, prompt: Sequence[int], room: int) -> None:
@@ -57,7 +57,11 @@ class StagedRun:
 @pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM"])
 def test_stages_compute_the_bits_of_one(tmp_path: Path, architecture: str) -> None:
     model = make_model(tmp_path, architecture)
-    runs = [StagedRun(model, num_stages) for num_stages in (1, 2, 3, 4)]
+    path = compute_path(torch.float32, HEAD_SIZE)
+    runs = [
+        StagedRun([load_stage(model, Stage(index, num_stages), path) for index in range(num_stages)])
+        for num_stages in (1, 2, 3, 4)
+    ]
     prompt = torch.randint(VOCAB_SIZE - 1, (21,), generator=torch.Generator().manual_seed(1)).tolist()
     for run in runs:
         run.start(prompt, 40)
@@ -89,6 +93,22 @@ def test_a_stage_reads_what_it_has_and_nothing_else(tmp_path: Path, monkeypatch:
         load_stage(model, Stage(0, 2, (2, 1)))
     with pytest.raises(ValueError, match="pipeline_parallel_size=5: the model has 4 layers; use 4 or less"):
         load_stage(model, Stage(0, 5))
+
+
+def test_packed_weights_of_an_earlier_start_are_those_of_the_same_layers(tmp_path: Path) -> None:
+    model, path = make_model(tmp_path, "LlamaForCausalLM"), compute_path(torch.float32, HEAD_SIZE)
+    if path.native is None:
+        pytest.skip("oneDNN's packed weights cannot be kept")
+    (tmp_path / "kept").mkdir()
+    cache = WeightCache(tmp_path / "kept", 2**30, smallest=0)
+    layouts = [[Stage()], [Stage(0, 2), Stage(1, 2)], [Stage(0, 2, (1, 3)), Stage(1, 2, (1, 3))]]
+    logits = []
+    for stages in [*layouts, *layouts]:
+        run = StagedRun([load_stage(model, stage, path, cache) for stage in stages])
+        run.start([5, 6, 7], 3)
+        logits.append(run.logits(3))
+    assert len(list((tmp_path / "kept").glob("*.safetensors"))) == 5
+    assert all(torch.equal(each, logits[0]) for each in logits)
 
 
 REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
@@ -213,20 +233,13 @@ def test_drafts_are_verified_for_all_stages(alone_and_staged: tuple[Runner, Stag
 
 
 def test_a_row_may_be_freed_while_its_step_is_under_way(alone_and_staged: tuple[Runner, Stages]) -> None:
+    """Its block goes to another, whose attention must not see what is left there, at any stage."""
     _, staged = alone_and_staged
-    in_flight = deque(
-        [
-            staged.begin(step_pb2.StepPlan(step=1, new_rows=[_new_row(0, [5, POISON], [1])], rows=[0], num_tokens=[2])),
-            # Its block goes to another, whose attention must not see what it left there.
-            staged.begin(
-                step_pb2.StepPlan(
-                    step=2, freed_rows=[0], new_rows=[_new_row(1, [5, 6, 7], [1])], rows=[1], num_tokens=[3]
-                )
-            ),
-        ]
-    )
-    assert list(in_flight.popleft().result().failed_sequences) == [1]
-    assert said(in_flight.popleft().result()).sequences == [2]
+    poisoned, other = _new_row(0, [5, POISON, POISON, POISON], [1]), _new_row(1, [5, 6], [1])
+    first = staged.begin(step_pb2.StepPlan(step=1, new_rows=[poisoned], rows=[0], num_tokens=[4]))
+    second = staged.begin(step_pb2.StepPlan(step=2, freed_rows=[0], new_rows=[other], rows=[1], num_tokens=[2]))
+    assert list(first.result().failed_sequences) == [1]
+    assert said(second.result()).sequences == [2]
 
 
 def test_a_plan_that_contradicts_the_rows_is_refused_at_each_stage(alone_and_staged: tuple[Runner, Stages]) -> None:

@@ -25,6 +25,7 @@ from worker.rows import Rows
 from worker.runner import Runner
 from worker.threaded_runner import ThreadedResult, ThreadedRunner
 from worker.weights import LoadedModel, load_model
+from worker.weights.weight_cache import WeightCache
 
 VOCAB_SIZE = 131
 # A prompt with this token has hidden states that are not finite, unless embeddings are tied to the head.
@@ -60,9 +61,12 @@ def make_model(directory: Path, architecture: str) -> Path:
     return directory
 
 
-def load_stage(model: Path, stage: Stage, path: ComputePath | None = None) -> LoadedModel:
+def load_stage(
+    model: Path, stage: Stage, path: ComputePath | None = None, cache: WeightCache | None = None
+) -> LoadedModel:
+    """path: None for PyTorch's."""
     staged = replace(path or torch_path(torch.float32), stage=stage)
-    return load_model(resolve_model(str(model)), dtype=torch.float32, make_path=lambda config: staged)
+    return load_model(resolve_model(str(model)), dtype=torch.float32, make_path=lambda config: staged, cache=cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,11 @@ def test_options_and_ready_become_settings():
     assert (settings.eos_token_ids, settings.max_num_seqs, settings.max_queued_requests) == ({2, 7}, 5, 9)
 
 
+def test_stages_have_a_step_each_and_one_is_on_its_way():
+    settings = core_settings(Options(pipeline_parallel_size=3), MODEL)
+    assert (settings.num_stages, settings.max_steps_in_flight) == (3, 4)
+
+
 @pytest.mark.parametrize(
     ("options", "threshold"),
     [
