@@ -240,6 +240,8 @@ def test_a_row_may_be_freed_while_its_step_is_under_way(alone_and_staged: tuple[
     second = staged.begin(step_pb2.StepPlan(step=2, freed_rows=[0], new_rows=[other], rows=[1], num_tokens=[2]))
     assert list(first.result().failed_sequences) == [1]
     assert said(second.result()).sequences == [2]
+    # One that decodes reads whole blocks.
+    assert said(staged.execute(step_pb2.StepPlan(step=3, decode_rows=decodes(1)))).sequences == [2]
 
 
 def test_a_plan_that_contradicts_the_rows_is_refused_at_each_stage(alone_and_staged: tuple[Runner, Stages]) -> None:
