@@ -27,10 +27,10 @@ _CONFIG = {
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def make_tiny_model(directory: Path) -> Path:
-    """To be loaded with load_format=dummy. Token i is the word w<i>."""
+def make_tiny_model(directory: Path, **changes: object) -> Path:
+    """To be loaded with load_format=dummy. Token i is the word w<i>. changes: of config.json."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(_CONFIG))
+    (directory / "config.json").write_text(json.dumps(_CONFIG | changes))
     words = {f"▁w{i}": i for i in range(VOCAB_SIZE)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="▁w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
