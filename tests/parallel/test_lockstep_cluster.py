@@ -3,15 +3,14 @@
 `octavo up`, real processes, gloo over loopback; steps are planned ahead.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from octavo import LLM, AsyncClient, SamplingParams
-from octavo.results import Delta, Generation
+from octavo import LLM, SamplingParams
+from tests.support.streams import say
 from tests.support.tiny_model import make_tiny_model
 from tests.support.up import Up
 
@@ -52,27 +51,7 @@ def _process(up: Up, module: str, replica: int) -> psutil.Process:
 
 
 def _say(up: Up, when_begun: Callable[[], object]) -> list[tuple[int, ...]]:
-    """The tokens of all streams at once; `when_begun` is called when each has some, and none has ended."""
-
-    async def all_streams() -> list[tuple[int, ...]]:
-        begun = asyncio.Barrier(len(PROMPTS))
-
-        async def one(client: AsyncClient, index: int) -> Generation:
-            messages = [{"role": "user", "content": PROMPTS[index]}]
-            async with client.stream(messages, SAMPLING[index]) as stream:
-                waited = False
-                async for event in stream:
-                    if isinstance(event, Delta) and not waited:
-                        waited = True
-                        if await begun.wait() == 0:
-                            when_begun()
-                return stream.generation
-
-        async with AsyncClient(f"localhost:{up.port}", timeout=120) as client, asyncio.TaskGroup() as tasks:
-            streams = [tasks.create_task(one(client, index)) for index in range(len(PROMPTS))]
-        return [stream.result().choices[0].token_ids for stream in streams]
-
-    return asyncio.run(all_streams())
+    return say(up.port, PROMPTS, SAMPLING, when_begun)
 
 
 def test_two_replicas_say_what_one_worker_says_whatever_dies(up: Up, model: Path) -> None:

@@ -4,14 +4,13 @@
 `python -m benchmarks.tensor_parallel` does the same with SmolLM2 on three ranks.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from octavo import LLM, AsyncClient, SamplingParams
-from octavo.results import Delta, Generation
+from octavo import LLM, SamplingParams
+from tests.support.streams import say
 from tests.support.tiny_model import make_tiny_model
 from tests.support.up import Up
 
@@ -40,28 +39,8 @@ def up(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         yield up
 
 
-def _say(up: Up, when_begun: Callable[[], None]) -> list[tuple[int, ...]]:
-    """The tokens of all streams at once; `when_begun` is called when each has some, and none has ended."""
-
-    async def all_streams() -> list[tuple[int, ...]]:
-        begun = asyncio.Barrier(len(PROMPTS))
-
-        async def one(client: AsyncClient, index: int) -> Generation:
-            messages = [{"role": "user", "content": PROMPTS[index]}]
-            async with client.stream(messages, SAMPLING[index]) as stream:
-                waited = False
-                async for event in stream:
-                    if isinstance(event, Delta) and not waited:
-                        waited = True
-                        if await begun.wait() == 0:
-                            when_begun()
-                return stream.generation
-
-        async with AsyncClient(f"localhost:{up.port}", timeout=120) as client, asyncio.TaskGroup() as tasks:
-            streams = [tasks.create_task(one(client, index)) for index in range(len(PROMPTS))]
-        return [stream.result().choices[0].token_ids for stream in streams]
-
-    return asyncio.run(all_streams())
+def _say(up: Up, when_begun: Callable[[], object]) -> list[tuple[int, ...]]:
+    return say(up.port, PROMPTS, SAMPLING, when_begun)
 
 
 def test_two_ranks_say_what_one_says_also_when_one_of_them_dies(up: Up, model: Path) -> None:
