@@ -1,6 +1,7 @@
 """How a GPU's memory is shared out, and what is said when it is not enough: numbers that would work."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,15 @@ class TestBlocks:
         """Two workers on one GPU would otherwise both plan with memory that only one can have."""
         alone, beside = (num_kv_blocks(use_of(others=others), options_of(), BLOCK) for others in (1, 31))
         assert alone - beside == 30 * GIB // BLOCK
+
+    def test_what_nccl_will_take_is_left_to_it(self):
+        alone, of_several = use_of(), replace(use_of(), nccl=GIB)
+        blocks, fewer = (num_kv_blocks(use, options_of(), BLOCK) for use in (alone, of_several))
+        assert blocks - fewer == GIB // BLOCK
+        info = inference_pb2.ModelInfo(num_blocks=fewer, block_size=16, max_model_len=8192)
+        assert ", NCCL 1.00, the driver and other processes" in account(of_several, options_of(), info, BLOCK)
+        with pytest.raises(PermanentError, match=r"CUDA graphs 0\.50, NCCL 1\.00, the driver"):
+            num_kv_blocks(replace(use_of(weights=70), nccl=GIB), options_of(), BLOCK)
 
     def test_an_override_is_kept_whatever_there_is(self):
         assert num_kv_blocks(use_of(weights=100), options_of(num_blocks_override=7), BLOCK) == 7

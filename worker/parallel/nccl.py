@@ -25,14 +25,6 @@ from worker.gpu.select import gpu_index
 from worker.parallel.gloo import GlooGroup, first_line
 
 
-def tensor_group_class(options: Options, replica: int, rank: int) -> "Callable[..., GlooGroup | NcclGroup]":
-    """What connects the ranks that share each layer: NCCL, if this process computes on a GPU, which it has begun to."""
-    if not torch.cuda.is_initialized():
-        return GlooGroup
-    device = torch.device("cuda", gpu_index(options, torch.cuda.device_count(), replica, rank))
-    return partial(NcclGroup, device=device, batch_invariant=options.batch_invariant)
-
-
 class NcclGroup:
     """worker.parallel.group.Group, of CUDA tensors, on the current stream: nothing here waits for the GPU. Traffic is
     not encrypted."""
@@ -139,3 +131,11 @@ def _process_group(store: Store, rank: int, size: int, timeout: timedelta) -> ob
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout
     return ProcessGroupNCCL(store, rank, size, options)
+
+
+def tensor_group_class(options: Options, replica: int, rank: int) -> Callable[..., GlooGroup | NcclGroup]:
+    """What connects the ranks that share each layer: NCCL, if this process computes on a GPU, which it has begun to."""
+    if not torch.cuda.is_initialized():
+        return GlooGroup
+    device = torch.device("cuda", gpu_index(options, torch.cuda.device_count(), replica, rank))
+    return partial(NcclGroup, device=device, batch_invariant=options.batch_invariant)
