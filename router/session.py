@@ -147,11 +147,15 @@ class Session:
 
     def _receive_outputs(self, outputs: StepOutputs) -> None:
         finishes = {(finish.group, finish.choice): finish for finish in outputs.finishes}
+        # A message may hold the tokens of several steps: an end comes with the last ones.
+        last_entries = dict[tuple[int, int], int]()
+        if finishes:
+            keys = zip(outputs.groups, outputs.choices, strict=True)
+            last_entries = {key: entry for entry, key in enumerate(keys) if key in finishes}
         token_ids, logprobs = outputs.token_ids, outputs.logprobs
         token, logprob = 0, 0
-        for number, choice, first_token, count in zip(
-            outputs.groups, outputs.choices, outputs.first_tokens, outputs.num_tokens, strict=True
-        ):
+        columns = zip(outputs.groups, outputs.choices, outputs.first_tokens, outputs.num_tokens, strict=True)
+        for entry, (number, choice, first_token, count) in enumerate(columns):
             new_ids = token_ids[token : token + count]
             token += count
             group = self._groups.get(number)
@@ -161,7 +165,9 @@ class Session:
             if group.has_logprobs:
                 new_logprobs = logprobs[logprob : logprob + count]
                 logprob += count
-            self._deliver(group, choice, first_token, new_ids, new_logprobs, finishes.pop((number, choice), None))
+            key = number, choice
+            finish = finishes.pop(key) if last_entries.get(key) == entry else None
+            self._deliver(group, choice, first_token, new_ids, new_logprobs, finish)
         for (number, choice), finish in finishes.items():
             group = self._groups.get(number)
             if group is not None:

@@ -1,0 +1,62 @@
+"""What a Session makes of a scheduler's messages."""
+
+from collections.abc import Sequence
+
+from protos.inference_pb2 import FINISH_REASON_LENGTH, PromptLogprobs, TokenLogprobs
+from protos.scheduler_pb2 import (
+    ChoiceStart,
+    Rejected,
+    SchedulerMessage,
+    SequenceFinish,
+    StepOutputs,
+    Submit,
+    Welcome,
+)
+from router.session import Session
+
+
+class Owner:
+    def __init__(self) -> None:
+        # By choice: what came, in order.
+        self.token_ids: dict[int, list[int]] = {}
+        self.ended: set[int] = set()
+
+    def on_tokens(
+        self,
+        choice: int,
+        first_token: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        ended: SequenceFinish | None,
+    ) -> None:
+        assert choice not in self.ended, "tokens after the end"
+        known = self.token_ids.setdefault(choice, [])
+        assert first_token == len(known)
+        known += token_ids
+        if ended is not None:
+            self.ended.add(choice)
+
+    def on_prompt_logprobs(self, frame: PromptLogprobs) -> None:
+        raise AssertionError
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        raise AssertionError
+
+    def on_lost(self, cause: str) -> None:
+        raise AssertionError
+
+
+def test_an_end_comes_after_all_tokens_of_a_message_that_holds_two_steps() -> None:
+    """Results of steps in flight may be read together; their tokens then go out in one message."""
+    session, owner = Session(Welcome()), Owner()
+    submit = Submit(choices=[ChoiceStart(choice=0), ChoiceStart(choice=1)])
+    group = session.submit(submit, [1, 2], owner)
+    finishes = [SequenceFinish(group=group, choice=choice, reason=FINISH_REASON_LENGTH) for choice in (0, 1)]
+    outputs = StepOutputs(
+        groups=[group] * 3, choices=[0, 1, 0], first_tokens=[0, 0, 1], num_tokens=[1, 2, 1],
+        token_ids=[10, 20, 21, 11], finishes=finishes,
+    )  # fmt: skip
+    session.receive(SchedulerMessage(outputs=outputs))
+    assert owner.token_ids == {0: [10, 11], 1: [20, 21]}
+    assert owner.ended == {0, 1}
+    assert session.num_groups == 0
