@@ -1,7 +1,6 @@
 """The Inference service: from a client's message to a stream, and from a stream's events to the client."""
 
 import contextlib
-import logging
 import uuid
 from collections.abc import AsyncIterator
 
@@ -10,11 +9,10 @@ import grpc.aio
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceServicer
 from router import validation
-from router.errors import InvalidRequest, RequestError, status_of
+from router.answering import answering
+from router.errors import InvalidRequest
 from router.intake import Intake
 from router.streams import Stream
-
-log = logging.getLogger("octavo.router.service")
 
 Context = grpc.aio.ServicerContext
 
@@ -41,7 +39,7 @@ class InferenceService(InferenceServicer):
         return result
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        async with self._answering(context):
+        async with answering(context):
             validation.check_model_name(request.model, self._intake.model_name)
             kind = request.WhichOneof("input")
             if kind is None:
@@ -54,7 +52,7 @@ class InferenceService(InferenceServicer):
         raise AssertionError("unreachable")
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        async with self._answering(context):
+        async with answering(context):
             validation.check_model_name(request.model, self._intake.model_name)
             tokenizer = self._intake.tokenizer
             text = await tokenizer.decode(request.token_ids, skip_special_tokens=request.skip_special_tokens)
@@ -62,7 +60,7 @@ class InferenceService(InferenceServicer):
         raise AssertionError("unreachable")
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.ModelInfo:
-        async with self._answering(context):
+        async with answering(context):
             validation.check_model_name(request.model, self._intake.model_name)
             return self._intake.model
         raise AssertionError("unreachable")
@@ -74,24 +72,10 @@ class InferenceService(InferenceServicer):
     async def _opened(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[Stream]:
         request.request_id = request.request_id or uuid.uuid4().hex
         async with (
-            self._answering(context, request.request_id),
+            answering(context, request.request_id),
             self._intake.open(request, context.time_remaining()) as stream,
         ):
             yield stream
-
-    @contextlib.asynccontextmanager
-    async def _answering(self, context: Context, request_id: str = "") -> AsyncIterator[None]:
-        """Ends the call with the status of what is raised inside."""
-        try:
-            yield
-        except RequestError as error:
-            log.debug("ended: %s", error, extra={"request_id": request_id})
-            await context.abort(*status_of(error))
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:
-            log.exception("failed", extra={"request_id": request_id})
-            await context.abort(*status_of(error))
 
 
 def _collect(result: pb.GenerateResult, event: pb.GenerateResponse) -> None:

@@ -1,0 +1,26 @@
+"""How every gRPC service of the router ends a call that raises."""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from router.errors import RequestError, status_of
+
+log = logging.getLogger("octavo.router.service")
+
+
+@contextlib.asynccontextmanager
+async def answering(context: grpc.aio.ServicerContext, request_id: str = "") -> AsyncIterator[None]:
+    """Ends the call with the status of what is raised inside. request_id: for the log."""
+    try:
+        yield
+    except RequestError as error:
+        log.debug("ended: %s", error, extra={"request_id": request_id})
+        await context.abort(*status_of(error))
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:
+        log.exception("failed", extra={"request_id": request_id})
+        await context.abort(*status_of(error))
