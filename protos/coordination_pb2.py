@@ -24,17 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/coordination.proto\x12\toctavo.v1\"\xb9\x02\n\x0cReplicaState\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x16\n\x0eoctavo_version\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x10\n\x08instance\x18\x04 \x01(\x04\x12\x1a\n\x12\x64\x61ta_parallel_size\x18\x05 \x01(\r\x12\x1b\n\x13max_steps_in_flight\x18\x06 \x01(\r\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x12.\n\tcondition\x18\x08 \x01(\x0e\x32\x1b.octavo.v1.ReplicaCondition\x12\r\n\x05\x63\x61use\x18\t \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\n \x01(\t\x12\x0c\n\x04step\x18\x0b \x01(\x04\x12\x13\n\x0bwanted_step\x18\x0c \x01(\x04\x12\x15\n\rstore_address\x18\r \x01(\t\"\x9a\x01\n\nGroupState\x12\x10\n\x08instance\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07is_open\x18\x03 \x01(\x08\x12\x12\n\nrendezvous\x18\x04 \x01(\t\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x11\n\twave_step\x18\x06 \x01(\x04\x12\x13\n\x0bwaiting_for\x18\x07 \x01(\t\x12\x0f\n\x07refusal\x18\x08 \x01(\t*\xb3\x01\n\x10ReplicaCondition\x12!\n\x1dREPLICA_CONDITION_UNSPECIFIED\x10\x00\x12 \n\x1cREPLICA_CONDITION_INCOMPLETE\x10\x01\x12\x1e\n\x1aREPLICA_CONDITION_COMPLETE\x10\x02\x12\x1d\n\x19REPLICA_CONDITION_MEETING\x10\x03\x12\x1b\n\x17REPLICA_CONDITION_READY\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/coordination.proto\x12\toctavo.v1\"\xfc\x02\n\x0cReplicaState\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x16\n\x0eoctavo_version\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x10\n\x08instance\x18\x04 \x01(\x04\x12\x35\n\x07options\x18\x05 \x03(\x0b\x32$.octavo.v1.ReplicaState.OptionsEntry\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x12.\n\tcondition\x18\x08 \x01(\x0e\x32\x1b.octavo.v1.ReplicaCondition\x12\r\n\x05\x63\x61use\x18\t \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\n \x01(\t\x12\x0c\n\x04step\x18\x0b \x01(\x04\x12\x13\n\x0bwanted_step\x18\x0c \x01(\x04\x12\x15\n\rstore_address\x18\r \x01(\t\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x9a\x01\n\nGroupState\x12\x10\n\x08instance\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07is_open\x18\x03 \x01(\x08\x12\x12\n\nrendezvous\x18\x04 \x01(\t\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x11\n\twave_step\x18\x06 \x01(\x04\x12\x13\n\x0bwaiting_for\x18\x07 \x01(\t\x12\x0f\n\x07refusal\x18\x08 \x01(\t*\xb3\x01\n\x10ReplicaCondition\x12!\n\x1dREPLICA_CONDITION_UNSPECIFIED\x10\x00\x12 \n\x1cREPLICA_CONDITION_INCOMPLETE\x10\x01\x12\x1e\n\x1aREPLICA_CONDITION_COMPLETE\x10\x02\x12\x1d\n\x19REPLICA_CONDITION_MEETING\x10\x03\x12\x1b\n\x17REPLICA_CONDITION_READY\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.coordination_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REPLICACONDITION']._serialized_start=514
-  _globals['_REPLICACONDITION']._serialized_end=693
+  _globals['_REPLICASTATE_OPTIONSENTRY']._loaded_options = None
+  _globals['_REPLICASTATE_OPTIONSENTRY']._serialized_options = b'8\001'
+  _globals['_REPLICACONDITION']._serialized_start=581
+  _globals['_REPLICACONDITION']._serialized_end=760
   _globals['_REPLICASTATE']._serialized_start=41
-  _globals['_REPLICASTATE']._serialized_end=354
-  _globals['_GROUPSTATE']._serialized_start=357
-  _globals['_GROUPSTATE']._serialized_end=511
+  _globals['_REPLICASTATE']._serialized_end=421
+  _globals['_REPLICASTATE_OPTIONSENTRY']._serialized_start=375
+  _globals['_REPLICASTATE_OPTIONSENTRY']._serialized_end=421
+  _globals['_GROUPSTATE']._serialized_start=424
+  _globals['_GROUPSTATE']._serialized_end=578
 # @@protoc_insertion_point(module_scope)

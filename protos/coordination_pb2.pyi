@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -19,13 +21,20 @@ REPLICA_CONDITION_MEETING: ReplicaCondition
 REPLICA_CONDITION_READY: ReplicaCondition
 
 class ReplicaState(_message.Message):
-    __slots__ = ("protocol_version", "octavo_version", "replica", "instance", "data_parallel_size", "max_steps_in_flight", "epoch", "condition", "cause", "description", "step", "wanted_step", "store_address")
+    __slots__ = ("protocol_version", "octavo_version", "replica", "instance", "options", "fingerprint", "epoch", "condition", "cause", "description", "step", "wanted_step", "store_address")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     OCTAVO_VERSION_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
-    DATA_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
-    MAX_STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CONDITION_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
@@ -37,8 +46,8 @@ class ReplicaState(_message.Message):
     octavo_version: str
     replica: int
     instance: int
-    data_parallel_size: int
-    max_steps_in_flight: int
+    options: _containers.ScalarMap[str, int]
+    fingerprint: str
     epoch: int
     condition: ReplicaCondition
     cause: str
@@ -46,7 +55,7 @@ class ReplicaState(_message.Message):
     step: int
     wanted_step: int
     store_address: str
-    def __init__(self, protocol_version: _Optional[int] = ..., octavo_version: _Optional[str] = ..., replica: _Optional[int] = ..., instance: _Optional[int] = ..., data_parallel_size: _Optional[int] = ..., max_steps_in_flight: _Optional[int] = ..., epoch: _Optional[int] = ..., condition: _Optional[_Union[ReplicaCondition, str]] = ..., cause: _Optional[str] = ..., description: _Optional[str] = ..., step: _Optional[int] = ..., wanted_step: _Optional[int] = ..., store_address: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., octavo_version: _Optional[str] = ..., replica: _Optional[int] = ..., instance: _Optional[int] = ..., options: _Optional[_Mapping[str, int]] = ..., fingerprint: _Optional[str] = ..., epoch: _Optional[int] = ..., condition: _Optional[_Union[ReplicaCondition, str]] = ..., cause: _Optional[str] = ..., description: _Optional[str] = ..., step: _Optional[int] = ..., wanted_step: _Optional[int] = ..., store_address: _Optional[str] = ...) -> None: ...
 
 class GroupState(_message.Message):
     __slots__ = ("instance", "epoch", "is_open", "rendezvous", "cause", "wave_step", "waiting_for", "refusal")

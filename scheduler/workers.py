@@ -61,9 +61,10 @@ class Workers:
         self._rendezvous, self._in_lockstep = rendezvous, in_lockstep
         self._heartbeat_timeout, self._step_timeout = heartbeat_timeout, step_timeout
         self._ranks: dict[int, Rank] = {}
-        # To be read only.
+        # Begun and ended here; others may be passed over.
         self.epochs = Epochs()
-        self._model: inference_pb2.ModelInfo | None = None
+        # What was served last; to be read only.
+        self.model: inference_pb2.ModelInfo | None = None
         self._model_name = terms.model
         # Where the ranks of the epoch in force meet.
         self._address = ""
@@ -157,10 +158,6 @@ class Workers:
         """For ranks in lockstep, which are complete."""
         self._begin_epoch(epoch, rendezvous, now)
         return self._take_events()
-
-    def pass_over_epoch(self, epoch: int, cause: str) -> None:
-        """Others have begun, or ended, one that these ranks are not in."""
-        self.epochs.pass_over(epoch, cause)
 
     def end_epoch(self, cause: str) -> list[Event]:
         """Nothing that these ranks have done is why."""
@@ -279,7 +276,7 @@ class Workers:
         if self.is_ready or len(known) < self._terms.world_size:
             return
         try:
-            self._model = self._terms.agree(known, self._model)
+            self.model = self._terms.agree(known, self.model)
         except MembershipError as error:
             self._events.append(Fatal(cause=str(error), permanent=False))
             return
@@ -288,7 +285,7 @@ class Workers:
         self._events.append(
             EpochBegun(
                 epoch=self.epoch,
-                model=self._model,
+                model=self.model,
                 num_swap_blocks=min(rank.num_swap_blocks for rank in self._ranks.values()),
                 after_failure=self.epochs.become_ready(),
             )
@@ -330,7 +327,9 @@ class Workers:
     def _lose(self, rank: Rank, cause: str) -> None:
         if rank.is_present:
             rank.is_present = False
-            log.warning("%s is lost: it %s", rank.name, cause)
+            # One that waits for others to join joins anew now and then.
+            level = logging.WARNING if self.epochs.is_open else logging.INFO
+            log.log(level, "%s is lost: it %s", rank.name, cause)
             self._end_epoch(f"{rank.name} {cause}", lost=[rank])
 
     # --- Liveness

@@ -17,7 +17,21 @@ log = logging.getLogger("octavo.scheduler")
 # A replica whose last plan is older than this, while others are ahead of it, keeps them waiting.
 _BEHIND_S = 2.0
 _LONGEST_CAUSE = 2000
+# What all replicas have to have alike, for they make the same collective calls in each step.
+_COMMON = (
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "max_steps_in_flight",
+    "num_redundant_experts",
+    "eplb_step_interval",
+)
 _OVER = frozenset({pb.REPLICA_CONDITION_INCOMPLETE, pb.REPLICA_CONDITION_COMPLETE})
+
+
+def common_options(options: Options) -> dict[str, int]:
+    """For ReplicaState."""
+    return {name: getattr(options, name) for name in _COMMON}
 
 
 @dataclass(slots=True)
@@ -56,18 +70,24 @@ class Agreement:
 
     def objection(self, state: pb.ReplicaState) -> str:
         """Why a replica can't take part; empty if it can."""
-        options = self._options
         asked: dict[str, tuple[object, object]] = {
             "protocol_version": (state.protocol_version, PROTOCOL_VERSION),
             "octavo_version": (state.octavo_version, octavo_version()),
-            "data_parallel_size": (state.data_parallel_size, options.data_parallel_size),
-            "max_steps_in_flight": (state.max_steps_in_flight, options.max_steps_in_flight),
         }
+        for name, ours in common_options(self._options).items():
+            asked[name] = state.options.get(name), ours
         for name, (theirs, ours) in asked.items():
             if theirs != ours:
                 return f"{name} is {theirs!r} at replica {state.replica} but {ours!r} at replica 0: give both the same"
-        if state.replica >= options.data_parallel_size:
-            return f"replica {state.replica} is not among data_parallel_size={options.data_parallel_size}"
+        if state.replica >= self._options.data_parallel_size:
+            return f"replica {state.replica} is not among data_parallel_size={self._options.data_parallel_size}"
+        for number, each in self._replicas.items():
+            ours = each.state.fingerprint
+            if number != state.replica and ours and state.fingerprint and ours != state.fingerprint:
+                return (
+                    f"the model's fingerprint is {state.fingerprint} at replica {state.replica} but {ours} at replica "
+                    f"{number}: give both the same weights, dtype, quantization, and kind of device"
+                )
         return ""
 
     def hear(self, state: pb.ReplicaState, now: float) -> None:

@@ -17,6 +17,7 @@ from runtime.version import octavo_version
 from runtime.wire import COORDINATION_MESSAGE_BYTES, PROTOCOL_VERSION, coordination_endpoint, replica_identity
 from scheduler.events import Event, Fatal
 from scheduler.invalid import InvalidMessages
+from scheduler.lockstep.agreement import common_options
 from scheduler.workers import Workers
 
 log = logging.getLogger("octavo.scheduler")
@@ -51,8 +52,7 @@ class Member:
             octavo_version=octavo_version(),
             replica=replica,
             instance=secrets.randbits(63),
-            data_parallel_size=options.data_parallel_size,
-            max_steps_in_flight=options.max_steps_in_flight,
+            options=common_options(options),
         )
         self.socket = _connect(
             context,
@@ -147,7 +147,7 @@ class Member:
         events = workers.end_epoch("the other replicas have gone on to a later one")
         if group.is_open and workers.is_complete(now):
             return events + workers.begin_epoch(group.epoch, group.rendezvous, now)
-        workers.pass_over_epoch(group.epoch, workers.describe() if group.is_open else group.cause)
+        workers.epochs.pass_over(group.epoch, workers.describe() if group.is_open else group.cause)
         return events
 
     def _watch_connection(self, now: float) -> list[Event]:
@@ -172,6 +172,7 @@ class Member:
         if state.epoch != workers.epoch:
             state.epoch, state.step, state.wanted_step = workers.epoch, 0, 0
         state.store_address = workers.store_address
+        state.fingerprint = workers.model.fingerprint if workers.model is not None else ""
         if workers.is_ready:
             state.condition = pb.REPLICA_CONDITION_READY
         elif workers.epochs.is_open:

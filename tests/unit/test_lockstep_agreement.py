@@ -6,7 +6,7 @@ from configs.options import Options
 from protos import coordination_pb2 as pb
 from runtime.version import octavo_version
 from runtime.wire import PROTOCOL_VERSION
-from scheduler.lockstep.agreement import Agreement
+from scheduler.lockstep.agreement import Agreement, common_options
 
 EPOCH = 100
 INCOMPLETE, COMPLETE, MEETING, READY = (
@@ -35,8 +35,8 @@ class Replicas:
 
     def __init__(self) -> None:
         self.places = Places()
-        options = Options().model_copy(update={"data_parallel_size": 2, "max_steps_in_flight": 2})
-        self.agreement = Agreement(options, self.places, instance=5, epoch=EPOCH, heartbeat_timeout=10)
+        self._options = Options().model_copy(update={"data_parallel_size": 2, "max_steps_in_flight": 2})
+        self.agreement = Agreement(self._options, self.places, instance=5, epoch=EPOCH, heartbeat_timeout=10)
         self.now = 0.0
 
     @property
@@ -46,8 +46,8 @@ class Replicas:
     def state(self, replica: int, condition: pb.ReplicaCondition, *, epoch: int, **fields: object) -> pb.ReplicaState:
         known: dict = {
             "protocol_version": PROTOCOL_VERSION, "octavo_version": octavo_version(), "replica": replica,
-            "instance": replica + 1, "data_parallel_size": 2, "max_steps_in_flight": 2, "epoch": epoch,
-            "condition": condition, "store_address": f"host-{replica}", **fields,
+            "instance": replica + 1, "options": common_options(self._options), "epoch": epoch, "condition": condition,
+            "store_address": f"host-{replica}", **fields,
         }  # fmt: skip
         return pb.ReplicaState(**known)
 
@@ -153,16 +153,19 @@ def test_a_coordinator_that_is_new_learns_of_the_latest_epoch(replicas: Replicas
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("changes", "words"),
     [
-        ("max_steps_in_flight", 1, "max_steps_in_flight is 1 at replica 1 but 2 at replica 0: give both the same"),
-        ("data_parallel_size", 4, "data_parallel_size is 4 at replica 1"),
-        ("octavo_version", "0", "octavo_version is '0' at replica 1"),
-        ("replica", 2, "replica 2 is not among data_parallel_size=2"),
+        (
+            {"options": {"data_parallel_size": 2, "tensor_parallel_size": 4}},
+            "tensor_parallel_size is 4 at replica 1 but 1 at replica 0: give both the same",
+        ),
+        ({"octavo_version": "0"}, "octavo_version is '0' at replica 1"),
+        ({"fingerprint": "abc"}, "the model's fingerprint is abc at replica 1 but abd at replica 0"),
     ],
 )
-def test_what_does_not_fit_is_named(replicas: Replicas, field: str, value: object, words: str) -> None:
+def test_what_does_not_fit_is_named(replicas: Replicas, changes: dict[str, object], words: str) -> None:
+    replicas.say(0, COMPLETE, epoch=0, fingerprint="abd")
     assert replicas.agreement.objection(replicas.state(1, COMPLETE, epoch=0)) == ""
-    state = replicas.state(1, COMPLETE, epoch=0)
-    setattr(state, field, value)
-    assert words in replicas.agreement.objection(state)
+    assert words in replicas.agreement.objection(replicas.state(1, COMPLETE, epoch=0, **changes))
+    objection = replicas.agreement.objection(replicas.state(2, COMPLETE, epoch=0))
+    assert objection == "replica 2 is not among data_parallel_size=2"
