@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from protos.inference_pb2 import FINISH_REASON_LENGTH, PromptLogprobs, TokenLogprobs
 from protos.scheduler_pb2 import (
-    ChoiceStart,
     Rejected,
     SchedulerMessage,
     SequenceFinish,
+    SequenceStart,
     StepOutputs,
     Submit,
     Welcome,
@@ -49,7 +49,7 @@ class Owner:
 def test_an_end_comes_after_all_tokens_of_a_message_that_holds_two_steps() -> None:
     """Results of steps in flight may be read together; their tokens then go out in one message."""
     session, owner = Session(Welcome()), Owner()
-    submit = Submit(choices=[ChoiceStart(choice=0), ChoiceStart(choice=1)])
+    submit = Submit(choices=[SequenceStart(choice=0), SequenceStart(choice=1)])
     group = session.submit(submit, [1, 2], owner)
     finishes = [SequenceFinish(group=group, choice=choice, reason=FINISH_REASON_LENGTH) for choice in (0, 1)]
     outputs = StepOutputs(
