@@ -11,6 +11,7 @@ import torch
 
 from configs.options import Options
 from worker.errors import CollectiveError, PermanentError, PlanError
+from worker.parallel import tcp_store
 from worker.parallel.axes import axes_of
 from worker.parallel.meeting import Meeting
 
@@ -69,12 +70,16 @@ def test_a_store_listens_at_the_one_address_that_leads_to_the_scheduler() -> Non
 
 
 @pytest.fixture
-def silent() -> Iterator[str]:
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Of a store whose process has been stopped, or whose machine has vanished: it takes connections, as the system
-    does by itself, and says nothing."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    yield f"127.0.0.1:{listener.getsockname()[1]}"
-    listener.close()
+    does by itself, and says nothing. Whoever has been left behind there is gone afterwards."""
+    monkeypatch.setattr(tcp_store, "_TIMEOUT_S", 0.2)
+    before = threading.enumerate()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    for thread in set(threading.enumerate()) - set(before):
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def test_a_rank_leaves_a_store_that_is_silent_when_it_is_told_to(silent: str) -> None:
