@@ -22,11 +22,12 @@ class TakeTensor(Protocol):
         """In float32 whatever the model's dtype: of few numbers whose last bits decide."""
         ...
 
-    def weight(self, name: str) -> Weight:
-        """Of a linear layer, in the model's quantization."""
+    def weight(self, name: str, outputs: slice | None = None, inputs: slice | None = None) -> Weight:
+        """Of a linear layer, in the model's quantization. outputs, inputs: a rank's part of them, which alone is read
+        as far as can be. Raises ValueError for a part that would cut what shares a scale."""
         ...
 
-    def head_weight(self, name: str) -> Weight:
+    def head_weight(self, name: str, outputs: slice | None = None) -> Weight:
         """Of the output head, which quantization to 4 bits leaves at 8, and FP8 in floats."""
         ...
 

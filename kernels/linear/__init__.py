@@ -1,7 +1,7 @@
 """y = x W^T + b with weights packed once for the machine at hand, and what goes with it fused: a norm of the input, a
 gate, the addition to the residual stream."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from kernels.linear.native import NativeLinear
 from kernels.linear.onednn import OneDnnLinear
 from kernels.linear.packed_weight import PackedWeight
 from kernels.linear.residual import Residual
-from kernels.linear.weights import Weight, dequantize
+from kernels.linear.weights import Weight, concatenate, dequantize
 from kernels.silu_mul.activation import Activation
 
 # The residual stream: on a GPU with what is not added yet.
@@ -30,7 +30,7 @@ class PackedLinear:
 
     def __init__(
         self,
-        weight_OI: Weight | PackedWeight,
+        weight_OI: Weight | Sequence[Weight] | PackedWeight,
         bias_O: torch.Tensor | None,
         path: ComputePath,
         *,
@@ -39,37 +39,38 @@ class PackedLinear:
         gated: bool = False,
         activation: Activation = "silu",
     ) -> None:
-        """weight_OI: one packed before is the `packed` of an equal layer. norm_I: weights of an RMS norm (with `eps`)
-        that the input goes through first. gated: the first half of the outputs are gates of the other half, and the
-        result, half as wide, is activation(gate) * other.
+        """weight_OI: several are layers whose outputs lie side by side; one packed before is the `packed` of an equal
+        layer. norm_I: weights of an RMS norm (with `eps`) that the input goes through first. gated: the first half of
+        the outputs are gates of the other half, and the result, half as wide, is activation(gate) * other.
         """
         # Each takes the stream of its own device.
         self._linear: Any
-        self._is_fp8 = path.gpu is not None and isinstance(weight_OI, Fp8Weight)
-        if path.gpu is not None and isinstance(weight_OI, Fp8Weight):
-            # Triton takes half a second to import: not for workers on CPUs.
-            from kernels.linear.gpu_fp8 import GpuFp8Linear
-
-            self._linear = GpuFp8Linear(
-                weight_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=path.compute_dtype,
-                gpu=path.gpu,
-            )  # fmt: skip
-        elif path.gpu is not None:
-            assert not isinstance(weight_OI, PackedWeight)
-            self._linear = GpuLinear(
-                weight_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=path.compute_dtype,
-                gpu=path.gpu,
-            )  # fmt: skip
-        elif path.native is not None:
+        self._is_fp8 = False
+        if path.native is not None:
             self._linear = NativeLinear(
                 weight_OI, bias_O, norm_I, eps, gated=gated, activation=activation, kernels=path.native
             )
-        else:
-            assert not isinstance(weight_OI, PackedWeight)
-            weight_OI = dequantize(weight_OI)
+            return
+        assert not isinstance(weight_OI, PackedWeight)
+        whole_OI = concatenate(weight_OI) if isinstance(weight_OI, Sequence) else weight_OI
+        if path.gpu is None:
             self._linear = OneDnnLinear(
-                weight_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=path.compute_dtype
+                dequantize(whole_OI), bias_O, norm_I, eps, gated=gated, activation=activation, dtype=path.compute_dtype
             )
+        elif isinstance(whole_OI, Fp8Weight):
+            # Triton takes half a second to import: not for workers on CPUs.
+            from kernels.linear.gpu_fp8 import GpuFp8Linear
+
+            self._is_fp8 = True
+            self._linear = GpuFp8Linear(
+                whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=path.compute_dtype,
+                gpu=path.gpu,
+            )  # fmt: skip
+        else:
+            self._linear = GpuLinear(
+                whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=path.compute_dtype,
+                gpu=path.gpu,
+            )  # fmt: skip
 
     @property
     def num_outputs(self) -> int:

@@ -1,13 +1,15 @@
 """Linear layers by the C++ kernels: linear.h and quantized.h beside this file."""
 
 import ctypes
+from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
 
 from kernels.linear.packed_weight import PackedWeight
-from kernels.linear.weights import Int4Weight, Int8Weight, Weight, dequantize
+from kernels.linear.weights import Int4Weight, Int8Weight, Weight, concatenate, dequantize
 from kernels.native.library import LinearStruct, NativeKernels
+from kernels.native.memory import passing_memory
 from kernels.silu_mul.activation import Activation
 
 
@@ -25,6 +27,11 @@ class WeightKind(IntEnum):
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 
 
+# Numbers that are copied at a time to be packed: so many, or this part of a large layer, with work for all threads.
+_LEAST_PIECE = 2**20
+_NUM_PIECES = 16
+
+
 class NativeLinear:
     """What PackedLinear is with C++ kernels. Holds the weights as panels."""
 
@@ -32,7 +39,7 @@ class NativeLinear:
 
     def __init__(
         self,
-        weight_OI: Weight | PackedWeight,
+        weight_OI: Weight | Sequence[Weight] | PackedWeight,
         bias_O: torch.Tensor | None,
         norm_I: torch.Tensor | None,
         eps: float,
@@ -41,12 +48,12 @@ class NativeLinear:
         activation: Activation = "silu",
         kernels: NativeKernels,
     ) -> None:
-        parts = list[torch.Tensor]()
+        layers = list[list[torch.Tensor]]()
         if isinstance(weight_OI, PackedWeight):
             kind, num_rows, num_inputs = WeightKind(weight_OI.kind), weight_OI.num_rows, weight_OI.num_inputs
         else:
-            kind, parts = _parts(weight_OI)
-            num_rows, num_inputs = parts[0].shape
+            kind, layers = _parts_of_all(weight_OI)
+            num_rows, num_inputs = sum(len(parts[0]) for parts in layers), layers[0][0].shape[1]
         self._kernels = kernels
         self.num_outputs = num_rows // 2 if gated else num_rows
         self._norm_I = None if norm_I is None else norm_I.float().contiguous()
@@ -71,9 +78,7 @@ class NativeLinear:
             assert panels.nbytes == num_bytes
         else:
             panels = kernels.weights.empty(num_bytes, torch.uint8)
-            parts = [part.contiguous() for part in parts]
-            addresses = [part.data_ptr() for part in parts] + [None] * (3 - len(parts))
-            kernels.pack(self._address, *addresses, panels.data_ptr())
+            _pack(kernels, self._struct, layers, panels)
         self._struct.panels = panels.data_ptr()
         self.packed = PackedWeight(kind=kind, num_rows=num_rows, num_inputs=num_inputs, panels=panels)
 
@@ -108,6 +113,53 @@ class NativeLinear:
         assert y_TO.is_contiguous()
         if len(x_TI):
             self._kernels.linear(self._address, x_TI.data_ptr(), len(x_TI), y_TO.data_ptr(), add)
+
+
+def _parts_of_all(weight: Weight | Sequence[Weight]) -> tuple[WeightKind, list[list[torch.Tensor]]]:
+    """The kind of layers whose outputs lie side by side, and the parts of each."""
+    weights = weight if isinstance(weight, Sequence) else [weight]
+    found = [_parts(each) for each in weights]
+    if len({kind for kind, _ in found}) > 1:
+        found = [_parts(concatenate(weights))]
+    return found[0][0], [parts for _, parts in found]
+
+
+def _pack(kernels: NativeKernels, whole: LinearStruct, layers: list[list[torch.Tensor]], panels: torch.Tensor) -> None:
+    """Some panels at a time, of copies of their rows, so that the rows of several layers never lie side by side as a
+    whole. What a panel holds, and where, depends on nothing but its own rows."""
+    num_inputs = whole.inputs
+    columns = kernels.panel_width(ctypes.addressof(whole)) // (2 if whole.gated else 1)
+    num_panels = -(-whole.outputs // columns)
+    assert panels.nbytes % num_panels == 0
+    step = columns * max(_LEAST_PIECE // (columns * num_inputs), num_panels // _NUM_PIECES, 1)
+    most = min(step, whole.outputs) * (2 if whole.gated else 1)
+    # For one piece after the other: malloc would find other memory for each.
+    copies = [passing_memory((most, *part.shape[1:]), part.dtype) for part in layers[0]]
+    for first in range(0, whole.outputs, step):
+        count = min(step, whole.outputs - first)
+        starts = (first, first + whole.outputs) if whole.gated else (first,)
+        for part, copy in enumerate(copies):
+            rows = [rows for start in starts for rows in _rows([layer[part] for layer in layers], start, count)]
+            torch.cat(rows, out=copy[: count * len(starts)])
+        piece = LinearStruct(
+            inputs=num_inputs,
+            outputs=count,
+            gated=whole.gated,
+            weights=whole.weights,
+            activation=whole.activation,
+        )
+        addresses = [copy.data_ptr() for copy in copies] + [None] * (3 - len(copies))
+        place = panels.data_ptr() + first // columns * (panels.nbytes // num_panels)
+        kernels.pack(ctypes.addressof(piece), *addresses, place)
+
+
+def _rows(layers: list[torch.Tensor], first: int, count: int) -> list[torch.Tensor]:
+    """So many rows, from the first on, of layers that lie side by side: what each has of them."""
+    found = list[torch.Tensor]()
+    for layer in layers:
+        found.append(layer[max(first, 0) : max(first + count, 0)])
+        first -= len(layer)
+    return [rows for rows in found if len(rows)]
 
 
 def _parts(weight: Weight) -> tuple[WeightKind, list[torch.Tensor]]:

@@ -7,6 +7,7 @@ A page comes, zeroed, when it is first written, from the memory of the NUMA node
 packed and KV is written by the threads that read them later, as far as the pool deals tasks alike.
 """
 
+import ctypes
 import math
 import mmap
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ _ALIGNMENT = 64
 _HUGE_PAGE = 2 * 2**20
 # Small next to a model, large next to what is lost at its end.
 _MAPPING = 32 * 2**20
+_SMALL = 2**20
 
 
 class WeightMemory:
@@ -41,6 +43,20 @@ def huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     num_elements = math.prod(shape)
     mapping, offset = _map(num_elements * dtype.itemsize)
     return torch.frombuffer(mapping, dtype=dtype, count=num_elements, offset=offset).view(*shape)
+
+
+def passing_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Of any contents, for what goes again while others stay. In a mapping of its own, unless it is small: what malloc
+    had given would be kept between allocations that stay, and all of that comes to several times its size."""
+    if math.prod(shape) * dtype.itemsize < _SMALL:
+        return torch.empty(*shape, dtype=dtype)
+    return huge_zeros(shape, dtype)
+
+
+def give_back_free_memory() -> None:
+    """What malloc keeps of freed memory, to the system; where the C library can."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def _map(num_bytes: int) -> tuple[mmap.mmap, int]:

@@ -168,10 +168,12 @@ class _Experts:
     path: Path = Path("experts")
     shapes: dict[str, Shape] = field(default_factory=lambda: {"model.layers.0.mlp.experts.3.up_proj.weight": (1,)})
 
-    def tensor(self, name: str) -> torch.Tensor:
-        return dequantize(self.stored)
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
+        assert rows is None
+        return dequantize(self.stored).to(dtype or torch.float32)
 
-    def weight(self, name: str) -> Weight:
+    def weight(self, name: str, rows: slice | None = None) -> Weight:
+        assert rows is None
         return self.stored
 
     def is_left_out(self, name: str) -> bool:

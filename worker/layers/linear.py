@@ -7,8 +7,7 @@ import torch
 
 from kernels.compute_path import ComputePath
 from kernels.linear import PackedLinear
-from kernels.linear.slices import slice_inputs, slice_outputs
-from kernels.linear.weights import Weight, concatenate, map_rows
+from kernels.linear.weights import Weight, map_rows
 from kernels.silu_mul import Activation
 from worker.take_tensor import TakeTensor
 
@@ -35,19 +34,18 @@ def load_linear(
     """
 
     def weight_of(name: str) -> Weight:
-        weight = take.weight(f"{name}.weight")
-        if outputs is not None and path.shard.size > 1:
-            weight = slice_outputs(weight, outputs(name))
-        if inputs is not None and path.shard.size > 1:
-            weight = slice_inputs(weight, inputs)
+        is_part = path.shard.size > 1
+        weight = take.weight(
+            f"{name}.weight", outputs(name) if outputs and is_part else None, inputs if is_part else None
+        )
         return map_rows(weight, partial(reorder, name))
 
     def bias_of(name: str) -> torch.Tensor:
         bias_O = take(f"{name}.bias")
         return reorder(name, bias_O if outputs is None else bias_O[outputs(name)])
 
-    def weight() -> Weight:
-        return concatenate([weight_of(name) for name in names])
+    def weight() -> list[Weight]:
+        return [weight_of(name) for name in names]
 
     has_bias = bias and (inputs is None or path.shard.is_first)
     bias_O = torch.cat([bias_of(name) for name in names]) if has_bias else None
@@ -64,8 +62,7 @@ def load_head(
     norm_I = take(norm).float()
 
     def weight() -> Weight:
-        whole = take.head_weight(name)
-        return whole if outputs is None else slice_outputs(whole, outputs)
+        return take.head_weight(name, outputs)
 
     return _packed(take, [name], weight, None, path, norm_I, eps, gated=False)
 
@@ -73,7 +70,7 @@ def load_head(
 def _packed(
     take: TakeTensor,
     names: Sequence[str],
-    weight: Callable[[], Weight],
+    weight: Callable[[], Weight | Sequence[Weight]],
     bias_O: torch.Tensor | None,
     path: ComputePath,
     norm_I: torch.Tensor | None,

@@ -71,11 +71,11 @@ class _NormsPlusOne:
     def float32(self, name: str) -> torch.Tensor:
         return self._take.float32(name)
 
-    def weight(self, name: str) -> Weight:
-        return self._take.weight(name)
+    def weight(self, name: str, outputs: slice | None = None, inputs: slice | None = None) -> Weight:
+        return self._take.weight(name, outputs, inputs)
 
-    def head_weight(self, name: str) -> Weight:
-        return self._take.head_weight(name)
+    def head_weight(self, name: str, outputs: slice | None = None) -> Weight:
+        return self._take.head_weight(name, outputs)
 
     def kv_scale(self, attention: str) -> tuple[float, float] | None:
         return self._take.kv_scale(attention)

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from kernels.linear.weights import Weight, map_rows
+from kernels.linear.weights import Weight
 from worker.model_config import ModelConfig
 from worker.take_tensor import Shape
 from worker.weights.errors import WeightsError, some
 from worker.weights.gguf_header import StoredTensor, read_header
 from worker.weights.gguf_weights import INTEGER_KINDS, integer_weight
+from worker.weights.pieces import converted
 
 QUANTIZATIONS = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q4_K, Kind.Q6_K)
 ROPE_FACTORS = "rope_freqs.weight"
@@ -78,7 +79,7 @@ class GGUFSource:
         architecture = header.metadata.get("general.architecture", "")
         self._tensors = {hugging_face_name(name, architecture): tensor for name, tensor in stored.items()}
         self.shapes: dict[str, Shape] = {name: tensor.shape for name, tensor in self._tensors.items()}
-        freq_factors = None if factors is None else tuple(self._dequantized(factors).tolist())
+        freq_factors = None if factors is None else tuple(_dequantized(self._rows(factors), factors.kind).tolist())
         try:
             self.config = ModelConfig.from_gguf(header.metadata, stored, freq_factors)
         except ValueError as error:
@@ -87,17 +88,24 @@ class GGUFSource:
         # order; Hugging Face's pairs are (i, i + head size / 2).
         self._rope_pairs_neighbours = architecture == "llama"
 
-    def tensor(self, name: str) -> torch.Tensor:
-        return self._in_order(name, torch.from_numpy(self._dequantized(self._tensors[name])))
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
+        stored = self._tensors[name]
+        dtype = dtype or torch.float32
+        if len(stored.shape) < 2:
+            return torch.from_numpy(_dequantized(self._rows(stored), stored.kind)).to(dtype)
 
-    def weight(self, name: str) -> Weight:
-        tensor = self._tensors[name]
+        def read(piece: slice) -> torch.Tensor:
+            return torch.from_numpy(_dequantized(self._rows_in_order(name, piece), stored.kind))
+
+        return converted(stored.shape, dtype, read, rows or slice(0, stored.shape[0]))
+
+    def weight(self, name: str, rows: slice | None = None) -> Weight:
+        stored = self._tensors[name]
         weight = None
-        if tensor.kind in INTEGER_KINDS:
-            weight = integer_weight(tensor.kind, self._rows(tensor), tensor.shape[-1])
-        if weight is None:
-            return self.tensor(name)
-        return map_rows(weight, lambda rows: self._in_order(name, rows))
+        if stored.kind in INTEGER_KINDS:
+            rows_OB = self._rows_in_order(name, rows or slice(0, stored.shape[0]))
+            weight = integer_weight(stored.kind, rows_OB, stored.shape[-1])
+        return self.tensor(name, None, rows) if weight is None else weight
 
     def is_left_out(self, name: str) -> bool:
         return False
@@ -105,21 +113,14 @@ class GGUFSource:
     def kv_scale(self, attention: str) -> tuple[float, float] | None:
         return None
 
-    def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        if self._rope_pairs_neighbours and ".q_proj." in name:
-            return _halves_from_neighbours(rows, self.config.num_heads)
-        if self._rope_pairs_neighbours and ".k_proj." in name:
-            return _halves_from_neighbours(rows, self.config.num_kv_heads)
-        return rows
-
-    def _dequantized(self, tensor: StoredTensor) -> np.ndarray:
-        """float32, owning its memory."""
-        rows = self._rows(tensor)
-        if tensor.kind is Kind.F32:
-            return rows.view("<f4").copy()
-        if tensor.kind is Kind.F16:
-            return rows.view("<f2").astype(np.float32)
-        return gguf.dequantize(rows, tensor.kind)
+    def _rows_in_order(self, name: str, rows: slice) -> np.ndarray:
+        """uint8: some rows of a matrix, in Hugging Face's order."""
+        stored = self._tensors[name]
+        stored_rows = self._rows(stored)
+        if self._rope_pairs_neighbours and (".q_proj." in name or ".k_proj." in name):
+            num_heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
+            return stored_rows[_halves_from_neighbours(np.arange(stored.shape[0]), num_heads)[rows]]
+        return stored_rows[rows]
 
     def _rows(self, tensor: StoredTensor) -> np.ndarray:
         """uint8, a view of the file."""
@@ -127,6 +128,15 @@ class GGUFSource:
         return stored.reshape(*tensor.shape[:-1], -1)
 
 
-def _halves_from_neighbours(values: torch.Tensor, num_heads: int) -> torch.Tensor:
+def _halves_from_neighbours(rows: np.ndarray, num_heads: int) -> np.ndarray:
     """Rows of each head from the order of pairs (2i, 2i + 1) to that of pairs (i, i + head size / 2)."""
-    return values.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return rows.reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+def _dequantized(rows: np.ndarray, kind: Kind) -> np.ndarray:
+    """float32, owning its memory, from rows of bytes."""
+    if kind is Kind.F32:
+        return rows.view("<f4").copy()
+    if kind is Kind.F16:
+        return rows.view("<f2").astype(np.float32)
+    return gguf.dequantize(rows, kind)

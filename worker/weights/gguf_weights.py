@@ -22,8 +22,8 @@ def integer_weight(kind: Kind, rows_OB: np.ndarray, num_inputs: int) -> Int8Weig
     blocks_OGB = rows_OB.reshape(len(rows_OB), num_inputs // GROUP, -1)
     scales_OG = blocks_OGB[:, :, :2].copy().view(_HALF)[:, :, 0]
     if kind is Kind.Q8_0:
-        values_OI = blocks_OGB[:, :, 2:].reshape(len(rows_OB), num_inputs).view(np.int8)
-        return Int8Weight(values_OI=torch.from_numpy(values_OI.copy()), scales_OG=_tensor(scales_OG))
+        values_OI = np.array(blocks_OGB[:, :, 2:]).view(np.int8).reshape(len(rows_OB), num_inputs)
+        return Int8Weight(values_OI=torch.from_numpy(values_OI), scales_OG=_tensor(scales_OG))
     if kind is Kind.Q4_0:
         # A multiple by a power of two: exact, if it can be told at all.
         with np.errstate(over="ignore"):

@@ -49,12 +49,15 @@ class Llama4Files(SafetensorsFiles):
             return f"{prefix}.experts.{suffix}"
         return self._stored[name]
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         expert = self._experts.get(name)
         if expert is None:
-            return self._read(self._stored[name], lambda file, stored: file.get_tensor(stored))
+            return self._read_rows(self._stored[name], rows)
+        columns = expert.columns
+        if rows is not None:
+            columns = slice(columns.start + rows.start, columns.start + rows.stop)
         columns_first = self._read(
-            expert.stored, lambda file, stored: file.get_slice(stored)[expert.number, :, expert.columns]
+            expert.stored, lambda file, stored: file.get_slice(stored)[expert.number, :, columns]
         )
         return columns_first.t().contiguous()
 

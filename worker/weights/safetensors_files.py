@@ -62,9 +62,14 @@ class SafetensorsFiles:
         """What the checkpoint calls it, and so does its config.json."""
         return name
 
-    def read(self, name: str) -> torch.Tensor:
-        """As it is stored."""
-        return self._read(name, lambda file, stored: file.get_tensor(stored))
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
+        """As it is stored, a view of the file. rows: of it, those alone."""
+        return self._read_rows(name, rows)
+
+    def _read_rows(self, stored: str, rows: slice | None) -> torch.Tensor:
+        if rows is None:
+            return self._read(stored, lambda file, stored: file.get_tensor(stored))
+        return self._read(stored, lambda file, stored: file.get_slice(stored)[rows.start : rows.stop])
 
     def _read(self, stored: str, get: Callable[[safe_open, str], torch.Tensor]) -> torch.Tensor:
         try:

@@ -4,6 +4,7 @@ Legend: O outputs, I inputs, Y and X blocks of them that share a scale.
 """
 
 from collections.abc import Collection
+from functools import partial
 
 import torch
 
@@ -12,6 +13,7 @@ from kernels.linear.weights import Int8Weight, Weight
 from worker.take_tensor import Shape
 from worker.weights.errors import WeightsError, some
 from worker.weights.kv_scales import kv_scale
+from worker.weights.pieces import converted
 from worker.weights.safetensors_files import SafetensorsFiles
 from worker.weights.stored_quantization import FP8_BLOCKS, Scheme, StoredQuantization
 
@@ -37,29 +39,44 @@ class SafetensorsSource:
         for name in _names_of_scales(files, self._schemes, expected):
             self.shapes.pop(name, None)
 
-    def tensor(self, name: str) -> torch.Tensor:
-        values = self._files.read(name)
-        scheme = self._schemes.get(name)
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
+        scheme, shape = self._schemes.get(name), self.shapes[name]
         if scheme is None:
-            return values
-        floats = values.float() if scheme.kind == "I8" else e4m3_floats(values)
-        return scaled_(floats, self._scales_YX(name, scheme), scheme.block)
+            values = self._files.read(name, rows)
+            if dtype is None or dtype is values.dtype:
+                return values
+            if not shape:
+                return values.to(dtype)
+            return converted(tuple(values.shape), dtype, values.__getitem__, slice(0, len(values)))
+        floats = partial(self._dequantized, name, scheme, self._scales_YX(name, scheme))
+        return converted(shape, dtype or torch.float32, floats, rows or slice(0, shape[0]))
 
-    def weight(self, name: str) -> Weight:
+    def weight(self, name: str, rows: slice | None = None) -> Weight:
         scheme = self._schemes.get(name)
         if scheme is not None and scheme.kind == "I8":
-            values_OI = self._files.read(name)
-            scales_O1 = self._scales_YX(name, scheme).expand(len(values_OI), 1)
-            return Int8Weight(values_OI=values_OI, scales_OG=scales_O1.contiguous())
-        if scheme is not None and scheme.block in FP8_BLOCKS:
+            scales_O1 = self._scales_YX(name, scheme).expand(self.shapes[name][0], 1)
+            scales_O1 = scales_O1 if rows is None else scales_O1[rows]
+            return Int8Weight(values_OI=self._files.read(name, rows), scales_OG=scales_O1.contiguous())
+        if scheme is not None and scheme.block in FP8_BLOCKS and rows is None:
             return Fp8Weight(values_OI=self._files.read(name), scales=self._scales_YX(name, scheme))
-        return self.tensor(name)
+        return self.tensor(name, None, rows)
 
     def is_left_out(self, name: str) -> bool:
         return bool(self._schemes) and name not in self._schemes
 
     def kv_scale(self, attention: str) -> tuple[float, float] | None:
         return kv_scale(self._files, attention)
+
+    def _dequantized(self, name: str, scheme: Scheme, scales_YX: torch.Tensor, rows: slice) -> torch.Tensor:
+        """float32. Blocks that the rows would cut are read as a whole."""
+        total = self.shapes[name][0]
+        height = scheme.block[0] or total
+        blocks = slice(rows.start // height, -(-rows.stop // height)) if height < total else slice(0, 1)
+        whole = slice(blocks.start * height, min(blocks.stop * height, total)) if height < total else rows
+        values = self._files.read(name, whole)
+        floats = values.float() if scheme.kind == "I8" else e4m3_floats(values)
+        scaled = scaled_(floats, scales_YX[blocks], (min(height, len(floats)), scheme.block[1]))
+        return scaled[rows.start - whole.start : rows.stop - whole.start]
 
     def _scales_YX(self, name: str, scheme: Scheme) -> torch.Tensor:
         """float32."""

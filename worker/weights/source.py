@@ -12,6 +12,7 @@ from kernels.linear.packed_weight import PackedWeight
 from kernels.linear.weights import Weight, map_tensors
 from worker.take_tensor import Shape
 from worker.weights.errors import WeightsError, some
+from worker.weights.pieces import columns_of, in_pieces, part_of
 from worker.weights.quantization import Quantization, head_quantization, quantized, quantized_expert
 
 _T = TypeVar("_T")
@@ -31,11 +32,12 @@ class TensorSource(Protocol):
     @property
     def shapes(self) -> Mapping[str, Shape]: ...
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """In whatever float dtype it is stored. Raises WeightsError if its bytes are damaged."""
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
+        """dtype: None: in whatever float dtype it is stored. rows: of a matrix, those alone. What a file holds as it is
+        wanted may be a view of the file. Raises WeightsError if its bytes are damaged."""
         ...
 
-    def weight(self, name: str) -> Weight:
+    def weight(self, name: str, rows: slice | None = None) -> Weight:
         """Of a linear layer, as it is stored. Raises WeightsError."""
         ...
 
@@ -105,14 +107,16 @@ class Take:
     def float32(self, name: str) -> torch.Tensor:
         return self._took(name, self._source.tensor(name).to(self._device, torch.float32))
 
-    def weight(self, name: str) -> Weight:
-        return self._took(name, self._weight(name, self._quantization))
+    def weight(self, name: str, outputs: slice | None = None, inputs: slice | None = None) -> Weight:
+        return self._took(name, self._weight(name, self._quantization, outputs, inputs))
 
-    def head_weight(self, name: str) -> Weight:
+    def head_weight(self, name: str, outputs: slice | None = None) -> Weight:
         quantization = head_quantization(self._quantization)
         # A head that is tied to the embeddings is the same memory: a gigabyte, of some models.
         given = self._given.get(name) if quantization == "none" else None
-        return self._took(name, self._weight(name, quantization) if given is None else given)
+        if given is None:
+            return self._took(name, self._weight(name, quantization, outputs, None))
+        return self._took(name, given if outputs is None else given[outputs])
 
     def kv_scale(self, attention: str) -> tuple[float, float] | None:
         scales = self._source.kv_scale(attention)
@@ -134,20 +138,33 @@ class Take:
         """As taken: whoever asks has it from elsewhere."""
         self._took(name, None)
 
-    def _weight(self, name: str, quantization: Quantization) -> Weight:
+    def _weight(self, name: str, quantization: Quantization, outputs: slice | None, inputs: slice | None) -> Weight:
         # What the maker of an FP8 checkpoint left in floats loses too much in so few bits.
         if quantization == "none" or (quantization == "fp8" and self._source.is_left_out(name)):
-            return self._floats(name)
-        stored = self._source.weight(name)
+            floats_OI = self._floats(name, outputs)
+            return floats_OI if inputs is None else columns_of(floats_OI, inputs)
         # On a GPU weights are quantized there: a core takes seconds for a billion of them.
-        if self._device != _CPU:
-            stored = map_tensors(stored, lambda tensor: tensor.to(self._device))
-        if quantization == "fp8" and _EXPERT in name:
-            return quantized_expert(stored)
-        return quantized(stored, quantization)
+        if self._device != _CPU or quantization == "fp8":
+            stored = map_tensors(self._source.weight(name), lambda tensor: tensor.to(self._device))
+            if quantization == "fp8" and _EXPERT in name:
+                return part_of(quantized_expert(stored), outputs, inputs)
+            return part_of(quantized(stored, quantization), outputs, inputs)
+        num_outputs, num_inputs = self._expected[name]
+        rows = outputs or slice(0, num_outputs)
 
-    def _floats(self, name: str) -> torch.Tensor:
-        return self._source.tensor(name).to(self._device, self._dtype)
+        def read(piece: slice) -> Weight:
+            return quantized(self._source.weight(name, piece), quantization)
+
+        made = in_pieces(read, rows, num_inputs, inputs)
+        if made is None:
+            # Numbers that are too large for some kind are in some pieces alone.
+            made = part_of(quantized(self._source.weight(name), quantization), outputs, inputs)
+        return made
+
+    def _floats(self, name: str, rows: slice | None = None) -> torch.Tensor:
+        if self._device != _CPU:
+            return self._source.tensor(name, None, rows).to(self._device, self._dtype)
+        return self._source.tensor(name, self._dtype, rows)
 
     def _took(self, name: str, taken: _T) -> _T:
         self._taken += torch.Size(self._expected[name]).numel()

@@ -33,13 +33,16 @@ class RandomWeights:
         values = torch.empty(shape, dtype=self._dtype, device=self._device).normal_(generator=generator)
         return values.mul_(shape[1] ** -0.5) if len(shape) == 2 else values.mul_(0.1).add_(1.0)
 
-    def weight(self, name: str) -> Weight:
+    def weight(self, name: str, outputs: slice | None = None, inputs: slice | None = None) -> Weight:
+        assert outputs is None
+        assert inputs is None
         return quantize_fp8(self(name)) if self._fp8 else self(name)
 
     def float32(self, name: str) -> torch.Tensor:
         return self(name).float()
 
-    def head_weight(self, name: str) -> Weight:
+    def head_weight(self, name: str, outputs: slice | None = None) -> Weight:
+        assert outputs is None
         return self(name)
 
     def kv_scale(self, attention: str) -> None:
