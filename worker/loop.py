@@ -118,6 +118,10 @@ class WorkerLoop:
         except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler must hear of it
             _log.exception("the worker failed")
             return self._give_up(f"{type(error).__name__}: {error}", permanent=False)
+        finally:
+            # Not left to the end of the process: NCCL would wait for graphs that are still there.
+            if self._meet is not None and self._runner is not None:
+                self._runner.join(None)
         return self._exit_code or 0
 
     # --- Joining

@@ -122,7 +122,6 @@ class FakeWorker:
 
     def _run(self) -> None:
         code = self._loop.run()
-        self.runner.join(None)
         self._heartbeat.stop()
         self._link.close(deliver=code != 0)
         self._context.term()
