@@ -7,19 +7,17 @@ import asyncio
 import contextlib
 import os
 import random
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from octavo.cluster.errors import ProcessFailed
 from octavo.cluster.processes import ProcessSpec, Stage
 from octavo.cluster.readiness import read_health
 from octavo.cluster.runtime_files import child_environment
 from octavo.cluster.supervisor import Supervisor
+from octavo.ray.directory import ProcessDirectory
 from octavo.ray.library import import_ray
 
 # In texts that come from the launcher, which does not know where that is.
@@ -37,7 +35,7 @@ class ProcessHost:
     def __init__(self, name: str, stage: int) -> None:
         """name: for people. stage: of octavo.cluster.processes.Stage."""
         self._name, self._stage = name, Stage(stage)
-        self._directory = Path(tempfile.mkdtemp(prefix="octavo-ray-"))
+        self._directory = ProcessDirectory()
         self._news: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_MOST_NEWS)
         self._supervisor: Supervisor | None = None
         self._health_at: tuple[str, int] = ("", 0)
@@ -53,7 +51,7 @@ class ProcessHost:
 
     async def write(self, name: str, text: str) -> None:
         """Makes or replaces a file of the process, for its owner only."""
-        path = self._directory / name
+        path = self._directory.path / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name(f"{path.name}.new")
         new.unlink(missing_ok=True)
@@ -78,9 +76,9 @@ class ProcessHost:
 
         options: as YAML. files: texts by name, beside it.
         """
-        for name, text in {**files, "options.yaml": options.replace(DIRECTORY, str(self._directory))}.items():
+        for name, text in {**files, "options.yaml": options.replace(DIRECTORY, str(self._directory.path))}.items():
             await self.write(name, text)
-        command = (sys.executable, "-m", module, "-c", str(self._directory / "options.yaml"), *arguments)
+        command = (sys.executable, "-m", module, "-c", str(self._directory.path / "options.yaml"), *arguments)
         self._health_at = metrics_host, health_port
         self._supervisor = Supervisor(
             [ProcessSpec(name=self._name, stage=self._stage, command=command, health_port=health_port)],
@@ -118,7 +116,7 @@ class ProcessHost:
 
     async def clean_up(self) -> None:
         """Removes its files."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.remove()
 
     def _tell(self, kind: str, text: str) -> None:
         if self._news.full():

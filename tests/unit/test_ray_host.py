@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from configs.options import Options
 from octavo.cluster.errors import ClusterError
 from octavo.cluster.processes import Stage
 from octavo.ray import library
+from octavo.ray.directory import ProcessDirectory
 from octavo.ray.host import DIRECTORY, ProcessHost, are_free, free_ports
 from tests.support.up import FAKES
 
@@ -78,6 +80,21 @@ async def test_what_ends_for_good_is_told_with_its_last_words(
     cause = await asyncio.wait_for(host.run("worker", [], _options(), {}, **SETTINGS), TIMEOUT)
     assert words in cause
     await host.clean_up()
+
+
+def test_what_an_actor_has_left_behind_is_removed_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray ends actors without a word, and keys would lie there for ever."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended, running = ProcessDirectory(), ProcessDirectory()
+    (ended.path / "worker.key_secret").write_text("secret")
+    os.close(ended._lock)  # as the end of its process does
+    (tmp_path / "octavo-ray-of-nobody").mkdir()
+    last = ProcessDirectory()
+    assert {path.name for path in tmp_path.iterdir()} == {running.path.name, last.path.name, "octavo-ray-of-nobody"}
+    for each in (running, last):
+        each.remove()
 
 
 def test_ports_come_in_a_row() -> None:
