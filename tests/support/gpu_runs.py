@@ -20,7 +20,11 @@ class TakeFrom:
     def __call__(self, name: str) -> torch.Tensor:
         return self._tensors[name].to(self._dtype)
 
-    weight = head_weight = __call__
+    def weight(self, name: str, outputs: slice | None = None, inputs: slice | None = None) -> torch.Tensor:
+        return self(name)[outputs or slice(None), inputs or slice(None)].contiguous()
+
+    def head_weight(self, name: str, outputs: slice | None = None) -> torch.Tensor:
+        return self.weight(name, outputs)
 
     def float32(self, name: str) -> torch.Tensor:
         return self._tensors[name].float()
