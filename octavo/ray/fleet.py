@@ -24,6 +24,8 @@ log = logging.getLogger("octavo.ray")
 
 _HEALTH_INTERVAL = 1.0
 _PATIENCE_S = 10.0
+# For the way to an actor, beside what its process may take to end.
+_STOP_GRACE = 5.0
 # A scheduler's: for routers, for its workers, and for their heartbeats.
 _NUM_PORTS = 3
 
@@ -50,6 +52,7 @@ class RayFleet:
         # Of each replica's scheduler, once it is known: the node's address, and its first port.
         self._places: dict[int, tuple[str, int]] = {}
         self._has_moved = asyncio.Condition()
+        self._placing: asyncio.Task[None] | None = None
         self._keepers: list[asyncio.Task[None]] = []
         self._is_stopping = False
         self.first_wave_begun = asyncio.Event()
@@ -57,7 +60,10 @@ class RayFleet:
     async def run(self) -> None:
         """As octavo.cluster.supervisor.Supervisor.run."""
         try:
-            await self._place()
+            self._placing = asyncio.create_task(self._actors.place(self._plan.groups))
+            if not await self._has_room():
+                return
+            self._start()
             self._keepers = [asyncio.create_task(each) for each in self._all_keepers()]
             self.first_wave_begun.set()
             done, _ = await asyncio.wait(self._keepers, return_when=asyncio.FIRST_EXCEPTION)
@@ -71,16 +77,22 @@ class RayFleet:
     async def stop(self, grace: Mapping[Stage, float]) -> None:
         """As octavo.cluster.supervisor.Supervisor.stop."""
         self._is_stopping = True
+        if self._placing is not None:
+            self._placing.cancel()
         for stage in Stage:
             members = [host for name, host in self._hosts.items() if self._specs[name].stage is stage]
             seconds = grace.get(stage, 5.0)
             # An actor that Ray is moving has no process to be ended, or has it killed.
-            async with asyncio.timeout(seconds + 5.0):
-                await asyncio.gather(*(host.call("stop", seconds) for host in members), return_exceptions=True)
-        await asyncio.gather(*(host.call("clean_up") for host in self._hosts.values()), return_exceptions=True)
+            await self._tell(members, seconds + _STOP_GRACE, "stop", seconds)
+        await self._tell(list(self._hosts.values()), _STOP_GRACE, "clean_up")
         for task in self._keepers:
             task.cancel()
         self.kill()
+
+    async def _tell(self, hosts: list[Actor], seconds: float, method: str, *args: object) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(host.call(method, *args) for host in hosts), return_exceptions=True)
 
     def kill(self) -> None:
         """Ends all processes at once."""
@@ -99,16 +111,19 @@ class RayFleet:
 
     # --- Where they are
 
-    async def _place(self) -> None:
+    async def _has_room(self) -> bool:
+        """Waits until Ray has, or until it is told to stop."""
+        assert self._placing is not None
+        while not (await asyncio.wait({self._placing}, timeout=_PATIENCE_S))[0]:
+            bundles = [bundle for group in self._plan.groups for bundle in group.bundles]
+            self._display.event(self._specs["router"], f"waits: Ray has no room yet for {bundles}")
+        if self._placing.cancelled():
+            return False
+        self._placing.result()
+        return True
+
+    def _start(self) -> None:
         options, needs, plan = self._options, self._needs, self._plan
-        placing = asyncio.create_task(self._actors.place(plan.groups))
-        try:
-            while not (await asyncio.wait({placing}, timeout=_PATIENCE_S))[0]:
-                bundles = [bundle for group in plan.groups for bundle in group.bundles]
-                self._display.event(self._specs["router"], f"waits: Ray has no room yet for {bundles}")
-            placing.result()
-        finally:
-            placing.cancel()
         self._hosts["router"] = self._actors.start_here("router", Stage.ROUTER)
         for replica in range(options.data_parallel_size):
             name = f"scheduler {replica}"

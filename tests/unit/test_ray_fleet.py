@@ -16,6 +16,7 @@ from configs.options import Options
 from octavo.cluster.display import Display
 from octavo.cluster.errors import ClusterError, ProcessFailed
 from octavo.cluster.processes import Stage, cluster_processes
+from octavo.ray import fleet
 from octavo.ray.actors import ActorGone
 from octavo.ray.fleet import RayFleet, check
 from octavo.ray.placement import GroupPlan, Resources, needs_of, plan_placement
@@ -76,12 +77,14 @@ class StandInActor:
 
 
 class StandInActors:
-    def __init__(self) -> None:
+    def __init__(self, has_room: bool = True) -> None:
+        self.has_room = has_room
         self.by_name: dict[str, StandInActor] = {}
         self.asked: dict[str, Resources] = {}
 
     async def place(self, groups: Sequence[GroupPlan]) -> None:
-        pass
+        if not self.has_room:
+            await asyncio.Future()
 
     def start(self, name: str, stage: Stage, at: tuple[int, int], resources: Resources) -> StandInActor:
         self.asked[name] = resources
@@ -95,8 +98,8 @@ class StandInActors:
 class Running:
     """A fleet of stand-ins in the test's event loop."""
 
-    def __init__(self) -> None:
-        self.actors, self.output = StandInActors(), StringIO()
+    def __init__(self, has_room: bool = True) -> None:
+        self.actors, self.output = StandInActors(has_room), StringIO()
         specs = cluster_processes(OPTIONS, Path("options.yaml"), num_cores=2)
         needs = needs_of(OPTIONS, has_gpus=False)
         plan = plan_placement(needs, 2, [{"CPU": 8.0}])
@@ -172,6 +175,15 @@ async def test_told_to_end_it_ends_without_an_error(running: Running) -> None:
     await running.fleet.stop(defaultdict(float))
     await asyncio.wait_for(running.task, 10)
     assert all(actor.is_killed for actor in running.actors.by_name.values())
+
+
+async def test_it_says_what_ray_has_no_room_for_and_can_be_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "_PATIENCE_S", 0.01)
+    running = Running(has_room=False)
+    await running.until(lambda: "Ray has no room yet for [{'CPU': 5" in running.output.getvalue())
+    await running.fleet.stop({})
+    await asyncio.wait_for(running.task, 10)
+    assert running.actors.by_name == {}
 
 
 def test_a_replica_is_one_bundle_where_a_node_has_room_for_it() -> None:
