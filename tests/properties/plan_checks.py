@@ -47,9 +47,12 @@ def check_plan(world: World, plan: Plan) -> int:
     return _check_admissions(world, plan)
 
 
-def check_empty_plan(world: World, plan: Plan) -> None:
+def check_empty_plan(world: World, plan: Plan | None) -> None:
     """Before the worker has seen it: it computes nothing, and tells what there is to tell otherwise."""
-    assert len(world.in_flight) < world.settings.max_steps_in_flight, "too many plans in flight"
+    has_room = len(world.in_flight) < world.settings.max_steps_in_flight
+    assert has_room == (plan is not None), "too many plans in flight, or no empty one though there is room for it"
+    if plan is None:
+        return
     assert plan.step == (world.in_flight[-1].plan.step + 1 if world.in_flight else world.worker.step + 1)
     assert not plan.num_tokens, "a step that should compute nothing"
     assert not plan.new_rows, "a row is given away in a step that computes nothing"

@@ -30,13 +30,7 @@ from tests.properties import inside
 from tests.properties.admission import is_full, is_valid
 from tests.properties.features import count_plan
 from tests.properties.model import Flight, ModelSequence, order_of, plans_between, stay_of, work_of
-from tests.properties.plan_checks import (
-    check_empty_plan,
-    check_found_blocks,
-    check_no_plan,
-    check_plan,
-    rest_of_batch,
-)
+from tests.properties.plan_checks import check_empty_plan, check_found_blocks, check_no_plan, check_plan, rest_of_batch
 from tests.properties.results import expect, with_strays, without
 from tests.properties.state_checks import check, check_idle, check_tables
 
@@ -197,14 +191,12 @@ class World:
     def schedule_empty(self) -> bool:
         """Whether there was a plan; for `schedule` has just given none, or anyhow."""
         plan = self.core.schedule_empty()
-        if plan is None:
-            assert len(self.in_flight) == self.settings.max_steps_in_flight, "no empty step though there is room for it"
-            return False
         check_empty_plan(self, plan)
+        if plan is None:
+            return False
         self.rows_to_free.clear()
         self.in_flight.append(Flight(plan, self.worker.run(plan), frozenset()))
-        self.seen["an empty step"] += 1
-        self.seen["an empty step that frees rows"] += bool(plan.freed_rows)
+        self.seen.update({"an empty step": 1, "an empty step that frees rows": bool(plan.freed_rows)})
         return True
 
     def _take_row(self, sequence: ModelSequence, row: int, number: int, num_computed: int, plan: Plan) -> None:
