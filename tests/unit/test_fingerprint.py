@@ -5,8 +5,11 @@ import torch
 from worker.fingerprint import cpu_kernels, fingerprint, gpu_kernels
 
 
-def of(kernels: str) -> str:
-    return fingerprint(weights_digest="abc", dtype="bfloat16", quantization="none", kernels=kernels)
+def of(kernels: str, *, tensor_size: int = 1, whole_experts: bool = False) -> str:
+    return fingerprint(
+        weights_digest="abc", dtype="bfloat16", quantization="none", kernels=kernels, tensor_size=tensor_size,
+        whole_experts=whole_experts,
+    )  # fmt: skip
 
 
 def test_another_gpu_is_another_replica():
@@ -26,3 +29,8 @@ def test_threads_of_the_host_decide_nothing_on_a_gpu():
         assert cpu_kernels("cpu-onednn-float32") != cpu
     finally:
         torch.set_num_threads(threads)
+
+
+def test_ranks_that_have_parts_of_experts_add_up_other_numbers_than_those_that_have_whole_ones():
+    sizes = {of("cpu", tensor_size=size, whole_experts=whole) for size in (2, 4) for whole in (False, True)}
+    assert len({of("cpu"), *sizes}) == 5
