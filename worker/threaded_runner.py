@@ -45,8 +45,8 @@ class ThreadedRunner:
         return result
 
     def join(self, groups: Groups | None, while_waiting: Callable[[], None] = lambda: None) -> None:
-        """See worker.step_runner.StepRunner. None: waits for the step under way, which fails if it waits for a rank that
-        has died or left."""
+        """See worker.step_runner.StepRunner. None: waits for the step under way, which fails if it waits for a rank
+        that has died or left."""
         self._is_over = self._is_over or groups is None
         if groups is None and self._groups is not None:
             self._groups.leave()

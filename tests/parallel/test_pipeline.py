@@ -78,9 +78,9 @@ def test_a_stage_reads_what_it_has_and_nothing_else(tmp_path: Path, monkeypatch:
     names: list[str] = []
     read = SafetensorsFiles.read
 
-    def counted(self: SafetensorsFiles, name: str) -> torch.Tensor:
+    def counted(self: SafetensorsFiles, name: str, *args: Any) -> torch.Tensor:
         names.append(name)
-        return read(self, name)
+        return read(self, name, *args)
 
     monkeypatch.setattr(SafetensorsFiles, "read", counted)
     model = make_model(tmp_path, "Qwen2ForCausalLM")
