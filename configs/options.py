@@ -23,6 +23,7 @@ def _default_runtime_dir() -> Path:
 
 
 Addresses = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
+Compat = Annotated[tuple[Literal["vllm"], ...], BeforeValidator(split_commas)]
 
 
 class Options(GpuOptions, ParallelOptions):
@@ -167,6 +168,12 @@ class Options(GpuOptions, ParallelOptions):
         "as OpenAI's clients call them. 0: none.",
         ge=0,
         le=65_535,
+    )
+    compat: Compat = option(
+        ROUTER,
+        (),
+        "Other projects' gRPC services that the router serves, too, comma-separated. vllm: VllmEngine, by which the "
+        "SMG gateway reaches an engine; needs octavo[smg].",
     )
     routing_policy: Literal["least_loaded", "round_robin", "power_of_two", "prefix_aware", "consistent_hash"] = option(
         ROUTER,

@@ -8,6 +8,7 @@ import sys
 from configs.flags import parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options
+from router.compat.services import MissingPackageError
 from router.gateway.app import Gateway
 from router.gateway.server import GatewayServer
 from router.server import AddressError, RouterServer
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
     configure_logging("router", options.log_level, options.log_format)
     try:
         asyncio.run(_serve(options))
-    except (ModelNotFoundError, TokenizerError, AddressError) as error:
+    except (ModelNotFoundError, TokenizerError, AddressError, MissingPackageError) as error:
         log.error("%s", error)
         return EXIT_PERMANENT
     return 0

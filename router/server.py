@@ -15,6 +15,7 @@ from protos.admin_pb2_grpc import add_AdminServicer_to_server
 from protos.inference_pb2 import DESCRIPTOR
 from protos.inference_pb2_grpc import add_InferenceServicer_to_server
 from router import admin
+from router.compat.services import add_services
 from router.errors import Draining
 from router.intake import Intake
 from router.metrics import RouterMetrics
@@ -37,7 +38,8 @@ class AddressError(OSError):
 
 
 class RouterServer:
-    """One router. Liveness ("") is SERVING while it runs, readiness (octavo.v1.Inference) while a replica is ready."""
+    """One router. Liveness ("") is SERVING while it runs, readiness (octavo.v1.Inference, and the services of option
+    compat) while a replica is ready."""
 
     def __init__(self, options: Options, tokenizer: Tokenizer, model_name: str) -> None:
         self.metrics = RouterMetrics()
@@ -61,6 +63,8 @@ class RouterServer:
             buffer_bytes=options.stream_buffer_bytes,
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        # Services whose health is readiness.
+        self._ready_names: tuple[str, ...] = (SERVICE,)
         self._health_updates: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
 
@@ -79,7 +83,7 @@ class RouterServer:
         return self._replicas.num_ready > 0, self._replicas.describe()
 
     async def start(self) -> None:
-        """Listens, and connects to the schedulers in the background. Raises AddressError."""
+        """Listens, and connects to the schedulers in the background. Raises AddressError, MissingPackageError."""
         options = self._options
         server = grpc.aio.server(
             options=[
@@ -98,8 +102,10 @@ class RouterServer:
         add_InferenceServicer_to_server(InferenceService(self.intake), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         add_AdminServicer_to_server(admin.AdminService(self._replicas.replicas), server)
-        add_reflection(server, SERVICE, admin.SERVICE)
-        await self._health.set(SERVICE, _NOT_SERVING)
+        foreign = add_services(options.compat, server, self.intake, self._replicas)
+        self._ready_names = (SERVICE, *foreign)
+        add_reflection(server, *self._ready_names, admin.SERVICE)
+        await self._set_readiness(_NOT_SERVING)
         host = f"[{options.host}]" if ":" in options.host else options.host
         try:
             self.port = server.add_insecure_port(f"{host}:{options.port}")
@@ -117,7 +123,7 @@ class RouterServer:
     async def drain(self) -> None:
         """Refuses new requests, and waits for the running ones, at most drain_timeout seconds."""
         self.intake.draining = True
-        await self._health.set(SERVICE, _NOT_SERVING)
+        await self._set_readiness(_NOT_SERVING)
         log.info("draining: %d streams get %g s to finish", self.num_streams, self._options.drain_timeout)
         try:
             async with asyncio.timeout(self._options.drain_timeout):
@@ -140,9 +146,13 @@ class RouterServer:
         for replica in replicas.replicas:
             self.metrics.replica_ready.labels(replica.address).set(replica.ready)
         serving = replicas.num_ready > 0 and not self.intake.draining
-        task = asyncio.ensure_future(self._health.set(SERVICE, _SERVING if serving else _NOT_SERVING))
+        task = asyncio.ensure_future(self._set_readiness(_SERVING if serving else _NOT_SERVING))
         self._health_updates.add(task)
         task.add_done_callback(self._health_updates.discard)
+
+    async def _set_readiness(self, status: int) -> None:
+        for name in self._ready_names:
+            await self._health.set(name, status)
 
     def _warn_of_open_addresses(self) -> None:
         options = self._options

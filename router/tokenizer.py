@@ -30,6 +30,7 @@ class Tokenizer:
 
     def __init__(self, directory: Path) -> None:
         """directory: as router.tokenizer_files gives it. Raises TokenizerError."""
+        self.directory = directory
         path = directory / "tokenizer.json"
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
