@@ -144,7 +144,7 @@ def _make_nodes() -> Any:
     """The head."""
     cluster_utils = importlib.import_module("ray.cluster_utils")
     head = {
-        "num_cpus": 1, "object_store_memory": _STORE, "include_dashboard": False, "_system_config": _FAST_CHECKS,
+        "num_cpus": 0, "object_store_memory": _STORE, "include_dashboard": False, "_system_config": _FAST_CHECKS,
     }  # fmt: skip
     return cluster_utils.Cluster(initialize_head=True, head_node_args=head)
 

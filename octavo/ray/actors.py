@@ -10,7 +10,8 @@ from octavo.ray.placement import GroupPlan, Resources
 
 # Between two tries to reach an actor that is being started again.
 _RETRY_S = 0.25
-_ROUTER: Resources = {"CPU": 1}
+# Heads of Ray clusters often offer no CPU, so that no work is placed there.
+_ROUTER: Resources = {"CPU": 0}
 
 
 class ActorGone(Exception):
