@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.parallel.expert_balance import BalancedExperts, balance_experts, loads_of_ranks
+from benchmarks.published_balance import BalancedExperts, balance_experts, loads_of_ranks
 
 
 @st.composite
