@@ -23,7 +23,7 @@ def _default_runtime_dir() -> Path:
 
 
 Addresses = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
-Compat = Annotated[tuple[Literal["vllm"], ...], BeforeValidator(split_commas)]
+Compat = Annotated[tuple[Literal["vllm", "kserve"], ...], BeforeValidator(split_commas)]
 
 
 class Options(GpuOptions, ParallelOptions):
@@ -173,7 +173,7 @@ class Options(GpuOptions, ParallelOptions):
         ROUTER,
         (),
         "Other projects' gRPC services that the router serves, too, comma-separated. vllm: VllmEngine, by which the "
-        "SMG gateway reaches an engine; needs octavo[smg].",
+        "SMG gateway reaches an engine; needs octavo[smg]. kserve: GRPCInferenceService, for Triton's clients.",
     )
     routing_policy: Literal["least_loaded", "round_robin", "power_of_two", "prefix_aware", "consistent_hash"] = option(
         ROUTER,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import grpc.aio
 
+from router.compat.kserve.service import add_to_server as add_kserve
 from router.intake import Intake
 from router.replicas import ReplicaSet
 
@@ -30,4 +31,4 @@ def _add_vllm(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> 
     return add_to_server(server, intake, replicas)
 
 
-_ADD: dict[str, Callable[[grpc.aio.Server, Intake, ReplicaSet], str]] = {"vllm": _add_vllm}
+_ADD: dict[str, Callable[[grpc.aio.Server, Intake, ReplicaSet], str]] = {"vllm": _add_vllm, "kserve": add_kserve}

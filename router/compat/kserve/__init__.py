@@ -1,0 +1,1 @@
+"""`inference.GRPCInferenceService`, the protocol of KServe and of Triton's clients (protos/kserve.proto)."""
