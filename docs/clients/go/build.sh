@@ -1,0 +1,16 @@
+#!/bin/sh
+# Makes the messages from the .proto, and then the program, in the folder given (default: build). Needs go 1.19 or newer
+# and protoc; PROTOC names another one, such as "python -m grpc_tools.protoc".
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+build=${1:-$here/build}
+mkdir -p "$build/inference" "$build/bin"
+cp "$here/main.go" "$here/go.mod" "$build"
+cd "$build"
+GOBIN=$build/bin go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.30.0
+GOBIN=$build/bin go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.3.0
+package=Minference.proto=octavo-client-example/inference
+PATH=$build/bin:$PATH ${PROTOC:-protoc} -I"$here/../../../protos" --go_out=inference --go_opt=paths=source_relative \
+    --go_opt=$package --go-grpc_out=inference --go-grpc_opt=paths=source_relative --go-grpc_opt=$package inference.proto
+go mod tidy
+go build -o client .

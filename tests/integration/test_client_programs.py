@@ -1,0 +1,46 @@
+"""docs/clients: each program streams, goes on at another router when its own stops, and ends up with the same text.
+
+Those that need more than this environment and npm are run by benchmarks/foreign_clients.py.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.client_programs import CLIENTS, check_resumes
+from tests.support.repository import ROOT
+
+_INSTALL_S = 20
+
+
+@pytest.mark.parametrize("name", ["with_octavo", "from_proto"])
+async def test_python(tmp_path: Path, name: str) -> None:
+    await check_resumes(tmp_path, [sys.executable, CLIENTS / "python" / f"{name}.py"], {"PYTHONPATH": str(ROOT)})
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The command, and a folder with the packages that the program needs."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None:
+        pytest.skip("node is not installed")
+    program = CLIENTS / "node" / "client.js"
+    subprocess.run([node, "--check", program], check=True, timeout=20)
+    if npm is None:
+        pytest.skip("npm is not installed; the program's syntax is right")
+    directory = tmp_path_factory.mktemp("node")
+    shutil.copy(program.with_name("package.json"), directory)
+    install = [npm, "install", "--prefer-offline", "--no-audit", "--no-fund"]
+    try:
+        subprocess.run(install, cwd=directory, check=True, capture_output=True, timeout=_INSTALL_S)
+    except subprocess.SubprocessError as error:
+        pytest.skip(f"npm can't install @grpc/grpc-js: {error}; the program's syntax is right")
+    return node, directory / "node_modules"
+
+
+async def test_node(tmp_path: Path, node: tuple[str, Path]) -> None:
+    command, packages = node
+    await check_resumes(tmp_path, [command, CLIENTS / "node" / "client.js"], {"NODE_PATH": str(packages)})
