@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, model_validator
 from configs.gpu_options import GpuOptions
 from configs.option_field import CACHE, LOGS, MODEL, NETWORK, ROUTER, SCHEDULING, as_number, option, split_commas
 from configs.parallel_options import MOST_STEPS_IN_FLIGHT, ParallelOptions, default_steps_in_flight
+from configs.security_options import SecurityOptions
 
 
 def _default_runtime_dir() -> Path:
@@ -26,7 +27,7 @@ Addresses = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 Compat = Annotated[tuple[Literal["vllm", "kserve"], ...], BeforeValidator(split_commas)]
 
 
-class Options(GpuOptions, ParallelOptions):
+class Options(GpuOptions, ParallelOptions, SecurityOptions):
     """The resolved options of one cluster; each process takes what concerns it. Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -11,6 +11,7 @@ from configs.options import Options
 from router.compat.services import MissingPackageError
 from router.gateway.app import Gateway
 from router.gateway.server import GatewayServer
+from router.security.keys import Keys, KeysError
 from router.server import AddressError, RouterServer
 from router.tokenizer import Tokenizer
 from router.tokenizer_files import TokenizerError, tokenizer_directory
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
     configure_logging("router", options.log_level, options.log_format)
     try:
         asyncio.run(_serve(options))
-    except (ModelNotFoundError, TokenizerError, AddressError, MissingPackageError) as error:
+    except (ModelNotFoundError, TokenizerError, AddressError, MissingPackageError, KeysError) as error:
         log.error("%s", error)
         return EXIT_PERMANENT
     return 0
@@ -49,6 +50,8 @@ async def _serve(options: Options) -> None:
     tokenizer = Tokenizer(tokenizer_directory(model, options.tokenizer))
     server = RouterServer(options, tokenizer, options.served_model_name or model.name)
     signals = _count_signals()
+    if server.keys is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reread, server.keys)
     await server.start()
     http = gateway = None
     try:
@@ -69,6 +72,15 @@ async def _serve(options: Options) -> None:
             http.stop()
 
 
+def _reread(keys: Keys) -> None:
+    try:
+        keys.reread()
+    except KeysError as error:
+        log.error("%s; the keys stay as they were", error)
+    else:
+        log.info("read %d API keys again", len(keys))
+
+
 def _count_signals() -> asyncio.Queue[int]:
     """The first one drains, the second one ends the drain."""
     received: asyncio.Queue[int] = asyncio.Queue()
@@ -83,7 +95,11 @@ def _serve_http(options: Options, server: RouterServer) -> GatewayServer | None:
     if not options.http_port:
         return None
     gateway = Gateway(
-        server.intake, server.metrics.registry, server.readiness, max_body_bytes=options.max_message_bytes
+        server.intake,
+        server.metrics.registry,
+        server.readiness,
+        max_body_bytes=options.max_message_bytes,
+        keys=server.keys,
     )
     http = GatewayServer(gateway, options.host, options.http_port)
     http.start()

@@ -9,7 +9,9 @@ import grpc.aio
 
 from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminServicer, AdminStub
-from router.errors import InvalidRequest, NoReplica, RequestError, UnknownRequest, status_of
+from router.answering import answering
+from router.errors import Forbidden, InvalidRequest, NoReplica, UnknownRequest
+from router.security.identity import caller
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
 # A scheduler answers between two steps; one that takes longer counts as unreachable.
@@ -34,20 +36,26 @@ class AdminService(AdminServicer):
         self._replicas = replicas
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
-        return await _answer(context, self._explain(request.request_id))
+        async with answering(context, request.request_id):
+            return await self._explain(request.request_id)
+        raise AssertionError("unreachable")
 
     async def ResetPrefixCache(
         self, request: pb.ResetPrefixCacheRequest, context: Context
     ) -> pb.ResetPrefixCacheResponse:
-        return await _answer(context, self._reset_prefix_cache())
+        async with answering(context):
+            return await self._reset_prefix_cache()
+        raise AssertionError("unreachable")
 
     async def _explain(self, request_id: str) -> pb.ExplainResponse:
         if not request_id:
             raise InvalidRequest("request_id is empty: give that of a request")
 
+        scoped_id = caller().scoped_id(request_id)
+
         async def ask(stub: Any) -> pb.ExplainResponse:
             try:
-                return await stub.Explain(pb.ExplainRequest(request_id=request_id), timeout=_TIMEOUT_S)
+                return await stub.Explain(pb.ExplainRequest(request_id=scoped_id), timeout=_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.NOT_FOUND:
                     return pb.ExplainResponse()
@@ -61,11 +69,16 @@ class AdminService(AdminServicer):
                 f"request_id={request_id!r}: no replica knows it; each keeps what it has now and the latest that have "
                 f"finished since it started{also}"
             )
+        for timeline in timelines:
+            timeline.request_id = request_id
         # All were asked at about the same moment: what began the longest ago is the oldest.
         timelines.sort(key=lambda timeline: timeline.now, reverse=True)
         return pb.ExplainResponse(timelines=timelines, unreachable=unreachable)
 
     async def _reset_prefix_cache(self) -> pb.ResetPrefixCacheResponse:
+        if not caller().is_admin:
+            raise Forbidden("this API key may not reset prefix caches, which all share: use one with `admin: true`")
+
         async def ask(stub: Any) -> pb.ResetPrefixCacheResponse:
             return await stub.ResetPrefixCache(pb.ResetPrefixCacheRequest(), timeout=_TIMEOUT_S)
 
@@ -93,12 +106,3 @@ class AdminService(AdminServicer):
         if not answers:
             raise NoReplica(f"no replica answers: {'; '.join(unreachable)}; try again in a few seconds")
         return answers, unreachable
-
-
-async def _answer(context: Context, answer: Awaitable[Answer]) -> Answer:
-    """Ends the call with the status of what is raised."""
-    try:
-        return await answer
-    except RequestError as error:
-        await context.abort(*status_of(error))
-        raise AssertionError("unreachable") from error

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 
 from router.errors import RequestError, status_of
+from router.status_details import trailing_metadata
 
 log = logging.getLogger("octavo.router.service")
 
@@ -18,7 +19,8 @@ async def answering(context: grpc.aio.ServicerContext, request_id: str = "") -> 
         yield
     except RequestError as error:
         log.debug("ended: %s", error, extra={"request_id": request_id})
-        await context.abort(*status_of(error))
+        code, message = status_of(error)
+        await context.abort(code, message, trailing_metadata(error, code, message))
     except grpc.aio.AbortError:
         raise
     except Exception as error:

@@ -2,6 +2,8 @@
 
     RequestError
     ├── InvalidRequest       INVALID_ARGUMENT     a field can't be used as it is; the message says what would work
+    ├── Unauthenticated      UNAUTHENTICATED      the call brings no API key that is known here
+    ├── Forbidden            PERMISSION_DENIED    the API key does not allow it
     ├── UnknownModel         NOT_FOUND            another model is served here
     ├── UnknownRequest       NOT_FOUND            no replica knows the request (any more)
     ├── DuplicateRequest     ALREADY_EXISTS       a live request has this id (and attempt)
@@ -10,13 +12,15 @@
     ├── DeadlineExceeded     DEADLINE_EXCEEDED    the client's deadline passed
     ├── Exhausted            RESOURCE_EXHAUSTED
     │   ├── QueueFull                             every replica's queue is full
+    │   ├── RateLimited                           the API key's requests or tokens per minute are used up
     │   └── SlowReader                            the client reads more slowly than tokens come
     ├── Unavailable          UNAVAILABLE
     │   ├── NoReplica                             none is ready, or none came back in time
     │   └── Draining                              this router shuts down
     └── Internal             INTERNAL             a broken promise of ours, or a computation that failed
 
-A client may resume (protos/inference.proto, Resume) after every one but InvalidRequest, UnknownModel and Cancelled.
+A client may resume (protos/inference.proto, Resume) after every one but InvalidRequest, Unauthenticated,
+Forbidden, UnknownModel and Cancelled.
 """
 
 import grpc
@@ -26,10 +30,20 @@ class RequestError(Exception):
     """Base of all. `str(error)` is the status message that the client sees."""
 
     status = grpc.StatusCode.UNKNOWN
+    # Seconds after which the same may work; None: nobody knows.
+    retry_after_s: float | None = None
 
 
 class InvalidRequest(RequestError):
     status = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class Unauthenticated(RequestError):
+    status = grpc.StatusCode.UNAUTHENTICATED
+
+
+class Forbidden(RequestError):
+    status = grpc.StatusCode.PERMISSION_DENIED
 
 
 class UnknownModel(RequestError):
@@ -58,10 +72,17 @@ class DeadlineExceeded(RequestError):
 
 class Exhausted(RequestError):
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    retry_after_s = 1.0
 
 
 class QueueFull(Exhausted):
     pass
+
+
+class RateLimited(Exhausted):
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class SlowReader(Exhausted):
@@ -70,6 +91,7 @@ class SlowReader(Exhausted):
 
 class Unavailable(RequestError):
     status = grpc.StatusCode.UNAVAILABLE
+    retry_after_s = 1.0
 
 
 class NoReplica(Unavailable):

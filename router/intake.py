@@ -14,6 +14,7 @@ from router.metrics import RouterMetrics
 from router.replicas import ReplicaSet
 from router.request import Request
 from router.sampling import resolve_sampling
+from router.security.identity import caller
 from router.streams import Stream
 from router.tokenizer import TokenizerPool
 
@@ -52,26 +53,38 @@ class Intake:
         model = self._replicas.model
         return 0 if model is None else model.max_model_len
 
+    def cancel(self, request_id: str) -> bool:
+        """False if no live request of the caller has this id."""
+        return self.live.cancel(caller().scoped_id(request_id))
+
     @contextlib.asynccontextmanager
     async def open(self, message: pb.GenerateRequest, seconds: float | None) -> AsyncIterator[Stream]:
         """A stream for as long as its client's call lasts; whatever ends that frees what the stream holds.
 
+        It is the caller's (security.identity.caller), and counts for the limits of his key.
+
         message: with a request_id. seconds: until the client's deadline, if it has one. Raises RequestError.
         """
         outcome = "cancelled"  # by the client or its deadline, unless something else comes first
+        limits = caller().limits
         try:
+            self._refuse_if_draining()
+            limits.begin_request()
             request = await self._prepare(message, seconds)
             stream = Stream(request, self.tokenizer.tokenizer, self._dispatcher, self._metrics, self._buffer_bytes)
             # No await from here to `add`: two requests of one id can't both get through.
             self.live.admit(request)
             self._dispatcher.place(stream)
             self.live.add(stream)
+            limits.spend_tokens(len(request.prompt_token_ids))
+            num_brought = stream.num_output_tokens
             try:
                 yield stream
                 outcome = stream.outcome
             finally:
                 stream.close()
                 self.live.remove(stream)
+                limits.spend_tokens(stream.num_output_tokens - num_brought)
         except RequestError as error:
             outcome = error.status.name.lower()
             raise
@@ -81,7 +94,6 @@ class Intake:
     async def _prepare(self, message: pb.GenerateRequest, seconds: float | None) -> Request:
         """Validates, tokenizes and resolves. Raises RequestError."""
         arrival = time.monotonic()
-        self._refuse_if_draining()
         validation.check_model_name(message.model, self.model_name)
         validation.check_request(message)
         model = self.model
@@ -98,15 +110,17 @@ class Intake:
             num_prompt_tokens=len(prompt_token_ids),
             max_model_len=model.max_model_len,
         )
+        identity = caller()
         return Request(
             request_id=message.request_id,
+            scoped_id=identity.scoped_id(message.request_id),
             model=model.name,
             prompt_token_ids=prompt_token_ids,
             sampling=sampling,
             arrival=arrival,
             eos_token_ids=list(model.eos_token_ids),
-            priority=message.priority,
-            cache_salt=message.cache_salt,
+            priority=identity.priority(message.priority),
+            cache_salt=identity.scoped_salt(message.cache_salt),
             session_key=message.session_key,
             deadline=None if seconds is None else arrival + seconds,
             resume=message.resume if message.HasField("resume") else None,

@@ -1,4 +1,4 @@
-"""The live streams of this router, by request id."""
+"""The live streams of this router, by request id and tenant (Request.scoped_id)."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ class LiveStreams:
 
     def admit(self, request: Request) -> None:
         """Makes way for a request, ending a lower attempt. Raises DuplicateRequest or Superseded."""
-        live = self._streams.get(request.request_id)
+        live = self._streams.get(request.scoped_id)
         if live is None or live.done:
             return
         attempt, shown = live.request.attempt, f"request_id={request.request_id!r}"
@@ -37,22 +37,22 @@ class LiveStreams:
         live.fail(Superseded(f"{shown}: attempt {request.attempt} has taken over from {attempt}"))
 
     def add(self, stream: Stream) -> None:
-        self._streams[stream.request.request_id] = stream
+        self._streams[stream.request.scoped_id] = stream
         self._open.add(stream)
         self._empty.clear()
         self._metrics.streams.set(len(self._open))
 
     def remove(self, stream: Stream) -> None:
         self._open.discard(stream)
-        if self._streams.get(stream.request.request_id) is stream:
-            del self._streams[stream.request.request_id]
+        if self._streams.get(stream.request.scoped_id) is stream:
+            del self._streams[stream.request.scoped_id]
         if not self._open:
             self._empty.set()
         self._metrics.streams.set(len(self._open))
 
-    def cancel(self, request_id: str) -> bool:
+    def cancel(self, scoped_id: str) -> bool:
         """False if no live request has this id."""
-        stream = self._streams.get(request_id)
+        stream = self._streams.get(scoped_id)
         if stream is None or stream.done:
             return False
         stream.fail(Cancelled("Cancel was called for this request"))

@@ -11,7 +11,9 @@ from router.policies import Placement
 class Request:
     """A validated request, with everything resolved. arrival, deadline: on time.monotonic(); None: no deadline."""
 
+    # As the client has it, and among those of all tenants (security.identity).
     request_id: str
+    scoped_id: str
     model: str
     prompt_token_ids: Sequence[int]
     sampling: pb.SamplingParams

@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import socket
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -21,6 +22,8 @@ from router.intake import Intake
 from router.metrics import RouterMetrics
 from router.policies import POLICIES
 from router.replicas import ReplicaSet
+from router.security.edges import KeyInterceptor
+from router.security.keys import Keys
 from router.service import InferenceService
 from router.tokenizer import Tokenizer, TokenizerPool
 from runtime.grpc_server import add_reflection, is_loopback, why_not_bound
@@ -42,8 +45,11 @@ class RouterServer:
     compat) while a replica is ready."""
 
     def __init__(self, options: Options, tokenizer: Tokenizer, model_name: str) -> None:
+        """Raises KeysError."""
         self.metrics = RouterMetrics()
         self.port = 0
+        # None: anyone may call.
+        self.keys = Keys(Path(options.api_keys_file).expanduser()) if options.api_keys_file else None
         self._options = options
         self._tokenizer = TokenizerPool(tokenizer)
         self._replicas = ReplicaSet(
@@ -86,6 +92,7 @@ class RouterServer:
         """Listens, and connects to the schedulers in the background. Raises AddressError, MissingPackageError."""
         options = self._options
         server = grpc.aio.server(
+            interceptors=[] if self.keys is None else [KeyInterceptor(self.keys)],
             options=[
                 # Two routers on one port would share its connections silently.
                 ("grpc.so_reuseport", 0),
@@ -97,7 +104,7 @@ class RouterServer:
                 # A client whose host has vanished frees its blocks after this.
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
-            ]
+            ],
         )
         add_InferenceServicer_to_server(InferenceService(self.intake), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

@@ -66,7 +66,7 @@ class InferenceService(InferenceServicer):
         raise AssertionError("unreachable")
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
-        return pb.CancelResponse(cancelled=self._intake.live.cancel(request.request_id))
+        return pb.CancelResponse(cancelled=self._intake.cancel(request.request_id))
 
     @contextlib.asynccontextmanager
     async def _opened(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[Stream]:

@@ -130,7 +130,7 @@ class Stream:
         if self._prompt_logprobs_delivered:
             sampling.ClearField("prompt_logprobs")
         submit = wire.Submit(
-            request_id=request.request_id,
+            request_id=request.scoped_id,
             attempt=(request.attempt << _RESUBMISSION_BITS) + self.num_resubmissions,
             sampling=sampling,
             choices=[

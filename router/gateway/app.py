@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from sse_starlette import EventSourceResponse
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -29,6 +30,8 @@ from router.gateway.errors import BadRequestError, body_of, headers_of, http_sta
 from router.gateway.events import Event, events_of
 from router.gateway.schemas import ChatCompletionRequest, CompletionRequest, SamplingRequest
 from router.intake import Intake
+from router.security.edges import KeyMiddleware
+from router.security.keys import Keys
 
 log = logging.getLogger("octavo.router.gateway")
 
@@ -55,8 +58,9 @@ class Gateway:
         readiness: Callable[[], tuple[bool, str]],
         *,
         max_body_bytes: int,
+        keys: Keys | None = None,
     ) -> None:
-        """readiness: for /health."""
+        """readiness: for /health. keys: those that may call; None: anyone may."""
         self._intake, self._registry, self._readiness = intake, registry, readiness
         self._max_body_bytes = max_body_bytes
         self.app = Starlette(
@@ -68,6 +72,7 @@ class Gateway:
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
             ],
+            middleware=[] if keys is None else [Middleware(KeyMiddleware, keys=keys, refuse=_refusal)],
             exception_handlers={Exception: _failed, HTTPException: _no_such_page},
         )
 

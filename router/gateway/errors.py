@@ -1,5 +1,6 @@
 """What ends a request, in OpenAI's shape."""
 
+import math
 import re
 from http import HTTPStatus
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import grpc
 from pydantic import ValidationError
 
-from router.errors import Exhausted, RequestError, Unavailable, status_of
+from router.errors import RequestError, Unauthenticated, status_of
 
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
     grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
     grpc.StatusCode.ALREADY_EXISTS: HTTPStatus.CONFLICT,
     grpc.StatusCode.ABORTED: HTTPStatus.CONFLICT,
@@ -19,7 +22,10 @@ _STATUSES = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
     grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
 }
-_RETRY_AFTER_S = 1
+_CODES = {
+    HTTPStatus.NOT_FOUND: "model_not_found",
+    HTTPStatus.UNAUTHORIZED: "invalid_api_key",
+}
 # The beginning of most messages: the field, in the words of gRPC's messages.
 _FIELD = re.compile(r"(?:sampling\.|chat\.)?([a-z_]+)(?:\[\d+\])?(?:\.\w+)?(?:=| is | has )")
 
@@ -39,8 +45,12 @@ def http_status(error: BaseException) -> HTTPStatus:
 
 
 def headers_of(error: BaseException) -> dict[str, str]:
-    """When to come again, where that may help."""
-    return {"Retry-After": str(_RETRY_AFTER_S)} if isinstance(error, Exhausted | Unavailable) else {}
+    """When to come again, where that may help; how to say who one is."""
+    if isinstance(error, Unauthenticated):
+        return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, RequestError) and error.retry_after_s is not None:
+        return {"Retry-After": str(math.ceil(error.retry_after_s))}
+    return {}
 
 
 def body_of(error: BaseException) -> dict[str, Any]:
@@ -55,7 +65,7 @@ def body_of(error: BaseException) -> dict[str, Any]:
         kind = "rate_limit_error"
     else:
         kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    code = "model_not_found" if status is HTTPStatus.NOT_FOUND else None
+    code = _CODES.get(status)
     return {"error": {"message": message.removeprefix("sampling."), "type": kind, "param": param, "code": code}}
 
 

@@ -62,7 +62,7 @@ class VllmEngineService(VllmEngineServicer):
     async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
         """Of ids that are not live it says nothing: a request may end while it is aborted."""
         for request_id in request.request_ids:
-            self._intake.live.cancel(request_id)
+            self._intake.cancel(request_id)
         return vllm.AbortResponse()
 
     async def HealthCheck(self, request: vllm.HealthCheckRequest, context: Context) -> vllm.HealthCheckResponse:

@@ -1,0 +1,1 @@
+"""Who may call a router, how often, and what keeps tenants apart."""
