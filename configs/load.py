@@ -12,7 +12,7 @@ from configs.options import Options
 
 ENV_PREFIX = "OCTAVO_"
 # Names in the environment that are ours and no options.
-_ENV_RESERVED = {"OCTAVO_CONFIG", "OCTAVO_CACHE_DIR", "OCTAVO_TUNED_CONFIG_FOLDER"}
+_ENV_RESERVED = {"OCTAVO_API_KEY", "OCTAVO_CONFIG", "OCTAVO_CACHE_DIR", "OCTAVO_TUNED_CONFIG_FOLDER"}
 
 
 class ConfigError(ValueError):

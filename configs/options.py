@@ -267,6 +267,7 @@ class Options(GpuOptions, ParallelOptions, SecurityOptions):
             if address.startswith("tcp://") and not self.curve_dir:
                 raise ValueError(f"step_addresses: {address!r} needs curve_dir; make keys with `octavo keys DIR`")
         self._check_pipeline()
+        self._check_tls()
         if self.in_lockstep and len({address.startswith("tcp://") for address in self.step_addresses}) > 1:
             raise ValueError(
                 f"step_addresses={','.join(self.step_addresses)}: with enable_expert_parallel all workers talk to each "

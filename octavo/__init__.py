@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from octavo.async_client import AsyncClient, AsyncGenerationStream
     from octavo.client import Client, GenerationStream
+    from octavo.connection import tls_credentials
     from octavo.errors import (
+        AccessDenied,
         Cancelled,
         DeadlineExceeded,
         DuplicateRequest,
@@ -49,7 +51,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "octavo.async_client": ("AsyncClient", "AsyncGenerationStream"),
     "octavo.client": ("Client", "GenerationStream"),
+    "octavo.connection": ("tls_credentials",),
     "octavo.errors": (
+        "AccessDenied",
         "Cancelled",
         "DeadlineExceeded",
         "DuplicateRequest",
@@ -85,6 +89,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "LLM",
+    "AccessDenied",
     "AsyncClient",
     "AsyncGenerationStream",
     "Cancelled",
@@ -115,6 +120,7 @@ __all__ = [
     "Tokenized",
     "Unavailable",
     "Usage",
+    "tls_credentials",
 ]
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import grpc
 
+from octavo.connection import key_metadata, open_channel
 from octavo.errors import RequestNotFound, from_rpc_error
-from octavo.retry import CHANNEL_OPTIONS, DEFAULT_TARGET
+from octavo.retry import DEFAULT_TARGET
 from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminStub
 
@@ -84,8 +85,16 @@ class Admin:
     Errors are those of `octavo.errors`. timeout: seconds for each call.
     """
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, timeout: float = _DEFAULT_TIMEOUT_S) -> None:
-        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout: float = _DEFAULT_TIMEOUT_S,
+        api_key: str = "",
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._channel = open_channel(target, credentials)
+        self._metadata = key_metadata(api_key)
         self._stub = AdminStub(self._channel)
         self._timeout = timeout
 
@@ -114,6 +123,6 @@ class Admin:
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
         try:
-            return method(request, timeout=self._timeout)
+            return method(request, timeout=self._timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error, not_found=RequestNotFound) from None

@@ -8,10 +8,11 @@ import grpc
 import tenacity
 
 from octavo.assembly import Assembly
+from octavo.connection import key_metadata, open_async_channel
 from octavo.errors import ProtocolError, from_rpc_error
 from octavo.requests import Message, Prompt, RequestOptions, as_messages, generate_request, tokenize_request
 from octavo.results import Generation, ModelInfo, StreamEvent, Tokenized
-from octavo.retry import CHANNEL_OPTIONS, DEFAULT_RETRY_FOR, DEFAULT_TARGET, Deadline, RetryPolicy, Targets
+from octavo.retry import DEFAULT_RETRY_FOR, DEFAULT_TARGET, Deadline, RetryPolicy, Targets
 from octavo.sampling_params import SamplingParams
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as rpc
@@ -53,7 +54,9 @@ class AsyncGenerationStream(AsyncIterator[StreamEvent]):
     async def _receive(self) -> pb.GenerateResponse:
         if self._call is None:
             stub = self._client.stub(self._targets.current)
-            self._call = stub.Generate(self._assembly.next_call(), timeout=self._deadline.remaining())
+            self._call = stub.Generate(
+                self._assembly.next_call(), timeout=self._deadline.remaining(), metadata=self._client.metadata
+            )
         try:
             message = await self._call.read()
         except grpc.RpcError as error:
@@ -93,13 +96,14 @@ class AsyncClient:
         *,
         timeout: float | None = None,
         retry_for: float = DEFAULT_RETRY_FOR,
+        api_key: str = "",
+        credentials: grpc.ChannelCredentials | None = None,
     ):
         self._targets = target
         self._timeout = timeout
         self.retry_for = retry_for
-        self._channels = {
-            each: grpc.aio.insecure_channel(each, options=CHANNEL_OPTIONS) for each in self.new_targets().all
-        }
+        self.metadata = key_metadata(api_key)
+        self._channels = {each: open_async_channel(each, credentials) for each in self.new_targets().all}
 
     async def generate(
         self,
@@ -180,7 +184,7 @@ class AsyncClient:
 
     async def _cancel_at(self, target: str, request: pb.CancelRequest) -> bool:
         try:
-            return (await self.stub(target).Cancel(request, timeout=self._timeout)).cancelled
+            return (await self.stub(target).Cancel(request, timeout=self._timeout, metadata=self.metadata)).cancelled
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
@@ -189,7 +193,9 @@ class AsyncClient:
 
         async def call() -> Any:
             try:
-                return await getattr(self.stub(targets.current), method)(request, timeout=deadline.remaining())
+                return await getattr(self.stub(targets.current), method)(
+                    request, timeout=deadline.remaining(), metadata=self.metadata
+                )
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from None
 

@@ -8,10 +8,11 @@ import grpc
 import tenacity
 
 from octavo.assembly import Assembly
+from octavo.connection import key_metadata, open_channel
 from octavo.errors import ProtocolError, from_rpc_error
 from octavo.requests import Message, Prompt, RequestOptions, as_messages, generate_request, tokenize_request
 from octavo.results import Generation, ModelInfo, StreamEvent, Tokenized
-from octavo.retry import CHANNEL_OPTIONS, DEFAULT_RETRY_FOR, DEFAULT_TARGET, Deadline, RetryPolicy, Targets
+from octavo.retry import DEFAULT_RETRY_FOR, DEFAULT_TARGET, Deadline, RetryPolicy, Targets
 from octavo.sampling_params import SamplingParams
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as rpc
@@ -53,7 +54,9 @@ class GenerationStream(Iterator[StreamEvent]):
     def _receive(self) -> pb.GenerateResponse:
         if self._call is None:
             stub = self._client.stub(self._targets.current)
-            self._call = stub.Generate(self._assembly.next_call(), timeout=self._deadline.remaining())
+            self._call = stub.Generate(
+                self._assembly.next_call(), timeout=self._deadline.remaining(), metadata=self._client.metadata
+            )
         try:
             return next(self._call)
         except grpc.RpcError as error:
@@ -86,7 +89,8 @@ class Client:
     target: HOST:PORT or unix:PATH, or several of them. timeout: seconds that a request may take in all, unless the call
     says otherwise; None: no bound. retry_for: seconds without progress during which a request whose connection broke,
     or which no replica could take, is tried again through the next target. A stream goes on where it was, token for
-    token. Errors are those of `octavo.errors`. Safe to use from several threads.
+    token. api_key: of a router that asks for one. credentials: for TLS, of `octavo.tls_credentials` or
+    grpc.ssl_channel_credentials; None: no TLS. Errors are those of `octavo.errors`. Safe to use from several threads.
     """
 
     def __init__(
@@ -95,11 +99,14 @@ class Client:
         *,
         timeout: float | None = None,
         retry_for: float = DEFAULT_RETRY_FOR,
+        api_key: str = "",
+        credentials: grpc.ChannelCredentials | None = None,
     ):
         self._targets = target
         self._timeout = timeout
         self.retry_for = retry_for
-        self._channels = {each: grpc.insecure_channel(each, options=CHANNEL_OPTIONS) for each in self.new_targets().all}
+        self.metadata = key_metadata(api_key)
+        self._channels = {each: open_channel(each, credentials) for each in self.new_targets().all}
 
     def generate(
         self,
@@ -177,7 +184,7 @@ class Client:
 
     def _cancel_at(self, target: str, request: pb.CancelRequest) -> bool:
         try:
-            return self.stub(target).Cancel(request, timeout=self._timeout).cancelled
+            return self.stub(target).Cancel(request, timeout=self._timeout, metadata=self.metadata).cancelled
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
@@ -186,7 +193,9 @@ class Client:
 
         def call() -> Any:
             try:
-                return getattr(self.stub(targets.current), method)(request, timeout=deadline.remaining())
+                return getattr(self.stub(targets.current), method)(
+                    request, timeout=deadline.remaining(), metadata=self.metadata
+                )
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from None
 

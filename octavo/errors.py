@@ -2,6 +2,7 @@
 
     OctavoError
     ├── InvalidRequest      the request cannot be served as it is: a bad parameter, a prompt that is too long
+    ├── AccessDenied        the router needs another API key than the one given, if any was
     ├── ModelNotFound       the named model is not served here
     ├── RequestNotFound     no replica knows the request (any more)
     ├── DuplicateRequest    a live request has this request_id
@@ -32,6 +33,10 @@ class OctavoError(Exception):
 
 class InvalidRequest(OctavoError, ValueError):
     """The request cannot be served as it is; the message names the field, the value and what would work."""
+
+
+class AccessDenied(OctavoError):
+    """The router needs an API key, does not know this one, or does not allow it this."""
 
 
 class ModelNotFound(OctavoError):
@@ -79,6 +84,8 @@ _BY_CODE: dict[str, type[OctavoError]] = {
     "INVALID_ARGUMENT": InvalidRequest,
     "OUT_OF_RANGE": InvalidRequest,
     "FAILED_PRECONDITION": InvalidRequest,
+    "UNAUTHENTICATED": AccessDenied,
+    "PERMISSION_DENIED": AccessDenied,
     "ALREADY_EXISTS": DuplicateRequest,
     "ABORTED": Superseded,
     "RESOURCE_EXHAUSTED": Overloaded,

@@ -18,6 +18,7 @@ from router.tokenizer_files import TokenizerError, tokenizer_directory
 from runtime.http import ObservabilityServer
 from runtime.logs import configure_logging
 from runtime.model_files import ModelNotFoundError, resolve_model
+from runtime.tls import TlsError
 
 log = logging.getLogger("octavo.router")
 
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     configure_logging("router", options.log_level, options.log_format)
     try:
         asyncio.run(_serve(options))
-    except (ModelNotFoundError, TokenizerError, AddressError, MissingPackageError, KeysError) as error:
+    except (ModelNotFoundError, TokenizerError, AddressError, MissingPackageError, KeysError, TlsError) as error:
         log.error("%s", error)
         return EXIT_PERMANENT
     return 0
@@ -101,7 +102,7 @@ def _serve_http(options: Options, server: RouterServer) -> GatewayServer | None:
         max_body_bytes=options.max_message_bytes,
         keys=server.keys,
     )
-    http = GatewayServer(gateway, options.host, options.http_port)
+    http = GatewayServer(gateway, options.host, options.http_port, server.tls)
     http.start()
     log.info("listening for HTTP on %s port %d", options.host, http.port)
     return http

@@ -18,6 +18,7 @@ from router.policies import Placement, Policy, ReplicaLoad
 from router.prefix_index import PrefixIndex
 from router.session import Session
 from router.whereabouts import Whereabouts
+from runtime.tls import open_channel
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
 
 log = logging.getLogger("octavo.router.replicas")
@@ -49,9 +50,10 @@ class Replica:
         silence_timeout: float,
         prefix_index: PrefixIndex | None,
         changed: Callable[[], None],
+        credentials: grpc.ChannelCredentials | None = None,
     ):
         """silence_timeout: seconds without a message after which a scheduler counts as dead; one is due each second.
-        prefix_index: is told of its cache events, if there is one."""
+        prefix_index: is told of its cache events, if there is one. credentials: None for no TLS."""
         self.number = number
         # As scheduler_addresses has it.
         self.address = address
@@ -64,6 +66,7 @@ class Replica:
         self._silence_timeout = silence_timeout
         self._prefix_index = prefix_index
         self._changed = changed
+        self._credentials = credentials
         self._cause = "not connected yet" if self._whereabouts.is_fixed else "nobody knows where it is yet"
         self._ended_here = _ENDED_HERE
         self._since = time.monotonic()
@@ -109,7 +112,7 @@ class Replica:
     async def _stay_connected(self, place: str) -> None:
         """Until the task is cancelled."""
         retry = _FIRST_RETRY_S
-        async with grpc.aio.insecure_channel(place, options=_CHANNEL_OPTIONS) as channel:
+        async with open_channel(place, self._credentials, _CHANNEL_OPTIONS) as channel:
             self.channel = channel
             while True:
                 welcomed, cause = await self._hold_session(SchedulerStub(channel))
@@ -215,12 +218,15 @@ class ReplicaSet:
         router_id: str,
         model_name: str,
         silence_timeout: float,
+        credentials: grpc.ChannelCredentials | None = None,
         on_change: Callable[["ReplicaSet"], None],
         on_choice: Callable[[str, str], None],
     ) -> None:
         """on_change: whenever a replica becomes usable or ready, or ceases to. on_choice: policy's name and reason."""
         self.replicas = [
-            Replica(number, address, router_id, model_name, silence_timeout, policy.prefix_index, self._changed)
+            Replica(
+                number, address, router_id, model_name, silence_timeout, policy.prefix_index, self._changed, credentials
+            )
             for number, address in enumerate(addresses)
         ]
         self._policy = policy

@@ -27,6 +27,7 @@ from router.security.keys import Keys
 from router.service import InferenceService
 from router.tokenizer import Tokenizer, TokenizerPool
 from runtime.grpc_server import add_reflection, is_loopback, why_not_bound
+from runtime.tls import TlsFiles, add_port
 
 log = logging.getLogger("octavo.router")
 
@@ -45,7 +46,7 @@ class RouterServer:
     compat) while a replica is ready."""
 
     def __init__(self, options: Options, tokenizer: Tokenizer, model_name: str) -> None:
-        """Raises KeysError."""
+        """Raises KeysError, TlsError."""
         self.metrics = RouterMetrics()
         self.port = 0
         # None: anyone may call.
@@ -58,9 +59,11 @@ class RouterServer:
             router_id=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
             model_name=model_name,
             silence_timeout=options.heartbeat_timeout,
+            credentials=_scheduler_credentials(options),
             on_change=self._on_replicas_change,
             on_choice=lambda policy, reason: self.metrics.routing_decisions.labels(policy, reason).inc(),
         )
+        self.tls = _tls_files(options)
         self.intake = Intake(
             model_name=model_name,
             tokenizer=self._tokenizer,
@@ -89,7 +92,8 @@ class RouterServer:
         return self._replicas.num_ready > 0, self._replicas.describe()
 
     async def start(self) -> None:
-        """Listens, and connects to the schedulers in the background. Raises AddressError, MissingPackageError."""
+        """Listens, and connects to the schedulers in the background. Raises AddressError, MissingPackageError,
+        TlsError."""
         options = self._options
         server = grpc.aio.server(
             interceptors=[] if self.keys is None else [KeyInterceptor(self.keys)],
@@ -114,8 +118,9 @@ class RouterServer:
         add_reflection(server, *self._ready_names, admin.SERVICE)
         await self._set_readiness(_NOT_SERVING)
         host = f"[{options.host}]" if ":" in options.host else options.host
+        credentials = None if self.tls is None else self.tls.server_credentials()
         try:
-            self.port = server.add_insecure_port(f"{host}:{options.port}")
+            self.port = add_port(server, f"{host}:{options.port}", credentials)
         except RuntimeError:
             cause = why_not_bound(options.host, options.port)
             raise AddressError(
@@ -164,10 +169,31 @@ class RouterServer:
     def _warn_of_open_addresses(self) -> None:
         options = self._options
         if not is_loopback(options.host):
-            log.warning(
-                "host=%s: anyone who reaches port %d can use this server; it has no TLS", options.host, self.port
-            )
+            if self.keys is None and not options.tls_client_ca_file:
+                log.warning("host=%s: anyone who reaches port %d can use this server", options.host, self.port)
+            if self.tls is None:
+                log.warning("host=%s: port %d has no TLS; use a private network", options.host, self.port)
+        if options.scheduler_tls_dir:
+            return
         for replica in self._replicas.replicas:
             host = replica.address.rpartition(":")[0]
             if not replica.address.startswith(("unix:", "file:")) and not is_loopback(host):
                 log.warning("scheduler_addresses: %s is reached without TLS; use a private network", replica.address)
+
+
+def _tls_files(options: Options) -> TlsFiles | None:
+    if not options.tls_cert_file:
+        return None
+    ca = options.tls_client_ca_file
+    return TlsFiles(
+        option="tls_cert_file, tls_key_file, tls_client_ca_file",
+        cert=Path(options.tls_cert_file).expanduser(),
+        key=Path(options.tls_key_file).expanduser(),
+        ca=Path(ca).expanduser() if ca else None,
+    )
+
+
+def _scheduler_credentials(options: Options) -> grpc.ChannelCredentials | None:
+    if not options.scheduler_tls_dir:
+        return None
+    return TlsFiles.of_directory("scheduler_tls_dir", options.scheduler_tls_dir).channel_credentials()

@@ -11,6 +11,7 @@ from configs.options import Options
 from runtime.curve import CurveError
 from runtime.http import ObservabilityServer
 from runtime.logs import configure_logging
+from runtime.tls import TlsError
 from scheduler.addresses import AddressError
 from scheduler.server import SchedulerServer
 from scheduler.trace.errors import TraceError
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         return asyncio.run(_serve(options, replica))
-    except (AddressError, CurveError, TraceError) as error:
+    except (AddressError, CurveError, TlsError, TraceError) as error:
         log.error("%s", error)
         return EXIT_PERMANENT
 

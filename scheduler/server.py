@@ -15,6 +15,7 @@ from configs.options import Options
 from protos import inference_pb2, scheduler_pb2
 from protos.admin_pb2_grpc import add_AdminServicer_to_server
 from runtime.grpc_server import add_reflection
+from runtime.tls import TlsFiles, add_port
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
 from scheduler import admin, commands
 from scheduler.addresses import AddressError, Claims, is_private, path_of, why_not_listening
@@ -85,7 +86,7 @@ class SchedulerServer:
         self._is_draining = False
 
     async def start(self) -> None:
-        """Listens for workers and routers. Raises AddressError, CurveError or TraceError."""
+        """Listens for workers and routers. Raises AddressError, CurveError, TlsError or TraceError."""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[str | None] = self._loop.create_future()
         self._claims = Claims(self._options, self._replica)
@@ -97,7 +98,7 @@ class SchedulerServer:
             self._claims.release()
             raise
         await self._server.start()
-        if not is_private(self.address):
+        if not is_private(self.address) and not self._options.scheduler_tls_dir:
             log.warning(
                 "scheduler_addresses: %s is open to other hosts and has no TLS; use a private network", self.address
             )
@@ -153,6 +154,10 @@ class SchedulerServer:
         task.add_done_callback(self._health_updates.discard)
 
     def _make_server(self) -> grpc.aio.Server:
+        directory = self._options.scheduler_tls_dir
+        credentials = None
+        if directory:
+            credentials = TlsFiles.of_directory("scheduler_tls_dir", directory).server_credentials()
         server = grpc.aio.server(
             options=[
                 # Two schedulers on one port would share its routers silently.
@@ -175,7 +180,7 @@ class SchedulerServer:
         add_AdminServicer_to_server(admin.AdminService(self._replica, self._mailbox.put), server)
         add_reflection(server, SERVICE, admin.SERVICE)
         try:
-            server.add_insecure_port(self.address)
+            add_port(server, self.address, credentials)
         except RuntimeError:
             raise AddressError(why_not_listening(self.address)) from None
         if (path := path_of(self.address)) is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli.target import reaching
+from octavo.cli.target import TLS, TLS_CA, TLS_CERT, TLS_KEY, Connection, connection, reaching
 
 if TYPE_CHECKING:
     from octavo.sampling_params import SamplingParams
@@ -59,6 +59,10 @@ def chat(
     max_tokens: MAX_TOKENS = None,
     stop: STOP = None,
     ignore_eos: IGNORE_EOS = False,
+    tls: TLS = False,
+    tls_ca: TLS_CA = None,
+    tls_cert: TLS_CERT = None,
+    tls_key: TLS_KEY = None,
 ) -> None:
     """Send one chat message to a running cluster and stream the answer.
 
@@ -77,8 +81,9 @@ def chat(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
+    to = connection(tls, tls_ca, tls_cert, tls_key)
     messages = [{"role": "system", "content": system}] if system else []
-    _stream(target, [*messages, {"role": "user", "content": message}], sampling, model, timeout, verbose=verbose)
+    _stream(target, [*messages, {"role": "user", "content": message}], sampling, model, timeout, to, verbose=verbose)
 
 
 def complete(
@@ -96,6 +101,10 @@ def complete(
     max_tokens: MAX_TOKENS = 128,
     stop: STOP = None,
     ignore_eos: IGNORE_EOS = False,
+    tls: TLS = False,
+    tls_ca: TLS_CA = None,
+    tls_cert: TLS_CERT = None,
+    tls_key: TLS_KEY = None,
 ) -> None:
     """Have a running cluster continue a text (at most 128 tokens, unless --max-tokens says otherwise).
 
@@ -114,7 +123,8 @@ def complete(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
-    _stream(target, prompt, sampling, model, timeout, verbose=verbose)
+    to = connection(tls, tls_ca, tls_cert, tls_key)
+    _stream(target, prompt, sampling, model, timeout, to, verbose=verbose)
 
 
 def _stream(
@@ -123,15 +133,19 @@ def _stream(
     sampling: "SamplingParams",
     model: str,
     timeout: float | None,
+    to: Connection,
     *,
     verbose: bool,
 ) -> None:
     from octavo.client import Client
     from octavo.results import Delta, Finished, Started
 
-    with reaching(*targets), Client(targets, retry_for=0.0) as client:
+    with reaching(*targets), Client(targets, retry_for=0.0, **to) as client:
         client.model(model)
-    with Client(targets, timeout=timeout) as client, client.stream(prompt, sampling, model=model) as stream:
+    with (
+        Client(targets, timeout=timeout, **to) as client,
+        client.stream(prompt, sampling, model=model) as stream,
+    ):
         for event in stream:
             if isinstance(event, Started) and verbose:
                 print(f"(request {event.request_id})", file=sys.stderr, flush=True)

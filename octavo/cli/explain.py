@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from octavo.cli.target import TARGET, note_unreachable, reaching
+from octavo.cli.target import TARGET, TLS, TLS_CA, TLS_CERT, TLS_KEY, connection, note_unreachable, reaching
 
 
 def register(app: typer.Typer) -> None:
@@ -19,6 +19,10 @@ def explain(
     ],
     target: TARGET = "localhost:50051",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line and timeline, for programs.")] = False,
+    tls: TLS = False,
+    tls_ca: TLS_CA = None,
+    tls_cert: TLS_CERT = None,
+    tls_key: TLS_KEY = None,
 ) -> None:
     """Show what happened to a request, and where its time went: queued, prefill, decode, preempted.
 
@@ -33,7 +37,8 @@ def explain(
     from octavo.explain.drawing import draw
     from octavo.explain.phases import choices_of, seconds_by_phase, spans_of
 
-    with reaching(target), Admin(target) as admin:
+    to = connection(tls, tls_ca, tls_cert, tls_key)
+    with reaching(target), Admin(target, **to) as admin:
         explanation = admin.explain(request_id)
     note_unreachable(explanation.unreachable)
     console = Console()

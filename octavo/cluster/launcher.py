@@ -144,17 +144,20 @@ class Launcher:
         """Follows the loading, then says how to call the cluster."""
         await self._fleet.first_wave_begun.wait()
         # gRPC and the client take 0.1 s of CPU to import: while the processes load, not before they start.
-        from octavo.cluster.serving import wait_until_serving
-        from octavo.cluster.welcome import first_completion, how_to_call
+        from octavo.cluster.serving import wait_until_healthy, wait_until_serving
+        from octavo.cluster.welcome import first_completion, how_to_call, is_guarded
 
         watching = asyncio.create_task(self._fleet.watch())
         try:
-            await wait_until_serving(self._target)
+            if self._options.tls_cert_file:
+                await wait_until_healthy(self._options)
+            else:
+                await wait_until_serving(self._target)
         finally:
             await _cancel(watching)
         self._display.loaded()
         self._console.print(f"Ready in {self._display.elapsed:.1f} s.", highlight=False)
-        if self._first_prompt:
+        if self._first_prompt and not is_guarded(self._options):
             with self._display.holding():
                 await first_completion(self._target, self._first_prompt, self._console)
         self._console.print(how_to_call(self._options, self._target), highlight=False, markup=False, soft_wrap=True)

@@ -1,9 +1,14 @@
-"""Waits until a router serves, as gRPC's health service tells it."""
+"""Waits until a router serves, as gRPC's health service or its /health tells it."""
 
+import asyncio
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from configs.options import Options
+from octavo.cluster.errors import ClusterError
+from octavo.cluster.readiness import read_health
 
 SERVICE = "octavo.v1.Inference"
 # A router starts to listen a second or two after it is asked for the first time.
@@ -12,6 +17,21 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
 )
+
+
+_HEALTH_INTERVAL_S = 0.25
+
+
+async def wait_until_healthy(options: Options) -> None:
+    """The same, of a router that speaks TLS: whoever starts it need not be able to call it. Raises ClusterError."""
+    port = options.process_metrics_port("router")
+    if not port:
+        raise ClusterError("metrics_port=0 with tls_cert_file: without /health nobody knows when the router serves")
+    while True:
+        health = await read_health(options.metrics_host, port)
+        if health is not None and health[0]:
+            return
+        await asyncio.sleep(_HEALTH_INTERVAL_S)
 
 
 async def wait_until_serving(target: str) -> None:

@@ -33,15 +33,25 @@ async def first_completion(target: str, prompt: str, console: Console) -> None:
                 )
 
 
+def is_guarded(options: Options) -> bool:
+    """Whether a call needs what this process does not have: a key, or CAs to trust."""
+    return bool(options.api_keys_file or options.tls_cert_file)
+
+
 def how_to_call(options: Options, target: str) -> str:
     """Addresses and three calls to copy."""
     at_default = options.port == 50051
     flag = "" if at_default else f" --target {target}"
     lines = ["", f"gRPC      {target}"]
+    scheme = "https" if options.tls_cert_file else "http"
     if options.http_port:
-        lines.append(f"HTTP      http://{connectable(options.host)}:{options.http_port}/v1")
+        lines.append(f"HTTP      {scheme}://{connectable(options.host)}:{options.http_port}/v1")
     if options.metrics_port:
         lines.append(f"metrics   http://{connectable(options.metrics_host)}:{options.metrics_port}/metrics")
+    if is_guarded(options):
+        needs = {"a key in OCTAVO_API_KEY": options.api_keys_file, "--tls-ca FILE": options.tls_cert_file}
+        lines += ["", f"octavo chat and its kin need {' and '.join(name for name, on in needs.items() if on)}", ""]
+        return "\n".join(lines)
     lines += [
         "",
         "Try it, from a shell:",

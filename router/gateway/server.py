@@ -3,25 +3,30 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 
 from router.gateway.app import Gateway
 from router.server import AddressError
+from runtime.tls import TlsFiles
 
 # What streams get to end, once they are told to.
 _LAST_WORDS_S = 1
 
 
 class GatewayServer:
-    def __init__(self, gateway: Gateway, host: str, port: int) -> None:
-        """Binds. Raises AddressError."""
+    def __init__(self, gateway: Gateway, host: str, port: int, tls: TlsFiles | None = None) -> None:
+        """Binds. Raises AddressError, TlsError."""
+        if tls is not None:
+            tls.check()
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             gateway.app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
-            timeout_graceful_shutdown=_LAST_WORDS_S,
+            timeout_graceful_shutdown=_LAST_WORDS_S, **_ssl(tls),
         )  # fmt: skip
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
@@ -34,6 +39,17 @@ class GatewayServer:
         if self._task is not None:
             await self._task
         self._socket.close()
+
+
+def _ssl(tls: TlsFiles | None) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    return {
+        "ssl_certfile": tls.cert,
+        "ssl_keyfile": tls.key,
+        "ssl_ca_certs": None if tls.ca is None else str(tls.ca),
+        "ssl_cert_reqs": ssl.CERT_NONE if tls.ca is None else ssl.CERT_REQUIRED,
+    }
 
 
 class _Server(uvicorn.Server):

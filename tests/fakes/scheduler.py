@@ -10,11 +10,13 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+import grpc
 import grpc.aio
 
 from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
 from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from runtime.tls import add_port
 from runtime.wire import PROTOCOL_VERSION
 
 # (token ids so far, of them the prompt's, seed, choice) -> the next token id
@@ -88,6 +90,8 @@ class FakeScheduler:
     workers_ready: bool = True
     draining: bool = False
     first_token_shift: int = 0
+    # None: no TLS.
+    credentials: grpc.ServerCredentials | None = None
     # Sends no Load by itself, as if hung.
     silent: bool = False
     cancelled: list[wire.CancelSequences] = field(default_factory=list)
@@ -100,7 +104,7 @@ class FakeScheduler:
         self.changed = asyncio.Condition()
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_SchedulerServicer_to_server(_Servicer(self), self._server)
-        self._server.add_insecure_port(self.address)
+        add_port(self._server, self.address, self.credentials)
         await self._server.start()
 
     async def kill(self) -> None:
