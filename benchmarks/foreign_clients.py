@@ -2,11 +2,12 @@
 
     python -m benchmarks.foreign_clients                          all that this machine can run
     python -m benchmarks.foreign_clients --clients smg,triton     some of them: smg triton python node cpp go
-    python -m benchmarks.foreign_clients --directory DIR          environments that are kept there for the next time
+    python -m benchmarks.foreign_clients --directory DIR          environments elsewhere than in ~/.cache/octavo/peers
 
-Environments are made with venv, pip, npm and go in a temporary folder; what a client needs and the machine lacks (npm,
-libgrpc++-dev, go) is said, and the client is left out. A line for each: what it printed, or why it did not run. Exits
-with 1 if any printed something else. A minute or two, of which installing takes most.
+Environments are made with venv, pip, npm and go, and kept for the next time; tests/integration/test_foreign_clients.py
+runs in those of smg and tritonclient. What a client needs and the machine lacks (npm, libgrpc++-dev, go) is said, and
+the client is left out. A line for each: what it printed, or why it did not run. Exits with 1 if any printed something
+else. A minute or two the first time.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPResponse
 from pathlib import Path
 
+from benchmarks.peers.places import peer_directory
 from benchmarks.peers.server_process import end, free_port
 from octavo import Client, SamplingParams
 
@@ -70,14 +72,14 @@ class LackingError(Exception):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", default=",".join(_RUNS), help="comma-separated")
-    parser.add_argument("--directory", type=Path, help="where environments are made; default: a temporary folder")
+    parser.add_argument("--directory", type=Path, default=environments(), help="where environments are kept")
     arguments = parser.parse_args()
     chosen = arguments.clients.split(",")
     if unknown := set(chosen) - set(_RUNS):
         parser.error(f"--clients: {', '.join(sorted(unknown))}: there are {', '.join(_RUNS)}")
     failed = False
     with tempfile.TemporaryDirectory() as temporary:
-        directory = (arguments.directory or Path(temporary)).resolve()
+        directory = arguments.directory.resolve()
         with _cluster(Path(temporary)) as address:
             expected, seeded = _expected(address)
             for name in chosen:
@@ -85,6 +87,11 @@ def main() -> int:
                 failed |= not is_right
                 print(f"{name:8} {outcome}", flush=True)
     return int(failed)
+
+
+def environments() -> Path:
+    """Where they are unless --directory says otherwise."""
+    return peer_directory("clients")
 
 
 def _outcome(name: str, directory: Path, address: str, expected: str) -> tuple[str, bool]:
@@ -136,9 +143,11 @@ def _run(*command: object, timeout: float = _RUN_S, **options: object) -> str:
 def _environment(directory: Path, package: str) -> Path:
     """bin/ of a virtual environment with a package."""
     folder = directory / "venv" / "bin"
-    if not (folder / "python").exists():
-        _run(sys.executable, "-m", "venv", directory / "venv")
-    _run(folder / "python", "-m", "pip", "install", "--quiet", package, timeout=_INSTALL_S)
+    installed = directory / "installed"
+    if not installed.exists():
+        _run(sys.executable, "-m", "venv", "--clear", directory / "venv")
+        _run(folder / "python", "-m", "pip", "install", "--quiet", package, timeout=_INSTALL_S)
+        installed.touch()
     return folder
 
 
@@ -149,7 +158,11 @@ def _needed(command: str, package: str) -> str:
     return found
 
 
-def _smg(directory: Path, address: str) -> str:
+def run_smg(directory: Path, address: str) -> str:
+    """What an OpenAI client of the SMG gateway streams from the router at `address`, with greedy sampling.
+
+    directory: with an environment, or for one.
+    """
     folder = _environment(directory, "smg")
     port = free_port()
     command = [folder / "smg", "launch", "--host", "127.0.0.1", "--port", port, "--prometheus-port", free_port()]
@@ -186,7 +199,8 @@ def _when_served(request: urllib.request.Request | str) -> HTTPResponse:
         time.sleep(0.2)
 
 
-def _triton(directory: Path, address: str) -> str:
+def run_triton(directory: Path, address: str) -> str:
+    """What tritonclient streams from the router at `address`; else as `run_smg`."""
     folder = _environment(directory, "tritonclient[grpc]")
     return _run(folder / "python", "-c", _TRITON, address, PROMPT, MAX_TOKENS)
 
@@ -227,7 +241,7 @@ def _program(address: str, *command: object) -> str:
 
 
 _RUNS: Mapping[str, Callable[[Path, str], str]] = {
-    "smg": _smg, "triton": _triton, "python": _python, "node": _node, "cpp": _cpp, "go": _go
+    "smg": run_smg, "triton": run_triton, "python": _python, "node": _node, "cpp": _cpp, "go": _go
 }  # fmt: skip
 # Programs of docs/clients sample with a seed, the others are greedy.
 _SEEDED = {"python", "node", "cpp", "go"}

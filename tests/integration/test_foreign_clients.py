@@ -1,0 +1,36 @@
+"""smg and tritonclient as they are installed, each in an environment of its own, on the router; a fake scheduler.
+
+`python -m benchmarks.foreign_clients` makes the environments, and runs the same clients on real workers.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.foreign_clients import MAX_TOKENS, PROMPT, environments, run_smg, run_triton
+from protos import inference_pb2 as pb
+from tests.fakes.routers import receive, running_router, running_schedulers, socket_address
+from tests.fakes.scheduler import FakeScheduler
+
+
+def _seedless(token_ids: object, num_prompt_tokens: int, seed: int, choice: int) -> int:
+    """Plain words, whatever the seed: neither client can give one here."""
+    assert isinstance(token_ids, list)
+    return 1000 + len(token_ids)
+
+
+@pytest.mark.parametrize(("name", "run", "compat"), [("smg", run_smg, "vllm"), ("triton", run_triton, "kserve")])
+async def test_it_streams_what_our_own_call_gives(
+    tmp_path: Path, name: str, run: Callable[[Path, str], str], compat: str
+) -> None:
+    directory = environments() / name
+    if not (directory / "installed").exists():
+        pytest.skip(f"{name} is not installed: python -m benchmarks.foreign_clients --clients {name}")
+    scheduler = FakeScheduler(socket_address(tmp_path, "one"), next_token=_seedless)
+    async with running_schedulers(scheduler), running_router([scheduler.address], compat=compat) as (server, stub):
+        await server.wait_ready()
+        sampling = pb.SamplingParams(max_tokens=MAX_TOKENS)
+        expected = await receive(stub.Generate(pb.GenerateRequest(prompt=PROMPT, sampling=sampling)))
+        assert await asyncio.to_thread(run, directory, f"127.0.0.1:{server.port}") == expected.text[0]
