@@ -158,6 +158,25 @@ async def test_an_abort_ends_the_stream(engine: Any, scheduler: FakeScheduler) -
     await scheduler.wait_until(lambda fake: fake.num_live == 0)
 
 
+async def test_a_scheduler_that_dies_is_not_noticed(tmp_path: Path) -> None:
+    one, two = (FakeScheduler(socket_address(tmp_path, name), pause_at=4) for name in ("one", "two"))
+    async with (
+        running_schedulers(one, two),
+        running_router([one.address, two.address], compat="vllm") as (server, stub),
+    ):
+        await server.wait_ready()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            engine: Any = VllmEngineStub(channel)  # type: ignore[arg-type]
+            call = engine.Generate(_request(True))
+            token_ids = list((await call.read()).chunk.token_ids)
+            holder, other = (one, two) if one.num_live else (two, one)
+            other.pause_at = None
+            await holder.kill()
+            while (answer := await call.read()) is not EOF:
+                token_ids += answer.chunk.token_ids
+        assert token_ids == (await _expected(stub)).token_ids[0]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
