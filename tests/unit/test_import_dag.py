@@ -93,6 +93,6 @@ def test_violations_are_seen_in_every_form():
 
 
 def test_top_level_folders_with_python_are_known():
-    # A new top-level package must take its place in the DAG, or stand outside knowingly.
+    # A new top-level package must take its place in the DAG, or stand outside knowingly: docs/ has programs of users.
     tops = {Path(name(path)).parts[0] for path in files(".py") if path.parent != ROOT}
-    assert tops <= OURS | {"scripts"}, sorted(tops - OURS)
+    assert tops <= OURS | {"scripts", "docs"}, sorted(tops - OURS)
