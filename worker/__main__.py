@@ -27,7 +27,8 @@ from worker.heartbeat import HeartbeatThread, WorkerStatus
 from worker.link import Link
 from worker.loop import EXIT_PERMANENT, WorkerLoop
 from worker.metrics import WorkerMetrics
-from worker.parallel.axes import Axes, axes_of
+from worker.parallel.axes import Axes
+from worker.parallel.places import axes_of
 from worker.step_runner import StepRunner
 from worker.wakeup import Wakeup
 from worker.watchdog import Watchdog

@@ -18,9 +18,9 @@ from worker.gpu.select import select_device
 from worker.kv_cache import KVCache
 from worker.model_config import ModelConfig
 from worker.model_info import log_ready, make_rows, model_dtype, model_info
-from worker.parallel.axes import axes_of, experts_of, shard_of, stage_of
 from worker.parallel.experts import check_experts
 from worker.parallel.groups import without_others
+from worker.parallel.places import axes_of, experts_of, shard_of, stage_of
 from worker.runner import Runner
 from worker.step_runner import StepRunner
 from worker.threaded_runner import ThreadedRunner

@@ -251,7 +251,8 @@ def _grouped_gemm_kernel(
         w_tile += BLOCK_K
 
     if GATED:
-        acc = acc / (1.0 + tl.exp(-acc)) * up_acc
+        # Beyond the bound exp would overflow, and what it divides is 0 in either case.
+        acc = acc / (1.0 + tl.exp(tl.minimum(-acc, 87.0))) * up_acc
     out_tile = out + pair.to(tl.int64)[:, None] * N + column[None]
     tl.store(out_tile, narrow(acc, out.dtype.element_ty), mask=(pair >= 0)[:, None] & (column < N)[None])
 

@@ -20,8 +20,8 @@ from worker.kv_cache import KVCache
 from worker.link import Link
 from worker.loop import WorkerLoop
 from worker.metrics import WorkerMetrics
-from worker.parallel.axes import axes_of
 from worker.parallel.groups import Groups, without_others
+from worker.parallel.places import axes_of
 from worker.parallel.rendezvous import meet
 from worker.rows import Rows
 from worker.runner import Runner

@@ -28,7 +28,7 @@ from worker.heartbeat import HeartbeatThread, WorkerStatus
 from worker.link import Link
 from worker.loop import WorkerLoop
 from worker.metrics import WorkerMetrics
-from worker.parallel.axes import axes_of
+from worker.parallel.places import axes_of
 from worker.wakeup import Wakeup
 from worker.watchdog import Watchdog
 

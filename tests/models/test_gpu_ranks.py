@@ -30,9 +30,9 @@ from tests.support.steps import decodes
 from worker.build import build_runner
 from worker.models.decoder import Decoder
 from worker.models.registry import Model
-from worker.parallel.axes import axes_of
 from worker.parallel.gloo import GlooGroup
 from worker.parallel.groups import Groups
+from worker.parallel.places import axes_of
 from worker.parallel.rendezvous import meet
 from worker.weights import load_model
 

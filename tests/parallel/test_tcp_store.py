@@ -12,8 +12,8 @@ import torch
 from configs.options import Options
 from worker.errors import CollectiveError, PermanentError, PlanError
 from worker.parallel import tcp_store
-from worker.parallel.axes import axes_of
 from worker.parallel.meeting import Meeting
+from worker.parallel.places import axes_of
 
 OPTIONS = Options(
     tensor_parallel_size=2, step_addresses=("tcp://127.0.0.1:7000",), curve_dir="keys", step_timeout=20, metrics_port=0

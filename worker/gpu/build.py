@@ -24,9 +24,9 @@ from worker.gpu.parts import Parts
 from worker.gpu.runner import GpuRunner
 from worker.model_config import ModelConfig
 from worker.model_info import log_ready, make_rows, model_dtype, model_info
-from worker.parallel.axes import axes_of, experts_of, shard_of
 from worker.parallel.experts import check_experts
 from worker.parallel.groups import without_others
+from worker.parallel.places import axes_of, experts_of, shard_of
 from worker.weights import load_model
 from worker.weights.quantization import resolve_quantization
 
