@@ -1,6 +1,7 @@
 """A tiny Qwen3 as the tools for FP8 store it, and what it computes, written out."""
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,10 +127,10 @@ def write_mixture(path: Path) -> Path:
     }  # fmt: skip
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
-    generator = torch.Generator().manual_seed(0)
     stored: Tensors = {}
     for name, shape in model_class(config["architectures"][0]).tensor_shapes(ModelConfig.from_directory(path)).items():
-        numbers = torch.randn(shape, generator=generator)
+        # Whatever the order of names is.
+        numbers = torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
         if "_proj" not in name:
             stored[name] = (1 + 0.2 * numbers if "norm" in name else numbers * shape[-1] ** -0.5).bfloat16()
             continue
