@@ -20,6 +20,7 @@ RESTART_WINDOW = 60.0
 MAX_RESTART_DELAY = 32.0
 # Between two questions whether a worker is there still.
 _HEALTH_INTERVAL = 2.0
+_LOADING_INTERVAL = 0.25
 # Schedulers and routers have imported what they need by then, and half of their cores' time is free.
 _WAVE_INTERVAL = 1.0
 _CHILD = Path(__file__).with_name("child.py")
@@ -194,7 +195,8 @@ class Supervisor:
         spec = each.spec
         is_loaded, silent_since = False, None
         while spec.stage is Stage.WORKER and spec.health_port:
-            await asyncio.sleep(min(_HEALTH_INTERVAL, self._silence_timeout))
+            # Often until it has loaded: one that hangs before that was seen would be left alone.
+            await asyncio.sleep(min(_HEALTH_INTERVAL if is_loaded else _LOADING_INTERVAL, self._silence_timeout))
             health, now = await read_health(self._metrics_host, spec.health_port), time.monotonic()
             if health is not None:
                 is_loaded, silent_since = is_loaded or health[0], None
