@@ -28,6 +28,10 @@ class PrefixIndex:
         self.block_size = block_size
         self._replicas[replica] = _Known(max_blocks)
 
+    def resize(self, replica: int, max_blocks: int) -> None:
+        """Its workers have begun anew, with as many blocks as their memory allows now."""
+        self._replicas[replica].max_blocks = max_blocks
+
     def remove(self, replica: int) -> None:
         """It has gone."""
         if replica in self._replicas:

@@ -165,6 +165,7 @@ class Replica:
                     was = self.usable, self.ready
                     session.receive(message)
                     if self._prefix_index is not None:
+                        self._prefix_index.resize(self.number, session.welcome.model.num_blocks)
                         self._prefix_index.apply(self.number, message.cache_events)
                     if (self.usable, self.ready) != was:
                         self._note_change()

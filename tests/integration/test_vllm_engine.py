@@ -5,7 +5,6 @@ import io
 import sys
 import zipfile
 from collections.abc import AsyncIterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,15 @@ import pytest
 from grpc.aio import EOF  # type: ignore[attr-defined]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from smg_grpc_proto.generated import common_pb2 as common
+from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
+from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineStub
 
 from protos import inference_pb2 as pb
 from router.compat import services
 from router.server import RouterServer
 from tests.fakes.routers import receive, running_router, running_schedulers, smollm2_tokenizer, socket_address
 from tests.fakes.scheduler import FakeScheduler, model_info
-
-if find_spec("smg_grpc_proto") is None:
-    pytest.skip("smg-grpc-proto is not installed: pip install octavo[smg]", allow_module_level=True)
-
-from smg_grpc_proto.generated import common_pb2 as common
-from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
-from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineStub
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
 

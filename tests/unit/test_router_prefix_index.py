@@ -104,6 +104,16 @@ def test_expectations_that_never_come_true_make_way() -> None:
     assert index.num_cached_blocks(others) == {0: 2}
 
 
+def test_a_replica_whose_workers_begin_anew_may_have_more_blocks() -> None:
+    index = _index(0, max_blocks=2)
+    index.resize(0, 4)
+    index.apply(0, stored(*NAMES))
+    assert index.num_cached_blocks(NAMES) == {0: 4}
+    index.resize(0, 3)
+    with pytest.raises(ValueError, match="more than the 3 blocks"):
+        index.apply(0, stored(NAMES[0]))
+
+
 def test_a_replica_that_goes_takes_what_is_known_of_it_along() -> None:
     index = _index(0, 1)
     for replica in (0, 1):
