@@ -44,7 +44,9 @@ def load_options(
     try:
         return Options(**values)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise ConfigError("; ".join(_describe(e, origin) for e in error.errors())) from None
+        # A default that follows from other options is not at fault where those are.
+        causes = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
+        raise ConfigError("; ".join(_describe(each, origin) for each in causes)) from None
 
 
 def _read_file(path: Path) -> dict[str, object]:

@@ -100,8 +100,11 @@ def test_an_error_names_the_option_the_value_where_it_stands_and_what_works(
 
 
 def test_every_bad_option_is_named_at_once(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"max_num_seqs=0 .*; port=-1 "):
+    with pytest.raises(ConfigError) as caught:
         load_options(write(tmp_path, "max_num_seqs: 0\nport: -1\n"), environ={})
+    port, max_num_seqs = str(caught.value).split("; ")
+    assert port.startswith("port=-1 ")
+    assert max_num_seqs.startswith("max_num_seqs=0 ")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path):

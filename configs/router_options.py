@@ -1,0 +1,51 @@
+"""The options of the router: where it listens, where its requests go, and what it bears."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator
+
+from configs.option_field import ROUTER, option, split_commas
+
+Compat = Annotated[tuple[Literal["vllm", "kserve"], ...], BeforeValidator(split_commas)]
+
+
+class RouterOptions(BaseModel):
+    """Validated with the others, in configs.options."""
+
+    host: str = option(ROUTER, "127.0.0.1", "Address the router's gRPC server binds to.")
+    port: int = option(ROUTER, 50051, "Port of the router's gRPC server. 0: any free one.", ge=0, le=65_535)
+    http_port: int = option(
+        ROUTER,
+        8000,
+        "Port, at the same address, of the router's HTTP server: /v1/completions, /v1/chat/completions and /v1/models "
+        "as OpenAI's clients call them. 0: none.",
+        ge=0,
+        le=65_535,
+    )
+    compat: Compat = option(
+        ROUTER,
+        (),
+        "Other projects' gRPC services that the router serves, too, comma-separated. vllm: VllmEngine, by which the "
+        "SMG gateway reaches an engine; needs octavo[smg]. kserve: GRPCInferenceService, for Triton's clients.",
+    )
+    routing_policy: Literal["least_loaded", "round_robin", "power_of_two", "prefix_aware", "consistent_hash"] = option(
+        ROUTER,
+        "least_loaded",
+        "Where a request goes. least_loaded: to the replica with the fewest tokens to compute. round_robin: to each in "
+        "turn. power_of_two: to the less loaded of two random ones. prefix_aware: to where the first token can come "
+        "soonest, by its queue and by what of the prompt it has in its prefix cache. consistent_hash: always to the "
+        "same one for a session_key, unless it is overloaded.",
+    )
+    max_message_bytes: int = option(
+        ROUTER, 64 * 2**20, "Largest message the router takes from a client.", ge=65_536, le=2**30
+    )
+    stream_buffer_bytes: int = option(
+        ROUTER,
+        4 * 2**20,
+        "Bytes buffered for a client that reads slowly before its stream ends with RESOURCE_EXHAUSTED.",
+        ge=4096,
+        le=2**30,
+    )
+    drain_timeout: float = option(
+        ROUTER, 30.0, "Seconds that running requests get to finish on SIGTERM or Ctrl-C.", ge=0, le=86_400
+    )
