@@ -1,0 +1,212 @@
+"""One replica as this router sees it: a Session with its scheduler, kept open, and whether it can take requests."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+from grpc.aio import EOF  # type: ignore[attr-defined]
+
+from protos.scheduler_pb2 import Open, RouterMessage
+from protos.scheduler_pb2_grpc import SchedulerStub
+from router.prefix_index import PrefixIndex
+from router.session import Session
+from router.whereabouts import Whereabouts
+from runtime.tls import open_channel
+from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
+
+log = logging.getLogger("octavo.router.replicas")
+
+_ENDED_HERE = "the Session ended"
+
+_CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", SESSION_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", SESSION_MESSAGE_BYTES),
+    # A scheduler that comes back is found within a second: its streams may wait for it.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A channel of one's own, whose backoff nobody else has driven up.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
+
+
+class Replica:
+    """One scheduler: connects, reads, connects again, until its task is cancelled."""
+
+    def __init__(
+        self,
+        number: int,
+        address: str,
+        router_id: str,
+        model_name: str,
+        silence_timeout: float,
+        prefix_index: PrefixIndex | None,
+        changed: Callable[[], None],
+        credentials: grpc.ChannelCredentials | None = None,
+    ):
+        """silence_timeout: seconds without a message after which a scheduler counts as dead; one is due each second.
+        prefix_index: is told of its cache events, if there is one. credentials: None for no TLS."""
+        self.number = number
+        # As scheduler_addresses has it.
+        self.address = address
+        self._whereabouts = Whereabouts(address)
+        self.session: Session | None = None
+        # None until `run` has begun.
+        self.channel: grpc.aio.Channel | None = None
+        self._router_id = router_id
+        self._model_name = model_name
+        self._silence_timeout = silence_timeout
+        self._prefix_index = prefix_index
+        self._changed = changed
+        self._credentials = credentials
+        self._cause = "not connected yet" if self._whereabouts.is_fixed else "nobody knows where it is yet"
+        self._ended_here = _ENDED_HERE
+        self._since = time.monotonic()
+
+    @property
+    def usable(self) -> bool:
+        """Takes requests, though it may queue them while its workers are away."""
+        return self.session is not None and not self.session.load.draining
+
+    @property
+    def ready(self) -> bool:
+        return self.usable and self.session is not None and self.session.load.workers_ready
+
+    def describe(self) -> str:
+        """In a few words, for people: why it is not ready, and for how long."""
+        if self.ready:
+            return f"{self.address} is ready"
+        cause = self._cause
+        if self.session is not None:
+            cause = "draining" if self.session.load.draining else "its workers are away"
+        return f"{self.address}: {cause} (for {time.monotonic() - self._since:.0f} s)"
+
+    async def run(self) -> None:
+        place = ""
+        while True:
+            place = await self._whereabouts.other_than(place)
+            if not self._whereabouts.is_fixed:
+                log.info("%s: it is at %s", self.address, place)
+                self._cause = "not connected yet"
+            staying = asyncio.create_task(self._stay_connected(place))
+            moving = asyncio.create_task(self._whereabouts.other_than(place))
+            try:
+                await asyncio.wait({staying, moving}, return_when=asyncio.FIRST_COMPLETED)
+                if staying.done():
+                    staying.result()
+                self._ended_here = f"it is not at {place} any more"
+            finally:
+                moving.cancel()
+                staying.cancel()
+                await asyncio.wait({staying, moving})
+                self._ended_here = _ENDED_HERE
+
+    async def _stay_connected(self, place: str) -> None:
+        """Until the task is cancelled."""
+        retry = _FIRST_RETRY_S
+        async with open_channel(place, self._credentials, _CHANNEL_OPTIONS) as channel:
+            self.channel = channel
+            while True:
+                welcomed, cause = await self._hold_session(SchedulerStub(channel))
+                if cause != self._cause:
+                    log.warning("%s: %s", self.address, cause)
+                self._cause = cause
+                retry = _FIRST_RETRY_S if welcomed else min(2 * retry, _LONGEST_RETRY_S)
+                await asyncio.sleep(retry)
+
+    async def _hold_session(self, stub: SchedulerStub) -> tuple[bool, str]:
+        """Opens a Session and reads it to its end. Returns whether there was a Welcome, and why it ended."""
+        call = stub.Session(wait_for_ready=True)
+        try:
+            opening = Open(
+                protocol_version=PROTOCOL_VERSION,
+                router_id=self._router_id,
+                watch_cache=self._prefix_index is not None,
+            )
+            await call.write(RouterMessage(open=opening))
+            return await self._read(call)
+        except grpc.aio.AioRpcError as error:
+            return False, f"Session refused, {error.code().name}: {error.details()}"
+        except Exception as error:
+            # A message that no scheduler of ours sends must cost one Session, not the replica.
+            log.exception("%s sent what can't be read", self.address)
+            return False, f"the router failed on a message: {error!r}"
+        finally:
+            call.cancel()
+
+    async def _read(self, call) -> tuple[bool, str]:
+        message = await call.read()
+        if message is EOF:
+            return False, f"Session refused, {(await call.code()).name}: {await call.details()}"
+        if not message.HasField("welcome"):
+            return False, "its first message is no Welcome: is it a scheduler of this version?"
+        name = message.welcome.model.name
+        if name != self._model_name:
+            return (
+                False,
+                f"serves {name!r}, not {self._model_name!r}: give router and schedulers the same model options",
+            )
+        session = Session(message.welcome)
+        self._open(session)
+        writer = asyncio.create_task(_write(call, session))
+        cause = ""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._silence_timeout) as silence:
+                while message is not EOF:
+                    was = self.usable, self.ready
+                    session.receive(message)
+                    if self._prefix_index is not None:
+                        self._prefix_index.resize(self.number, session.welcome.model.num_blocks)
+                        self._prefix_index.apply(self.number, message.cache_events)
+                    if (self.usable, self.ready) != was:
+                        self._note_change()
+                    silence.reschedule(loop.time() + self._silence_timeout)
+                    message = await call.read()
+            cause = f"the Session ended, {(await call.code()).name}: {await call.details()}"
+        except TimeoutError:
+            cause = f"silent for {self._silence_timeout:g} s"
+        except grpc.aio.AioRpcError as error:
+            cause = f"the Session broke, {error.code().name}: {error.details()}"
+        finally:
+            writer.cancel()
+            try:
+                # Not `await writer`: its cancellation could not be told from this task's own, which must get through.
+                await asyncio.wait({writer})
+            finally:
+                self._close(session, cause or self._ended_here)
+        return True, cause
+
+    def _open(self, session: Session) -> None:
+        self.session = session
+        model = session.welcome.model
+        if self._prefix_index is not None:
+            self._prefix_index.add(self.number, block_size=model.block_size, max_blocks=model.num_blocks)
+        log.info("%s serves %s (%s, fingerprint %s)", self.address, model.name, model.dtype, model.fingerprint[:12])
+        self._note_change()
+
+    def _close(self, session: Session, cause: str) -> None:
+        self.session, self._cause = None, cause
+        if self._prefix_index is not None:
+            self._prefix_index.remove(self.number)
+        # What the router ends itself, when it stops, is nothing to be warned of.
+        level = logging.INFO if cause == _ENDED_HERE and not session.num_groups else logging.WARNING
+        log.log(level, "%s: %s; %d requests were on it", self.address, cause, session.num_groups)
+        self._note_change()
+        session.lose(f"{self.address}: {cause}")
+
+    def _note_change(self) -> None:
+        self._since = time.monotonic()
+        self._changed()
+
+
+async def _write(call, session: Session) -> None:
+    """Ends with the call; the reader is told of that, too, and says why."""
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        while True:
+            await call.write(await session.outgoing.get())
