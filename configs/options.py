@@ -208,7 +208,8 @@ class Options(GpuOptions, ParallelOptions, RouterOptions, SecurityOptions):
     metrics_port: int = option(
         LOGS,
         9090,
-        "Port of the router's /metrics and /health; schedulers take the next ones, then workers. 0: off.",
+        "Port of the first router's /metrics and /health; further routers take the next ones, then schedulers, then "
+        "workers. 0: off.",
         ge=0,
         le=65_535,
     )
@@ -228,6 +229,7 @@ class Options(GpuOptions, ParallelOptions, RouterOptions, SecurityOptions):
             if address.startswith("tcp://") and not self.curve_dir:
                 raise ValueError(f"step_addresses: {address!r} needs curve_dir; make keys with `octavo keys DIR`")
         self._check_pipeline()
+        self._check_routers()
         self._check_tls()
         if self.in_lockstep and len({address.startswith("tcp://") for address in self.step_addresses}) > 1:
             raise ValueError(
@@ -244,11 +246,10 @@ class Options(GpuOptions, ParallelOptions, RouterOptions, SecurityOptions):
                 f"num_redundant_experts={self.num_redundant_experts} needs enable_expert_parallel: without it each "
                 "worker has a part of every expert"
             )
-        num_processes = 1 + self.data_parallel_size * (1 + self.world_size)
-        if self.metrics_port and self.metrics_port + num_processes > 65_536:
+        if self.metrics_port and self.metrics_port + self.num_processes > 65_536:
             raise ValueError(
-                f"metrics_port={self.metrics_port}: {num_processes} processes take as many ports from there; "
-                f"use {65_536 - num_processes} or less"
+                f"metrics_port={self.metrics_port}: {self.num_processes} processes take as many ports from there; "
+                f"use {65_536 - self.num_processes} or less"
             )
         if self.max_long_partial_prefills > self.max_num_partial_prefills:
             raise ValueError(
@@ -263,6 +264,11 @@ class Options(GpuOptions, ParallelOptions, RouterOptions, SecurityOptions):
         if self.max_model_len and self.max_model_len < 2:
             raise ValueError("max_model_len=1 leaves no room for a prompt and one output token: use 2 or more")
         return self
+
+    @property
+    def num_processes(self) -> int:
+        """Of the whole cluster."""
+        return self.num_router_processes + self.data_parallel_size * (1 + self.world_size)
 
     def scheduler_address(self, replica: int) -> str:
         """gRPC target of a replica's scheduler."""
@@ -281,14 +287,14 @@ class Options(GpuOptions, ParallelOptions, RouterOptions, SecurityOptions):
         return self.step_address(replica).startswith("tcp://")
 
     def process_metrics_port(
-        self, kind: Literal["router", "scheduler", "worker"], replica: int = 0, rank: int = 0
+        self, kind: Literal["router", "scheduler", "worker"], number: int = 0, rank: int = 0
     ) -> int:
-        """Port of one process's /metrics and /health; 0 if they are off."""
+        """Port of one process's /metrics and /health; 0 if they are off. number: the router's, or the replica's."""
         if not self.metrics_port:
             return 0
         offset = {
-            "router": 0,
-            "scheduler": 1 + replica,
-            "worker": 1 + self.data_parallel_size + replica * self.world_size + rank,
+            "router": number,
+            "scheduler": self.num_router_processes + number,
+            "worker": self.num_router_processes + self.data_parallel_size + number * self.world_size + rank,
         }[kind]
         return self.metrics_port + offset

@@ -22,6 +22,14 @@ class RouterOptions(BaseModel):
         ge=0,
         le=65_535,
     )
+    num_routers: int = option(
+        ROUTER,
+        1,
+        "Routers that `octavo up` starts over the same schedulers, each at addresses of its own: the next one's port "
+        "and http_port are one higher. Clients that know several go on through another one when theirs dies.",
+        ge=1,
+        le=64,
+    )
     compat: Compat = option(
         ROUTER,
         (),
@@ -49,3 +57,31 @@ class RouterOptions(BaseModel):
     drain_timeout: float = option(
         ROUTER, 30.0, "Seconds that running requests get to finish on SIGTERM or Ctrl-C.", ge=0, le=86_400
     )
+
+    @property
+    def num_router_processes(self) -> int:
+        """Of all routers."""
+        return self.num_routers
+
+    def router_port(self, router: int) -> int:
+        """Of a router's gRPC server; 0: any free one."""
+        return self.port + router if self.port else 0
+
+    def router_http_port(self, router: int) -> int:
+        """Of a router's HTTP server; 0: it has none."""
+        return self.http_port + router if self.http_port else 0
+
+    def _check_routers(self) -> None:
+        """Raises ValueError."""
+        for name in ("port", "http_port"):
+            first: int = getattr(self, name)
+            if first and first + self.num_routers > 65_536:
+                raise ValueError(
+                    f"{name}={first}: num_routers={self.num_routers} take as many ports from there; use "
+                    f"{65_536 - self.num_routers} or less"
+                )
+        if self.port and self.http_port and abs(self.port - self.http_port) < self.num_routers:
+            raise ValueError(
+                f"port={self.port} and http_port={self.http_port}: each of num_routers={self.num_routers} takes the "
+                f"next port after these; keep them {self.num_routers} or more apart"
+            )

@@ -9,7 +9,7 @@ import tenacity
 
 from octavo.assembly import Assembly
 from octavo.connection import key_metadata, open_async_channel
-from octavo.errors import ProtocolError, from_rpc_error
+from octavo.errors import ProtocolError, Unavailable, from_rpc_error
 from octavo.requests import Message, Prompt, RequestOptions, as_messages, generate_request, tokenize_request
 from octavo.results import Generation, ModelInfo, StreamEvent, Tokenized
 from octavo.retry import DEFAULT_RETRY_FOR, DEFAULT_TARGET, Deadline, RetryPolicy, Targets
@@ -155,11 +155,19 @@ class AsyncClient:
         return ModelInfo.from_proto(await self._unary("GetModel", pb.GetModelRequest(model=name)))
 
     async def cancel(self, request_id: str) -> bool:
-        """Ends a live request, whose stream then raises Cancelled. False if no target knows it."""
-        request = pb.CancelRequest(request_id=request_id)
+        """Ends a live request, whose stream then raises Cancelled. False if no target knows it; those that can't be
+        reached are passed over. Raises Unavailable if none can."""
+        request, error = pb.CancelRequest(request_id=request_id), None
+        reached = False
         for target in self.new_targets().all:
-            if await self._cancel_at(target, request):
-                return True
+            try:
+                if await self._cancel_at(target, request):
+                    return True
+                reached = True
+            except Unavailable as unavailable:
+                error = unavailable
+        if error is not None and not reached:
+            raise error
         return False
 
     async def close(self) -> None:

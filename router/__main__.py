@@ -1,11 +1,11 @@
-"""`python -m router [-c FILE] [any option]`: one router."""
+"""`python -m router [--router I] [-c FILE] [any option]`: one router."""
 
 import asyncio
 import logging
 import signal
 import sys
 
-from configs.flags import parse_flags, usage
+from configs.flags import own_number, parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options
 from router.compat.services import MissingPackageError
@@ -24,40 +24,42 @@ log = logging.getLogger("octavo.router")
 
 # Starting again would fail in the same way.
 EXIT_PERMANENT = 2
+_OWN_FLAGS = {"router": "Which one of num_routers it is, from 0: the first unless given."}
 
 
 def main(argv: list[str]) -> int:
     """Runs a router until SIGTERM or SIGINT. Returns the exit code: 0, or 2 with the cause on stderr."""
     if {"-h", "--help"} & set(argv):
-        print(usage("python -m router", {}))
+        print(usage("python -m router", _OWN_FLAGS))
         return 0
     try:
-        config, flags, _ = parse_flags(argv)
+        config, flags, own = parse_flags(argv, tuple(_OWN_FLAGS))
         options = load_options(config, flags)
+        router = own_number(own, "router", 0, options.num_routers)
     except ConfigError as error:
         print(f"router: {error}", file=sys.stderr)
         return EXIT_PERMANENT
     configure_logging("router", options.log_level, options.log_format)
     try:
-        asyncio.run(_serve(options))
+        asyncio.run(_serve(options, router))
     except (ModelNotFoundError, TokenizerError, AddressError, MissingPackageError, KeysError, TlsError) as error:
         log.error("%s", error)
         return EXIT_PERMANENT
     return 0
 
 
-async def _serve(options: Options) -> None:
+async def _serve(options: Options, router: int) -> None:
     model = resolve_model(options.model)
     tokenizer = Tokenizer(tokenizer_directory(model, options.tokenizer))
-    server = RouterServer(options, tokenizer, options.served_model_name or model.name)
+    server = RouterServer(options, tokenizer, options.served_model_name or model.name, router)
     signals = _count_signals()
     if server.keys is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reread, server.keys)
     await server.start()
     http = gateway = None
     try:
-        http = _observe(options, server)
-        gateway = _serve_http(options, server)
+        http = _observe(options, router, server)
+        gateway = _serve_http(options, router, server)
         log.info("listening on %s port %d", options.host, server.port)
         await signals.get()
         drain = asyncio.create_task(server.drain())
@@ -91,7 +93,7 @@ def _count_signals() -> asyncio.Queue[int]:
     return received
 
 
-def _serve_http(options: Options, server: RouterServer) -> GatewayServer | None:
+def _serve_http(options: Options, router: int, server: RouterServer) -> GatewayServer | None:
     """Raises AddressError."""
     if not options.http_port:
         return None
@@ -102,15 +104,15 @@ def _serve_http(options: Options, server: RouterServer) -> GatewayServer | None:
         max_body_bytes=options.max_message_bytes,
         keys=server.keys,
     )
-    http = GatewayServer(gateway, options.host, options.http_port, server.tls)
+    http = GatewayServer(gateway, options.host, options.router_http_port(router), server.tls)
     http.start()
     log.info("listening for HTTP on %s port %d", options.host, http.port)
     return http
 
 
-def _observe(options: Options, server: RouterServer) -> ObservabilityServer | None:
+def _observe(options: Options, router: int, server: RouterServer) -> ObservabilityServer | None:
     """/metrics and /health. Raises AddressError."""
-    port = options.process_metrics_port("router")
+    port = options.process_metrics_port("router", router)
     if not port:
         return None
     try:

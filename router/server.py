@@ -45,13 +45,14 @@ class RouterServer:
     """One router. Liveness ("") is SERVING while it runs, readiness (octavo.v1.Inference, and the services of option
     compat) while a replica is ready."""
 
-    def __init__(self, options: Options, tokenizer: Tokenizer, model_name: str) -> None:
-        """Raises KeysError, TlsError."""
+    def __init__(self, options: Options, tokenizer: Tokenizer, model_name: str, router: int = 0) -> None:
+        """router: which one of num_routers it is. Raises KeysError, TlsError."""
         self.metrics = RouterMetrics()
         self.port = 0
         # None: anyone may call.
         self.keys = Keys(Path(options.api_keys_file).expanduser()) if options.api_keys_file else None
         self._options = options
+        self._wanted_port = options.router_port(router)
         self._tokenizer = TokenizerPool(tokenizer)
         self._replicas = ReplicaSet(
             [options.scheduler_address(i) for i in range(options.data_parallel_size)],
@@ -120,11 +121,11 @@ class RouterServer:
         host = f"[{options.host}]" if ":" in options.host else options.host
         credentials = None if self.tls is None else self.tls.server_credentials()
         try:
-            self.port = add_port(server, f"{host}:{options.port}", credentials)
+            self.port = add_port(server, f"{host}:{self._wanted_port}", credentials)
         except RuntimeError:
-            cause = why_not_bound(options.host, options.port)
+            cause = why_not_bound(options.host, self._wanted_port)
             raise AddressError(
-                f"can't listen on host={options.host!r}, port={options.port}: {cause}; choose another port, or 0 "
+                f"can't listen on host={options.host!r}, port={self._wanted_port}: {cause}; choose another port, or 0 "
                 "for any free one"
             ) from None
         self._warn_of_open_addresses()

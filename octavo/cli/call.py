@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli.target import TLS, TLS_CA, TLS_CERT, TLS_KEY, Connection, connection, reaching
+from octavo.cli.target import TLS, TLS_CA, TLS_CERT, TLS_KEY, Connection, connection, reaching, separate
 
 if TYPE_CHECKING:
     from octavo.sampling_params import SamplingParams
 
 TARGETS = Annotated[
-    list[str], typer.Option("--target", metavar="HOST:PORT", help="A router; several stand in for each other.")
+    list[str],
+    typer.Option(
+        "--target",
+        metavar="HOST:PORT",
+        help="A router; several, comma-separated or in several flags, stand in for each other.",
+    ),
 ]
 MODEL = Annotated[str, typer.Option(help="The served model's name. Empty: whichever is served.")]
 SYSTEM = Annotated[str, typer.Option(metavar="TEXT", help="A system message before the user's.")]
@@ -140,6 +145,7 @@ def _stream(
     from octavo.client import Client
     from octavo.results import Delta, Finished, Started
 
+    targets = separate(targets)
     with reaching(*targets), Client(targets, retry_for=0.0, **to) as client:
         client.model(model)
     with (

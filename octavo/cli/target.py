@@ -47,6 +47,14 @@ def connection(tls: bool, ca_file: str | None, cert_file: str | None, key_file: 
     return Connection(api_key=os.environ.get(_API_KEY, ""), credentials=credentials)
 
 
+def separate(targets: Iterable[str]) -> list[str]:
+    """Of a flag that may be given several times, or name several, comma-separated. Raises typer.BadParameter."""
+    found = [part.strip() for target in targets for part in target.split(",") if part.strip()]
+    if not found:
+        raise typer.BadParameter("--target is empty: give HOST:PORT of a router")
+    return found
+
+
 @contextlib.contextmanager
 def reaching(*targets: str) -> Iterator[None]:
     """Says in Unavailable what to do about it."""

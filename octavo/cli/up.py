@@ -25,7 +25,7 @@ def up(
     ] = False,
     **flags: Any,
 ) -> None:
-    """Start a cluster: a router, and a scheduler with its workers for each replica.
+    """Start a cluster: a router (or num_routers), and a scheduler with its workers for each replica.
 
     It runs until Ctrl-C, which lets running requests finish; a second Ctrl-C ends them. A process that dies is started
     again.

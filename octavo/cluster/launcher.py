@@ -12,7 +12,7 @@ from configs.options import Options
 from octavo.cluster.display import Display
 from octavo.cluster.ports import resolve_ports
 from octavo.cluster.processes import ProcessSpec, Stage, cluster_processes
-from octavo.cluster.readiness import grpc_target, read_health
+from octavo.cluster.readiness import read_health, router_targets
 from octavo.cluster.runtime_files import child_environment, locked_runtime_dir, write_options
 from octavo.cluster.supervisor import Supervisor
 
@@ -100,7 +100,7 @@ class Launcher:
         self._options = options
         self._console = console
         self._first_prompt = first_prompt
-        self._target = grpc_target(options.host, options.port)
+        self._targets = router_targets(options)
         self._display = display
         self._fleet = fleet
         self._stop = asyncio.Event()
@@ -152,15 +152,15 @@ class Launcher:
             if self._options.tls_cert_file:
                 await wait_until_healthy(self._options)
             else:
-                await wait_until_serving(self._target)
+                await wait_until_serving(*self._targets)
         finally:
             await _cancel(watching)
         self._display.loaded()
         self._console.print(f"Ready in {self._display.elapsed:.1f} s.", highlight=False)
         if self._first_prompt and not is_guarded(self._options):
             with self._display.holding():
-                await first_completion(self._target, self._first_prompt, self._console)
-        self._console.print(how_to_call(self._options, self._target), highlight=False, markup=False, soft_wrap=True)
+                await first_completion(self._targets, self._first_prompt, self._console)
+        self._console.print(how_to_call(self._options), highlight=False, markup=False, soft_wrap=True)
         self._console.print("serving; Ctrl-C to stop", style="bold green")
 
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from configs.options import Options
 from octavo.cluster.errors import ClusterError
 
+# For ports in a row: some of those that the system gives have a neighbour.
+_MOST_TRIES = 100
+
 
 @dataclass(frozen=True, slots=True)
 class _Port:
@@ -21,9 +24,12 @@ class _Port:
 
 
 def resolve_ports(options: Options) -> Options:
-    """The options with port=0 replaced by a free port. Raises ClusterError, naming the option, if a port is taken."""
+    """The options with port=0 replaced by a free port, with free ones after it for further routers.
+
+    Raises ClusterError, naming the option, if a port is taken.
+    """
     if options.port == 0:
-        options = options.model_copy(update={"port": _free_port(options.host)})
+        options = options.model_copy(update={"port": _free_ports(options.host, options.num_routers)})
     for each in _ports(options):
         error = _bind_error(each.host, each.port)
         if error is None:
@@ -39,14 +45,16 @@ def resolve_ports(options: Options) -> Options:
 
 
 def _ports(options: Options) -> list[_Port]:
-    ports = [_Port("port", "--port", options.host, options.port)]
+    routers = range(options.num_routers)
+    ports = [_Port("port", "--port", options.host, options.router_port(router)) for router in routers]
     if options.http_port:
-        ports.append(_Port("http_port", "--http-port", options.host, options.http_port))
-    if options.metrics_port:
-        last = options.process_metrics_port("worker", options.data_parallel_size - 1, options.world_size - 1)
         ports += [
-            _Port("metrics_port", "--metrics-port", options.metrics_host, port)
-            for port in range(options.metrics_port, last + 1)
+            _Port("http_port", "--http-port", options.host, options.router_http_port(router)) for router in routers
+        ]
+    if options.metrics_port:
+        ports += [
+            _Port("metrics_port", "--metrics-port", options.metrics_host, options.metrics_port + i)
+            for i in range(options.num_processes)
         ]
     for address in options.scheduler_addresses:
         if not address.startswith("unix:"):
@@ -64,13 +72,12 @@ def _ports(options: Options) -> list[_Port]:
 def _suggestion(options: Options, taken: _Port) -> str:
     """A value that would work, for the options that are one number."""
     if taken.option == "port":
-        return f", such as {_free_port(taken.host)}, or 0 for any free one"
+        return f", such as {_free_ports(taken.host, options.num_routers)}, or 0 for any free one"
     if taken.option == "http_port":
-        return f", such as {_free_port(taken.host)}, or 0 for none"
+        return f", such as {_free_ports(taken.host, options.num_routers)}, or 0 for none"
     if taken.option == "metrics_port":
-        count = 1 + options.data_parallel_size * (1 + options.world_size)
         for base in range(options.metrics_port + 10, 60_000, 10):
-            if all(_bind_error(taken.host, base + i) is None for i in range(count)):
+            if _are_free(taken.host, base, options.num_processes):
                 return f", such as {base}, or 0 for none"
     return ""
 
@@ -89,11 +96,20 @@ def _bind_error(host: str, port: int) -> OSError | None:
     return None
 
 
-def _free_port(host: str) -> int:
+def _free_ports(host: str, count: int) -> int:
+    """The first of so many in a row. Raises ClusterError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((_bare(host), 0))
-        return probe.getsockname()[1]
+    for _ in range(_MOST_TRIES):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((_bare(host), 0))
+            first: int = probe.getsockname()[1]
+        if first + count <= 65_536 and _are_free(host, first, count):
+            return first
+    raise ClusterError(f"num_routers={count}: found no {count} free ports in a row at {host}")
+
+
+def _are_free(host: str, first: int, count: int) -> bool:
+    return all(_bind_error(host, first + i) is None for i in range(count))
 
 
 def _bare(host: str) -> str:

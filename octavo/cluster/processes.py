@@ -29,7 +29,7 @@ class ProcessSpec:
 
 
 def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list[ProcessSpec]:
-    """The router, and each replica's scheduler and workers, all reading `config`.
+    """The routers, and each replica's scheduler and workers, all reading `config`.
 
     Workers come first: they take longest to load. Each of a replica's processes keeps a core busy while it starts, so a
     wave has as many replicas as the cores are for: with fewer cores than that the replicas would all be ready late
@@ -65,10 +65,18 @@ def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list
         )
         for replica in range(options.data_parallel_size)
     ]
-    router = ProcessSpec(
-        name="router",
-        stage=Stage.ROUTER,
-        command=command("router"),
-        health_port=options.process_metrics_port("router"),
-    )
-    return [*processes, router]
+    processes += [
+        ProcessSpec(
+            name=router_name(options, router),
+            stage=Stage.ROUTER,
+            command=command("router", "--router", str(router)),
+            health_port=options.process_metrics_port("router", router),
+        )
+        for router in range(options.num_routers)
+    ]
+    return processes
+
+
+def router_name(options: Options, router: int) -> str:
+    """As people see it."""
+    return "router" if options.num_routers == 1 else f"router {router}"

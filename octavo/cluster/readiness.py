@@ -3,6 +3,8 @@
 import asyncio
 import http.client
 
+from configs.options import Options
+
 
 async def read_health(host: str, port: int) -> tuple[bool, str] | None:
     """What a process's /health says: whether it is well, and its line of text. None if it does not listen yet."""
@@ -29,3 +31,8 @@ def connectable(host: str) -> str:
 def grpc_target(host: str, port: int) -> str:
     host = connectable(host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def router_targets(options: Options) -> tuple[str, ...]:
+    """By which clients on this machine reach each router."""
+    return tuple(grpc_target(options.host, options.router_port(router)) for router in range(options.num_routers))

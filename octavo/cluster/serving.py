@@ -1,4 +1,4 @@
-"""Waits until a router serves, as gRPC's health service or its /health tells it."""
+"""Waits until routers serve, as gRPC's health service or its /health tells it."""
 
 import asyncio
 from typing import Any
@@ -17,25 +17,31 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
 )
-
-
 _HEALTH_INTERVAL_S = 0.25
 
 
 async def wait_until_healthy(options: Options) -> None:
-    """The same, of a router that speaks TLS: whoever starts it need not be able to call it. Raises ClusterError."""
-    port = options.process_metrics_port("router")
-    if not port:
+    """The same, of routers that speak TLS: whoever starts them need not be able to call them. Raises ClusterError."""
+    if not options.metrics_port:
         raise ClusterError("metrics_port=0 with tls_cert_file: without /health nobody knows when the router serves")
+    ports = [options.process_metrics_port("router", router) for router in range(options.num_routers)]
+    await asyncio.gather(*(_wait_for_health(options.metrics_host, port) for port in ports))
+
+
+async def _wait_for_health(host: str, port: int) -> None:
     while True:
-        health = await read_health(options.metrics_host, port)
+        health = await read_health(host, port)
         if health is not None and health[0]:
             return
         await asyncio.sleep(_HEALTH_INTERVAL_S)
 
 
-async def wait_until_serving(target: str) -> None:
-    """Returns once the router at `target` says that requests are served; it may start later, and start again."""
+async def wait_until_serving(*targets: str) -> None:
+    """Returns once each router says that requests are served; it may start later, and start again."""
+    await asyncio.gather(*map(_wait_for_router, targets))
+
+
+async def _wait_for_router(target: str) -> None:
     request = health_pb2.HealthCheckRequest(service=SERVICE)
     async with grpc.aio.insecure_channel(target, options=_OPTIONS) as channel:
         # The generated stub's types are those of the synchronous one.

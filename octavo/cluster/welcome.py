@@ -1,24 +1,25 @@
 """What `octavo up` prints once the cluster serves: a first completion, the addresses, and calls to copy."""
 
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from configs.options import Options
 from octavo.async_client import AsyncClient
-from octavo.cluster.readiness import connectable
+from octavo.cluster.readiness import connectable, router_targets
 from octavo.results import Delta, Finished
 from octavo.sampling_params import SamplingParams
 
 _QUESTION = "What is the capital of France? Answer briefly."
 
 
-async def first_completion(target: str, prompt: str, console: Console) -> None:
+async def first_completion(targets: Sequence[str], prompt: str, console: Console) -> None:
     """Streams one greedy chat completion to the console, token by token. Raises OctavoError."""
     console.print(f"\n> {prompt}", style="bold", markup=False, highlight=False)
     began = time.monotonic()
     first_token_s = 0.0
-    async with AsyncClient(target) as client:
+    async with AsyncClient(targets) as client:
         stream = client.stream([{"role": "user", "content": prompt}], SamplingParams(temperature=0.0, max_tokens=128))
         async for event in stream:
             if isinstance(event, Delta):
@@ -38,16 +39,20 @@ def is_guarded(options: Options) -> bool:
     return bool(options.api_keys_file or options.tls_cert_file)
 
 
-def how_to_call(options: Options, target: str) -> str:
+def how_to_call(options: Options) -> str:
     """Addresses and three calls to copy."""
-    at_default = options.port == 50051
-    flag = "" if at_default else f" --target {target}"
-    lines = ["", f"gRPC      {target}"]
-    scheme = "https" if options.tls_cert_file else "http"
-    if options.http_port:
-        lines.append(f"HTTP      {scheme}://{connectable(options.host)}:{options.http_port}/v1")
-    if options.metrics_port:
-        lines.append(f"metrics   http://{connectable(options.metrics_host)}:{options.metrics_port}/metrics")
+    target, *further = router_targets(options)
+    at_default = options.port == 50051 and not further
+    flag = "" if at_default else f" --target {','.join((target, *further))}"
+    known = repr([target, *further]).replace("'", '"') if further else f'"{target}"'
+    lines = [""]
+    for router, address in enumerate((target, *further)):
+        lines.append(f"gRPC      {address}")
+        if options.http_port:
+            lines.append(f"HTTP      {_http(options, router)}/v1")
+        if options.metrics_port:
+            port = options.process_metrics_port("router", router)
+            lines.append(f"metrics   http://{connectable(options.metrics_host)}:{port}/metrics")
     if is_guarded(options):
         needs = {"a key in OCTAVO_API_KEY": options.api_keys_file, "--tls-ca FILE": options.tls_cert_file}
         lines += ["", f"octavo chat and its kin need {' and '.join(name for name, on in needs.items() if on)}", ""]
@@ -61,7 +66,7 @@ def how_to_call(options: Options, target: str) -> str:
         "from Python:",
         "",
         "  from octavo import Client, SamplingParams",
-        f'  with Client("{target}") as client:',
+        f"  with Client({known}) as client:",
         f'      print(client.chat("{_QUESTION}", SamplingParams(temperature=0)).text)',
         "",
         *_with_curl(options),
@@ -75,6 +80,11 @@ def how_to_call(options: Options, target: str) -> str:
     return "\n".join(lines)
 
 
+def _http(options: Options, router: int) -> str:
+    scheme = "https" if options.tls_cert_file else "http"
+    return f"{scheme}://{connectable(options.host)}:{options.router_http_port(router)}"
+
+
 def _with_curl(options: Options) -> list[str]:
     if not options.http_port:
         return []
@@ -82,7 +92,7 @@ def _with_curl(options: Options) -> list[str]:
     return [
         "over HTTP, as OpenAI's clients do:",
         "",
-        f"  curl -N http://{connectable(options.host)}:{options.http_port}/v1/chat/completions \\",
+        f"  curl -N {_http(options, 0)}/v1/chat/completions \\",
         f"    -H 'Content-Type: application/json' -d '{body}'",
         "",
     ]

@@ -35,3 +35,14 @@ def test_each_rank_is_a_process_that_starts_along_with_its_replica() -> None:
     # Three processes a replica, on six cores.
     assert [spec.wave for spec in workers] == [0, 0, 0, 0, 1, 1]
     assert len({spec.health_port for spec in specs}) == len(specs) == 10
+
+
+def test_each_router_is_a_process_that_knows_which_one_it_is() -> None:
+    options = Options(num_routers=2, metrics_port=9000)
+    specs = cluster_processes(options, Path("options.yaml"), num_cores=2)
+    routers = [spec for spec in specs if spec.stage is Stage.ROUTER]
+    assert [(spec.name, spec.command[-2:]) for spec in routers] == [
+        ("router 0", ("--router", "0")),
+        ("router 1", ("--router", "1")),
+    ]
+    assert sorted(spec.health_port for spec in specs) == [9000, 9001, 9002, 9003]

@@ -139,6 +139,24 @@ def test_metrics_ports_of_a_cluster_are_distinct_and_zero_turns_them_off():
     assert load_options(flags={"metrics_port": 0}, environ={}).process_metrics_port("worker", 1) == 0
 
 
+def test_routers_have_the_first_ports_of_metrics_and_ports_in_a_row() -> None:
+    flags: dict[str, object] = {"num_routers": 3, "data_parallel_size": 2, "metrics_port": 9000}
+    options = load_options(flags=flags, environ={})
+    ports = [
+        *(options.process_metrics_port("router", router) for router in range(3)),
+        *(options.process_metrics_port(kind, replica) for kind in ("scheduler", "worker") for replica in (0, 1)),
+    ]
+    assert ports == list(range(9000, 9000 + options.num_processes))
+    assert [options.router_port(router) for router in range(3)] == [50051, 50052, 50053]
+    assert [options.router_http_port(router) for router in range(3)] == [8000, 8001, 8002]
+    without = load_options(flags=flags | {"port": 0, "http_port": 0}, environ={})
+    assert without.router_port(2) == without.router_http_port(2) == 0
+    with pytest.raises(ConfigError, match=r"port=8001 and http_port=8000: .* 3 or more apart"):
+        load_options(flags=flags | {"port": 8001}, environ={})
+    with pytest.raises(ConfigError, match=r"http_port=65534: num_routers=3 take as many .* use 65533 or less"):
+        load_options(flags=flags | {"http_port": 65_534}, environ={})
+
+
 def test_each_rank_has_a_port_of_its_own() -> None:
     options = load_options(flags={"data_parallel_size": 2, "tensor_parallel_size": 3, "metrics_port": 9000}, environ={})
     assert options.world_size == 3

@@ -17,12 +17,13 @@ from configs.options import Options
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
-def start(kind: str) -> Options:
-    """The options that the launcher gave."""
+def start(kind: str) -> tuple[Options, int]:
+    """The options that the launcher gave, and which router or replica this one is of."""
     parser = ArgumentParser()
     parser.add_argument("-c", required=True, type=Path)
     parser.add_argument("--replica", type=int, default=0)
     parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--router", type=int, default=0)
     arguments = parser.parse_args()
     behaviour = os.environ.get(f"FAKE_{kind.upper()}")
     if behaviour == "permanent":
@@ -32,8 +33,9 @@ def start(kind: str) -> Options:
         print(f"{kind}: out of luck", file=sys.stderr)
         sys.exit(1)
     options = load_options(arguments.c)
-    print(f"{kind} {arguments.replica} max_num_seqs={options.max_num_seqs}", flush=True)
-    return options
+    number = arguments.router if kind == "router" else arguments.replica
+    print(f"{kind} {number} max_num_seqs={options.max_num_seqs}", flush=True)
+    return options, number
 
 
 def wait_until_told_to_end(kind: str) -> None:
