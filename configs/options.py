@@ -17,6 +17,7 @@ from configs.option_field import CACHE, LOGS, MODEL, NETWORK, SCHEDULING, as_num
 from configs.parallel_options import MOST_STEPS_IN_FLIGHT, ParallelOptions, default_steps_in_flight
 from configs.router_options import RouterOptions
 from configs.security_options import SecurityOptions
+from configs.telemetry_options import TelemetryOptions
 
 
 def _default_runtime_dir() -> Path:
@@ -27,7 +28,7 @@ def _default_runtime_dir() -> Path:
 Addresses = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 
 
-class Options(GpuOptions, ParallelOptions, RouterOptions, SecurityOptions):
+class Options(GpuOptions, ParallelOptions, RouterOptions, SecurityOptions, TelemetryOptions):
     """The resolved options of one cluster; each process takes what concerns it. Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
