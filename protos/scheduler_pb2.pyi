@@ -59,7 +59,7 @@ class Open(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., router_id: _Optional[str] = ..., watch_cache: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("group", "request_id", "attempt", "num_prompt_tokens", "prompt_token_ids", "sampling", "choices", "priority", "cache_salt", "timeout")
+    __slots__ = ("group", "request_id", "attempt", "num_prompt_tokens", "prompt_token_ids", "sampling", "choices", "priority", "cache_salt", "timeout", "traceparent")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     group: int
     request_id: str
     attempt: int
@@ -80,7 +81,8 @@ class Submit(_message.Message):
     priority: int
     cache_salt: str
     timeout: float
-    def __init__(self, group: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout: _Optional[float] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, group: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout: _Optional[float] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class SequenceStart(_message.Message):
     __slots__ = ("choice", "output_token_ids")
@@ -153,7 +155,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., replica_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_queued_tokens", "workers_ready", "draining", "last_group")
+    __slots__ = ("num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_queued_tokens", "workers_ready", "draining", "last_group", "refused_priority")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +164,7 @@ class Load(_message.Message):
     WORKERS_READY_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     LAST_GROUP_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_free_blocks: int
@@ -170,7 +173,8 @@ class Load(_message.Message):
     workers_ready: bool
     draining: bool
     last_group: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., workers_ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., last_group: _Optional[int] = ...) -> None: ...
+    refused_priority: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., workers_ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., last_group: _Optional[int] = ..., refused_priority: _Optional[int] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("group", "reason", "message")
