@@ -39,6 +39,13 @@ class Intake:
         self._metrics = metrics
         self._buffer_bytes = buffer_bytes
 
+    def drain(self) -> None:
+        """Refuses new requests, and ends those that no replica computes: others may have one for them."""
+        self.draining = True
+        self._dispatcher.end_held(
+            Draining("this router is shutting down, and no replica goes on with this request: resume at another router")
+        )
+
     @property
     def model(self) -> pb.ModelInfo:
         """Raises NoReplica."""

@@ -45,6 +45,11 @@ class RouterMetrics:
         self.resubmissions = Counter(
             "octavo_resubmissions_total", "Streams moved to another replica.", registry=self.registry
         )
+        self.held_streams = Gauge(
+            "octavo_router_held_streams",
+            "Live requests that had begun and wait for a replica that takes them.",
+            registry=self.registry,
+        )
         self.inexact_resumes = Counter(
             "octavo_inexact_resumes_total",
             "Streams that went on, here or by a client's resume, on a replica of another fingerprint.",

@@ -38,10 +38,9 @@ class ReplicaSet:
             for number, address in enumerate(addresses)
         ]
         self._policy = policy
-        self._on_change = on_change
+        self._watchers = [on_change]
         self._on_choice = on_choice
         self.all_ready = asyncio.Event()
-        self._usable = asyncio.Event()
         self._model: ModelInfo | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -53,6 +52,14 @@ class ReplicaSet:
     @property
     def num_ready(self) -> int:
         return sum(replica.ready for replica in self.replicas)
+
+    @property
+    def num_usable(self) -> int:
+        return sum(replica.usable for replica in self.replicas)
+
+    def subscribe(self, on_change: Callable[["ReplicaSet"], None]) -> None:
+        """on_change: as given to the constructor, besides that one."""
+        self._watchers.append(on_change)
 
     def describe(self) -> str:
         return "; ".join(replica.describe() for replica in self.replicas)
@@ -93,30 +100,16 @@ class ReplicaSet:
         self._on_choice(self._policy.name, reason)
         return candidates[index][1]
 
-    async def wait_usable(self, seconds: float) -> None:
-        """Until a replica takes requests. Raises NoReplica after so many seconds."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._usable.wait()
-        except TimeoutError:
-            raise NoReplica(
-                f"no replica became ready within {seconds:.1f} s: {self.describe()}; resume later"
-            ) from None
-
     def _changed(self) -> None:
         for replica in self.replicas:
             if replica.session is not None:
                 self._model = replica.session.welcome.model
-        _set(self._usable, any(replica.usable for replica in self.replicas))
-        _set(self.all_ready, self.num_ready == len(self.replicas))
-        self._on_change(self)
-
-
-def _set(event: asyncio.Event, value: bool) -> None:
-    if value:
-        event.set()
-    else:
-        event.clear()
+        if self.num_ready == len(self.replicas):
+            self.all_ready.set()
+        else:
+            self.all_ready.clear()
+        for notice in self._watchers:
+            notice(self)
 
 
 def _report_crash(task: asyncio.Task[None]) -> None:

@@ -31,6 +31,7 @@ log = logging.getLogger("octavo.router.streams")
 # A scheduler knows a request's attempt as the client's attempt, then 16 bits that count the router's own resubmissions:
 # so a client's next attempt is above whatever its router has made of the last one.
 _RESUBMISSION_BITS = 16
+MOST_RESUBMISSIONS = (1 << _RESUBMISSION_BITS) - 1
 # cached_tokens come with the scheduler's word on the end of a choice; one cut at a stop string waits so long for it.
 _USAGE_WAIT_S = 1.0
 
@@ -41,6 +42,8 @@ class Mover(Protocol):
     def move(self, stream: "Stream", cause: str) -> None: ...
 
     def retry(self, stream: "Stream", rejected: wire.Rejected) -> None: ...
+
+    def forget(self, stream: "Stream") -> None: ...
 
 
 class Stream:
@@ -55,10 +58,13 @@ class Stream:
         self.session: Session | None = None
         self.fingerprint = ""
         self.exact = True
+        # How often it was lost or moved.
         self.num_resubmissions = 0
         # Sessions that refused it.
         self.refused_by: list[Session] = []
         self._group = 0
+        # How often in a row it was lost without a token in between, and how many it had the last time.
+        self._num_losses = self._num_tokens_when_lost = 0
         self._mover = mover
         self._metrics = metrics
         self._choices = [Choice(i, request.sampling, request.eos_token_ids, table) for i in range(request.sampling.n)]
@@ -91,6 +97,15 @@ class Stream:
         return {"request_id": self.request.request_id}
 
     # --- towards the replica
+
+    def note_loss(self) -> int:
+        """Its replica is lost. Returns how many have been, in a row and without a new token."""
+        if self.num_output_tokens > self._num_tokens_when_lost:
+            self._num_losses = 0
+        self._num_tokens_when_lost = self.num_output_tokens
+        self._num_losses += 1
+        self.num_resubmissions += 1
+        return self._num_losses
 
     def begin(self, session: Session | None, *, exact: bool) -> None:
         """Says Started and submits. session: None if a resume brings a complete output."""
@@ -343,10 +358,12 @@ class Stream:
     def _leave(self, reason: wire.CancelReason) -> None:
         """Gives the group up, and has the replica drop what it still computes of it."""
         session, self.session = self.session, None
-        if session is not None:
-            if not self.complete:
-                session.cancel(self._group, [], reason)
-            session.leave(self._group)
+        if session is None:
+            self._mover.forget(self)
+            return
+        if not self.complete:
+            session.cancel(self._group, [], reason)
+        session.leave(self._group)
 
     def _observe(self, choice: int, num_tokens: int) -> None:
         if not num_tokens:

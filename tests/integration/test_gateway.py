@@ -211,16 +211,16 @@ async def test_openais_client_raises_its_own_errors(client: openai.AsyncOpenAI) 
         await client.completions.create(model="", prompt="x", top_p=2)
 
 
-async def test_a_replica_that_is_lost_for_good_ends_a_stream_with_an_error(
-    http: httpx.AsyncClient, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+async def test_a_stream_without_a_replica_ends_with_an_error_once_the_router_drains(
+    http: httpx.AsyncClient, scheduler: FakeScheduler, router: tuple[RouterServer, Any]
 ) -> None:
-    monkeypatch.setattr("router.dispatcher.MOVE_TIMEOUT_S", 0.1)
     async with http.stream(
         "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 100_0, "stream": True}
     ) as answer:
         lines = answer.aiter_lines()
         assert (await anext(lines)).startswith("data: ")
         await scheduler.kill()
+        await router[0].drain()
         last = [line async for line in lines if line.startswith("data: ")][-1]
     assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
 

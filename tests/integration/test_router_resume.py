@@ -7,8 +7,6 @@ import grpc.aio
 import pytest
 
 from protos import inference_pb2 as pb
-from router import dispatcher
-from router.dispatcher import MOVE_TIMEOUT_S
 from tests.fakes.routers import Received, receive, running_router, running_schedulers, smollm2_tokenizer, socket_address
 from tests.fakes.scheduler import FakeScheduler, hashed_token, model_info, scripted
 
@@ -121,24 +119,6 @@ async def test_a_scheduler_that_comes_back_goes_on_with_its_streams(tmp_path: Pa
         await fake.start()
         received = await receive(call, into=received)
     assert _same_output(received, want)
-
-
-async def test_without_a_replica_a_stream_ends_unavailable_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert MOVE_TIMEOUT_S < 5, "the promise is UNAVAILABLE within 5 s"
-    monkeypatch.setattr(dispatcher, "MOVE_TIMEOUT_S", 0.2)
-    (fake,) = _fakes(tmp_path, "a", pause_at=4)
-    async with running_schedulers(fake), running_router([fake.address]) as (server, stub):
-        await server.wait_ready()
-        call, received, _ = await _stalled(stub, _request(), [fake], 4)
-        await fake.kill()
-        with pytest.raises(grpc.aio.AioRpcError, match="no replica became ready") as caught:
-            await receive(call, into=received)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        with pytest.raises(grpc.aio.AioRpcError, match=r"no replica is ready: .*a\.sock") as caught:
-            await receive(stub.Generate(_request()))
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_request_its_replica_gives_up_goes_on_elsewhere(tmp_path: Path) -> None:
