@@ -19,6 +19,7 @@ from runtime.http import ObservabilityServer
 from runtime.logs import configure_logging
 from runtime.model_files import ModelNotFoundError, resolve_model
 from runtime.tls import TlsError
+from runtime.tracing import TracingError
 
 log = logging.getLogger("octavo.router")
 
@@ -42,7 +43,9 @@ def main(argv: list[str]) -> int:
     configure_logging("router", options.log_level, options.log_format)
     try:
         asyncio.run(_serve(options, router))
-    except (ModelNotFoundError, TokenizerError, AddressError, MissingPackageError, KeysError, TlsError) as error:
+    except (
+        ModelNotFoundError, TokenizerError, AddressError, MissingPackageError, KeysError, TlsError, TracingError
+    ) as error:  # fmt: skip
         log.error("%s", error)
         return EXIT_PERMANENT
     return 0
@@ -103,6 +106,7 @@ def _serve_http(options: Options, router: int, server: RouterServer) -> GatewayS
         server.readiness,
         max_body_bytes=options.max_message_bytes,
         keys=server.keys,
+        is_tracing=server.is_tracing,
     )
     http = GatewayServer(gateway, options.host, options.router_http_port(router), server.tls)
     http.start()

@@ -16,6 +16,9 @@ from router.request import Request
 from router.sampling import resolve_sampling
 from router.security.identity import caller
 from router.streams import Stream
+from router.telemetry.ended import EndedRequest
+from router.telemetry.request_trace import RequestTrace
+from router.telemetry.requests import RequestTelemetry
 from router.tokenizer import TokenizerPool
 
 
@@ -27,6 +30,7 @@ class Intake:
         tokenizer: TokenizerPool,
         replicas: ReplicaSet,
         metrics: RouterMetrics,
+        telemetry: RequestTelemetry,
         buffer_bytes: int,
     ) -> None:
         """buffer_bytes: option stream_buffer_bytes."""
@@ -37,6 +41,7 @@ class Intake:
         self._replicas = replicas
         self._dispatcher = Dispatcher(replicas, metrics)
         self._metrics = metrics
+        self._telemetry = telemetry
         self._buffer_bytes = buffer_bytes
 
     def drain(self) -> None:
@@ -72,12 +77,15 @@ class Intake:
 
         message: with a request_id. seconds: until the client's deadline, if it has one. Raises RequestError.
         """
-        outcome = "cancelled"  # by the client or its deadline, unless something else comes first
+        outcome, failure = "cancelled", ""  # by the client or its deadline, unless something else comes first
         limits = caller().limits
+        trace = self._telemetry.begin(message.request_id)
+        ended: EndedRequest | None = None
         try:
             self._refuse_if_draining()
             limits.begin_request()
-            request = await self._prepare(message, seconds)
+            request = await self._prepare(message, seconds, trace)
+            trace.prepared(request)
             stream = Stream(request, self.tokenizer.tokenizer, self._dispatcher, self._metrics, self._buffer_bytes)
             # No await from here to `add`: two requests of one id can't both get through.
             self.live.admit(request)
@@ -90,21 +98,24 @@ class Intake:
                 outcome = stream.outcome
             finally:
                 stream.close()
+                ended = stream.ended()
                 self.live.remove(stream)
                 limits.spend_tokens(stream.num_output_tokens - num_brought)
         except RequestError as error:
-            outcome = error.status.name.lower()
+            outcome, failure = error.status.name.lower(), str(error)
             raise
         finally:
-            self._metrics.requests.labels(outcome).inc()
+            self._telemetry.end(message.request_id, trace, ended, outcome=outcome, error=failure)
 
-    async def _prepare(self, message: pb.GenerateRequest, seconds: float | None) -> Request:
+    async def _prepare(self, message: pb.GenerateRequest, seconds: float | None, trace: RequestTrace) -> Request:
         """Validates, tokenizes and resolves. Raises RequestError."""
         arrival = time.monotonic()
         validation.check_model_name(message.model, self.model_name)
         validation.check_request(message)
         model = self.model
+        since = time.monotonic()
         prompt_token_ids = await self._prompt(message, model)
+        trace.tokenized(since)
         self._refuse_if_draining()
         validation.check_against_model(prompt_token_ids, message.sampling, model)
         if message.HasField("resume"):
@@ -131,6 +142,7 @@ class Intake:
             session_key=message.session_key,
             deadline=None if seconds is None else arrival + seconds,
             resume=message.resume if message.HasField("resume") else None,
+            trace=trace,
         )
 
     async def _prompt(self, message: pb.GenerateRequest, model: pb.ModelInfo) -> list[int]:

@@ -2,8 +2,11 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from router.telemetry.ended import EndedRequest
+
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 5.0)
+_COUNT_BUCKETS = tuple(mantissa * 10**exponent for exponent in range(6) for mantissa in (1, 2, 5))
 _REQUEST_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 600.0)
 
 
@@ -61,3 +64,49 @@ class RouterMetrics:
             ["policy", "reason"],
             registry=self.registry,
         )
+        self._of_ended = _OfEnded(self.registry)
+
+    def observe_ended(self, ended: EndedRequest) -> None:
+        """A request that was a stream is over."""
+        self._of_ended.observe(ended)
+
+
+class _OfEnded:
+    """What is observed once a request, when it is over."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._prompt_tokens = Histogram(
+            "octavo_request_prompt_tokens", "Prompt tokens of a request.", buckets=_COUNT_BUCKETS, registry=registry
+        )
+        self._generation_tokens = Histogram(
+            "octavo_request_generation_tokens",
+            "Output tokens of a request, all choices together.",
+            buckets=_COUNT_BUCKETS,
+            registry=registry,
+        )
+        self._longest = Histogram(
+            "octavo_request_max_num_generation_tokens",
+            "Output tokens of a request's longest choice.",
+            buckets=_COUNT_BUCKETS,
+            registry=registry,
+        )
+        self._max_tokens = Histogram(
+            "octavo_request_params_max_tokens", "max_tokens of a request.", buckets=_COUNT_BUCKETS, registry=registry
+        )
+        self._n = Histogram("octavo_request_params_n", "n of a request.", buckets=(1, 2, 5, 10, 20), registry=registry)
+        self._time_per_output_token = Histogram(
+            "octavo_request_time_per_output_token_seconds",
+            "Mean over a request's tokens after its first one.",
+            buckets=_TOKEN_BUCKETS,
+            registry=registry,
+        )
+
+    def observe(self, ended: EndedRequest) -> None:
+        sampling = ended.request.sampling
+        self._prompt_tokens.observe(len(ended.request.prompt_token_ids))
+        self._generation_tokens.observe(sum(ended.num_output_tokens))
+        self._longest.observe(max(ended.num_output_tokens))
+        self._max_tokens.observe(sampling.max_tokens)
+        self._n.observe(sampling.n)
+        if (seconds := ended.time_per_output_token) is not None:
+            self._time_per_output_token.observe(seconds)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from protos import inference_pb2 as pb
 from router.policies import Placement
+from router.telemetry.request_trace import UNTRACED, RequestTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +25,17 @@ class Request:
     session_key: str = ""
     deadline: float | None = None
     resume: pb.Resume | None = None
+    trace: RequestTrace = UNTRACED
 
     @property
     def attempt(self) -> int:
         return 0 if self.resume is None else self.resume.attempt
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """For lines in the log that are about it."""
+        fields = {"request_id": self.request_id}
+        return fields | {"trace_id": self.trace.trace_id} if self.trace.trace_id else fields
 
     @property
     def placement(self) -> Placement:

@@ -25,9 +25,12 @@ from router.replicas import ReplicaSet
 from router.security.edges import KeyInterceptor
 from router.security.keys import Keys
 from router.service import InferenceService
+from router.telemetry.incoming import TraceInterceptor
+from router.telemetry.requests import RequestTelemetry
 from router.tokenizer import Tokenizer, TokenizerPool
 from runtime.grpc_server import add_reflection, is_loopback, why_not_bound
 from runtime.tls import TlsFiles, add_port
+from runtime.tracing import Tracing
 
 log = logging.getLogger("octavo.router")
 
@@ -46,7 +49,7 @@ class RouterServer:
     compat) while a replica is ready."""
 
     def __init__(self, options: Options, tokenizer: Tokenizer, model_name: str, router: int = 0) -> None:
-        """router: which one of num_routers it is. Raises KeysError, TlsError."""
+        """router: which one of num_routers it is. Raises KeysError, TlsError, TracingError."""
         self.metrics = RouterMetrics()
         self.port = 0
         # None: anyone may call.
@@ -65,11 +68,15 @@ class RouterServer:
             on_choice=lambda policy, reason: self.metrics.routing_decisions.labels(policy, reason).inc(),
         )
         self.tls = _tls_files(options)
+        endpoint = options.otlp_traces_endpoint
+        # None: requests are not traced.
+        self._tracing = Tracing.open(endpoint, f"router-{router}") if endpoint else None
         self.intake = Intake(
             model_name=model_name,
             tokenizer=self._tokenizer,
             replicas=self._replicas,
             metrics=self.metrics,
+            telemetry=RequestTelemetry(self.metrics, self._tracing, log_requests=options.enable_log_requests),
             buffer_bytes=options.stream_buffer_bytes,
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -97,7 +104,7 @@ class RouterServer:
         TlsError."""
         options = self._options
         server = grpc.aio.server(
-            interceptors=[] if self.keys is None else [KeyInterceptor(self.keys)],
+            interceptors=self._interceptors(),
             options=[
                 # Two routers on one port would share its connections silently.
                 ("grpc.so_reuseport", 0),
@@ -154,6 +161,16 @@ class RouterServer:
             await self._server.stop(_LAST_WORDS_S)
         await self._replicas.stop()
         self._tokenizer.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
+
+    @property
+    def is_tracing(self) -> bool:
+        return self._tracing is not None
+
+    def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        tracing = [TraceInterceptor()] if self.is_tracing else []
+        return tracing if self.keys is None else [*tracing, KeyInterceptor(self.keys)]
 
     def _on_replicas_change(self, replicas: ReplicaSet) -> None:
         for replica in replicas.replicas:

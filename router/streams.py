@@ -25,6 +25,7 @@ from router.outbox import Outbox, OutboxFullError
 from router.request import Request
 from router.sampling import for_scheduler
 from router.session import Session
+from router.telemetry.ended import EndedRequest, reason_name
 
 log = logging.getLogger("octavo.router.streams")
 
@@ -56,6 +57,8 @@ class Stream:
         self.request = request
         self.outbox = Outbox(buffer_bytes)
         self.session: Session | None = None
+        # The last one that had it, as its Welcome named it.
+        self.replica = ""
         self.fingerprint = ""
         self.exact = True
         # How often it was lost or moved.
@@ -71,12 +74,14 @@ class Stream:
         self._cached_tokens: int | None = None
         self._failure: RequestError | None = None
         self._arrival = request.arrival
+        self.first_token_at: float | None = None
         self._last_token_at: dict[int, float] = {}
         # Position after the last prompt logprob passed on.
         self._prompt_logprobs_end = 1
         self._backlog: list[pb.Chunk] = []
         if request.resume is not None:
             self._backlog = self._refold(request.resume)
+        self._num_brought = [len(choice.token_ids) for choice in self._choices]
 
     @property
     def done(self) -> bool:
@@ -94,7 +99,7 @@ class Stream:
 
     @property
     def _log_fields(self) -> dict[str, str]:
-        return {"request_id": self.request.request_id}
+        return self.request.log_fields
 
     # --- towards the replica
 
@@ -155,6 +160,7 @@ class Stream:
             ],
             priority=request.priority,
             cache_salt=request.cache_salt,
+            traceparent=request.trace.submitted(session.welcome.replica_id, self.num_resubmissions),
         )
         if request.deadline is not None:
             # 0 would mean none.
@@ -164,7 +170,7 @@ class Stream:
         except RequestError as error:
             self.fail(error)
             return
-        self.session = session
+        self.session, self.replica = session, session.welcome.replica_id
 
     def fail(self, error: RequestError, reason: wire.CancelReason = wire.CANCEL_REASON_CLIENT) -> None:
         """Ends the stream; what has been computed is still delivered, except to a slow reader."""
@@ -238,6 +244,7 @@ class Stream:
 
     def on_rejected(self, rejected: wire.Rejected) -> None:
         session, self.session = self.session, None
+        self.request.trace.left(f"refused: {rejected.message}")
         if self.done:
             return
         if rejected.reason in (wire.REJECT_REASON_QUEUE_FULL, wire.REJECT_REASON_DRAINING):
@@ -253,6 +260,7 @@ class Stream:
 
     def on_lost(self, cause: str) -> None:
         self.session = None
+        self.request.trace.left(cause)
         if not self.done:
             if self.complete:
                 self._send_finished()
@@ -357,6 +365,7 @@ class Stream:
 
     def _leave(self, reason: wire.CancelReason) -> None:
         """Gives the group up, and has the replica drop what it still computes of it."""
+        self.request.trace.left()
         session, self.session = self.session, None
         if session is None:
             self._mover.forget(self)
@@ -373,6 +382,7 @@ class Stream:
         if last is not None:
             self._metrics.inter_token_latency.observe(now - last)
         elif not self._last_token_at:
+            self.first_token_at = now
             self._metrics.time_to_first_token.observe(now - self._arrival)
         self._last_token_at[choice] = now
         self._metrics.generation_tokens.inc(num_tokens)
@@ -380,6 +390,20 @@ class Stream:
     @property
     def outcome(self) -> str:
         """For metrics, once it has ended well: the first choice's finish."""
-        finish = self._choices[0].finish
-        reason = pb.FINISH_REASON_UNSPECIFIED if finish is None else finish.reason
-        return pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
+        return reason_name(self._choices[0].finish)
+
+    def ended(self) -> EndedRequest:
+        """What there is to tell of it, once it is closed."""
+        return EndedRequest(
+            request=self.request,
+            ended_at=time.monotonic(),
+            first_token_at=self.first_token_at,
+            last_token_at=max(self._last_token_at.values(), default=None),
+            num_output_tokens=tuple(
+                len(choice.token_ids) - brought for choice, brought in zip(self._choices, self._num_brought, strict=True)
+            ),
+            num_cached_tokens=self._cached_tokens or 0,
+            finish_reasons=tuple(reason_name(choice.finish) for choice in self._choices),
+            num_resubmissions=self.num_resubmissions,
+            replica=self.replica,
+        )

@@ -32,6 +32,7 @@ from router.gateway.schemas import ChatCompletionRequest, CompletionRequest, Sam
 from router.intake import Intake
 from router.security.edges import KeyMiddleware
 from router.security.keys import Keys
+from router.telemetry.incoming import TraceMiddleware
 
 log = logging.getLogger("octavo.router.gateway")
 
@@ -59,8 +60,9 @@ class Gateway:
         *,
         max_body_bytes: int,
         keys: Keys | None = None,
+        is_tracing: bool = False,
     ) -> None:
-        """readiness: for /health. keys: those that may call; None: anyone may."""
+        """readiness: for /health. keys: those that may call; None: anyone may. is_tracing: requests are traced."""
         self._intake, self._registry, self._readiness = intake, registry, readiness
         self._max_body_bytes = max_body_bytes
         self.app = Starlette(
@@ -72,7 +74,10 @@ class Gateway:
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
             ],
-            middleware=[] if keys is None else [Middleware(KeyMiddleware, keys=keys, refuse=_refusal)],
+            middleware=[
+                *([Middleware(TraceMiddleware)] if is_tracing else []),
+                *([] if keys is None else [Middleware(KeyMiddleware, keys=keys, refuse=_refusal)]),
+            ],
             exception_handlers={Exception: _failed, HTTPException: _no_such_page},
         )
 
