@@ -1,0 +1,52 @@
+"""Where traces come in: a call is part of its caller's trace before any service sees it."""
+
+import contextvars
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from runtime.trace_context import TRACEPARENT, valid_traceparent
+
+# Ambient, as security.identity's caller: every protocol hands it on.
+_incoming: contextvars.ContextVar[str] = contextvars.ContextVar("traceparent", default="")
+
+
+def incoming_traceparent() -> str:
+    """Of the call that this task answers; empty if it brought none."""
+    return _incoming.get()
+
+
+class TraceInterceptor(grpc.aio.ServerInterceptor):
+    """Of all gRPC services: metadata `traceparent`."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        details: Any = handler_call_details
+        _incoming.set(_traceparent_in(details.invocation_metadata))
+        return await continuation(handler_call_details)
+
+
+class TraceMiddleware:
+    """Of an ASGI application: header `traceparent`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+            _incoming.set(_traceparent_in(headers))
+        await self._app(scope, receive, send)
+
+
+def _traceparent_in(headers: Any) -> str:
+    """headers: pairs of name and value; gRPC's may be bytes."""
+    found = [value for name, value in headers if name == TRACEPARENT and isinstance(value, str)]
+    # Of several nobody knows which one counts.
+    return valid_traceparent(found[0]) if len(found) == 1 else ""
