@@ -63,3 +63,21 @@ class ResetPrefixCacheResponse(_message.Message):
     num_blocks: int
     unreachable: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, num_blocks: _Optional[int] = ..., unreachable: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class MigrateRequest(_message.Message):
+    __slots__ = ("request_id", "replica")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    replica: str
+    def __init__(self, request_id: _Optional[str] = ..., replica: _Optional[str] = ...) -> None: ...
+
+class MigrateResponse(_message.Message):
+    __slots__ = ("moved_from", "moved_to", "num_output_tokens")
+    MOVED_FROM_FIELD_NUMBER: _ClassVar[int]
+    MOVED_TO_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    moved_from: str
+    moved_to: str
+    num_output_tokens: int
+    def __init__(self, moved_from: _Optional[str] = ..., moved_to: _Optional[str] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...

@@ -44,6 +44,11 @@ class AdminStub:
                 request_serializer=protos_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
                 response_deserializer=protos_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
                 _registered_method=True)
+        self.Migrate = channel.unary_unary(
+                '/octavo.v1.Admin/Migrate',
+                request_serializer=protos_dot_admin__pb2.MigrateRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.MigrateResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -63,6 +68,15 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Migrate(self, request, context):
+        """Has another replica of the same fingerprint go on with a live request; its client sees a pause. Only at the router that
+        streams it: NOT_FOUND at others, UNIMPLEMENTED at a scheduler. INVALID_ARGUMENT if there is no such replica,
+        FAILED_PRECONDITION if none can take it exactly.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +89,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ResetPrefixCache,
                     request_deserializer=protos_dot_admin__pb2.ResetPrefixCacheRequest.FromString,
                     response_serializer=protos_dot_admin__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'Migrate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Migrate,
+                    request_deserializer=protos_dot_admin__pb2.MigrateRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.MigrateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +150,33 @@ class Admin:
             '/octavo.v1.Admin/ResetPrefixCache',
             protos_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
             protos_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Migrate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Admin/Migrate',
+            protos_dot_admin__pb2.MigrateRequest.SerializeToString,
+            protos_dot_admin__pb2.MigrateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,6 +15,7 @@ class CancelReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CANCEL_REASON_STOP: _ClassVar[CancelReason]
     CANCEL_REASON_DEADLINE: _ClassVar[CancelReason]
     CANCEL_REASON_SLOW_READER: _ClassVar[CancelReason]
+    CANCEL_REASON_MOVED: _ClassVar[CancelReason]
 
 class RejectReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -29,6 +30,7 @@ CANCEL_REASON_CLIENT: CancelReason
 CANCEL_REASON_STOP: CancelReason
 CANCEL_REASON_DEADLINE: CancelReason
 CANCEL_REASON_SLOW_READER: CancelReason
+CANCEL_REASON_MOVED: CancelReason
 REJECT_REASON_UNSPECIFIED: RejectReason
 REJECT_REASON_INVALID: RejectReason
 REJECT_REASON_QUEUE_FULL: RejectReason
@@ -155,7 +157,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., replica_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_queued_tokens", "workers_ready", "draining", "last_group", "refused_priority")
+    __slots__ = ("num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_queued_tokens", "workers_ready", "draining", "last_group", "refused_priority", "last_step")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +167,7 @@ class Load(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     LAST_GROUP_FIELD_NUMBER: _ClassVar[int]
     REFUSED_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_free_blocks: int
@@ -174,7 +177,8 @@ class Load(_message.Message):
     draining: bool
     last_group: int
     refused_priority: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., workers_ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., last_group: _Optional[int] = ..., refused_priority: _Optional[int] = ...) -> None: ...
+    last_step: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., workers_ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., last_group: _Optional[int] = ..., refused_priority: _Optional[int] = ..., last_step: _Optional[int] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("group", "reason", "message")
