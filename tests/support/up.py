@@ -1,5 +1,6 @@
 """Runs `octavo up` as users do, in a process of its own."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -27,6 +28,19 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def free_ports(count: int) -> int:
+    """The first of so many in a row."""
+    while True:
+        first = free_port()
+        try:
+            with contextlib.ExitStack() as held:
+                for port in range(first, first + count):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+        except (OSError, OverflowError):
+            continue
+        return first
 
 
 class Up:

@@ -1,0 +1,178 @@
+"""Many streams at once, followed token by token, and what two runs of them have said differently."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from benchmarks.faults.plans import Plan
+from octavo import AsyncClient
+from octavo.errors import OctavoError
+from octavo.results import Choice, Delta, Generation
+
+
+@dataclass(slots=True, kw_only=True)
+class _Live:
+    plan: Plan
+    num_tokens: int = 0
+    # When the tokens of each choice came: seconds of the crowd, choice, number of its tokens after that.
+    arrivals: list[tuple[float, int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a stream has said, or why it failed."""
+
+    plan: Plan
+    generation: Generation
+    arrivals: list[tuple[float, int, int]]
+    error: OctavoError | None = None
+
+    def arrival(self, choice: int, position: int) -> float | None:
+        """When a token came, in seconds of the crowd."""
+        return next((at for at, index, held in self.arrivals if index == choice and held > position), None)
+
+
+class Crowd:
+    """Streams through several routers: each prefers one, and goes on through the next when its own is lost."""
+
+    def __init__(self, targets: Sequence[str], plans: Sequence[Plan], *, retry_for: float = 120.0) -> None:
+        """retry_for: seconds without a message after which a stream fails."""
+        self._plans = list(plans)
+        self._num_started = 0
+        self._live: dict[int, _Live] = {}
+        self._tasks: list[asyncio.Task[Outcome]] = []
+        self._clients = [
+            AsyncClient([*targets[first:], *targets[:first]], retry_for=retry_for) for first in range(len(targets))
+        ]
+        self._began = time.monotonic()
+        self._progress = asyncio.Event()
+        self.num_received = 0
+
+    async def __aenter__(self) -> "Crowd":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for client in self._clients:
+            await client.close()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it was made."""
+        return time.monotonic() - self._began
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    @property
+    def num_begun(self) -> int:
+        """Of these, streams that have tokens."""
+        return sum(stream.num_tokens > 0 for stream in self._live.values())
+
+    @property
+    def num_outstanding(self) -> int:
+        """Tokens that live streams may still bring."""
+        return sum(stream.plan.num_tokens - stream.num_tokens for stream in self._live.values())
+
+    def start(self, count: int | None = None) -> None:
+        """Begins so many more; None: all that are left."""
+        end = len(self._plans) if count is None else self._num_started + count
+        for plan in self._plans[self._num_started : end]:
+            self._live[plan.number] = _Live(plan=plan)
+            self._tasks.append(asyncio.create_task(self._follow(plan), name=f"stream {plan.number}"))
+        self._num_started = min(end, len(self._plans))
+
+    async def receive(self, num_tokens: int) -> None:
+        """Waits for so many more tokens, or until no stream is live."""
+        wanted = self.num_received + num_tokens
+        while self.num_received < wanted and self._live:
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def finish(self) -> list[Outcome]:
+        """Begins what has not begun, and waits for all."""
+        self.start()
+        return await asyncio.gather(*self._tasks)
+
+    async def _follow(self, plan: Plan) -> Outcome:
+        live = self._live[plan.number]
+        held: dict[int, int] = {}
+        client = self._clients[plan.number % len(self._clients)]
+        error = None
+        async with client.stream(plan.prompt, plan.sampling) as stream:
+            try:
+                async for event in stream:
+                    if isinstance(event, Delta):
+                        held[event.index] = held.get(event.index, 0) + len(event.token_ids)
+                        live.num_tokens += len(event.token_ids)
+                        live.arrivals.append((self.elapsed, event.index, held[event.index]))
+                        self.num_received += len(event.token_ids)
+                        self._progress.set()
+            # The others go on, and the report names it.
+            except OctavoError as failure:
+                error = failure
+            del self._live[plan.number]
+            self._progress.set()
+            return Outcome(plan=plan, generation=stream.generation, arrivals=live.arrivals, error=error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where an outcome leaves the undisturbed one. position: of the first other token; None if tokens are equal."""
+
+    number: int
+    what: str
+    choice: int = 0
+    position: int | None = None
+    # When that token came, in seconds of the crowd.
+    at: float | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.position is None else f" from token {self.position}"
+        return f"stream {self.number}, choice {self.choice}{where}: {self.what}"
+
+
+def differences(disturbed: Outcome, undisturbed: Outcome) -> list[Difference]:
+    """All of what the client got is compared, to the bits of logprobs."""
+    number = disturbed.plan.number
+    for outcome, which in ((undisturbed, "undisturbed, "), (disturbed, "")):
+        if outcome.error is not None:
+            return [Difference(number=number, what=f"{which}it failed: {outcome.error!r}")]
+    found: list[Difference] = []
+    said, expected = disturbed.generation, undisturbed.generation
+    for what in ("seed", "prompt_token_ids", "prompt_logprobs"):
+        # Of greedy streams without a seed, the routers chose one.
+        if what == "seed" and disturbed.plan.sampling.seed is None and disturbed.plan.has_seed:
+            continue
+        if getattr(said, what) != getattr(expected, what):
+            found.append(Difference(number=number, what=f"another {what}"))
+    for got, wanted in zip(said.choices, expected.choices, strict=True):
+        found += _choice_differences(disturbed, got, wanted)
+    completion = said.usage and said.usage.completion_tokens
+    if completion != sum(len(choice.token_ids) for choice in said.choices):
+        found.append(Difference(number=number, what=f"its usage says {completion} completion tokens"))
+    return found
+
+
+def _choice_differences(disturbed: Outcome, got: Choice, wanted: Choice) -> list[Difference]:
+    number = disturbed.plan.number
+    if got.token_ids != wanted.token_ids:
+        pairs = zip(got.token_ids, wanted.token_ids, strict=False)
+        shorter = min(len(got.token_ids), len(wanted.token_ids))
+        position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
+        ours, theirs = (ids.token_ids[position : position + 4] for ids in (got, wanted))
+        what = f"{list(ours)}, not {list(theirs)}, of {len(got.token_ids)} and {len(wanted.token_ids)} tokens"
+        at = disturbed.arrival(got.index, position)
+        return [Difference(number=number, choice=got.index, position=position, what=what, at=at)]
+    return [
+        Difference(number=number, choice=got.index, what=f"another {what}")
+        for what in ("text", "logprobs", "finish_reason", "stop")
+        if getattr(got, what) != getattr(wanted, what)
+    ]
