@@ -28,6 +28,7 @@ _CANCEL_CAUSES = {
     scheduler_pb2.CANCEL_REASON_STOP: "a stop string was found",
     scheduler_pb2.CANCEL_REASON_DEADLINE: "its deadline passed",
     scheduler_pb2.CANCEL_REASON_SLOW_READER: "its client reads too slowly",
+    scheduler_pb2.CANCEL_REASON_MOVED: "its router has moved it to another replica",
 }
 
 SessionCommand = (
@@ -50,8 +51,10 @@ class Requests:
         self._unwelcomed: set[int] = set()
         self._cache_watchers = CacheWatchers()
         self._welcome: scheduler_pb2.Welcome | None = None
-        # What each router was told last, but for last_group.
+        # What each router was told last, but for last_step and last_group: that these grow is no news by itself.
         self._told: tuple[CoreLoad, bool, bool] | None = None
+        # Completed, in all epochs.
+        self.num_steps = 0
         # None until the first epoch of workers says what there is to schedule.
         self.core: Core | None = None
         self.is_draining = False
@@ -214,6 +217,7 @@ class Requests:
         told = (self.core.load, workers_ready, self.is_draining)
         has_news, self._told = told != self._told, told
         load = _load(*told)
+        load.last_step = self.num_steps
         batch: list[tuple[int, list[bytes]]] = []
         for session in self._sessions:
             is_new = session in self._unwelcomed

@@ -285,6 +285,7 @@ class StepLoop(threading.Thread):
             self._handle(self._workers.fail_epoch(f"the result of step {message.step} can't be used: {error}"), now)
             return
         self._clock.finish(now)
+        self._requests.num_steps += 1
         for key, frame in outcome.prompt_logprobs:
             self._requests.collect_prompt_logprobs(key, frame)
         self._outputs.append(core.apply(outcome.result, now))
