@@ -30,6 +30,8 @@ async def test_a_session_from_open_to_idle(tmp_path: Path):
         # The same prompt again finds its full blocks.
         again = await router.submit(PROMPT, max_tokens=1)
         assert (await router.finish(again)).num_cached_tokens == 32
+        # By this a router sees that a replica gets on.
+        assert 0 < load.last_step < router.loads[-1].last_step
 
 
 async def test_a_session_waits_for_workers(tmp_path: Path):
