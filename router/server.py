@@ -170,7 +170,7 @@ class RouterServer:
 
     def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
         tracing = [TraceInterceptor()] if self.is_tracing else []
-        return tracing if self.keys is None else [*tracing, KeyInterceptor(self.keys)]
+        return [*tracing, *([] if self.keys is None else [KeyInterceptor(self.keys)])]
 
     def _on_replicas_change(self, replicas: ReplicaSet) -> None:
         for replica in replicas.replicas:

@@ -23,6 +23,7 @@ from router.errors import (
 from router.metrics import RouterMetrics
 from router.outbox import Outbox, OutboxFullError
 from router.request import Request
+from router.resume import refold
 from router.sampling import for_scheduler
 from router.session import Session
 from router.telemetry.ended import EndedRequest, reason_name
@@ -80,7 +81,7 @@ class Stream:
         self._prompt_logprobs_end = 1
         self._backlog: list[pb.Chunk] = []
         if request.resume is not None:
-            self._backlog = self._refold(request.resume)
+            self._backlog = refold(self._choices, request.resume, request.sampling)
         self._num_brought = [len(choice.token_ids) for choice in self._choices]
 
     @property
@@ -274,31 +275,6 @@ class Stream:
         request = self.request
         brought = request.resume is not None and request.resume.prompt_logprobs_delivered
         return brought or self._prompt_logprobs_end >= len(request.prompt_token_ids)
-
-    def _refold(self, resume: pb.Resume) -> list[pb.Chunk]:
-        """Folds the tokens that a client holds; returns what it lacks of their text and ends."""
-        chunks: list[pb.Chunk] = []
-        for brought in resume.choices:
-            choice = self._choices[brought.index]
-            text = choice.refold(brought.output_token_ids, self.request.sampling).encode()
-            if brought.finished:
-                choice.finish = choice.finish or pb.Finish(reason=pb.FINISH_REASON_STOP)
-                continue
-            delivered = brought.text_bytes_delivered
-            field = f"resume.choices of index {brought.index}: text_bytes_delivered={delivered}"
-            if delivered > len(text):
-                raise InvalidRequest(
-                    f"{field}, but its {len(brought.output_token_ids)} tokens give {len(text)} bytes of text"
-                )
-            try:
-                rest = text[delivered:].decode()
-            except UnicodeDecodeError:
-                raise InvalidRequest(f"{field} is inside of a character: count whole ones, in UTF-8") from None
-            if rest or choice.finish is not None:
-                chunks.append(
-                    pb.Chunk(index=brought.index, first_token=len(choice.token_ids), text=rest, finish=choice.finish)
-                )
-        return chunks
 
     def _set_exact(self, exact: bool) -> None:
         if self.exact and not exact:
