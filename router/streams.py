@@ -376,7 +376,8 @@ class Stream:
             first_token_at=self.first_token_at,
             last_token_at=max(self._last_token_at.values(), default=None),
             num_output_tokens=tuple(
-                len(choice.token_ids) - brought for choice, brought in zip(self._choices, self._num_brought, strict=True)
+                len(choice.token_ids) - brought
+                for choice, brought in zip(self._choices, self._num_brought, strict=True)
             ),
             num_cached_tokens=self._cached_tokens or 0,
             finish_reasons=tuple(reason_name(choice.finish) for choice in self._choices),
