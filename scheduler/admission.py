@@ -1,6 +1,7 @@
 """Decides what may enter the queue, and says why not."""
 
-from scheduler.messages import CoreSettings, GroupRequest, Rejection, RejectReason
+from scheduler.displaceable import Displaceable
+from scheduler.messages import ANY_PRIORITY, CoreSettings, GroupRequest, Rejection, RejectReason
 
 
 class Admission:
@@ -10,14 +11,27 @@ class Admission:
         self.settings = settings
         self._queued: dict[int, int] = {}  # prompt tokens, by group
         self.num_queued_tokens = 0
+        # Stays empty where priorities mean nothing.
+        self._displaceable = Displaceable()
 
     def is_queued(self, group: int) -> bool:
         """It has never run."""
         return group in self._queued
 
-    def enqueue(self, request: GroupRequest) -> None:
+    @property
+    def refused_priority(self) -> int | None:
+        """Requests of this priority, or of a number above it, find no room, whatever they are. None: there is some."""
+        settings = self.settings
+        if len(self._queued) < settings.max_queued_requests and self.num_queued_tokens < settings.max_queued_tokens:
+            return None
+        lowest = self._displaceable.lowest_priority
+        return ANY_PRIORITY if lowest is None else lowest
+
+    def enqueue(self, request: GroupRequest, arrival: int) -> None:
         self._queued[request.group] = len(request.prompt_token_ids)
         self.num_queued_tokens += len(request.prompt_token_ids)
+        if self.settings.scheduling_policy == "priority":
+            self._displaceable.add(request, arrival)
 
     def dequeue(self, group: int) -> bool:
         """The group runs, or has gone. False if it was not queued any more."""
@@ -25,6 +39,7 @@ class Admission:
         if num_prompt_tokens is None:
             return False
         self.num_queued_tokens -= num_prompt_tokens
+        self._displaceable.discard(group)
         return True
 
     def refuse(self, request: GroupRequest) -> Rejection | None:
@@ -34,6 +49,25 @@ class Admission:
         if message := self._why_full(request):
             return Rejection(reason=RejectReason.QUEUE_FULL, message=message)
         return None
+
+    def make_way(self, request: GroupRequest) -> list[int]:
+        """The groups that have to go so that a request of higher priority finds room: the last in order, as many as it
+        takes. Empty if even all of them would not do."""
+        settings, num_prompt_tokens = self.settings, len(request.prompt_token_ids)
+        if num_prompt_tokens > settings.max_queued_tokens:
+            return []
+        num_requests = len(self._queued) + 1 - settings.max_queued_requests
+        num_tokens = self.num_queued_tokens + num_prompt_tokens - settings.max_queued_tokens
+        going: list[int] = []
+        while len(going) < num_requests or num_tokens > 0:
+            group = self._displaceable.pop_last(request.priority)
+            if group is None:
+                for each in going:
+                    self._displaceable.put_back(each)
+                return []
+            going.append(group)
+            num_tokens -= self._queued[group]
+        return going
 
     def _why_invalid(self, request: GroupRequest) -> str | None:
         settings, stop = self.settings, request.stop

@@ -22,6 +22,7 @@ from scheduler.messages import (
     Plan,
     Preempted,
     Rejection,
+    RejectReason,
     Result,
     SequenceEnd,
     SequenceKey,
@@ -57,13 +58,16 @@ class Core:
         """Queues a group, or says why not.
 
         `request.group` must not be live. Resumed choices whose tokens end them already are not queued: their end comes
-        from `take_ends`.
+        from `take_ends`. Under `priority`, groups that have not begun make way for one of higher priority where the
+        queue is full: `take_displaced` names them.
         """
         state = self._state
         assert request.group not in state.groups, f"group {request.group} is live"
-        if rejection := state.admission.refuse(request):
+        rejection = state.admission.refuse(request)
+        if rejection is not None and not (rejection.reason is RejectReason.QUEUE_FULL and self._make_way(request, now)):
             return rejection
-        order = self._order(request, self._num_arrivals)
+        arrival = self._num_arrivals
+        order = self._order(request, arrival)
         self._num_arrivals += 1
         group = Group(
             request,
@@ -80,7 +84,7 @@ class Core:
         if not group.sequences:
             return None
         state.groups[request.group] = group
-        state.admission.enqueue(request)
+        state.admission.enqueue(request, arrival)
         if request.deadline is not None:
             state.deadlines.add(request.group, request.deadline)
         state.timelines.begin(request.group, request.request_id)
@@ -90,6 +94,16 @@ class Core:
                 request.group, Moment.QUEUED, now, choice=sequence.choice, num_tokens=group.num_prompt_tokens
             )
         return None
+
+    def _make_way(self, request: GroupRequest, now: float) -> bool:
+        """Whether others could."""
+        state = self._state
+        groups = state.admission.make_way(request)
+        for group in groups:
+            for sequence in list(state.groups[group].sequences.values()):
+                state.retire(sequence, FinishReason.CANCELLED, now, cause="one of higher priority needed its place")
+        state.displaced += groups
+        return bool(groups)
 
     def cancel(self, group: int, choices: Collection[int] | None, now: float, *, cause: str = "") -> list[SequenceEnd]:
         """Ends sequences of a group (None: all), wherever they are, and frees their blocks at once.
@@ -138,6 +152,14 @@ class Core:
         """
         ends, self._state.ends = self._state.ends, []
         return ends
+
+    def take_displaced(self) -> list[int]:
+        """Groups that have left the queue for others of higher priority, since the last call; they have no other end.
+
+        To be asked for after `submit`.
+        """
+        displaced, self._state.displaced = self._state.displaced, []
+        return displaced
 
     def take_events(self) -> list[Preempted]:
         """Preemptions for want of blocks since the last call."""
@@ -249,6 +271,7 @@ class Core:
             num_blocks=state.pool.num_blocks,
             num_queued_tokens=state.admission.num_queued_tokens,
             num_free_swap_blocks=state.host_blocks.num_free,
+            refused_priority=state.admission.refused_priority,
         )
 
     @property

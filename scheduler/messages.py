@@ -9,6 +9,9 @@ from enum import Enum
 
 import numpy as np
 
+# Below every priority that a request can have, and so refused whatever it has.
+ANY_PRIORITY = -(2**31)
+
 # (group, choice); the group number is unique within one core, whatever Session it came by.
 SequenceKey = tuple[int, int]
 
@@ -226,7 +229,8 @@ class Preempted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreLoad:
     """num_running and num_waiting count sequences; num_free_blocks those that can be taken at once, free or cached;
-    num_queued_tokens the prompt tokens of groups that have never run."""
+    num_queued_tokens the prompt tokens of groups that have never run. refused_priority: while the queue is full,
+    requests of this priority or a number above it are refused; None: it is not full."""
 
     num_running: int
     num_waiting: int
@@ -234,6 +238,7 @@ class CoreLoad:
     num_blocks: int
     num_queued_tokens: int
     num_free_swap_blocks: int = 0
+    refused_priority: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)

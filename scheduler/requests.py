@@ -112,7 +112,16 @@ class Requests:
         if rejection := self._live_core.submit(submit.request, now):
             self._sessions.drop(group)
             self._reject(session, router_group, _REJECT_REASONS[rejection.reason], rejection.message)
+        for number in self._live_core.take_displaced():
+            self._displace(number)
         self.collect_ends(self._live_core.take_ends())
+
+    def _displace(self, number: int) -> None:
+        group = self._sessions.get(number)
+        assert group is not None, "the core knows a group that no Session has"
+        self._sessions.drop(group)
+        text = "a request of higher priority has taken its place in a full queue: try again later or elsewhere"
+        self._reject(group.session, group.router_group, scheduler_pb2.REJECT_REASON_QUEUE_FULL, text)
 
     def _reject(self, session: int, router_group: int, reason: scheduler_pb2.RejectReason, message: str) -> None:
         if session in self._sessions:
@@ -244,4 +253,5 @@ def _load(load: CoreLoad, workers_ready: bool, is_draining: bool) -> scheduler_p
         num_queued_tokens=load.num_queued_tokens,
         workers_ready=workers_ready,
         draining=is_draining,
+        refused_priority=load.refused_priority,
     )

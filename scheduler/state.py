@@ -42,6 +42,7 @@ class State:
         # To be taken by the caller.
         self.ends: list[SequenceEnd] = []
         self.preemptions: list[Preempted] = []
+        self.displaced: list[int] = []
         # Of the last plan made.
         self.step = 0
         # (block, host block) copies that no plan has told yet.

@@ -185,6 +185,7 @@ class Replay:
                 outcome.num_requests += 1
                 self._note_group(call.request)
                 core.submit(call.request, call.now)
+                core.take_displaced()
                 self._note_ends(core.take_ends())
             case Cancel():
                 self._note_ends(core.cancel(call.group, call.choices, call.now, cause=call.cause))

@@ -262,7 +262,7 @@ def _restore_group(saved: SavedGroup, state: State) -> None:
     )
     state.groups[group.number] = group
     if saved.is_queued:
-        state.admission.enqueue(request)
+        state.admission.enqueue(request, saved.sequences[0].order[1])
     if request.deadline is not None:
         state.deadlines.add(group.number, request.deadline)
     state.timelines.restore(group.number, request.request_id, saved.timeline, saved.num_timeline_entries_dropped)

@@ -286,6 +286,33 @@ async def test_a_full_queue_refuses(tmp_path: Path):
             await router.finish(group)
 
 
+async def test_a_more_urgent_request_takes_a_place_in_a_full_queue(
+    tmp_path: Path,
+):
+    """Also of another router's request, which is told that the queue was full."""
+    gate = Gate()
+    options = make_options(tmp_path, max_num_seqs=1, max_queued_requests=1, scheduling_policy="priority")
+    async with (
+        running_scheduler(options) as server,
+        running_worker(options, before_step=gate),
+        RouterEnd(server.address) as router,
+        RouterEnd(server.address) as other,
+    ):
+        running = await router.submit(PROMPT, max_tokens=2, priority=9)
+        await asyncio.to_thread(gate.reached.wait)
+        waiting = await other.submit(PROMPT, max_tokens=2, priority=5)
+        await router.wait_for(lambda: router.loads[-1].refused_priority == 5)
+        urgent = await router.submit(PROMPT, max_tokens=2, priority=4)
+        displaced = await other.rejection(waiting)
+        assert displaced.reason == scheduler_pb2.REJECT_REASON_QUEUE_FULL
+        assert "higher priority" in displaced.message
+        await other.wait_for(lambda: other.loads[-1].refused_priority == 4)
+        gate.open()
+        for group in (running, urgent):
+            await router.finish(group)
+        await other.wait_for(lambda: not other.loads[-1].HasField("refused_priority"))
+
+
 async def test_protocol_errors_end_the_session_that_made_them(tmp_path: Path):
     options = make_options(tmp_path)
     async with running_scheduler(options) as server, running_worker(options), RouterEnd(server.address) as good:

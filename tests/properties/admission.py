@@ -25,3 +25,28 @@ def is_full(world: World, request: GroupRequest) -> bool:
     settings = world.settings
     num_tokens = sum(world.queued.values()) + len(request.prompt_token_ids)
     return len(world.queued) >= settings.max_queued_requests or num_tokens > settings.max_queued_tokens
+
+
+def making_way(world: World, request: GroupRequest) -> list[int]:
+    """The groups that have to leave a full queue for it: of lower priority and not begun anywhere, the last in order
+    first, and no more than it takes."""
+    settings = world.settings
+    if settings.scheduling_policy != "priority":
+        return []
+    waiting = {
+        sequence.request.group: sequence.order[:2]
+        for sequence in world.live.values()
+        if sequence.request.group in world.queued
+        and sequence.request.priority > request.priority
+        and not any(start.output_token_ids for start in sequence.request.choices)
+    }
+    left = dict(world.queued)
+    num_prompt_tokens = len(request.prompt_token_ids)
+    gone = []
+    for group in sorted(waiting, key=lambda group: waiting[group], reverse=True):
+        del left[group]
+        gone.append(group)
+        has_room = len(left) < settings.max_queued_requests
+        if has_room and sum(left.values()) + num_prompt_tokens <= settings.max_queued_tokens:
+            return gone
+    return []

@@ -5,6 +5,7 @@ from tests.properties.mutation import Mutant
 _SWAP = {"preemption_mode": "swap", "num_swap_blocks": 12}
 _DRAFTS = {"num_speculative_tokens": 3}
 _AHEAD = {"max_steps_in_flight": 3, "num_stages": 1, "num_speculative_tokens": 0}
+_FULL = {"scheduling_policy": "priority", "max_queued_requests": 4, "max_num_seqs": 1}
 _PARTIAL = {"enable_chunked_prefill": True, "max_num_partial_prefills": 2, "max_long_partial_prefills": 1}
 
 
@@ -53,6 +54,14 @@ MUTANTS = [
     _mutant(
         "priority-ignored", "policies.order", "return request.priority, arrival", "return 0, arrival",
         "first come, first served, whatever was asked for", scheduling_policy="priority",
+    ),
+    _mutant(
+        "equals-displaced", "displaceable", "lowest <= priority", "lowest < priority",
+        "requests of one priority push each other out of a full queue: none gets anywhere", **_FULL,
+    ),
+    _mutant(
+        "earliest-displaced", "displaceable", "-request.priority, -arrival", "-request.priority, arrival",
+        "who has waited longest has to make way", **_FULL,
     ),
     _mutant(
         "deadlines-upside-down", "policies.order", "else request.deadline, arrival", "else -request.deadline, arrival",

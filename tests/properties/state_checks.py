@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from scheduler.messages import Moment
+from scheduler.messages import ANY_PRIORITY, Moment
 from tests.properties import inside
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def check(world: World) -> None:
     assert (load.num_running, load.num_waiting) == (num_running, len(world.live) - num_running)
     assert load.num_queued_tokens == sum(world.queued.values())
     assert load.num_blocks == world.worker.num_blocks
+    _check_refused_priority(world, load.refused_priority)
     tables = inside.tables(core)
     assert tables.keys() == {sequence.key for sequence in world.stays.values()}
     held = {block for table in tables.values() for block in table.block_ids}
@@ -31,6 +32,7 @@ def check(world: World) -> None:
         world.num_output_tokens, world.num_preemptions, world.num_plans + num_empty, num_empty,
     )  # fmt: skip
     assert not core.take_ends()
+    assert not core.take_displaced()
     events = core.take_cache_events()
     if world.mirror is None:
         assert not events
@@ -38,6 +40,20 @@ def check(world: World) -> None:
         world.seen["cache events"] += len(events)
         world.mirror.take(events)
         assert world.mirror.names == inside.names(core), "the events tell of another cache"
+
+
+def _check_refused_priority(world: World, refused: int | None) -> None:
+    """Told only while nobody of this priority would be let in, and everybody could be who is above it."""
+    settings, queued = world.settings, world.queued
+    if len(queued) < settings.max_queued_requests and sum(queued.values()) < settings.max_queued_tokens:
+        assert refused is None
+        return
+    waiting = [
+        sequence.request.priority
+        for sequence in world.live.values()
+        if sequence.request.group in queued and not any(s.output_token_ids for s in sequence.request.choices)
+    ]
+    assert refused == (max(waiting) if waiting and settings.scheduling_policy == "priority" else ANY_PRIORITY)
 
 
 def check_tables(world: World) -> None:

@@ -24,6 +24,7 @@ FEATURES = [
     "chunked prefill: True",
     "decode steps",
     "decodes beyond the budget",
+    "displaced",
     "drafts accepted",
     "drafts planned",
     "ended at once",
@@ -66,6 +67,6 @@ FEATURES = [
 
 def test_no_invariant_breaks_and_everything_happens():
     seen: Counter[str] = Counter()
-    for each in walks(0, NUM_STEPS):
+    for each in walks(3, NUM_STEPS):
         seen += each.seen
     assert not [feature for feature in FEATURES if not seen[feature]], seen

@@ -27,7 +27,7 @@ from scheduler.messages import (
 from tests.fakes.model import Output, logprobs_of, outputs_alone
 from tests.fakes.plan_worker import Drafter, PlanWorker
 from tests.properties import inside
-from tests.properties.admission import is_full, is_valid
+from tests.properties.admission import is_full, is_valid, making_way
 from tests.properties.features import count_plan
 from tests.properties.model import Flight, ModelSequence, order_of, plans_between, stay_of, work_of
 from tests.properties.plan_checks import check_empty_plan, check_found_blocks, check_no_plan, check_plan, rest_of_batch
@@ -97,15 +97,19 @@ class World:
         self.num_groups += 1
         assert request.group == self.num_groups
         valid, full = is_valid(self, request), is_full(self, request)
+        displaced = making_way(self, request) if valid and full else []
         rejection = self.core.submit(request, self.now)
+        assert self.core.take_displaced() == displaced, "not those who had to make way"
+        for group in displaced:
+            self._displace(group)
         if rejection is not None:
-            assert not valid or full, f"refused without need: {rejection.message}"
+            assert not valid or (full and not displaced), f"refused without need: {rejection.message}"
             assert (rejection.reason is RejectReason.QUEUE_FULL) == valid
             self.seen[f"refused: {rejection.reason.value}"] += 1
             assert not self.core.take_ends()
             return
         assert valid, "taken, although it can't run"
-        assert not full, "taken, although the queue is full"
+        assert not full or displaced, "taken, although the queue is full"
         self._add(request, outputs_alone(request, self.settings.eos_token_ids))
 
     def _add(self, request: GroupRequest, outputs: dict[int, Output]) -> None:
@@ -133,6 +137,16 @@ class World:
             if earlier.request is not request:
                 ahead = [each for each in members if each.order < earlier.order]
                 earlier.last_plan += factor * sum(work_of(each, self.settings) for each in ahead)
+
+    def _displace(self, group: int) -> None:
+        """They have no end of their own."""
+        for sequence in self._groups.pop(group):
+            if self.live.pop(sequence.key, None) is not None:
+                assert not sequence.has_run, "it was being computed"
+                sequence.is_live = False
+        del self.queued[group]
+        self.finished_groups.append(group)
+        self.seen["displaced"] += 1
 
     def cancel(self, group: int, choices: Collection[int] | None) -> None:
         gone = [s for key, s in self.live.items() if key[0] == group and (choices is None or key[1] in choices)]

@@ -147,6 +147,7 @@ class RouterEnd:
         attempt: int = 0,
         seed: int = 0,
         deadline: float = 0.0,
+        priority: int = 0,
         part: int | None = None,
         **sampling,
     ) -> int:
@@ -171,6 +172,7 @@ class RouterEnd:
             sampling=inference_pb2.SamplingParams(max_tokens=max_tokens, seed=seed, **sampling),
             choices=[scheduler_pb2.SequenceStart(choice=choice, output_token_ids=ids) for choice, ids in starts],
             timeout=deadline,
+            priority=priority,
         )
         await self.send(scheduler_pb2.RouterMessage(submit=submit))
         return group

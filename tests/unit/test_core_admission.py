@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.messages import ChoiceStart, GroupRequest, RejectReason, StopRules
+from scheduler.messages import ANY_PRIORITY, ChoiceStart, GroupRequest, RejectReason, StopRules
 from tests.support.core import CoreDriver, make_request
 
 
@@ -84,3 +84,79 @@ def test_a_preempted_request_does_not_count_as_queued():
     assert driver.core.load.num_queued_tokens == 0
     assert driver.submit(make_request(2, [1])) is None
     driver.finish()
+
+
+def test_a_more_urgent_request_takes_the_place_of_the_last_who_waits():
+    """Under `priority` only: the lowest priority goes, of these the latest; who runs stays."""
+    driver = CoreDriver(max_queued_requests=3, max_num_seqs=1, scheduling_policy="priority")
+    driver.submit(make_request(1, [1], priority=9))
+    driver.step()
+    for group, priority in ((2, 5), (3, 7), (4, 7)):
+        assert driver.submit(make_request(group, [group], priority=priority)) is None
+    assert driver.core.load.refused_priority == 7
+    rejection = driver.submit(make_request(5, [5], priority=7))
+    assert rejection is not None
+    assert rejection.reason is RejectReason.QUEUE_FULL
+    assert driver.core.take_displaced() == []
+    for group, displaced in ((6, 4), (7, 3), (8, 2)):
+        assert driver.submit(make_request(group, [group], priority=1)) is None
+        assert driver.core.take_displaced() == [displaced]
+    assert driver.core.load.refused_priority == 1
+    assert driver.submit(make_request(9, [9], priority=1)) is not None
+    driver.finish()
+    assert [end for end, _ in driver.ends] == [1, 6, 7, 8]
+    (timeline,) = driver.core.explain("request-4")
+    assert timeline.entries[-1].reason == "cancelled: one of higher priority needed its place"
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "deadline"])
+def test_nobody_is_displaced_where_priorities_mean_nothing(policy: str):
+    driver = CoreDriver(max_queued_requests=1, scheduling_policy=policy)
+    driver.submit(make_request(1, [1], priority=5))
+    assert driver.submit(make_request(2, [2], priority=0)) is not None
+    assert driver.core.load.refused_priority == ANY_PRIORITY
+    driver.finish()
+    assert driver.core.load.refused_priority is None
+
+
+def test_as_many_make_way_as_it_takes_or_none_does():
+    driver = CoreDriver(max_queued_tokens=20, scheduling_policy="priority")
+    for group, num_tokens in ((1, 10), (2, 4), (3, 6)):
+        driver.submit(make_request(group, range(num_tokens), priority=group))
+    # Without groups 3 and 2 it would have 10 tokens of room.
+    assert driver.submit(make_request(4, range(11), priority=1)) is not None
+    assert driver.core.take_displaced() == []
+    assert driver.core.load.num_queued_tokens == 20
+    assert driver.submit(make_request(5, range(10), priority=1)) is None
+    assert driver.core.take_displaced() == [3, 2]
+    driver.finish()
+
+
+def test_a_request_that_has_begun_elsewhere_keeps_its_place():
+    """Its client holds tokens of it: it was moved here by a router, or resumed."""
+    driver = CoreDriver(max_queued_requests=2, scheduling_policy="priority")
+    driver.submit(make_request(1, [1], priority=9, choices=[ChoiceStart(choice=0, output_token_ids=(5,))]))
+    driver.submit(make_request(2, [1], priority=3))
+    assert driver.submit(make_request(3, [1], priority=1)) is None
+    assert driver.core.take_displaced() == [2]
+    assert driver.submit(make_request(4, [1], priority=0)) is None
+    assert driver.core.take_displaced() == [3]
+    driver.cancel(4)
+    driver.submit(make_request(5, [1], choices=[ChoiceStart(choice=0, output_token_ids=(5,))]))
+    assert driver.core.load.refused_priority == ANY_PRIORITY
+    driver.finish()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "deadline"])
+def test_what_waits_past_its_deadline_is_dropped_and_never_computed(policy: str):
+    driver = CoreDriver(max_num_seqs=1, scheduling_policy=policy)
+    driver.submit(make_request(1, [1], priority=0, deadline=100.0))
+    driver.step(now=0.0)
+    driver.submit(make_request(2, range(10), priority=1, deadline=5.0))
+    driver.submit(make_request(3, range(10), priority=2, deadline=200.0))
+    driver.step(now=4.9)
+    assert driver.expire(now=5.0) == [(2, 0)]
+    assert driver.core.load.num_queued_tokens == 10
+    driver.finish()
+    assert driver.tokens[2, 0] == []
+    assert driver.core.stats.num_prompt_tokens == 11
