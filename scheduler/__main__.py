@@ -12,6 +12,7 @@ from runtime.curve import CurveError
 from runtime.http import ObservabilityServer
 from runtime.logs import configure_logging
 from runtime.tls import TlsError
+from runtime.tracing import TracingError
 from scheduler.addresses import AddressError
 from scheduler.server import SchedulerServer
 from scheduler.trace.errors import TraceError
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         return asyncio.run(_serve(options, replica))
-    except (AddressError, CurveError, TlsError, TraceError) as error:
+    except (AddressError, CurveError, TlsError, TraceError, TracingError) as error:
         log.error("%s", error)
         return EXIT_PERMANENT
 

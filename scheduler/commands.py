@@ -27,12 +27,13 @@ class CloseSession:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitGroup:
     """A whole and valid group. router_group is the router's number for it; request.group is the core's, made of
-    both (scheduler.group_numbers)."""
+    both (scheduler.group_numbers). traceparent: empty if it is not traced."""
 
     session: int
     router_group: int
     attempt: int
     request: GroupRequest
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -257,6 +257,10 @@ class Core:
     def num_steps_in_flight(self) -> int:
         return len(self._state.in_flight)
 
+    def timeline(self, group: int) -> Timeline | None:
+        """What happened to a live group, or to one of the latest that have finished. None: it is not known."""
+        return self._state.timelines.of(group)
+
     def explain(self, request_id: str) -> list[Timeline]:
         """What happened to the live and latest finished requests of this id, the oldest first."""
         return self._state.timelines.explain(request_id)

@@ -6,10 +6,13 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from scheduler.group_times import GroupTimes
 from scheduler.messages import PreemptionReason
 from scheduler.status import SchedulerStatus
 
 _STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
+_REQUEST_BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 600.0)
+_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SCHEDULE_BUCKETS = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.1)
 
 
@@ -32,11 +35,34 @@ class SchedulerMetrics:
             buckets=_SCHEDULE_BUCKETS,
             registry=self.registry,
         )
+        self.step_tokens = Histogram(
+            "octavo_step_tokens", "Tokens that a step computes.", buckets=_TOKEN_BUCKETS, registry=self.registry
+        )
+        self._request_queue_time = _of_requests("queue", "Waiting for a row for the first time.", self.registry)
+        self._request_prefill_time = _of_requests("prefill", "From its row to its first token.", self.registry)
+        self._request_decode_time = _of_requests("decode", "From its first token to its last.", self.registry)
+        self._request_inference_time = _of_requests("inference", "From its row to its last token.", self.registry)
         self.invalid_messages = Counter(
             "octavo_invalid_messages",
             "ZeroMQ messages ignored: not decodable, or from an unknown peer.",
             registry=self.registry,
         )
+
+    def observe_ended(self, times: GroupTimes) -> None:
+        """A group has ended."""
+        self._request_queue_time.observe(times.in_queue)
+        for histogram, seconds in (
+            (self._request_prefill_time, times.in_prefill),
+            (self._request_decode_time, times.in_decode),
+            (self._request_inference_time, times.in_inference),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds)
+
+
+def _of_requests(phase: str, help: str, registry: CollectorRegistry) -> Histogram:
+    name = f"octavo_request_{phase}_time_seconds"
+    return Histogram(name, f"Of requests that have ended here: {help}", buckets=_REQUEST_BUCKETS, registry=registry)
 
 
 class _StatusCollector(Collector):

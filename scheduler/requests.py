@@ -47,6 +47,7 @@ class Requests:
     def __init__(self) -> None:
         self._sessions = Sessions()
         self._outboxes: defaultdict[int, Outbox] = defaultdict(Outbox)
+        self._ended: list[LiveGroup] = []
         # Sessions that have not been welcomed to the epoch in force.
         self._unwelcomed: set[int] = set()
         self._cache_watchers = CacheWatchers()
@@ -90,6 +91,7 @@ class Requests:
     def _close(self, session: int, now: float) -> None:
         for group in self._sessions.close(session):
             self._live_core.cancel(group.number, None, now, cause="its router's Session ended")
+            self._ended.append(group)
         self._outboxes.pop(session, None)
         self._unwelcomed.discard(session)
         self._cache_watchers.leave(session)
@@ -196,7 +198,8 @@ class Requests:
                 cancel_reason=cancel_reason,
                 superseded=superseded,
             )
-            self._sessions.end(end.key)
+            if (ended := self._sessions.end(end.key)) is not None:
+                self._ended.append(ended)
 
     def collect_prompt_logprobs(self, key: SequenceKey, frame: inference_pb2.PromptLogprobs) -> None:
         """What a sequence that was preempted in its prompt computes again is not told again."""
@@ -211,6 +214,11 @@ class Requests:
             frame.first_position = group.next_prompt_position
         group.next_prompt_position = frame.first_position + len(frame.logprobs)
         self._outboxes[group.session].add_prompt_logprobs(group.router_group, key[1], frame)
+
+    def take_ended(self) -> list[LiveGroup]:
+        """Groups that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def welcome_all(self, welcome: scheduler_pb2.Welcome) -> None:
         """A new epoch: each router hears of it with its next message."""

@@ -16,6 +16,7 @@ from protos import inference_pb2, scheduler_pb2
 from protos.admin_pb2_grpc import add_AdminServicer_to_server
 from runtime.grpc_server import add_reflection
 from runtime.tls import TlsFiles, add_port
+from runtime.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
 from scheduler import admin, commands
 from scheduler.addresses import AddressError, Claims, is_private, path_of, why_not_listening
@@ -73,11 +74,15 @@ class SchedulerServer:
     """One scheduler. Liveness ("") is SERVING while it runs, readiness (octavo.v1.Scheduler) while its workers are."""
 
     def __init__(self, options: Options, replica: int, *, session_buffer_bytes: int = SESSION_BUFFER_BYTES) -> None:
+        """Raises TracingError."""
         self.address = options.scheduler_address(replica)
         self._options, self._replica = options, replica
         self._session_buffer_bytes = session_buffer_bytes
         self._mailbox = commands.Mailbox()
-        self.step_loop = StepLoop(options, replica, self._mailbox, self)
+        endpoint = options.otlp_traces_endpoint
+        # None: requests are not traced.
+        self._tracing = Tracing.open(endpoint, f"scheduler-{replica}") if endpoint else None
+        self.step_loop = StepLoop(options, replica, self._mailbox, self, self._tracing)
         self._model: inference_pb2.ModelInfo | None = None
         self._outgoing: dict[int, _Outgoing] = {}
         self._session_numbers = itertools.count(1)
@@ -123,6 +128,8 @@ class SchedulerServer:
         await self._server.stop(_LAST_WORDS_S)
         self._mailbox.close()
         self._claims.release()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     # --- Front: called on the step loop's thread
 

@@ -21,6 +21,8 @@ class LiveGroup:
     choices: set[int]
     # Prompt logprobs up to here have been sent; none precede position 0.
     next_prompt_position: int = 1
+    # Empty: it is not traced.
+    traceparent: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class Sessions:
             request_id=request.request_id,
             attempt=submit.attempt,
             choices={start.choice for start in request.choices},
+            traceparent=submit.traceparent,
         )
         session.groups[submit.router_group] = group
         self._groups[group.number] = self._attempts[group.request_id] = group
@@ -92,13 +95,15 @@ class Sessions:
         found = self._sessions.get(session)
         return found.groups.get(router_group) if found else None
 
-    def end(self, key: SequenceKey) -> None:
-        """A sequence has ended."""
+    def end(self, key: SequenceKey) -> LiveGroup | None:
+        """A sequence has ended. Returns its group if that has, too."""
         group = self._groups[key[0]]
         group.choices.discard(key[1])
-        if not group.choices:
-            del self._sessions[group.session].groups[group.router_group]
-            self._forget(group)
+        if group.choices:
+            return None
+        del self._sessions[group.session].groups[group.router_group]
+        self._forget(group)
+        return group
 
     def drop(self, group: LiveGroup) -> None:
         """Forgets a group that the core has refused."""

@@ -15,17 +15,19 @@ import time
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import zmq
 
 from configs.options import Options
-from protos import inference_pb2, scheduler_pb2, step_pb2
+from protos import scheduler_pb2, step_pb2
 from runtime.curve import start_authenticator
+from runtime.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint
 from scheduler import commands
 from scheduler.core import Core
 from scheduler.events import EpochBegun, EpochEnded, Event, Fatal, StepReturned
+from scheduler.front import Front
 from scheduler.heartbeats import Heartbeats
 from scheduler.invalid import InvalidMessages
 from scheduler.lockstep.lockstep import Lockstep
@@ -40,6 +42,7 @@ from scheduler.stats_log import StatsLog, warn_of_preemptions
 from scheduler.status import SchedulerStatus
 from scheduler.step_clock import StepClock
 from scheduler.step_wire import ResultError, StepCodec
+from scheduler.telemetry import Telemetry
 from scheduler.trace.traced_core import TracedCore
 from scheduler.trace.writer import TraceWriter, trace_path
 from scheduler.workers import Workers
@@ -51,26 +54,13 @@ Answer = TypeVar("Answer")
 _TICK_S = 1.0
 
 
-class Front(Protocol):
-    """The gRPC side. Called on the step loop's thread; must not block."""
-
-    def deliver(self, batch: list[tuple[int, list[bytes]]]) -> None:
-        """Serialized SchedulerMessages, by Session."""
-        ...
-
-    def workers_changed(self, model: inference_pb2.ModelInfo | None) -> None:
-        """model: what is served; None while the workers are away."""
-        ...
-
-    def ended(self, cause: str | None) -> None:
-        """The loop is over: None if it was asked to end."""
-        ...
-
-
 class StepLoop(threading.Thread):
     """Runs from `start_bound` until Drain or Stop, or until nothing can help."""
 
-    def __init__(self, options: Options, replica: int, mailbox: commands.Mailbox, front: Front) -> None:
+    def __init__(
+        self, options: Options, replica: int, mailbox: commands.Mailbox, front: Front, tracing: Tracing | None = None
+    ) -> None:
+        """tracing: None if requests are not traced."""
         super().__init__(name="step-loop", daemon=True)
         self._options, self._replica = options, replica
         self._mailbox, self._front = mailbox, front
@@ -78,6 +68,7 @@ class StepLoop(threading.Thread):
         # Replaced whole, so that any thread may read it.
         self.status = SchedulerStatus(stats=CoreStats())
         self.metrics = SchedulerMetrics(lambda: self.status)
+        self._telemetry = Telemetry(self.metrics, tracing, replica)
         self._stats_log = StatsLog(enabled=not options.disable_log_stats, now=time.monotonic())
         self._requests = Requests()
         self._codec = StepCodec(0)
@@ -276,7 +267,7 @@ class StepLoop(threading.Thread):
         if core is None or message.step != self._clock.awaited:
             log.debug("the result of step %d is ignored: step %s is awaited", message.step, self._clock.awaited)
             return
-        self.metrics.step_duration.observe(self._clock.elapsed(now))
+        self._telemetry.note_returned(message.step, self._clock.elapsed(now), now)
         try:
             outcome = self._codec.decode(message)
             if self._lockstep is not None:
@@ -301,7 +292,7 @@ class StepLoop(threading.Thread):
             self._clock.send(plan.step, began)
             events = self._workers.send_plan(self._codec.encode(plan))
             self._heartbeats.step = plan.step
-            self.metrics.schedule_duration.observe(time.monotonic() - began)
+            self._telemetry.note_sent(plan, began)
             self._handle(events, began)
 
     def _next_plan(self, core: Core, now: float) -> Plan | None:
@@ -339,6 +330,7 @@ class StepLoop(threading.Thread):
             self._publish_status()
         if batch:
             self._front.deliver(batch)
+        self._telemetry.tell_ended(self._requests.core, self._requests.take_ended())
 
     def _publish_status(self) -> None:
         core = self._requests.core

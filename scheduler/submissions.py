@@ -5,6 +5,7 @@ from array import array
 from dataclasses import dataclass
 
 from protos import inference_pb2, scheduler_pb2
+from runtime.trace_context import valid_traceparent
 from scheduler.commands import CancelGroup, Command, EndUnsentChoices, RefuseGroup, SubmitGroup
 from scheduler.group_numbers import MAX_ROUTER_GROUP, group_number
 from scheduler.messages import ChoiceStart, GroupRequest, StopRules
@@ -149,7 +150,13 @@ class Intake:
             cache_salt=submit.cache_salt,
             deadline=deadline,
         )
-        return SubmitGroup(session=self._session, router_group=submit.group, attempt=submit.attempt, request=request)
+        return SubmitGroup(
+            session=self._session,
+            router_group=submit.group,
+            attempt=submit.attempt,
+            request=request,
+            traceparent=valid_traceparent(submit.traceparent),
+        )
 
     def _refuse(self, group: int, message: str, reason: scheduler_pb2.RejectReason = _INVALID) -> RefuseGroup:
         return RefuseGroup(session=self._session, router_group=group, reason=reason, message=message)

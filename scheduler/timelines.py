@@ -3,7 +3,7 @@
 Entries are made when something changes, never for a decode step, so that their number hardly grows with the output.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator
 
 from scheduler.messages import Moment, Timeline, TimelineEntry
@@ -58,7 +58,9 @@ class Timelines:
     def __init__(self, max_finished: int) -> None:
         """max_finished: finished groups that are kept; the one that finished first goes first."""
         self._live: dict[int, _Record] = {}
-        self._finished: deque[_Record] = deque(maxlen=max_finished)
+        self._max_finished = max_finished
+        # By group as well, in the order in which they finished.
+        self._finished: OrderedDict[int, _Record] = OrderedDict()
 
     def begin(self, group: int, request_id: str) -> None:
         """`group` must not be live."""
@@ -81,7 +83,9 @@ class Timelines:
 
     def finish(self, group: int) -> None:
         """A live group has no sequences left: no more entries will come."""
-        self._finished.append(self._live.pop(group))
+        self._finished[group] = self._live.pop(group)
+        if len(self._finished) > self._max_finished:
+            self._finished.popitem(last=False)
 
     def save(self, group: int) -> tuple[list[Entry], int]:
         """The entries of a live group, and how many were dropped: for `restore`."""
@@ -96,9 +100,18 @@ class Timelines:
             record.append(entry)
         record.num_dropped = num_dropped
 
+    def of(self, group: int) -> Timeline | None:
+        """Of a live group, or one of the latest finished ones."""
+        if (live := self._live.get(group)) is not None:
+            return live.timeline(is_finished=False)
+        finished = self._finished.get(group)
+        return None if finished is None else finished.timeline(is_finished=True)
+
     def explain(self, request_id: str) -> list[Timeline]:
         """The timelines of all groups of that name, oldest first. Looks at every group: for people, not for steps."""
-        found = [record.timeline(is_finished=True) for record in self._finished if record.request_id == request_id]
+        found = [
+            record.timeline(is_finished=True) for record in self._finished.values() if record.request_id == request_id
+        ]
         found += [
             record.timeline(is_finished=False) for record in self._live.values() if record.request_id == request_id
         ]
