@@ -35,7 +35,11 @@ class ManagedProcess:
         self.spec = spec
         self.process: asyncio.subprocess.Process | None = None
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        # The one that runs, or was the last, has been well: its /health has said so.
+        self.has_served = False
         self._restarts: collections.deque[float] = collections.deque()
+        # Restarts of processes, the latest in a row, that have not served since.
+        self._num_in_vain = 0
 
     @property
     def is_running(self) -> bool:
@@ -48,6 +52,7 @@ class ManagedProcess:
     def note_restart(self, now: float) -> None:
         self.forget_old_restarts(now)
         self._restarts.append(now)
+        self._num_in_vain = 1 if self.has_served else self._num_in_vain + 1
 
     def forget_old_restarts(self, now: float) -> None:
         while self._restarts and now - self._restarts[0] > RESTART_WINDOW:
@@ -55,8 +60,9 @@ class ManagedProcess:
 
     @property
     def restart_delay(self) -> float:
-        """At once after the first death, then 1, 2, 4 s and so on: streams wait for a worker that was killed."""
-        count = self.num_recent_restarts
+        """At once after the first death, and after one of a process that had served: streams wait for what was killed.
+        Otherwise after 1, 2, 4 s and so on."""
+        count = 0 if self.has_served else min(self._num_in_vain, self.num_recent_restarts)
         return min(2.0 ** (count - 1), MAX_RESTART_DELAY) if count else 0.0
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -163,6 +169,7 @@ class Supervisor:
     async def _run_once(self, each: ManagedProcess) -> int:
         """The exit code of one life, negative for a signal."""
         each.last_lines.clear()
+        each.has_served = False
         process = each.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), str(int(self._death_signal))),
             *each.spec.command,
@@ -179,7 +186,7 @@ class Supervisor:
             # `stop` could not see it yet.
             process.kill()
         reading = asyncio.create_task(self._read_lines(each, process))
-        watching = asyncio.create_task(self._kill_if_hung(each))
+        watching = asyncio.create_task(self._watch(each))
         code = await process.wait()
         watching.cancel()
         # A grandchild may hold the pipe open; the last words are there already.
@@ -187,20 +194,20 @@ class Supervisor:
         reading.cancel()
         return code
 
-    async def _kill_if_hung(self, each: ManagedProcess) -> None:
-        """A process that is stopped, or stuck where Python can't run, ends by nothing else.
+    async def _watch(self, each: ManagedProcess) -> None:
+        """Notes that it serves, and kills a worker that hangs.
 
-        Workers only, and once they have loaded: loading may hold the interpreter for long.
+        One that is stopped, or stuck where Python can't run, ends by nothing else. Workers only, and once they have
+        loaded: loading may hold the interpreter for long.
         """
-        spec = each.spec
-        is_loaded, silent_since = False, None
-        while spec.stage is Stage.WORKER and spec.health_port:
-            # Often until it has loaded: one that hangs before that was seen would be left alone.
-            await asyncio.sleep(min(_HEALTH_INTERVAL if is_loaded else _LOADING_INTERVAL, self._silence_timeout))
+        spec, silent_since = each.spec, None
+        while spec.health_port and not (each.has_served and spec.stage is not Stage.WORKER):
+            # Often until it serves: a worker that hangs before that was seen would be left alone.
+            await asyncio.sleep(min(_HEALTH_INTERVAL if each.has_served else _LOADING_INTERVAL, self._silence_timeout))
             health, now = await read_health(self._metrics_host, spec.health_port), time.monotonic()
             if health is not None:
-                is_loaded, silent_since = is_loaded or health[0], None
-            elif is_loaded:
+                each.has_served, silent_since = each.has_served or health[0], None
+            elif each.has_served:
                 silent_since = silent_since or now
                 if now - silent_since >= self._silence_timeout:
                     self._on_event(spec, f"has not answered for {now - silent_since:.0f} s: it hangs and is killed")

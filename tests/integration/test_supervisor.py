@@ -81,6 +81,11 @@ class Supervised:
         async with asyncio.timeout(TIMEOUT), self._changed:
             await self._changed.wait_for(lambda: sum(words in text for text in log) >= count)
 
+    async def wait_until_served(self) -> None:
+        async with asyncio.timeout(TIMEOUT):
+            while not self.supervisor.processes[0].has_served:  # noqa: ASYNC110 (nothing tells it)
+                await asyncio.sleep(0.01)
+
     def signal(self, number: signal.Signals) -> None:
         self.supervisor.processes[0].send_signal(number)
 
@@ -102,16 +107,44 @@ async def test_a_worker_that_only_says_it_is_not_well_lives(tmp_path: Path):
         assert not it.events
 
 
-@pytest.mark.parametrize(("stage", "state"), [(Stage.WORKER, "silent"), (Stage.SCHEDULER, "well")])
-async def test_loading_and_other_kinds_of_process_may_be_silent(tmp_path: Path, stage: Stage, state: str):
-    # Loading may hold the interpreter for long; others are not asked.
-    async with Supervised(tmp_path, stage, state=state) as it:
+async def test_a_worker_that_loads_may_be_silent(tmp_path: Path):
+    # Loading may hold the interpreter for long.
+    async with Supervised(tmp_path, state="silent") as it:
         await it.wait_for(it.lines, "started")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2.0):
                 await it.wait_for(it.lines, "asked")
         assert it.lines == ["started"]
         assert not it.events
+
+
+async def test_other_kinds_of_process_are_not_asked_any_more_once_they_serve(tmp_path: Path):
+    async with Supervised(tmp_path, Stage.SCHEDULER) as it:
+        await it.wait_for(it.lines, "asked: well")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await it.wait_for(it.lines, "asked", 2)
+        assert not it.events
+
+
+@pytest.mark.parametrize("stage", Stage)
+async def test_what_had_served_is_started_again_at_once_however_often_it_is_killed(tmp_path: Path, stage: Stage):
+    async with Supervised(tmp_path, stage) as it:
+        for count in (1, 2, 3):
+            await it.wait_for(it.lines, "started", count)
+            await it.wait_until_served()
+            it.signal(signal.SIGKILL)
+            await it.wait_for(it.events, "was killed by SIGKILL; starting it again", count)
+        assert set(it.events) == {"was killed by SIGKILL; starting it again"}
+
+
+async def test_what_has_not_served_is_started_again_ever_later(tmp_path: Path):
+    async with Supervised(tmp_path, state="loading") as it:
+        for count in (1, 2):
+            await it.wait_for(it.lines, "started", count)
+            it.signal(signal.SIGKILL)
+        await it.wait_for(it.events, "starting it again in 1 s")
+        assert len(it.events) == 2
 
 
 async def test_a_later_wave_waits_and_is_not_started_any_more_once_all_is_stopped(tmp_path: Path):
