@@ -14,6 +14,7 @@ from octavo.requests import Message, Prompt, RequestOptions, as_messages, genera
 from octavo.results import Generation, ModelInfo, StreamEvent, Tokenized
 from octavo.retry import DEFAULT_RETRY_FOR, DEFAULT_TARGET, Deadline, RetryPolicy, Targets
 from octavo.sampling_params import SamplingParams
+from octavo.trace_headers import trace_metadata
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as rpc
 
@@ -21,8 +22,14 @@ from protos import inference_pb2_grpc as rpc
 class AsyncGenerationStream(AsyncIterator[StreamEvent]):
     """The events of one request. It goes on by itself after a lost connection; closing it early cancels the request."""
 
-    def __init__(self, client: "AsyncClient", request: pb.GenerateRequest, timeout: float | None):
-        self._client = client
+    def __init__(
+        self,
+        client: "AsyncClient",
+        request: pb.GenerateRequest,
+        timeout: float | None,
+        metadata: Sequence[tuple[str, str]],
+    ):
+        self._client, self._metadata = client, metadata
         self._assembly = Assembly(request)
         self._targets = client.new_targets()
         self._deadline = Deadline(timeout)
@@ -55,7 +62,7 @@ class AsyncGenerationStream(AsyncIterator[StreamEvent]):
         if self._call is None:
             stub = self._client.stub(self._targets.current)
             self._call = stub.Generate(
-                self._assembly.next_call(), timeout=self._deadline.remaining(), metadata=self._client.metadata
+                self._assembly.next_call(), timeout=self._deadline.remaining(), metadata=self._metadata
             )
         try:
             message = await self._call.read()
@@ -102,7 +109,7 @@ class AsyncClient:
         self._targets = target
         self._timeout = timeout
         self.retry_for = retry_for
-        self.metadata = key_metadata(api_key)
+        self._key = key_metadata(api_key)
         self._channels = {each: open_async_channel(each, credentials) for each in self.new_targets().all}
 
     async def generate(
@@ -140,7 +147,8 @@ class AsyncClient:
     ) -> AsyncGenerationStream:
         """The events of a request as they come. The request is sent with the first one asked for."""
         request = generate_request(prompt, sampling, options)
-        return AsyncGenerationStream(self, request, self._timeout if timeout is None else timeout)
+        metadata = (*self._key, *trace_metadata(options.get("trace_headers")))
+        return AsyncGenerationStream(self, request, self._timeout if timeout is None else timeout, metadata)
 
     async def tokenize(self, prompt: str | Sequence[Message], *, model: str = "") -> Tokenized:
         response: pb.TokenizeResponse = await self._unary("Tokenize", tokenize_request(prompt, model))
@@ -192,7 +200,7 @@ class AsyncClient:
 
     async def _cancel_at(self, target: str, request: pb.CancelRequest) -> bool:
         try:
-            return (await self.stub(target).Cancel(request, timeout=self._timeout, metadata=self.metadata)).cancelled
+            return (await self.stub(target).Cancel(request, timeout=self._timeout, metadata=self._key)).cancelled
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
@@ -202,7 +210,7 @@ class AsyncClient:
         async def call() -> Any:
             try:
                 return await getattr(self.stub(targets.current), method)(
-                    request, timeout=deadline.remaining(), metadata=self.metadata
+                    request, timeout=deadline.remaining(), metadata=self._key
                 )
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from None

@@ -14,6 +14,7 @@ from octavo.requests import Message, Prompt, RequestOptions, as_messages, genera
 from octavo.results import Generation, ModelInfo, StreamEvent, Tokenized
 from octavo.retry import DEFAULT_RETRY_FOR, DEFAULT_TARGET, Deadline, RetryPolicy, Targets
 from octavo.sampling_params import SamplingParams
+from octavo.trace_headers import trace_metadata
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as rpc
 
@@ -21,8 +22,14 @@ from protos import inference_pb2_grpc as rpc
 class GenerationStream(Iterator[StreamEvent]):
     """The events of one request. It goes on by itself after a lost connection; closing it early cancels the request."""
 
-    def __init__(self, client: "Client", request: pb.GenerateRequest, timeout: float | None):
-        self._client = client
+    def __init__(
+        self,
+        client: "Client",
+        request: pb.GenerateRequest,
+        timeout: float | None,
+        metadata: Sequence[tuple[str, str]],
+    ):
+        self._client, self._metadata = client, metadata
         self._assembly = Assembly(request)
         self._targets = client.new_targets()
         self._deadline = Deadline(timeout)
@@ -55,7 +62,7 @@ class GenerationStream(Iterator[StreamEvent]):
         if self._call is None:
             stub = self._client.stub(self._targets.current)
             self._call = stub.Generate(
-                self._assembly.next_call(), timeout=self._deadline.remaining(), metadata=self._client.metadata
+                self._assembly.next_call(), timeout=self._deadline.remaining(), metadata=self._metadata
             )
         try:
             return next(self._call)
@@ -105,7 +112,7 @@ class Client:
         self._targets = target
         self._timeout = timeout
         self.retry_for = retry_for
-        self.metadata = key_metadata(api_key)
+        self._key = key_metadata(api_key)
         self._channels = {each: open_channel(each, credentials) for each in self.new_targets().all}
 
     def generate(
@@ -143,7 +150,8 @@ class Client:
     ) -> GenerationStream:
         """The events of a request as they come. The request is sent with the first one asked for."""
         request = generate_request(prompt, sampling, options)
-        return GenerationStream(self, request, self._timeout if timeout is None else timeout)
+        metadata = (*self._key, *trace_metadata(options.get("trace_headers")))
+        return GenerationStream(self, request, self._timeout if timeout is None else timeout, metadata)
 
     def tokenize(self, prompt: str | Sequence[Message], *, model: str = "") -> Tokenized:
         response: pb.TokenizeResponse = self._unary("Tokenize", tokenize_request(prompt, model))
@@ -195,7 +203,7 @@ class Client:
 
     def _cancel_at(self, target: str, request: pb.CancelRequest) -> bool:
         try:
-            return self.stub(target).Cancel(request, timeout=self._timeout, metadata=self.metadata).cancelled
+            return self.stub(target).Cancel(request, timeout=self._timeout, metadata=self._key).cancelled
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
@@ -205,7 +213,7 @@ class Client:
         def call() -> Any:
             try:
                 return getattr(self.stub(targets.current), method)(
-                    request, timeout=deadline.remaining(), metadata=self.metadata
+                    request, timeout=deadline.remaining(), metadata=self._key
                 )
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from None

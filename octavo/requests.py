@@ -28,6 +28,9 @@ class RequestOptions(TypedDict, total=False):
     session_key: str
     # More variables for the chat template.
     template_arguments: Mapping[str, Any]
+    # W3C's headers (traceparent) of the caller's span. Without them those of OpenTelemetry's current span, if there is
+    # one.
+    trace_headers: Mapping[str, str]
 
 
 def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions) -> pb.GenerateRequest:
