@@ -6,6 +6,7 @@
     ├── Forbidden            PERMISSION_DENIED    the API key does not allow it
     ├── UnknownModel         NOT_FOUND            another model is served here
     ├── UnknownRequest       NOT_FOUND            no replica knows the request (any more)
+    ├── NotMigrated          FAILED_PRECONDITION  no other replica can go on with the request (now)
     ├── DuplicateRequest     ALREADY_EXISTS       a live request has this id (and attempt)
     ├── Superseded           ABORTED              a higher attempt of the request is live
     ├── Cancelled            CANCELLED            Cancel was called
@@ -52,6 +53,10 @@ class UnknownModel(RequestError):
 
 class UnknownRequest(RequestError):
     status = grpc.StatusCode.NOT_FOUND
+
+
+class NotMigrated(RequestError):
+    status = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class DuplicateRequest(RequestError):
