@@ -7,7 +7,8 @@ from router.errors import NoReplica, QueueFull, RequestError, Unavailable
 from router.held import HeldStreams
 from router.metrics import RouterMetrics
 from router.replicas import ReplicaSet
-from router.streams import MOST_RESUBMISSIONS, Stream
+from router.streams import Stream
+from router.submission import MOST_RESUBMISSIONS
 
 log = logging.getLogger("octavo.router.dispatcher")
 

@@ -1,6 +1,7 @@
 """The live streams of this router, by request id and tenant (Request.scoped_id)."""
 
 import asyncio
+from collections.abc import Iterator
 
 from router.errors import Cancelled, DuplicateRequest, RequestError, Superseded
 from router.metrics import RouterMetrics
@@ -21,6 +22,13 @@ class LiveStreams:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(list(self._open))
+
+    def find(self, scoped_id: str) -> Stream | None:
+        stream = self._streams.get(scoped_id)
+        return None if stream is None or stream.done else stream
 
     def admit(self, request: Request) -> None:
         """Makes way for a request, ending a lower attempt. Raises DuplicateRequest or Superseded."""
@@ -52,8 +60,8 @@ class LiveStreams:
 
     def cancel(self, scoped_id: str) -> bool:
         """False if no live request has this id."""
-        stream = self._streams.get(scoped_id)
-        if stream is None or stream.done:
+        stream = self.find(scoped_id)
+        if stream is None:
             return False
         stream.fail(Cancelled("Cancel was called for this request"))
         return True

@@ -48,6 +48,18 @@ class RouterMetrics:
         self.resubmissions = Counter(
             "octavo_resubmissions_total", "Streams moved to another replica.", registry=self.registry
         )
+        self.migrations = Counter(
+            "octavo_migrations_total",
+            "Of these, streams that left a replica which still had them: for its `drain` or `stall`, or `asked` for.",
+            ["cause"],
+            registry=self.registry,
+        )
+        self.replicas_left_out = Counter(
+            "octavo_replicas_left_out_total",
+            "Times that a replica was to get no requests for a while, for it failed again and again or stalled.",
+            ["replica"],
+            registry=self.registry,
+        )
         self.held_streams = Gauge(
             "octavo_router_held_streams",
             "Live requests that had begun and wait for a replica that takes them.",

@@ -10,9 +10,12 @@ import grpc
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]
 
-from protos.scheduler_pb2 import Open, RouterMessage
+from protos.inference_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_ERROR
+from protos.scheduler_pb2 import Open, RouterMessage, SchedulerMessage
 from protos.scheduler_pb2_grpc import SchedulerStub
+from router.breaker import Breaker
 from router.prefix_index import PrefixIndex
+from router.progress import Progress
 from router.session import Session
 from router.whereabouts import Whereabouts
 from runtime.tls import open_channel
@@ -48,9 +51,13 @@ class Replica:
         prefix_index: PrefixIndex | None,
         changed: Callable[[], None],
         credentials: grpc.ChannelCredentials | None = None,
+        stall_timeout: float = 0.0,
+        on_left_out: Callable[[str], None] = lambda address: None,
     ):
         """silence_timeout: seconds without a message after which a scheduler counts as dead; one is due each second.
-        prefix_index: is told of its cache events, if there is one. credentials: None for no TLS."""
+        prefix_index: is told of its cache events, if there is one. credentials: None for no TLS. stall_timeout: seconds
+        without a step, though there is something to run, after which it counts as stalled; 0: never. on_left_out: gets
+        its address each time the breaker opens."""
         self.number = number
         # As scheduler_addresses has it.
         self.address = address
@@ -58,6 +65,10 @@ class Replica:
         self.session: Session | None = None
         # None until `run` has begun.
         self.channel: grpc.aio.Channel | None = None
+        self.breaker = Breaker()
+        self._progress = Progress(stall_timeout)
+        self._stall_timeout = stall_timeout
+        self._on_left_out = on_left_out
         self._router_id = router_id
         self._model_name = model_name
         self._silence_timeout = silence_timeout
@@ -77,10 +88,25 @@ class Replica:
     def ready(self) -> bool:
         return self.usable and self.session is not None and self.session.load.workers_ready
 
+    @property
+    def fingerprint(self) -> str:
+        """Empty while it is away."""
+        return "" if self.session is None else self.session.welcome.model.fingerprint
+
+    @property
+    def draining(self) -> bool:
+        return self.session is not None and self.session.load.draining
+
+    @property
+    def stalled(self) -> bool:
+        """Its steps do not complete, and it is not on probation."""
+        return self._progress.is_stalled and self.breaker.is_open(time.monotonic())
+
     def describe(self) -> str:
-        """In a few words, for people: why it is not ready, and for how long."""
+        """In a few words, for people: why it is not ready, or gets no requests, and for how long."""
+        left_out = self.breaker.describe(time.monotonic())
         if self.ready:
-            return f"{self.address} is ready"
+            return f"{self.address} is ready" + (f", but {left_out}" if left_out else "")
         cause = self._cause
         if self.session is not None:
             cause = "draining" if self.session.load.draining else "its workers are away"
@@ -164,6 +190,7 @@ class Replica:
                     if self._prefix_index is not None:
                         self._prefix_index.resize(self.number, session.welcome.model.num_blocks)
                         self._prefix_index.apply(self.number, message.cache_events)
+                    self._judge(session, message)
                     if (self.usable, self.ready) != was:
                         self._note_change()
                     silence.reschedule(loop.time() + self._silence_timeout)
@@ -183,7 +210,7 @@ class Replica:
         return True, cause
 
     def _open(self, session: Session) -> None:
-        self.session = session
+        self.session, self._progress = session, Progress(self._stall_timeout)
         model = session.welcome.model
         if self._prefix_index is not None:
             self._prefix_index.add(self.number, block_size=model.block_size, max_blocks=model.num_blocks)
@@ -197,8 +224,30 @@ class Replica:
         # What the router ends itself, when it stops, is nothing to be warned of.
         level = logging.INFO if cause == _ENDED_HERE and not session.num_groups else logging.WARNING
         log.log(level, "%s: %s; %d requests were on it", self.address, cause, session.num_groups)
+        # One that shuts down, or is somewhere else now, is not at fault.
+        if cause != self._ended_here and not session.load.draining:
+            self._leave_out_if(self.breaker.broke(time.monotonic()))
         self._note_change()
         session.lose(f"{self.address}: {cause}")
+
+    def _judge(self, session: Session, message: SchedulerMessage) -> None:
+        """Whether it computes what it gets."""
+        now, load = time.monotonic(), session.load
+        for finish in message.outputs.finishes:
+            if finish.reason == FINISH_REASON_ERROR:
+                self._leave_out_if(self.breaker.failed(now))
+            elif finish.reason != FINISH_REASON_CANCELLED:
+                self.breaker.finished(now)
+        if self._progress.advance(now, epoch=session.welcome.epoch, last_step=load.last_step):
+            self.breaker.delivered(now)
+        elif self._progress.is_overdue(now, has_work=session.num_groups > 0 or session.num_sequences > 0):
+            self._leave_out_if(self.breaker.stalled(now, self._stall_timeout))
+            self._note_change()
+
+    def _leave_out_if(self, opened: bool) -> None:
+        if opened:
+            self._on_left_out(self.address)
+            log.warning("%s is %s", self.address, self.breaker.describe(time.monotonic()))
 
     def _note_change(self) -> None:
         self._since = time.monotonic()

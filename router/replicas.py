@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 
 import grpc
@@ -26,14 +27,26 @@ class ReplicaSet:
         router_id: str,
         model_name: str,
         silence_timeout: float,
+        stall_timeout: float = 0.0,
         credentials: grpc.ChannelCredentials | None = None,
         on_change: Callable[["ReplicaSet"], None],
         on_choice: Callable[[str, str], None],
+        on_left_out: Callable[[str], None] = lambda address: None,
     ) -> None:
-        """on_change: whenever a replica becomes usable or ready, or ceases to. on_choice: policy's name and reason."""
+        """on_change: whenever a replica becomes usable or ready, or ceases to, or stalls. on_choice: policy's name and
+        reason. on_left_out: the address of a replica whose breaker has opened."""
         self.replicas = [
             Replica(
-                number, address, router_id, model_name, silence_timeout, policy.prefix_index, self._changed, credentials
+                number,
+                address,
+                router_id,
+                model_name,
+                silence_timeout,
+                policy.prefix_index,
+                self._changed,
+                credentials,
+                stall_timeout=stall_timeout,
+                on_left_out=on_left_out,
             )
             for number, address in enumerate(addresses)
         ]
@@ -78,27 +91,41 @@ class ReplicaSet:
 
     def choose(self, placement: Placement, fingerprint: str = "", exclude: Collection[Session] = ()) -> Session:
         """The Session to submit to; one of `fingerprint` if there is any. Raises NoReplica."""
-        usable = [
-            (replica.number, replica.session)
-            for replica in self.replicas
-            if replica.session is not None and replica.usable and replica.session not in exclude
-        ]
+        usable = [replica for replica in self.replicas if replica.usable and replica.session not in exclude]
         if not usable:
             raise NoReplica(f"no replica is ready: {self.describe()}; try again in a few seconds")
-        equal = [each for each in usable if fingerprint and each[1].welcome.model.fingerprint == fingerprint]
+        equal = [replica for replica in usable if fingerprint and replica.fingerprint == fingerprint]
         candidates = equal or usable
+        now = time.monotonic()
+        # The last one is never left out: one that fails often is better than none.
+        chosen = self._choose([each for each in candidates if each.breaker.allows(now)] or candidates, placement)
+        assert chosen.session is not None
+        return chosen.session
+
+    def choose_ready(self, among: Collection[Replica], placement: Placement, fingerprint: str = "") -> Replica | None:
+        """One that computes at once what it gets, and is of `fingerprint`, if that is given; None if there is none."""
+        now = time.monotonic()
+        candidates = [
+            each for each in among if each.ready and each.breaker.allows(now) and fingerprint in ("", each.fingerprint)
+        ]
+        return self._choose(candidates, placement) if candidates else None
+
+    def _choose(self, candidates: Sequence[Replica], placement: Placement) -> Replica:
+        """As the policy says."""
         loads = [
             ReplicaLoad(
-                replica=number,
+                replica=replica.number,
                 num_sequences=session.num_sequences,
                 num_queued_tokens=session.num_queued_tokens,
                 workers_ready=session.load.workers_ready,
             )
-            for number, session in candidates
+            for replica in candidates
+            if (session := replica.session) is not None
         ]
         index, reason = self._policy.choose(loads, placement)
         self._on_choice(self._policy.name, reason)
-        return candidates[index][1]
+        candidates[index].breaker.sent(time.monotonic())
+        return candidates[index]
 
     def _changed(self) -> None:
         for replica in self.replicas:

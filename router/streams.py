@@ -24,16 +24,13 @@ from router.metrics import RouterMetrics
 from router.outbox import Outbox, OutboxFullError
 from router.request import Request
 from router.resume import refold
-from router.sampling import for_scheduler
 from router.session import Session
+from router.submission import MOST_RESUBMISSIONS, submission
 from router.telemetry.ended import EndedRequest, reason_name
+from runtime.wire import SESSION_PART_TOKENS
 
 log = logging.getLogger("octavo.router.streams")
 
-# A scheduler knows a request's attempt as the client's attempt, then 16 bits that count the router's own resubmissions:
-# so a client's next attempt is above whatever its router has made of the last one.
-_RESUBMISSION_BITS = 16
-MOST_RESUBMISSIONS = (1 << _RESUBMISSION_BITS) - 1
 # cached_tokens come with the scheduler's word on the end of a choice; one cut at a stop string waits so long for it.
 _USAGE_WAIT_S = 1.0
 
@@ -144,34 +141,46 @@ class Stream:
 
     def submit_to(self, session: Session) -> None:
         """Hands the unfinished choices to a replica, with their tokens so far."""
-        request = self.request
         if self.fingerprint != session.welcome.model.fingerprint:
             self._set_exact(False)
-        sampling = for_scheduler(request.sampling)
-        if self._prompt_logprobs_delivered:
-            sampling.ClearField("prompt_logprobs")
-        submit = wire.Submit(
-            request_id=request.scoped_id,
-            attempt=(request.attempt << _RESUBMISSION_BITS) + self.num_resubmissions,
-            sampling=sampling,
-            choices=[
-                wire.SequenceStart(choice=choice.index, output_token_ids=choice.token_ids)
-                for choice in self._choices
-                if choice.finish is None
-            ],
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            traceparent=request.trace.submitted(session.welcome.replica_id, self.num_resubmissions),
+        submit = submission(
+            self.request,
+            self._choices,
+            replica_id=session.welcome.replica_id,
+            num_resubmissions=self.num_resubmissions,
+            wants_prompt_logprobs=not self._prompt_logprobs_delivered,
         )
-        if request.deadline is not None:
-            # 0 would mean none.
-            submit.timeout = max(request.deadline - time.monotonic(), 0.001)
         try:
-            self._group = session.submit(submit, request.prompt_token_ids, self)
+            self._group = session.submit(submit, self.request.prompt_token_ids, self)
         except RequestError as error:
             self.fail(error)
             return
         self.session, self.replica = session, session.welcome.replica_id
+
+    @property
+    def can_leave(self) -> bool:
+        """Whether another replica can go on with it: that takes a message that brings its tokens so far."""
+        return (
+            self.session is not None
+            and not self.done
+            and not self.complete
+            and self.num_output_tokens <= SESSION_PART_TOKENS
+            and self.num_resubmissions < MOST_RESUBMISSIONS
+        )
+
+    @property
+    def num_tokens_to_come(self) -> int:
+        """At most, of the choice that has most to come."""
+        most = self.request.sampling.max_tokens
+        return max((most - len(choice.token_ids) for choice in self._choices if choice.finish is None), default=0)
+
+    def migrate_to(self, session: Session, cause: str) -> None:
+        """Has another replica go on; what the one that has it sends from now on is dropped. Only if `can_leave`."""
+        assert self.can_leave
+        self.request.trace.left(f"moved: {cause}")
+        self._leave(wire.CANCEL_REASON_MOVED)
+        self.num_resubmissions += 1
+        self.submit_to(session)
 
     def fail(self, error: RequestError, reason: wire.CancelReason = wire.CANCEL_REASON_CLIENT) -> None:
         """Ends the stream; what has been computed is still delivered, except to a slow reader."""

@@ -1,0 +1,112 @@
+"""Streams leave a replica that still has them, for another one: because it drains or stalls, or because somebody asks.
+
+Nothing is lost and nothing comes twice: the other replica begins with the tokens that the client has, and what the one
+before still sends is dropped.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from router.errors import InvalidRequest, NotMigrated, UnknownRequest
+from router.live import LiveStreams
+from router.metrics import RouterMetrics
+from router.replica import Replica
+from router.replicas import ReplicaSet
+from router.streams import Stream
+
+log = logging.getLogger("octavo.router.migrations")
+
+# Replicas that begin to drain at the same time, as when all are told to stop, keep their streams: none would be a place
+# to go to.
+_SETTLE_S = 0.25
+# A move computes the whole context again: not for a stream that is about to end.
+_FEW_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """From where to where, as scheduler_addresses has them, and the output tokens that the client had."""
+
+    moved_from: str
+    moved_to: str
+    num_output_tokens: int
+
+
+class Migrations:
+    def __init__(self, replicas: ReplicaSet, live: LiveStreams, metrics: RouterMetrics) -> None:
+        self._replicas = replicas
+        self._live = live
+        self._metrics = metrics
+        self._next_look: asyncio.TimerHandle | None = None
+        replicas.subscribe(self._on_change)
+
+    def migrate(self, scoped_id: str, address: str) -> Migration:
+        """Moves one live stream. address: where to, as scheduler_addresses has it; empty: where the policy says.
+
+        Raises UnknownRequest, InvalidRequest if there is no such replica, NotMigrated if none can take it exactly.
+        """
+        stream = self._live.find(scoped_id)
+        if stream is None:
+            raise UnknownRequest("it is not live at this router: ask the one that streams it")
+        replicas = self._replicas.replicas
+        known = [replica.address for replica in replicas]
+        if address and address not in known:
+            raise InvalidRequest(f"replica={address!r}: this router knows {', '.join(known)}")
+        here = next((replica for replica in replicas if replica.session is stream.session), None)
+        if stream.session is None or here is None:
+            raise NotMigrated("no replica has it now: it goes on at the first that takes it")
+        if not stream.can_leave:
+            raise NotMigrated("it has all of its output, or too much of it for a message to another replica")
+        if address == here.address:
+            raise NotMigrated(f"it is at {address} already")
+        others = [each for each in replicas if each is not here and address in ("", each.address)]
+        there = self._replicas.choose_ready(others, stream.request.placement, stream.fingerprint)
+        if there is None:
+            raise NotMigrated(
+                f"{address or 'no other replica'} is not ready to go on exactly as {here.address} does (fingerprint "
+                f"{stream.fingerprint[:12]}): {self._replicas.describe()}"
+            )
+        self._move(stream, there, "asked")
+        return Migration(moved_from=here.address, moved_to=there.address, num_output_tokens=stream.num_output_tokens)
+
+    def _move(self, stream: Stream, there: Replica, cause: str) -> None:
+        assert there.session is not None
+        stream.migrate_to(there.session, cause)
+        self._metrics.resubmissions.inc()
+        self._metrics.migrations.labels(cause).inc()
+
+    def _on_change(self, replicas: ReplicaSet) -> None:
+        if self._next_look is None and any(map(_should_be_left, replicas.replicas)):
+            self._next_look = asyncio.get_running_loop().call_later(_SETTLE_S, self._look)
+
+    def _look(self) -> None:
+        self._next_look = None
+        for replica in self._replicas.replicas:
+            if _should_be_left(replica):
+                self._empty(replica)
+
+    def _empty(self, replica: Replica) -> None:
+        """A stream for which there is no other replica stays."""
+        cause = "drain" if replica.draining else "stall"
+        others = [each for each in self._replicas.replicas if each is not replica]
+        num_moved = 0
+        for stream in self._live:
+            if stream.session is not replica.session or not stream.can_leave:
+                continue
+            if replica.draining and stream.num_tokens_to_come <= _FEW_TOKENS:
+                continue
+            placement = stream.request.placement
+            there = self._replicas.choose_ready(others, placement, stream.fingerprint)
+            if there is None and replica.stalled:
+                # As good as lost: it goes on inexactly rather than not at all.
+                there = self._replicas.choose_ready(others, placement)
+            if there is not None:
+                self._move(stream, there, cause)
+                num_moved += 1
+        if num_moved:
+            log.warning("%s: %d streams go on at other replicas (%s)", replica.address, num_moved, cause)
+
+
+def _should_be_left(replica: Replica) -> bool:
+    return replica.draining or replica.stalled
