@@ -54,6 +54,30 @@ class RouterOptions(BaseModel):
         ge=4096,
         le=2**30,
     )
+    max_streams: int = option(
+        ROUTER,
+        16_384,
+        "Requests that a router process holds at once, from their arrival to their last word; more are "
+        "RESOURCE_EXHAUSTED.",
+        ge=1,
+        le=2**20,
+    )
+    max_tokenizing_bytes: int = option(
+        ROUTER,
+        64 * 2**20,
+        "Text that may wait in a router process for its tokenizer; with more, what comes is RESOURCE_EXHAUSTED. One "
+        "prompt alone may be longer.",
+        ge=65_536,
+        le=2**36,
+    )
+    replica_stall_timeout: float = option(
+        ROUTER,
+        360.0,
+        "Seconds after which a replica that has something to run and completes no step counts as stalled: requests go "
+        "elsewhere until it gets on again. Above step_timeout, after which its scheduler gives the step up. 0: off.",
+        ge=0,
+        le=86_400,
+    )
     drain_timeout: float = option(
         ROUTER, 30.0, "Seconds that running requests get to finish on SIGTERM or Ctrl-C.", ge=0, le=86_400
     )

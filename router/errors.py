@@ -13,6 +13,7 @@
     ├── DeadlineExceeded     DEADLINE_EXCEEDED    the client's deadline passed
     ├── Exhausted            RESOURCE_EXHAUSTED
     │   ├── QueueFull                             every replica's queue is full
+    │   ├── RouterFull                            the router holds as many requests, or as much text, as it may
     │   ├── RateLimited                           the API key's requests or tokens per minute are used up
     │   └── SlowReader                            the client reads more slowly than tokens come
     ├── Unavailable          UNAVAILABLE
@@ -81,6 +82,10 @@ class Exhausted(RequestError):
 
 
 class QueueFull(Exhausted):
+    pass
+
+
+class RouterFull(Exhausted):
     pass
 
 

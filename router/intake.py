@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator
 
 from protos import inference_pb2 as pb
 from router import validation
+from router.admission import Admission
 from router.chat_template import TemplateError
 from router.dispatcher import Dispatcher
-from router.errors import Draining, InvalidRequest, NoReplica, RequestError
+from router.errors import DeadlineExceeded, Draining, InvalidRequest, NoReplica, RequestError
 from router.live import LiveStreams
 from router.metrics import RouterMetrics
+from router.migrations import Migrations
 from router.replicas import ReplicaSet
 from router.request import Request
 from router.sampling import resolve_sampling
@@ -32,14 +34,17 @@ class Intake:
         metrics: RouterMetrics,
         telemetry: RequestTelemetry,
         buffer_bytes: int,
+        max_streams: int,
     ) -> None:
-        """buffer_bytes: option stream_buffer_bytes."""
+        """buffer_bytes: option stream_buffer_bytes. max_streams: option of that name."""
         self.draining = False
         self.live = LiveStreams(metrics)
         self.model_name = model_name
         self.tokenizer = tokenizer
         self._replicas = replicas
+        self._admission = Admission(replicas, max_streams)
         self._dispatcher = Dispatcher(replicas, metrics)
+        self.migrations = Migrations(replicas, self.live, metrics)
         self._metrics = metrics
         self._telemetry = telemetry
         self._buffer_bytes = buffer_bytes
@@ -78,29 +83,31 @@ class Intake:
         message: with a request_id. seconds: until the client's deadline, if it has one. Raises RequestError.
         """
         outcome, failure = "cancelled", ""  # by the client or its deadline, unless something else comes first
-        limits = caller().limits
+        identity = caller()
+        limits = identity.limits
         trace = self._telemetry.begin(message.request_id)
         ended: EndedRequest | None = None
         try:
             self._refuse_if_draining()
-            limits.begin_request()
-            request = await self._prepare(message, seconds, trace)
-            trace.prepared(request)
-            stream = Stream(request, self.tokenizer.tokenizer, self._dispatcher, self._metrics, self._buffer_bytes)
-            # No await from here to `add`: two requests of one id can't both get through.
-            self.live.admit(request)
-            self._dispatcher.place(stream)
-            self.live.add(stream)
-            limits.spend_tokens(len(request.prompt_token_ids))
-            num_brought = stream.num_output_tokens
-            try:
-                yield stream
-                outcome = stream.outcome
-            finally:
-                stream.close()
-                ended = stream.ended()
-                self.live.remove(stream)
-                limits.spend_tokens(stream.num_output_tokens - num_brought)
+            with self._admission.room(identity.priority(message.priority)):
+                limits.begin_request()
+                request = await self._prepare(message, seconds, trace)
+                trace.prepared(request)
+                stream = Stream(request, self.tokenizer.tokenizer, self._dispatcher, self._metrics, self._buffer_bytes)
+                # No await from here to `add`: two requests of one id can't both get through.
+                self.live.admit(request)
+                self._dispatcher.place(stream)
+                self.live.add(stream)
+                limits.spend_tokens(len(request.prompt_token_ids))
+                num_brought = stream.num_output_tokens
+                try:
+                    yield stream
+                    outcome = stream.outcome
+                finally:
+                    stream.close()
+                    ended = stream.ended()
+                    self.live.remove(stream)
+                    limits.spend_tokens(stream.num_output_tokens - num_brought)
         except RequestError as error:
             outcome, failure = error.status.name.lower(), str(error)
             raise
@@ -117,6 +124,9 @@ class Intake:
         prompt_token_ids = await self._prompt(message, model)
         trace.tokenized(since)
         self._refuse_if_draining()
+        deadline = None if seconds is None else arrival + seconds
+        if deadline is not None and time.monotonic() >= deadline:
+            raise DeadlineExceeded("the deadline passed while the prompt was tokenized")
         validation.check_against_model(prompt_token_ids, message.sampling, model)
         if message.HasField("resume"):
             for i, choice in enumerate(message.resume.choices):
@@ -140,7 +150,7 @@ class Intake:
             priority=identity.priority(message.priority),
             cache_salt=identity.scoped_salt(message.cache_salt),
             session_key=message.session_key,
-            deadline=None if seconds is None else arrival + seconds,
+            deadline=deadline,
             resume=message.resume if message.HasField("resume") else None,
             trace=trace,
         )

@@ -111,7 +111,10 @@ class ReplicaSet:
         return self._choose(candidates, placement) if candidates else None
 
     def _choose(self, candidates: Sequence[Replica], placement: Placement) -> Replica:
-        """As the policy says."""
+        """As the policy says, of those whose queues are not full, if there are any."""
+        candidates = [
+            each for each in candidates if each.session is not None and not each.session.refuses(placement.priority)
+        ] or candidates
         loads = [
             ReplicaLoad(
                 replica=replica.number,

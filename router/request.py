@@ -40,4 +40,9 @@ class Request:
     @property
     def placement(self) -> Placement:
         """What a policy may want to know of it."""
-        return Placement(token_ids=self.prompt_token_ids, cache_salt=self.cache_salt, session_key=self.session_key)
+        return Placement(
+            token_ids=self.prompt_token_ids,
+            cache_salt=self.cache_salt,
+            session_key=self.session_key,
+            priority=self.priority,
+        )

@@ -55,8 +55,9 @@ class RouterServer:
         # None: anyone may call.
         self.keys = Keys(Path(options.api_keys_file).expanduser()) if options.api_keys_file else None
         self._options = options
-        self._wanted_port = options.router_port(router)
-        self._tokenizer = TokenizerPool(tokenizer)
+        self._wanted_port = options.router_port(place.router)
+        self._shares_ports = place.shares_ports
+        self._tokenizer = TokenizerPool(tokenizer, options.max_tokenizing_bytes)
         self._replicas = ReplicaSet(
             [options.scheduler_address(i) for i in range(options.data_parallel_size)],
             POLICIES[options.routing_policy](),
@@ -78,6 +79,7 @@ class RouterServer:
             metrics=self.metrics,
             telemetry=RequestTelemetry(self.metrics, self._tracing, log_requests=options.enable_log_requests),
             buffer_bytes=options.stream_buffer_bytes,
+            max_streams=options.max_streams,
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         # Services whose health is readiness.

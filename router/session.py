@@ -81,6 +81,10 @@ class Session:
     def num_queued_tokens(self) -> int:
         return self.load.num_queued_tokens + sum(tokens for _, _, tokens in self._unreported)
 
+    def refuses(self, priority: int) -> bool:
+        """The scheduler's queue is full, and nobody in it would make way for this priority."""
+        return self.load.HasField("refused_priority") and priority >= self.load.refused_priority
+
     def submit(self, submit: Submit, prompt_token_ids: Sequence[int], owner: GroupOwner) -> int:
         """Sends a group. submit: without group and prompt, which are filled in here. Returns the group's number.
 

@@ -15,11 +15,15 @@ from google.protobuf.json_format import MessageToDict
 from protos.inference_pb2 import ChatPrompt
 from router.chat_template import ChatTemplate, TemplateError
 from router.detokenizer import detokenize
+from router.errors import RouterFull
 from router.token_bytes import UnknownDecoderError, token_bytes_function
 from router.tokenizer_files import TokenizerError
 
 # The names under which templates know special tokens, as in transformers.
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+# What a call takes besides its text.
+_CALL_BYTES = 2048
 
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
@@ -91,28 +95,48 @@ class Tokenizer:
 
 
 class TokenizerPool:
-    """Runs a tokenizer's slow calls on threads of its own: one long prompt does not hold up everybody's tokens."""
+    """Runs a tokenizer's slow calls on threads of its own: one long prompt does not hold up everybody's tokens.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    What waits for a thread is bounded: calls raise RouterFull when there is too much. One whose caller goes away, or
+    whose deadline passes, while it waits is not made.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_bytes: int) -> None:
+        """max_bytes: option max_tokenizing_bytes."""
         self.tokenizer = tokenizer
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
         self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="tokenizer")
 
     async def encode(self, text: str) -> list[int]:
-        return await self._run(self.tokenizer.encode, text)
+        # A text of ASCII takes a byte a character, any other up to four.
+        return await self._run(self.tokenizer.encode, text, len(text) * (1 if text.isascii() else 4))
 
     async def encode_chat(self, chat: ChatPrompt) -> list[int]:
-        return await self._run(self.tokenizer.encode_chat, chat)
+        return await self._run(self.tokenizer.encode_chat, chat, chat.ByteSize())
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return await self._run(
-            lambda ids: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens), list(token_ids)
+            lambda ids: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens),
+            list(token_ids),
+            8 * len(token_ids),
         )
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, argument)
+    async def _run(self, function: Callable[[_Argument], _Result], argument: _Argument, size: int) -> _Result:
+        size += _CALL_BYTES
+        if self._num_bytes and self._num_bytes + size > self._max_bytes:
+            raise RouterFull(
+                f"{self._num_bytes} bytes of text wait for the tokenizer, this one has {size} and "
+                f"max_tokenizing_bytes={self._max_bytes}: try again later or at another router"
+            )
+        self._num_bytes += size
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function, argument)
+        finally:
+            self._num_bytes -= size
 
 
 def _read_template(directory: Path) -> ChatTemplate | None:

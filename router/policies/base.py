@@ -37,6 +37,8 @@ class Placement:
     token_ids: Sequence[int]
     cache_salt: str = ""
     session_key: str = ""
+    # The lowest goes first.
+    priority: int = 0
 
 
 class Policy(Protocol):
