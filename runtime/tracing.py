@@ -63,8 +63,8 @@ class Span:
 class Tracing:
     """Where one process's spans go. Safe to use from several threads."""
 
-    def __init__(self, provider: "TracerProvider") -> None:
-        self._provider = provider
+    def __init__(self, provider: "TracerProvider", exporter: "SpanExporter") -> None:
+        self._provider, self._exporter = provider, exporter
         self._tracer = provider.get_tracer("octavo", octavo_version())
 
     @classmethod
@@ -96,7 +96,7 @@ class Tracing:
         )
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(exporter))
-        return cls(provider)
+        return cls(provider, exporter)
 
     def begin(
         self,
@@ -138,6 +138,8 @@ class Tracing:
         closing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         closing.start()
         closing.join(_LAST_SPANS_S)
+        if closing.is_alive():
+            self._exporter.shutdown()  # it tries no more
 
 
 def _context(traceparent: str):

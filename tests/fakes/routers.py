@@ -36,11 +36,11 @@ async def running_schedulers(*schedulers: FakeScheduler) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def running_router(
-    addresses: Sequence[str], **options: object
+    addresses: Sequence[str], *, model_name: str = "test-model", **options: object
 ) -> AsyncIterator[tuple[RouterServer, InferenceStub]]:
     """A router of the schedulers at `addresses`, connected to all of them that run, and a stub for it."""
     given: dict = {"port": 0, "metrics_port": 0, "scheduler_addresses": addresses, "data_parallel_size": len(addresses)}
-    server = RouterServer(Options(**given, **options), smollm2_tokenizer(), "test-model")  # type: ignore[arg-type]
+    server = RouterServer(Options(**given, **options), smollm2_tokenizer(), model_name)  # type: ignore[arg-type]
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.repository import ROOT
 
-HEAVY = {"torch", "transformers", "scipy", "matplotlib", "pandas", "gguf"}
+HEAVY = {"torch", "transformers", "scipy", "matplotlib", "pandas", "gguf", "opentelemetry"}
 
 
 @pytest.mark.parametrize(
