@@ -14,8 +14,8 @@ In a kernel, from `kernels.tiles.numbers`:
 Elementwise arithmetic is float32 always. Offsets into a KV cache are int64 (`.to(tl.int64)` on the block id).
 
 How it ships: `kernels/<op>/gpu_builds.py` has `shipped() -> list[KernelBuild]` (kernels.tiles.build), one for each
-configuration that matters. tests/kernels/test_ahead_of_time.py finds that file by itself, and compiles each for each of
-its architectures without a GPU; `-k OP` leaves out the others.
+configuration that matters. benchmarks/gpu_builds.py finds that file by itself, and compiles each for each of its
+architectures without a GPU; tests/kernels/test_ahead_of_time.py does a sample, where `-k OP` leaves out the others.
 
 Tests import `DEVICE` from tests.support.gpu: the GPU if there is one, else the CPU, where Triton interprets.
 tests/conftest.py sets TRITON_INTERPRET for that before anything imports Triton. Deliberate faults are data, in

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from tests.support.repository import ROOT
 
 # Bytes of shared memory that one block of threads may have.
 SHARED_MEMORY_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
+# An instruction names a register by 8 bits.
+MAX_REGISTERS = 255
 _NUM_PROCESSES = 2
 
 
@@ -64,8 +67,46 @@ def builds_of(op: str) -> dict[str, KernelBuild]:
 
 
 def shipped_targets() -> list[Target]:
+    """All that ship."""
     ops = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/gpu_builds.py"))
     return [Target(op, name, arch) for op in ops for name, build in builds_of(op).items() for arch in build.archs]
+
+
+def sampled_targets() -> list[Target]:
+    """All of sm_90, half of sm_80, the other half of sm_89; and of each kernel at least one build for each."""
+    sample: list[Target] = []
+    positions: Counter[tuple[str, int]] = Counter()
+    met: set[tuple[int, object]] = set()
+    for target in shipped_targets():
+        kernel = target.arch, builds_of(target.op)[target.build].fn
+        # In pairs, for lists often alternate between two kernels.
+        pair = positions[target.op, target.arch] // 2
+        positions[target.op, target.arch] += 1
+        if target.arch == 90 or pair % 2 == (target.arch == 89) or kernel not in met:
+            sample.append(target)
+            met.add(kernel)
+    return sample
+
+
+def objections(target: Target, result: Compiled) -> list[str]:
+    """What is wrong with a build; nothing if it ships as it should."""
+    if result.error:
+        return [result.error]
+    build = builds_of(target.op)[target.build]
+    found: list[str] = []
+    if (result.stack, result.local) != (0, 0):
+        found.append(f"spills: {result.stack} bytes of stack, {result.local} of local memory")
+    if not 0 < result.registers <= MAX_REGISTERS:
+        found.append(f"{result.registers} registers")
+    if result.shared > SHARED_MEMORY_LIMITS[target.arch]:
+        found.append(f"{result.shared} bytes of shared memory, of {SHARED_MEMORY_LIMITS[target.arch]}")
+    if target.arch == 90 and build.expects_wgmma and not result.wgmma:
+        found.append("no wgmma")
+    if target.arch == 90 and build.wgmma_shape and result.wgmma != [build.wgmma_shape]:
+        found.append(f"wgmma of {', '.join(result.wgmma)}, not of {build.wgmma_shape} alone")
+    if build.expects_vectors and not result.has_vectors:
+        found.append("no 16-byte accesses")
+    return found
 
 
 class Compilations:
