@@ -102,7 +102,7 @@ def _serve_http(options: Options, router: int, server: RouterServer) -> GatewayS
         return None
     gateway = Gateway(
         server.intake,
-        server.metrics.registry,
+        server.registry,
         server.readiness,
         max_body_bytes=options.max_message_bytes,
         keys=server.keys,
@@ -120,7 +120,7 @@ def _observe(options: Options, router: int, server: RouterServer) -> Observabili
     if not port:
         return None
     try:
-        http = ObservabilityServer(options.metrics_host, port, server.metrics.registry, server.readiness)
+        http = ObservabilityServer(options.metrics_host, port, server.registry, server.readiness)
     except OSError as error:
         raise AddressError(
             f"can't listen on metrics_host={options.metrics_host!r}, metrics_port={port}: {error.strerror}; "

@@ -27,8 +27,10 @@ from router.security.keys import Keys
 from router.service import InferenceService
 from router.telemetry.incoming import TraceInterceptor
 from router.telemetry.requests import RequestTelemetry
+from router.telemetry.vllm_names import vllm_names
 from router.tokenizer import Tokenizer, TokenizerPool
 from runtime.grpc_server import add_reflection, is_loopback, why_not_bound
+from runtime.metric_names import exposed
 from runtime.tls import TlsFiles, add_port
 from runtime.tracing import Tracing
 
@@ -51,6 +53,10 @@ class RouterServer:
     def __init__(self, options: Options, tokenizer: Tokenizer, model_name: str, router: int = 0) -> None:
         """router: which one of num_routers it is. Raises KeysError, TlsError, TracingError."""
         self.metrics = RouterMetrics()
+        # What /metrics shows.
+        self.registry = exposed(
+            options.metrics_names, self.metrics.registry, vllm_names(self.metrics.registry, model_name)
+        )
         self.port = 0
         # None: anyone may call.
         self.keys = Keys(Path(options.api_keys_file).expanduser()) if options.api_keys_file else None

@@ -107,7 +107,7 @@ def _observe(options: Options, replica: int, server: SchedulerServer) -> Observa
     step_loop = server.step_loop
     try:
         http = ObservabilityServer(
-            options.metrics_host, port, step_loop.metrics.registry, lambda: step_loop.status.health
+            options.metrics_host, port, step_loop.metrics.shown, lambda: step_loop.status.health
         )
     except OSError as error:
         raise AddressError(

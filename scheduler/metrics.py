@@ -6,9 +6,12 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from configs.options import Options
+from runtime.metric_names import exposed
 from scheduler.group_times import GroupTimes
 from scheduler.messages import PreemptionReason
 from scheduler.status import SchedulerStatus
+from scheduler.vllm_names import vllm_names
 
 _STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 _REQUEST_BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 600.0)
@@ -19,10 +22,16 @@ _SCHEDULE_BUCKETS = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.1)
 class SchedulerMetrics:
     """In a registry of its own."""
 
-    def __init__(self, status: Callable[[], SchedulerStatus]) -> None:
+    def __init__(self, status: Callable[[], SchedulerStatus], options: Options, replica: int) -> None:
         """status: called for each scrape, on the scraping thread."""
         self.registry = CollectorRegistry()
-        self.registry.register(_StatusCollector(status))
+        self.registry.register(_StatusCollector(status, options))
+        # What /metrics shows.
+        self.shown = exposed(
+            options.metrics_names,
+            self.registry,
+            vllm_names(self.registry, lambda: status().model_name, replica),
+        )
         self.step_duration = Histogram(
             "octavo_step_duration_seconds",
             "From sending a plan, or having the result before its own if that is later, to having its result.",
@@ -66,8 +75,8 @@ def _of_requests(phase: str, help: str, registry: CollectorRegistry) -> Histogra
 
 
 class _StatusCollector(Collector):
-    def __init__(self, status: Callable[[], SchedulerStatus]) -> None:
-        self._status = status
+    def __init__(self, status: Callable[[], SchedulerStatus], options: Options) -> None:
+        self._status, self._options = status, options
 
     def collect(self) -> Iterator[Metric]:
         status = self._status()
@@ -98,6 +107,21 @@ class _StatusCollector(Collector):
         for name, (help, value) in counters.items():
             yield CounterMetricFamily(name, help, value=value)
         yield _preemptions_by_reason(status)
+        yield _cache_config(status, self._options)
+
+
+def _cache_config(status: SchedulerStatus, options: Options) -> Metric:
+    labels = {
+        "block_size": options.block_size,
+        "cache_dtype": options.kv_cache_dtype,
+        "enable_prefix_caching": options.enable_prefix_caching,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "num_blocks": status.load.num_blocks,
+        "num_swap_blocks": status.num_swap_blocks,
+    }
+    family = GaugeMetricFamily("octavo_cache_config_info", "Always 1: its labels say how the KV cache is.", labels=labels)
+    family.add_metric([str(value) for value in labels.values()], 1)
+    return family
 
 
 def _preemptions_by_reason(status: SchedulerStatus) -> Metric:

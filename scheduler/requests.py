@@ -61,6 +61,11 @@ class Requests:
         self.is_draining = False
 
     @property
+    def model_name(self) -> str:
+        """As clients use it; empty before the first epoch."""
+        return "" if self._welcome is None else self._welcome.model.name
+
+    @property
     def has_work(self) -> bool:
         return self.core is not None and self.core.has_work
 

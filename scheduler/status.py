@@ -13,6 +13,8 @@ class SchedulerStatus:
 
     load: CoreLoad = _NO_LOAD
     stats: CoreStats
+    # Empty before the first epoch.
+    model_name: str = ""
     # Host blocks for swapped KV.
     num_swap_blocks: int = 0
     # Sequences that were running when an epoch of workers ended, so far: they wait and are computed again.

@@ -67,7 +67,7 @@ class StepLoop(threading.Thread):
         self._bound: Future[None] = Future()
         # Replaced whole, so that any thread may read it.
         self.status = SchedulerStatus(stats=CoreStats())
-        self.metrics = SchedulerMetrics(lambda: self.status)
+        self.metrics = SchedulerMetrics(lambda: self.status, options, replica)
         self._telemetry = Telemetry(self.metrics, tracing, replica)
         self._stats_log = StatsLog(enabled=not options.disable_log_stats, now=time.monotonic())
         self._requests = Requests()
@@ -336,6 +336,7 @@ class StepLoop(threading.Thread):
         core = self._requests.core
         status = SchedulerStatus(
             stats=CoreStats() if core is None else core.stats,
+            model_name=self._requests.model_name,
             num_swap_blocks=self._num_swap_blocks,
             num_lost_with_workers=self._num_lost_with_workers,
             epoch=self._workers.epoch,
