@@ -78,6 +78,14 @@ class RouterOptions(BaseModel):
         ge=0,
         le=86_400,
     )
+    replica_stall_timeout: float = option(
+        ROUTER,
+        360.0,
+        "Seconds after which a replica that has something to run and completes no step counts as stalled: requests go "
+        "elsewhere until it gets on again. Above step_timeout, after which its scheduler gives the step up. 0: off.",
+        ge=0,
+        le=86_400,
+    )
     drain_timeout: float = option(
         ROUTER, 30.0, "Seconds that running requests get to finish on SIGTERM or Ctrl-C.", ge=0, le=86_400
     )

@@ -13,6 +13,7 @@ from router.errors import DeadlineExceeded, Draining, InvalidRequest, NoReplica,
 from router.live import LiveStreams
 from router.metrics import RouterMetrics
 from router.migrations import Migrations
+from router.migrations import Migrations
 from router.replicas import ReplicaSet
 from router.request import Request
 from router.sampling import resolve_sampling
@@ -44,6 +45,7 @@ class Intake:
         self._replicas = replicas
         self._admission = Admission(replicas, max_streams)
         self._dispatcher = Dispatcher(replicas, metrics)
+        self.migrations = Migrations(replicas, self.live, metrics)
         self.migrations = Migrations(replicas, self.live, metrics)
         self._metrics = metrics
         self._telemetry = telemetry

@@ -70,9 +70,11 @@ class RouterServer:
             router_id=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
             model_name=model_name,
             silence_timeout=options.heartbeat_timeout,
+            stall_timeout=options.replica_stall_timeout,
             credentials=_scheduler_credentials(options),
             on_change=self._on_replicas_change,
             on_choice=lambda policy, reason: self.metrics.routing_decisions.labels(policy, reason).inc(),
+            on_left_out=lambda address: self.metrics.replicas_left_out.labels(address).inc(),
         )
         self.tls = _tls_files(options)
         endpoint = options.otlp_traces_endpoint
@@ -128,7 +130,7 @@ class RouterServer:
         )
         add_InferenceServicer_to_server(InferenceService(self.intake), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        add_AdminServicer_to_server(admin.AdminService(self._replicas.replicas), server)
+        add_AdminServicer_to_server(admin.AdminService(self._replicas.replicas, self.intake.migrations), server)
         foreign = add_services(options.compat, server, self.intake, self._replicas)
         self._ready_names = (SERVICE, *foreign)
         add_reflection(server, *self._ready_names, admin.SERVICE)
@@ -150,7 +152,7 @@ class RouterServer:
 
     async def drain(self) -> None:
         """Refuses new requests, and waits for the running ones, at most drain_timeout seconds."""
-        self.intake.draining = True
+        self.intake.drain()
         await self._set_readiness(_NOT_SERVING)
         log.info("draining: %d streams get %g s to finish", self.num_streams, self._options.drain_timeout)
         try:

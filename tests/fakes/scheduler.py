@@ -77,7 +77,7 @@ class FakeScheduler:
 
     address: a gRPC address to bind to. step_seconds: between two steps; 0 yields to the loop only. capacity: groups
     that may be live; more are rejected QUEUE_FULL. pause_at: sequences of so many output tokens stay as they are.
-    tokens_per_step: of one sequence, as with accepted drafts.
+    tokens_per_step: of one sequence, as with accepted drafts. is_broken: what comes ends with an error.
     """
 
     address: str
@@ -87,6 +87,7 @@ class FakeScheduler:
     capacity: int | None = None
     pause_at: int | None = None
     tokens_per_step: int = 1
+    is_broken: bool = False
     workers_ready: bool = True
     draining: bool = False
     first_token_shift: int = 0
@@ -94,6 +95,8 @@ class FakeScheduler:
     credentials: grpc.ServerCredentials | None = None
     # Sends no Load by itself, as if hung.
     silent: bool = False
+    # Steps so far.
+    last_step: int = 0
     cancelled: list[wire.CancelSequences] = field(default_factory=list)
     submitted: list[wire.Submit] = field(default_factory=list)
     # Prompts as they were put together from their parts, by group.
@@ -181,6 +184,7 @@ class _FakeSession:
             workers_ready=scheduler.workers_ready,
             draining=scheduler.draining,
             last_group=self._last_group,
+            last_step=scheduler.last_step,
         )
 
     async def read(self, messages: AsyncIterator[wire.RouterMessage]) -> None:
@@ -265,6 +269,7 @@ class _FakeSession:
         while True:
             outputs = self._step()
             if outputs.groups or outputs.finishes:
+                self.scheduler.last_step += 1
                 self.outgoing.put_nowait(wire.SchedulerMessage(outputs=outputs, load=self.load()))
                 async with self.scheduler.changed:
                     self.scheduler.changed.notify_all()
@@ -289,6 +294,12 @@ class _FakeSession:
                 )
                 continue
             if not scheduler.workers_ready:
+                continue
+            if scheduler.is_broken:
+                del self.sequences[key]
+                outputs.finishes.add(
+                    group=sequence.group, choice=sequence.choice, reason=pb.FINISH_REASON_ERROR, message="broken"
+                )
                 continue
             if scheduler.pause_at is not None and sequence.num_output_tokens >= scheduler.pause_at:
                 continue
