@@ -1,4 +1,4 @@
-"""The client of those who run a cluster: what happened to a request, and a fresh start for the prefix cache."""
+"""The client of those who run a cluster: what happened to a request, where it goes on, and a fresh prefix cache."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,6 +79,15 @@ class CacheReset:
     unreachable: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """moved_from, moved_to: replicas, as scheduler_addresses has them. num_output_tokens: that the client had then."""
+
+    moved_from: str
+    moved_to: str
+    num_output_tokens: int
+
+
 class Admin:
     """Talks to a router, which asks all of its replicas, or to one scheduler.
 
@@ -109,6 +118,17 @@ class Admin:
         """From now on no request finds blocks that were computed before."""
         answer = self._call(self._stub.ResetPrefixCache, pb.ResetPrefixCacheRequest())
         return CacheReset(num_blocks=answer.num_blocks, unreachable=tuple(answer.unreachable))
+
+    def migrate(self, request_id: str, replica: str = "") -> Migration:
+        """Has another replica go on with a live request of this router; its client sees a pause.
+
+        replica: which one, as scheduler_addresses has it; empty: the router chooses. Raises RequestNotFound, and
+        InvalidRequest if there is no such replica, or none that can go on exactly.
+        """
+        answer = self._call(self._stub.Migrate, pb.MigrateRequest(request_id=request_id, replica=replica))
+        return Migration(
+            moved_from=answer.moved_from, moved_to=answer.moved_to, num_output_tokens=answer.num_output_tokens
+        )
 
     def close(self) -> None:
         self._channel.close()

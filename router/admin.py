@@ -1,4 +1,4 @@
-"""The Admin service of a router: it asks all of its replicas, and puts their answers together."""
+"""The Admin service of a router: it asks all of its replicas and puts their answers together, and moves streams."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,6 +11,7 @@ from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminServicer, AdminStub
 from router.answering import answering
 from router.errors import Forbidden, InvalidRequest, NoReplica, UnknownRequest
+from router.migrations import Migration
 from router.security.identity import caller
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
@@ -29,11 +30,18 @@ class Asked(Protocol):
     channel: grpc.aio.Channel | None
 
 
+class Migrates(Protocol):
+    """router.migrations."""
+
+    def migrate(self, request_id: str, scoped_id: str, address: str) -> Migration: ...
+
+
 class AdminService(AdminServicer):
     """Replicas that can't be reached are named in the answer; if none answers, the call fails with UNAVAILABLE."""
 
-    def __init__(self, replicas: Sequence[Asked]) -> None:
+    def __init__(self, replicas: Sequence[Asked], migrations: Migrates) -> None:
         self._replicas = replicas
+        self._migrations = migrations
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         async with answering(context, request.request_id):
@@ -45,6 +53,11 @@ class AdminService(AdminServicer):
     ) -> pb.ResetPrefixCacheResponse:
         async with answering(context):
             return await self._reset_prefix_cache()
+        raise AssertionError("unreachable")
+
+    async def Migrate(self, request: pb.MigrateRequest, context: Context) -> pb.MigrateResponse:
+        async with answering(context, request.request_id):
+            return self._migrate(request.request_id, request.replica)
         raise AssertionError("unreachable")
 
     async def _explain(self, request_id: str) -> pb.ExplainResponse:
@@ -85,6 +98,16 @@ class AdminService(AdminServicer):
         answers, unreachable = await self._ask_all(ask)
         num_blocks = sum(answer.num_blocks for answer in answers)
         return pb.ResetPrefixCacheResponse(num_blocks=num_blocks, unreachable=unreachable)
+
+    def _migrate(self, request_id: str, replica: str) -> pb.MigrateResponse:
+        if not caller().is_admin:
+            raise Forbidden("this API key may not move requests between replicas: use one with `admin: true`")
+        if not request_id:
+            raise InvalidRequest("request_id is empty: give that of a live request")
+        done = self._migrations.migrate(request_id, caller().scoped_id(request_id), replica)
+        return pb.MigrateResponse(
+            moved_from=done.moved_from, moved_to=done.moved_to, num_output_tokens=done.num_output_tokens
+        )
 
     async def _ask_all(self, ask: Callable[[Any], Awaitable[Answer]]) -> tuple[list[Answer], list[str]]:
         """The answers, and for each replica without one its address and the cause. ask: gets an AdminStub.

@@ -41,25 +41,25 @@ class Migrations:
         self._next_look: asyncio.TimerHandle | None = None
         replicas.subscribe(self._on_change)
 
-    def migrate(self, scoped_id: str, address: str) -> Migration:
+    def migrate(self, request_id: str, scoped_id: str, address: str) -> Migration:
         """Moves one live stream. address: where to, as scheduler_addresses has it; empty: where the policy says.
 
         Raises UnknownRequest, InvalidRequest if there is no such replica, NotMigrated if none can take it exactly.
         """
         stream = self._live.find(scoped_id)
         if stream is None:
-            raise UnknownRequest("it is not live at this router: ask the one that streams it")
+            raise UnknownRequest(f"request_id={request_id!r} is not live at this router: ask the one that streams it")
         replicas = self._replicas.replicas
         known = [replica.address for replica in replicas]
         if address and address not in known:
             raise InvalidRequest(f"replica={address!r}: this router knows {', '.join(known)}")
         here = next((replica for replica in replicas if replica.session is stream.session), None)
         if stream.session is None or here is None:
-            raise NotMigrated("no replica has it now: it goes on at the first that takes it")
+            raise NotMigrated("no replica has the request now: it goes on at the first that takes it")
         if not stream.can_leave:
-            raise NotMigrated("it has all of its output, or too much of it for a message to another replica")
+            raise NotMigrated("the request has all of its output, or too much for a message to another replica")
         if address == here.address:
-            raise NotMigrated(f"it is at {address} already")
+            raise NotMigrated(f"the request is at {address} already")
         others = [each for each in replicas if each is not here and address in ("", each.address)]
         there = self._replicas.choose_ready(others, stream.request.placement, stream.fingerprint)
         if there is None:

@@ -47,6 +47,11 @@ class AdminService(AdminServicer):
         self._put(order)
         return pb.ResetPrefixCacheResponse(num_blocks=await asyncio.wrap_future(order.answer))
 
+    async def Migrate(self, request: pb.MigrateRequest, context: Context) -> pb.MigrateResponse:
+        await context.abort(
+            grpc.StatusCode.UNIMPLEMENTED, "a scheduler knows no other replica: ask the router that streams the request"
+        )
+
 
 def timeline_message(timeline: Timeline, replica_id: str, now: float) -> pb.RequestTimeline:
     began = timeline.entries[0].time

@@ -5,7 +5,7 @@ import sys
 import typer
 
 from configs.load import ConfigError
-from octavo.cli import bench, cache, call, explain, keys, plan, replay, up, version
+from octavo.cli import bench, cache, call, explain, keys, migrate, plan, replay, up, version
 from octavo.cluster.errors import ClusterError
 from octavo.errors import OctavoError
 from runtime.model_files import ModelNotFoundError
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (up, call, explain, cache, bench, plan, replay, keys, version):
+for module in (up, call, explain, migrate, cache, bench, plan, replay, keys, version):
     module.register(app)
 
 

@@ -12,6 +12,8 @@ import pytest
 from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminServicer, AdminStub, add_AdminServicer_to_server
 from router.admin import AdminService
+from router.errors import UnknownRequest
+from router.migrations import Migration
 from tests.support.up import free_port
 
 
@@ -40,6 +42,11 @@ class FakeReplica:
     channel: grpc.aio.Channel | None
 
 
+class NothingLive:
+    def migrate(self, request_id: str, scoped_id: str, address: str) -> Migration:
+        raise UnknownRequest(f"{request_id} is not live")
+
+
 @contextlib.asynccontextmanager
 async def serving(servicer: AdminServicer, address: str) -> AsyncIterator[None]:
     server = grpc.aio.server()
@@ -64,7 +71,7 @@ async def router_of(directory: Path, *addresses: str | None) -> AsyncIterator[An
             for address in addresses
         ]
         own = f"unix:{directory}/router.sock"
-        await stack.enter_async_context(serving(AdminService(replicas), own))
+        await stack.enter_async_context(serving(AdminService(replicas, NothingLive()), own))
         yield AdminStub(await stack.enter_async_context(grpc.aio.insecure_channel(own)))
 
 
@@ -128,3 +135,5 @@ async def test_no_name_is_no_question(tmp_path: Path, two: tuple[str, str]) -> N
     async with router_of(tmp_path, *two) as stub:
         code, details = await status_of(stub.Explain(pb.ExplainRequest()))
         assert (code, details.split(" ")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, "request_id")
+        code, _ = await status_of(stub.Migrate(pb.MigrateRequest()))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
