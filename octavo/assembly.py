@@ -62,6 +62,11 @@ class Assembly:
     def finished(self) -> bool:
         return self._usage is not None
 
+    @property
+    def num_received(self) -> int:
+        """Grows with every new token and prompt logprob."""
+        return len(self._prompt_logprobs) + sum(len(choice.token_ids) for choice in self._choices.values())
+
     def next_call(self) -> pb.GenerateRequest:
         """The request to call with: the original one until a call has started, then one that resumes.
 

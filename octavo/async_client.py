@@ -13,6 +13,7 @@ from octavo.errors import ProtocolError, Unavailable, from_rpc_error
 from octavo.requests import Message, Prompt, RequestOptions, as_messages, generate_request, tokenize_request
 from octavo.results import Generation, ModelInfo, StreamEvent, Tokenized
 from octavo.retry import DEFAULT_RETRY_FOR, DEFAULT_TARGET, Deadline, RetryPolicy, Targets
+from octavo.retry_budget import RetryBudget
 from octavo.sampling_params import SamplingParams
 from octavo.trace_headers import trace_metadata
 from protos import inference_pb2 as pb
@@ -35,7 +36,9 @@ class AsyncGenerationStream(AsyncIterator[StreamEvent]):
         self._deadline = Deadline(timeout)
         self._call: Any = None
         self._retry = tenacity.AsyncRetrying(
-            **RetryPolicy(self._targets, self._deadline, client.retry_for, self._assembly).arguments()
+            **RetryPolicy(
+                self._targets, self._deadline, client.retry_for, client.retry_budget, self._assembly
+            ).arguments()
         )
 
     @property
@@ -109,6 +112,7 @@ class AsyncClient:
         self._targets = target
         self._timeout = timeout
         self.retry_for = retry_for
+        self.retry_budget = RetryBudget()
         self._key = key_metadata(api_key)
         self._channels = {each: open_async_channel(each, credentials) for each in self.new_targets().all}
 
@@ -215,4 +219,6 @@ class AsyncClient:
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from None
 
-        return await tenacity.AsyncRetrying(**RetryPolicy(targets, deadline, self.retry_for).arguments())(call)
+        return await tenacity.AsyncRetrying(
+            **RetryPolicy(targets, deadline, self.retry_for, self.retry_budget).arguments()
+        )(call)

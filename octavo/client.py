@@ -13,6 +13,7 @@ from octavo.errors import ProtocolError, Unavailable, from_rpc_error
 from octavo.requests import Message, Prompt, RequestOptions, as_messages, generate_request, tokenize_request
 from octavo.results import Generation, ModelInfo, StreamEvent, Tokenized
 from octavo.retry import DEFAULT_RETRY_FOR, DEFAULT_TARGET, Deadline, RetryPolicy, Targets
+from octavo.retry_budget import RetryBudget
 from octavo.sampling_params import SamplingParams
 from octavo.trace_headers import trace_metadata
 from protos import inference_pb2 as pb
@@ -35,7 +36,9 @@ class GenerationStream(Iterator[StreamEvent]):
         self._deadline = Deadline(timeout)
         self._call: Any = None
         self._retry = tenacity.Retrying(
-            **RetryPolicy(self._targets, self._deadline, client.retry_for, self._assembly).arguments()
+            **RetryPolicy(
+                self._targets, self._deadline, client.retry_for, client.retry_budget, self._assembly
+            ).arguments()
         )
 
     @property
@@ -96,8 +99,10 @@ class Client:
     target: HOST:PORT or unix:PATH, or several of them. timeout: seconds that a request may take in all, unless the call
     says otherwise; None: no bound. retry_for: seconds without progress during which a request whose connection broke,
     or which no replica could take, is tried again through the next target. A stream goes on where it was, token for
-    token. api_key: of a router that asks for one. credentials: for TLS, of `octavo.tls_credentials` or
-    grpc.ssl_channel_credentials; None: no TLS. Errors are those of `octavo.errors`. Safe to use from several threads.
+    token. What is refused because servers are too busy is tried again after the time that they ask for, if timeout and
+    retry_for leave it, and as long as few of this client's requests are refused (octavo.retry_budget). api_key: of a
+    router that asks for one. credentials: for TLS, of `octavo.tls_credentials` or grpc.ssl_channel_credentials; None:
+    no TLS. Errors are those of `octavo.errors`. Safe to use from several threads.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class Client:
         self._targets = target
         self._timeout = timeout
         self.retry_for = retry_for
+        self.retry_budget = RetryBudget()
         self._key = key_metadata(api_key)
         self._channels = {each: open_channel(each, credentials) for each in self.new_targets().all}
 
@@ -218,4 +224,4 @@ class Client:
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from None
 
-        return tenacity.Retrying(**RetryPolicy(targets, deadline, self.retry_for).arguments())(call)
+        return tenacity.Retrying(**RetryPolicy(targets, deadline, self.retry_for, self.retry_budget).arguments())(call)

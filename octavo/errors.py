@@ -20,15 +20,19 @@ Messages are the server's own words wherever a server said them.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import grpc
 
 
 class OctavoError(Exception):
-    """Base of all errors of a client. `code` is the gRPC status behind it, if there is one."""
+    """Base of all errors of a client. `code` is the gRPC status behind it, if there is one. `retry_after_s`: seconds
+    that the server asks to wait before another try; None: it says nothing of that."""
 
-    def __init__(self, message: str, *, code: "grpc.StatusCode | None" = None):
+    def __init__(self, message: str, *, code: "grpc.StatusCode | None" = None, retry_after_s: float | None = None):
         super().__init__(message)
         self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class InvalidRequest(OctavoError, ValueError):
@@ -102,4 +106,21 @@ def from_rpc_error(error: "grpc.RpcError", *, not_found: type[OctavoError] = Mod
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     code: grpc.StatusCode = error.code()
     kind = not_found if code.name == "NOT_FOUND" else _BY_CODE.get(code.name, ServerError)
-    return kind(error.details() or code.name, code=code)
+    return kind(error.details() or code.name, code=code, retry_after_s=_retry_after(error.trailing_metadata()))
+
+
+def _retry_after(metadata: "Iterable[tuple[str, str | bytes]] | None") -> float | None:
+    """Of the RetryInfo among a status's details (google.rpc, AIP-193); None if there is none that can be read."""
+    packed = next((value for key, value in metadata or () if key == "grpc-status-details-bin"), None)
+    if not isinstance(packed, bytes):
+        return None
+    from google.protobuf.message import DecodeError  # likewise
+    from google.rpc.error_details_pb2 import RetryInfo
+    from google.rpc.status_pb2 import Status
+
+    info = RetryInfo()
+    try:
+        found = any(detail.Unpack(info) for detail in Status.FromString(packed).details)
+    except DecodeError:
+        return None
+    return max(info.retry_delay.seconds + info.retry_delay.nanos / 1e9, 0.0) if found else None

@@ -1,14 +1,16 @@
 """When and where a client calls again, the same for both clients."""
 
 import logging
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import tenacity
 
 from octavo.assembly import Assembly
 from octavo.errors import DeadlineExceeded, DuplicateRequest, Overloaded, Unavailable
+from octavo.retry_budget import RetryBudget
 
 logger = logging.getLogger("octavo.client")
 
@@ -75,49 +77,82 @@ class Deadline:
 class RetryPolicy:
     """What tenacity needs to know about one request."""
 
-    def __init__(self, targets: Targets, deadline: Deadline, retry_for: float, assembly: Assembly | None = None):
+    def __init__(
+        self,
+        targets: Targets,
+        deadline: Deadline,
+        retry_for: float,
+        budget: RetryBudget,
+        assembly: Assembly | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """budget: the client's."""
         self._targets = targets
         self._deadline = deadline
         self._retry_for = retry_for
+        self._budget = budget
         self._assembly = assembly
+        self._clock = clock
+        # Since when nothing new has come, and what there was then.
+        self._failing_since: float | None = None
+        self._num_received = 0
+        self._backoff = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
+        budget.note_request()
 
     def arguments(self) -> dict[str, Any]:
-        """For Retrying or AsyncRetrying. Each use counts its own attempts, so that any progress starts them anew."""
+        """For Retrying or AsyncRetrying. Each use counts its own attempts; any progress starts the time anew."""
         return {
             "retry": tenacity.retry_if_exception(self._is_worth_retrying),
+            "wait": self._wait,
             "stop": self._must_stop,
-            "wait": tenacity.wait_random_exponential(multiplier=0.1, max=2.0),
             "before_sleep": self._go_elsewhere,
             "retry_error_callback": self._give_up,
         }
 
     def _is_worth_retrying(self, error: BaseException) -> bool:
+        self._note_failure()
         if isinstance(error, Unavailable):
             return True
-        if self._assembly is None:
-            return False
+        has_begun = self._assembly is not None and self._assembly.started
+        if isinstance(error, Overloaded):
+            # One that had begun and was read too slowly goes on where it was, too.
+            return error.retry_after_s is not None or has_begun
         # The call before this one still counts as live, until its router notices that the connection is gone.
-        if isinstance(error, DuplicateRequest):
-            return self._assembly.num_calls > 1
-        # Of a stream that had begun: it was read too slowly, and goes on where it was.
-        return isinstance(error, Overloaded) and self._assembly.started
+        return isinstance(error, DuplicateRequest) and self._assembly is not None and self._assembly.num_calls > 1
+
+    def _note_failure(self) -> None:
+        num_received = 0 if self._assembly is None else self._assembly.num_received
+        if self._failing_since is None or num_received != self._num_received:
+            self._failing_since, self._num_received = self._clock(), num_received
+
+    def _wait(self, state: tenacity.RetryCallState) -> float:
+        """What the server asks for, at least, if it is too busy: so is every other router of its schedulers. Else only
+        where there is no other to be asked."""
+        backoff, error = self._backoff(state), _error_of(state)
+        asked = error.retry_after_s if isinstance(error, Overloaded | Unavailable) else None
+        if asked is None or (isinstance(error, Unavailable) and len(self._targets) > 1):
+            return backoff
+        return max(backoff, asked * random.uniform(1.0, 1.25))
 
     def _must_stop(self, state: tenacity.RetryCallState) -> bool:
         if self._deadline.reached_within(state.upcoming_sleep):
             return True
-        tried_all = state.attempt_number >= len(self._targets)
-        return tried_all and (state.seconds_since_start or 0.0) >= self._retry_for
+        assert self._failing_since is not None
+        seconds = self._clock() - self._failing_since
+        if isinstance(_error_of(state), Overloaded):
+            # To wait for longer than that would be in vain.
+            return seconds + state.upcoming_sleep >= self._retry_for or not self._budget.take()
+        return state.attempt_number >= len(self._targets) and seconds >= self._retry_for
 
     def _give_up(self, state: tenacity.RetryCallState) -> NoReturn:
-        error = state.outcome.exception() if state.outcome else None
-        assert error is not None
-        if self._deadline.reached_within(state.upcoming_sleep):
+        error = _error_of(state)
+        if self._deadline.reached_within(state.upcoming_sleep) and not isinstance(error, Overloaded):
             raise DeadlineExceeded(f"{self._deadline}; the last try failed: {error}") from None
         raise error
 
     def _go_elsewhere(self, state: tenacity.RetryCallState) -> None:
-        assert state.outcome is not None
-        error = state.outcome.exception()
+        error = _error_of(state)
         lost = self._targets.current
         self._targets.advance()
         logger.info(
@@ -127,3 +162,10 @@ class RetryPolicy:
             "going on" if self._assembly and self._assembly.started else "calling again",
             self._targets.current,
         )
+
+
+def _error_of(state: tenacity.RetryCallState) -> BaseException:
+    """Of a try that failed."""
+    error = state.outcome and state.outcome.exception()
+    assert error is not None
+    return error

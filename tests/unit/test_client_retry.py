@@ -1,0 +1,168 @@
+"""When clients call again: never sooner than they are asked to, never past their deadline, and never as a storm."""
+
+import itertools
+
+import grpc
+import grpc.aio
+import pytest
+import tenacity
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from octavo import errors
+from octavo.assembly import Assembly
+from octavo.retry import Deadline, RetryPolicy, Targets
+from octavo.retry_budget import RetryBudget
+from protos import inference_pb2 as pb
+
+
+class Calls:
+    """Calls that fail in turn, then succeed; time passes by sleeping only."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.slept: list[float] = []
+        self.num_calls = 0
+        self._failures = list(failures)
+
+    @property
+    def now(self) -> float:
+        return sum(self.slept)
+
+    def __call__(self) -> str:
+        self.num_calls += 1
+        if self._failures:
+            raise self._failures.pop(0)
+        return "done"
+
+
+def run(
+    calls: Calls,
+    *,
+    targets: int = 1,
+    timeout: float | None = None,
+    retry_for: float = 60.0,
+    budget: RetryBudget | None = None,
+    assembly: Assembly | None = None,
+) -> str:
+    policy = RetryPolicy(
+        Targets([f"router-{i}" for i in range(targets)]),
+        Deadline(timeout),
+        retry_for,
+        budget or RetryBudget(),
+        assembly,
+        clock=lambda: calls.now,
+    )
+    return tenacity.Retrying(**policy.arguments(), sleep=calls.slept.append)(calls)
+
+
+def overloaded(seconds: float | None = 2.0) -> errors.Overloaded:
+    return errors.Overloaded("the queue is full", retry_after_s=seconds)
+
+
+def test_an_overloaded_server_is_given_the_time_it_asks_for_and_a_little_more():
+    calls = Calls(overloaded(2.0), overloaded(8.0))
+    assert run(calls, targets=3) == "done"
+    assert 2.0 <= calls.slept[0] <= 2.5
+    assert 8.0 <= calls.slept[1] <= 10.0
+    # Spread, so that those who were told the same do not come together.
+    assert len({run_and_sleep(overloaded(2.0)) for _ in range(5)}) > 1
+
+
+def run_and_sleep(failure: Exception, **arguments: object) -> float:
+    calls = Calls(failure)
+    run(calls, **arguments)  # type: ignore[arg-type]
+    return calls.slept[0]
+
+
+def test_what_is_unavailable_is_tried_elsewhere_at_once_and_in_the_same_place_as_it_asks():
+    unavailable = errors.Unavailable("draining", retry_after_s=4.0)
+    assert run_and_sleep(unavailable, targets=2) <= 0.2
+    assert run_and_sleep(unavailable) >= 4.0
+    assert run_and_sleep(errors.Unavailable("gone")) <= 0.2
+
+
+def test_an_overload_without_a_word_on_when_to_come_again_is_raised():
+    calls = Calls(overloaded(None))
+    with pytest.raises(errors.Overloaded):
+        run(calls)
+    assert calls.num_calls == 1
+
+
+@pytest.mark.parametrize("bound", [{"timeout": 5.0}, {"retry_for": 5.0}])
+def test_a_wait_beyond_the_deadline_or_retry_for_is_not_begun(bound: dict[str, float]):
+    calls = Calls(overloaded(6.0))
+    with pytest.raises(errors.Overloaded, match="queue is full"):
+        run(calls, **bound)  # type: ignore[arg-type]
+    assert calls.slept == []
+
+
+def test_a_client_adds_a_fifth_to_what_it_asks_for_however_busy_the_servers_are():
+    budget, num_requests, num_calls = RetryBudget(), 200, 0
+    for _ in range(num_requests):
+        calls = Calls(*[overloaded(0.1)] * 50)
+        with pytest.raises(errors.Overloaded):
+            run(calls, budget=budget)
+        num_calls += calls.num_calls
+    assert num_requests * 1.2 <= num_calls <= num_requests * 1.2 + 10
+
+
+def test_connections_that_break_cost_nothing_of_the_budget():
+    """All streams of a client move when a router dies: that adds no load."""
+    budget = RetryBudget(reserve=1)
+    for _ in range(20):
+        assert run(Calls(errors.Unavailable("the connection broke")), budget=budget) == "done"
+    assert budget.take()
+
+
+def test_a_refusal_after_started_is_no_progress():
+    """A router says Started, which a client reads as a message like others, before a replica may refuse."""
+    assembly = Assembly(pb.GenerateRequest(request_id="r"))
+    calls = Calls()
+    outcomes = itertools.cycle([None, overloaded(2.0)])
+
+    def receive() -> None:
+        if (failure := next(outcomes)) is not None:
+            raise failure
+        assembly.accept(pb.GenerateResponse(started=pb.Started(request_id="r")))
+
+    policy = RetryPolicy(Targets("router"), Deadline(None), 5.0, RetryBudget(), assembly, clock=lambda: calls.now)
+    retrying = tenacity.Retrying(**policy.arguments(), sleep=calls.slept.append)
+
+    def read() -> None:
+        for _ in range(20):
+            retrying(receive)
+
+    with pytest.raises(errors.Overloaded):
+        read()
+    assert len(calls.slept) == 2
+
+
+def with_retry_info(seconds: float) -> bytes:
+    delay = Duration()
+    delay.FromMilliseconds(round(seconds * 1000))
+    info, other = AnyMessage(), AnyMessage()
+    other.Pack(ErrorInfo(reason="BUSY"))
+    info.Pack(RetryInfo(retry_delay=delay))
+    return Status(code=8, details=[other, info]).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [
+        (with_retry_info(1.25), 1.25),
+        (with_retry_info(-3), 0.0),
+        (Status(code=8).SerializeToString(), None),
+        (b"\xff\xff no such message", None),
+        (None, None),
+    ],
+)
+def test_the_time_to_wait_is_read_from_the_statuss_details(details: bytes | None, expected: float | None):
+    metadata = grpc.aio.Metadata(("other", "text"))
+    if details is not None:
+        metadata.add("grpc-status-details-bin", details)
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    error = errors.from_rpc_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, "busy"))
+    assert isinstance(error, errors.Overloaded)
+    assert error.retry_after_s == expected
