@@ -1,4 +1,8 @@
-"""TLS of the gRPC servers and channels of routers and schedulers, from PEM files."""
+"""TLS of the servers and channels of routers and schedulers, from PEM files.
+
+Servers look at their files whenever somebody connects: a certificate that has been renewed is shown to the next one,
+and connections that are open go on.
+"""
 
 import ssl
 from collections.abc import Sequence
@@ -7,6 +11,8 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+
+from runtime.renewal import Renewed
 
 # As Kubernetes' TLS secrets call them.
 _CERT, _KEY, _CA = "tls.crt", "tls.key", "ca.crt"
@@ -33,6 +39,10 @@ class TlsFiles:
 
     def check(self) -> None:
         """What gRPC would say only at the first connection, and less plainly. Raises TlsError."""
+        self._load()
+
+    def _load(self) -> ssl.SSLContext:
+        """Raises TlsError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         for what, load in (
             (f"{self.cert} and {self.key}", lambda: context.load_cert_chain(self.cert, self.key, _no_password)),
@@ -45,14 +55,38 @@ class TlsFiles:
                 raise TlsError(
                     f"{self.option}: {what} can't be used ({cause}): give PEM files, and a certificate with its own key"
                 ) from None
+        if self.ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.cert, self.key] + ([] if self.ca is None else [self.ca])
 
     def server_credentials(self) -> grpc.ServerCredentials:
+        """Those that the files hold whenever somebody connects. Raises TlsError."""
+        shown = Renewed(self.paths, self._certificates)
+        return grpc.dynamic_ssl_server_credentials(
+            shown.current(), shown.current, require_client_authentication=self.ca is not None
+        )
+
+    def server_context(self) -> ssl.SSLContext:
+        """The same, for servers on asyncio. Raises TlsError."""
+        shown = Renewed(self.paths, self._load)
+        context = self._load()
+
+        def show_current(connection: ssl.SSLObject, name: str | None, original: ssl.SSLContext) -> None:
+            connection.context = shown.current()
+
+        context.sni_callback = show_current
+        return context
+
+    def _certificates(self) -> grpc.ServerCertificateConfiguration:
         """Raises TlsError."""
         self.check()
-        return grpc.ssl_server_credentials(
+        return grpc.ssl_server_certificate_configuration(
             [(self.key.read_bytes(), self.cert.read_bytes())],
             root_certificates=None if self.ca is None else self.ca.read_bytes(),
-            require_client_auth=self.ca is not None,
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
