@@ -274,6 +274,7 @@ class Core:
             num_free_blocks=state.pool.num_available,
             num_blocks=state.pool.num_blocks,
             num_queued_tokens=state.admission.num_queued_tokens,
+            num_prefill_tokens=state.running.num_prefill_tokens + state.in_flight.num_prefill_tokens,
             num_free_swap_blocks=state.host_blocks.num_free,
             refused_priority=state.admission.refused_priority,
         )

@@ -24,6 +24,8 @@ class Awaited:
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     # Those that decode from then on, with the number of the stay.
     finishing: list[tuple[Sequence, int]] = field(default_factory=list)
+    # Tokens of prefills that it computes.
+    num_prefill_tokens: int = 0
     # Nothing is computed in it.
     is_empty: bool = False
 
@@ -54,6 +56,10 @@ class InFlight:
     def is_computing(self) -> bool:
         """A step in flight computes something."""
         return any(not awaited.is_empty for awaited in self._awaited)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(awaited.num_prefill_tokens for awaited in self._awaited)
 
     def add(self, awaited: Awaited) -> None:
         self._awaited.append(awaited)

@@ -229,14 +229,16 @@ class Preempted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreLoad:
     """num_running and num_waiting count sequences; num_free_blocks those that can be taken at once, free or cached;
-    num_queued_tokens the prompt tokens of groups that have never run. refused_priority: while the queue is full,
-    requests of this priority or a number above it are refused; None: it is not full."""
+    num_queued_tokens the prompt tokens of groups that have never run; num_prefill_tokens what those that run have yet to
+    compute before their next token, steps in flight included. refused_priority: while the queue is full, requests of
+    this priority or a number above it are refused; None: it is not full."""
 
     num_running: int
     num_waiting: int
     num_free_blocks: int
     num_blocks: int
     num_queued_tokens: int
+    num_prefill_tokens: int = 0
     num_free_swap_blocks: int = 0
     refused_priority: int | None = None
 

@@ -103,4 +103,5 @@ class PlanDraft:
             decodes_version=None if chunked else decodes_version,
             drafts={sequence.number: sequence.drafts for sequence in self.drafts},
             finishing=[(sequence, sequence.number) for sequence in self.finishing],
+            num_prefill_tokens=sum(count for sequence, count in self.chunks if not sequence.drafts),
         )

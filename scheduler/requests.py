@@ -263,7 +263,7 @@ def _load(load: CoreLoad, workers_ready: bool, is_draining: bool) -> scheduler_p
         num_waiting=load.num_waiting,
         num_free_blocks=load.num_free_blocks,
         num_blocks=load.num_blocks,
-        num_queued_tokens=load.num_queued_tokens,
+        num_queued_tokens=load.num_queued_tokens + load.num_prefill_tokens,
         workers_ready=workers_ready,
         draining=is_draining,
         refused_priority=load.refused_priority,

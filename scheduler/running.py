@@ -44,6 +44,11 @@ class Running:
         num_others = sum(s.max_num_tokens_with_kv > len(s.block_ids) * block_size for s in others)
         return self.decodes.num_growing + num_others
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Known tokens of those that prefill which no plan has taken yet."""
+        return sum(sequence.num_tokens - sequence.num_computed_tokens for sequence in self.prefilling)
+
     def from_last(self) -> Iterator[Sequence]:
         """All, the last in order first."""
         lists = (self.decodes.sequences, self.drafting, self.prefilling)

@@ -1,7 +1,8 @@
 """The replica that can give the first token soonest: what waits there, and what of the prompt it has to compute.
 
-So a replica with a long prefix in its cache is chosen until its queue is longer than what the cache saves; then another
-one computes the prefix, and has it, too.
+So a replica with a long prefix in its cache is chosen until its queue is longer than what the cache saves, and a little
+more; then another one computes the prefix, and has it, too. Where nothing is to be found, those with about as much to
+do take turns.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,11 @@ from collections.abc import Sequence
 from router.policies.base import Placement, ReplicaLoad, ready
 from router.prefix_index import PrefixIndex
 from runtime.block_names import block_names, scope_of
+
+# Replicas whose costs differ by no more are equals, to be told apart by their caches, else by turns. A Load is as old as
+# a step, which computes as much. Simulated (benchmarks.prefix_routing): with 0, prompts that share nothing wait 2%
+# longer than in turns, for replicas are chosen by differences that are past; and a tenth less is found of those that do.
+_NEAR_TOKENS = 512
 
 
 class PrefixAware:
@@ -18,7 +24,7 @@ class PrefixAware:
 
     def __init__(self) -> None:
         self.prefix_index = PrefixIndex()
-        self._turn = 0
+        self._last = -1
 
     def choose(self, loads: Sequence[ReplicaLoad], placement: Placement) -> tuple[int, str]:
         if len(loads) == 1:
@@ -28,10 +34,13 @@ class PrefixAware:
         found = index.num_cached_blocks(names)
         cached = {i: index.block_size * found.get(loads[i].replica, 0) for i in ready(loads)}
         costs = {i: loads[i].num_tokens - num_tokens for i, num_tokens in cached.items()}
-        least = min(costs.values())
-        equals = [i for i, cost in costs.items() if cost == least]
-        self._turn += 1
-        chosen = equals[self._turn % len(equals)]
+        most = min(costs.values()) + _NEAR_TOKENS
+        near = [i for i, cost in costs.items() if cost <= most]
+        longest = max(cached[i] for i in near)
+        equals = [i for i in near if cached[i] == longest]
+        # The next number after the last one's, or the first.
+        chosen = min(equals, key=lambda i: (loads[i].replica <= self._last, loads[i].replica))
+        self._last = loads[chosen].replica
         index.expect(loads[chosen].replica, names)
         if cached[chosen] < max(cached.values()):
             return chosen, "balance"

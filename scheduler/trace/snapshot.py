@@ -67,6 +67,7 @@ class SavedStep(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     # Numbers of stays that have not ended since.
     finishing: list[int]
     is_empty: bool = False
+    num_prefill_tokens: int = 0
 
 
 class SavedPool(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -189,6 +190,7 @@ def _save_step(awaited: Awaited) -> SavedStep:
         drafts=dict(awaited.drafts),
         finishing=[number for sequence, number in awaited.finishing if sequence.number == number],
         is_empty=awaited.is_empty,
+        num_prefill_tokens=awaited.num_prefill_tokens,
     )
 
 
@@ -302,4 +304,5 @@ def _restore_step(saved: SavedStep, by_number: dict[int, Sequence]) -> Awaited:
         drafts=dict(saved.drafts),
         finishing=[(by_number[number], number) for number in saved.finishing],
         is_empty=saved.is_empty,
+        num_prefill_tokens=saved.num_prefill_tokens,
     )

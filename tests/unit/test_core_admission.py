@@ -160,3 +160,17 @@ def test_what_waits_past_its_deadline_is_dropped_and_never_computed(policy: str)
     driver.finish()
     assert driver.tokens[2, 0] == []
     assert driver.core.stats.num_prompt_tokens == 11
+
+
+def test_a_prompt_counts_as_to_be_computed_until_its_steps_have_returned():
+    """A router that takes a prefill in flight for none sends the next prompt behind it."""
+    driver = CoreDriver(max_num_batched_tokens=8)
+    driver.submit(make_request(1, range(14)))
+    seen = []
+    for _ in range(3):
+        step = driver.schedule()
+        assert step is not None
+        seen.append(driver.core.load.num_prefill_tokens)
+        driver.apply(step[1])
+    assert seen == [14, 6, 0]
+    assert driver.core.load.num_queued_tokens == 0

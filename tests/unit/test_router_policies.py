@@ -122,11 +122,16 @@ class TestPrefixAware:
 
     def test_a_queue_longer_than_what_the_cache_saves_sends_it_elsewhere(self, policy: PrefixAware) -> None:
         first, _ = policy.choose(_loads((0, 0), (0, 0), (0, 0)), self.PROMPT)
-        for queued, reason in ((300, "prefix"), (500, "balance")):
+        for queued, reason in ((400 + 500, "prefix"), (400 + 520, "balance")):
             loads = _loads(*[(0, queued * (i == first)) for i in range(3)])
             chosen, said = policy.choose(loads, self.PROMPT)
             assert said == reason
             assert (chosen == first) == (reason == "prefix")
+
+    def test_what_no_cache_holds_goes_round_those_with_about_as_much_to_do(self, policy: PrefixAware) -> None:
+        loads = _loads((3, 0), (0, 200), (2, 3000))
+        chosen = [policy.choose(loads, Placement(token_ids=range(n, n + 100)))[0] for n in range(0, 400, 100)]
+        assert chosen == [0, 1, 0, 1]
 
 
 # --- The load
