@@ -106,9 +106,7 @@ def _observe(options: Options, replica: int, server: SchedulerServer) -> Observa
         return None
     step_loop = server.step_loop
     try:
-        http = ObservabilityServer(
-            options.metrics_host, port, step_loop.metrics.shown, lambda: step_loop.status.health
-        )
+        http = ObservabilityServer(options.metrics_host, port, step_loop.metrics.shown, lambda: step_loop.status.health)
     except OSError as error:
         raise AddressError(
             f"metrics_port={options.metrics_port}: cannot listen on {options.metrics_host}:{port} ({error.strerror}); "

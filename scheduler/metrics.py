@@ -119,7 +119,9 @@ def _cache_config(status: SchedulerStatus, options: Options) -> Metric:
         "num_blocks": status.load.num_blocks,
         "num_swap_blocks": status.num_swap_blocks,
     }
-    family = GaugeMetricFamily("octavo_cache_config_info", "Always 1: its labels say how the KV cache is.", labels=labels)
+    family = GaugeMetricFamily(
+        "octavo_cache_config_info", "Always 1: its labels say how the KV cache is.", labels=list(labels)
+    )
     family.add_metric([str(value) for value in labels.values()], 1)
     return family
 

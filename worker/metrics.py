@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from protos import step_pb2
 from worker.heartbeat import StatusSnapshot
@@ -18,6 +18,7 @@ class WorkerMetrics:
     def __init__(self, status: Callable[[], StatusSnapshot]) -> None:
         """status: called at each scrape, on any thread."""
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._step_seconds = Histogram(
             "octavo_worker_step_seconds",
             "From a plan's arrival to its result's dispatch.",
