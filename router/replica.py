@@ -104,13 +104,18 @@ class Replica:
 
     def describe(self) -> str:
         """In a few words, for people: why it is not ready, or gets no requests, and for how long."""
+        if self.session is None:
+            return f"{self.address}: {self._cause} (for {self._seconds_so:.0f} s)"
+        text = f"{self.address} is ready"
+        if not self.ready:
+            cause = "draining" if self.draining else "its workers are away"
+            text = f"{self.address}: {cause} (for {self._seconds_so:.0f} s)"
         left_out = self.breaker.describe(time.monotonic())
-        if self.ready:
-            return f"{self.address} is ready" + (f", but {left_out}" if left_out else "")
-        cause = self._cause
-        if self.session is not None:
-            cause = "draining" if self.session.load.draining else "its workers are away"
-        return f"{self.address}: {cause} (for {time.monotonic() - self._since:.0f} s)"
+        return f"{text}, but {left_out}" if left_out else text
+
+    @property
+    def _seconds_so(self) -> float:
+        return time.monotonic() - self._since
 
     async def run(self) -> None:
         place = ""

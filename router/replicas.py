@@ -103,10 +103,16 @@ class ReplicaSet:
         return chosen.session
 
     def choose_ready(self, among: Collection[Replica], placement: Placement, fingerprint: str = "") -> Replica | None:
-        """One that computes at once what it gets, and is of `fingerprint`, if that is given; None if there is none."""
+        """One that takes and computes at once what it gets, and is of `fingerprint`, if that is given; None if there is
+        none."""
         now = time.monotonic()
         candidates = [
-            each for each in among if each.ready and each.breaker.allows(now) and fingerprint in ("", each.fingerprint)
+            each
+            for each in among
+            if each.ready
+            and each.breaker.allows(now)
+            and fingerprint in ("", each.fingerprint)
+            and not (each.session is not None and each.session.refuses(placement.priority))
         ]
         return self._choose(candidates, placement) if candidates else None
 
