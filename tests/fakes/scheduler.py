@@ -88,6 +88,8 @@ class FakeScheduler:
     pause_at: int | None = None
     tokens_per_step: int = 1
     is_broken: bool = False
+    # As if its queue were full for it and numbers above.
+    refused_priority: int | None = None
     workers_ready: bool = True
     draining: bool = False
     first_token_shift: int = 0
@@ -185,6 +187,7 @@ class _FakeSession:
             draining=scheduler.draining,
             last_group=self._last_group,
             last_step=scheduler.last_step,
+            refused_priority=scheduler.refused_priority,
         )
 
     async def read(self, messages: AsyncIterator[wire.RouterMessage]) -> None:
