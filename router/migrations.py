@@ -20,6 +20,8 @@ log = logging.getLogger("octavo.router.migrations")
 # Replicas that begin to drain at the same time, as when all are told to stop, keep their streams: none would be a place
 # to go to.
 _SETTLE_S = 0.25
+# Streams that could not leave try again: a queue that was full says nothing when it has room.
+_LOOK_AGAIN_S = 1.0
 # A move computes the whole context again: not for a stream that is about to end.
 _FEW_TOKENS = 8
 
@@ -77,20 +79,25 @@ class Migrations:
         self._metrics.migrations.labels(cause).inc()
 
     def _on_change(self, replicas: ReplicaSet) -> None:
-        if self._next_look is None and any(map(_should_be_left, replicas.replicas)):
-            self._next_look = asyncio.get_running_loop().call_later(_SETTLE_S, self._look)
+        if any(map(_should_be_left, replicas.replicas)):
+            self._look_after(_SETTLE_S)
+
+    def _look_after(self, seconds: float) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._next_look = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
         self._next_look = None
-        for replica in self._replicas.replicas:
-            if _should_be_left(replica):
-                self._empty(replica)
+        num_staying = sum(self._empty(replica) for replica in self._replicas.replicas if _should_be_left(replica))
+        if num_staying:
+            self._look_after(_LOOK_AGAIN_S)
 
-    def _empty(self, replica: Replica) -> None:
-        """A stream for which there is no other replica stays."""
+    def _empty(self, replica: Replica) -> int:
+        """Returns how many streams stay, for there is no other replica for them."""
         cause = "drain" if replica.draining else "stall"
         others = [each for each in self._replicas.replicas if each is not replica]
-        num_moved = 0
+        num_moved = num_staying = 0
         for stream in self._live:
             if stream.session is not replica.session or not stream.can_leave:
                 continue
@@ -101,11 +108,14 @@ class Migrations:
             if there is None and replica.stalled:
                 # As good as lost: it goes on inexactly rather than not at all.
                 there = self._replicas.choose_ready(others, placement)
-            if there is not None:
+            if there is None:
+                num_staying += 1
+            else:
                 self._move(stream, there, cause)
                 num_moved += 1
         if num_moved:
             log.warning("%s: %d streams go on at other replicas (%s)", replica.address, num_moved, cause)
+        return num_staying
 
 
 def _should_be_left(replica: Replica) -> bool:

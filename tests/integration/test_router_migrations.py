@@ -15,6 +15,7 @@ from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
 from protos.admin_pb2_grpc import AdminStub
 from router import migrations
+from router.replica import Replica
 from router.server import RouterServer
 from tests.fakes.routers import Received, receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler, model_info
@@ -121,6 +122,32 @@ async def test_streams_stay_at_a_replica_that_drains_if_they_would_gain_nothing(
                     assert received.finished is not None
         assert another.submitted == []
         assert _moved(server, "drain") == 1
+
+
+async def test_streams_leave_once_a_full_queue_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else changes then at that replica: the router looks again by itself."""
+    monkeypatch.setattr(migrations, "_LOOK_AGAIN_S", 0.01)
+    looked, empty = asyncio.Event(), migrations.Migrations._empty
+
+    def noting(self: migrations.Migrations, replica: Replica) -> int:
+        looked.set()
+        return empty(self, replica)
+
+    monkeypatch.setattr(migrations.Migrations, "_empty", noting)
+    first, full = _fakes(tmp_path, "a", "b", pause_at=5)
+    full.refused_priority = 0
+    async with running_schedulers(first, full), running_router([first.address, full.address]) as (server, stub):
+        await server.wait_ready()
+        call, received = await _begun(stub, _request(), 5)
+        assert first.num_live == 1
+        _drain(first)
+        await looked.wait()
+        assert full.submitted == []
+        full.refused_priority = full.pause_at = None
+        full.send_load()
+        await receive(call, into=received)
+        assert received.finished is not None
+        assert len(full.submitted) == 1
 
 
 async def test_a_replica_whose_steps_do_not_complete_is_left(tmp_path: Path) -> None:
