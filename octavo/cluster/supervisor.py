@@ -186,7 +186,7 @@ class Supervisor:
             # `stop` could not see it yet.
             process.kill()
         reading = asyncio.create_task(self._read_lines(each, process))
-        watching = asyncio.create_task(self._watch(each))
+        watching = asyncio.create_task(self._watch_service(each))
         code = await process.wait()
         watching.cancel()
         # A grandchild may hold the pipe open; the last words are there already.
@@ -194,7 +194,7 @@ class Supervisor:
         reading.cancel()
         return code
 
-    async def _watch(self, each: ManagedProcess) -> None:
+    async def _watch_service(self, each: ManagedProcess) -> None:
         """Notes that it serves, and kills a worker that hangs.
 
         One that is stopped, or stuck where Python can't run, ends by nothing else. Workers only, and once they have
