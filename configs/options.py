@@ -209,8 +209,8 @@ class Options(GpuOptions, ParallelOptions, RouterOptions, SecurityOptions, Telem
     metrics_port: int = option(
         LOGS,
         9090,
-        "Port of the first router's /metrics and /health; further routers take the next ones, then schedulers, then "
-        "workers. 0: off.",
+        "Port of the first router's /metrics and /health; further routers, and processes of each, take the next ones, "
+        "then schedulers, then workers. 0: off.",
         ge=0,
         le=65_535,
     )
@@ -290,11 +290,14 @@ class Options(GpuOptions, ParallelOptions, RouterOptions, SecurityOptions, Telem
     def process_metrics_port(
         self, kind: Literal["router", "scheduler", "worker"], number: int = 0, rank: int = 0
     ) -> int:
-        """Port of one process's /metrics and /health; 0 if they are off. number: the router's, or the replica's."""
+        """Port of one process's /metrics and /health; 0 if they are off.
+
+        number: the router's, or the replica's. rank: the worker's, or of one of a router's processes.
+        """
         if not self.metrics_port:
             return 0
         offset = {
-            "router": number,
+            "router": number * self.api_server_count + rank,
             "scheduler": self.num_router_processes + number,
             "worker": self.num_router_processes + self.data_parallel_size + number * self.world_size + rank,
         }[kind]

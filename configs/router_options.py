@@ -30,6 +30,15 @@ class RouterOptions(BaseModel):
         ge=1,
         le=64,
     )
+    api_server_count: int = option(
+        ROUTER,
+        1,
+        "Processes of each router that `octavo up` starts: they share its port and http_port (SO_REUSEPORT), and the "
+        "system deals connections out to them. Each computes on one core. What bounds a router, and limits of API "
+        "keys, hold for each process.",
+        ge=1,
+        le=64,
+    )
     compat: Compat = option(
         ROUTER,
         (),
@@ -78,14 +87,6 @@ class RouterOptions(BaseModel):
         ge=0,
         le=86_400,
     )
-    replica_stall_timeout: float = option(
-        ROUTER,
-        360.0,
-        "Seconds after which a replica that has something to run and completes no step counts as stalled: requests go "
-        "elsewhere until it gets on again. Above step_timeout, after which its scheduler gives the step up. 0: off.",
-        ge=0,
-        le=86_400,
-    )
     drain_timeout: float = option(
         ROUTER, 30.0, "Seconds that running requests get to finish on SIGTERM or Ctrl-C.", ge=0, le=86_400
     )
@@ -93,7 +94,7 @@ class RouterOptions(BaseModel):
     @property
     def num_router_processes(self) -> int:
         """Of all routers."""
-        return self.num_routers
+        return self.num_routers * self.api_server_count
 
     def router_port(self, router: int) -> int:
         """Of a router's gRPC server; 0: any free one."""

@@ -1,4 +1,4 @@
-"""`python -m router [--router I] [-c FILE] [any option]`: one router."""
+"""`python -m router [--router I] [--process J] [-c FILE] [any option]`: one router, or one of its processes."""
 
 import asyncio
 import logging
@@ -11,6 +11,7 @@ from configs.options import Options
 from router.compat.services import MissingPackageError
 from router.gateway.app import Gateway
 from router.gateway.server import GatewayServer
+from router.place import RouterPlace
 from router.security.keys import Keys, KeysError
 from router.server import AddressError, RouterServer
 from router.tokenizer import Tokenizer
@@ -25,7 +26,11 @@ log = logging.getLogger("octavo.router")
 
 # Starting again would fail in the same way.
 EXIT_PERMANENT = 2
-_OWN_FLAGS = {"router": "Which one of num_routers it is, from 0: the first unless given."}
+_OWN_FLAGS = {
+    "router": "Which one of num_routers it is, from 0: the first unless given.",
+    "process": "Which one of its api_server_count processes this is, from 0; they share its ports. Not given: the only "
+    "one, and the ports are its own.",
+}
 
 
 def main(argv: list[str]) -> int:
@@ -36,13 +41,17 @@ def main(argv: list[str]) -> int:
     try:
         config, flags, own = parse_flags(argv, tuple(_OWN_FLAGS))
         options = load_options(config, flags)
-        router = own_number(own, "router", 0, options.num_routers)
+        place = RouterPlace(
+            router=own_number(own, "router", 0, options.num_routers),
+            process=own_number(own, "process", 0, options.api_server_count),
+            shares_ports="process" in own,
+        )
     except ConfigError as error:
         print(f"router: {error}", file=sys.stderr)
         return EXIT_PERMANENT
     configure_logging("router", options.log_level, options.log_format)
     try:
-        asyncio.run(_serve(options, router))
+        asyncio.run(_serve(options, place))
     except (
         ModelNotFoundError, TokenizerError, AddressError, MissingPackageError, KeysError, TlsError, TracingError
     ) as error:  # fmt: skip
@@ -51,20 +60,22 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-async def _serve(options: Options, router: int) -> None:
+async def _serve(options: Options, place: RouterPlace) -> None:
     model = resolve_model(options.model)
     tokenizer = Tokenizer(tokenizer_directory(model, options.tokenizer))
-    server = RouterServer(options, tokenizer, options.served_model_name or model.name, router)
+    server = RouterServer(options, tokenizer, options.served_model_name or model.name, place)
     signals = _count_signals()
     if server.keys is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reread, server.keys)
     await server.start()
     http = gateway = None
     try:
-        http = _observe(options, router, server)
-        gateway = _serve_http(options, router, server)
+        http = _observe(options, place, server)
+        gateway = _serve_http(options, place, server)
         log.info("listening on %s port %d", options.host, server.port)
         await signals.get()
+        if gateway is not None and place.shares_ports:
+            gateway.leave()
         drain = asyncio.create_task(server.drain())
         again = asyncio.create_task(signals.get())
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
@@ -96,7 +107,7 @@ def _count_signals() -> asyncio.Queue[int]:
     return received
 
 
-def _serve_http(options: Options, router: int, server: RouterServer) -> GatewayServer | None:
+def _serve_http(options: Options, place: RouterPlace, server: RouterServer) -> GatewayServer | None:
     """Raises AddressError."""
     if not options.http_port:
         return None
@@ -108,15 +119,16 @@ def _serve_http(options: Options, router: int, server: RouterServer) -> GatewayS
         keys=server.keys,
         is_tracing=server.is_tracing,
     )
-    http = GatewayServer(gateway, options.host, options.router_http_port(router), server.tls)
+    port = options.router_http_port(place.router)
+    http = GatewayServer(gateway, options.host, port, server.tls, shares_port=place.shares_ports)
     http.start()
     log.info("listening for HTTP on %s port %d", options.host, http.port)
     return http
 
 
-def _observe(options: Options, router: int, server: RouterServer) -> ObservabilityServer | None:
+def _observe(options: Options, place: RouterPlace, server: RouterServer) -> ObservabilityServer | None:
     """/metrics and /health. Raises AddressError."""
-    port = options.process_metrics_port("router", router)
+    port = options.process_metrics_port("router", place.router, place.process)
     if not port:
         return None
     try:

@@ -20,6 +20,7 @@ from router.compat.services import add_services
 from router.errors import Draining
 from router.intake import Intake
 from router.metrics import RouterMetrics
+from router.place import ALONE, RouterPlace
 from router.policies import POLICIES
 from router.replicas import ReplicaSet
 from router.security.edges import KeyInterceptor
@@ -47,11 +48,11 @@ class AddressError(OSError):
 
 
 class RouterServer:
-    """One router. Liveness ("") is SERVING while it runs, readiness (octavo.v1.Inference, and the services of option
-    compat) while a replica is ready."""
+    """One router, or one of its processes. Liveness ("") is SERVING while it runs, readiness (octavo.v1.Inference, and
+    the services of option compat) while a replica is ready."""
 
-    def __init__(self, options: Options, tokenizer: Tokenizer, model_name: str, router: int = 0) -> None:
-        """router: which one of num_routers it is. Raises KeysError, TlsError, TracingError."""
+    def __init__(self, options: Options, tokenizer: Tokenizer, model_name: str, place: RouterPlace = ALONE) -> None:
+        """Raises KeysError, TlsError, TracingError."""
         self.metrics = RouterMetrics()
         # What /metrics shows.
         self.registry = exposed(
@@ -79,7 +80,7 @@ class RouterServer:
         self.tls = _tls_files(options)
         endpoint = options.otlp_traces_endpoint
         # None: requests are not traced.
-        self._tracing = Tracing.open(endpoint, f"router-{router}") if endpoint else None
+        self._tracing = Tracing.open(endpoint, f"router-{place}") if endpoint else None
         self.intake = Intake(
             model_name=model_name,
             tokenizer=self._tokenizer,
@@ -94,6 +95,8 @@ class RouterServer:
         self._ready_names: tuple[str, ...] = (SERVICE,)
         self._health_updates: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
+        # While it drains and others share its port.
+        self._leaving: asyncio.Task[None] | None = None
 
     @property
     def num_streams(self) -> int:
@@ -116,8 +119,8 @@ class RouterServer:
         server = grpc.aio.server(
             interceptors=self._interceptors(),
             options=[
-                # Two routers on one port would share its connections silently.
-                ("grpc.so_reuseport", 0),
+                # Two routers on one port would share its connections silently; processes of one do so knowingly.
+                ("grpc.so_reuseport", int(self._shares_ports)),
                 ("grpc.max_receive_message_length", options.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 # Clients behind load balancers ping idle connections; the default takes that for an attack.
@@ -151,7 +154,14 @@ class RouterServer:
         self._replicas.start()
 
     async def drain(self) -> None:
-        """Refuses new requests, and waits for the running ones, at most drain_timeout seconds."""
+        """Refuses new requests, and waits for the running ones, at most drain_timeout seconds.
+
+        If others share the port, it leaves that to them, and tells clients that are connected to connect again.
+        """
+        if self._shares_ports and self._server is not None:
+            self._leaving = asyncio.create_task(self._server.stop(self._options.drain_timeout))
+            # It begins before requests are refused, so that clients go elsewhere rather than be refused.
+            await asyncio.sleep(0)
         self.intake.drain()
         await self._set_readiness(_NOT_SERVING)
         log.info("draining: %d streams get %g s to finish", self.num_streams, self._options.drain_timeout)
@@ -169,6 +179,8 @@ class RouterServer:
         self.intake.live.fail_all(Draining("this router is shutting down: resume at another one, or once it is back"))
         if self._server is not None:
             await self._server.stop(_LAST_WORDS_S)
+        if self._leaving is not None:
+            await self._leaving
         await self._replicas.stop()
         self._tokenizer.close()
         if self._tracing is not None:

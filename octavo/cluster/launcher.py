@@ -14,6 +14,7 @@ from octavo.cluster.ports import resolve_ports
 from octavo.cluster.processes import ProcessSpec, Stage, cluster_processes
 from octavo.cluster.readiness import read_health, router_targets
 from octavo.cluster.runtime_files import child_environment, locked_runtime_dir, write_options
+from octavo.cluster.shared_ports import claimed_ports
 from octavo.cluster.supervisor import Supervisor
 
 # What a drained scheduler or worker needs to end.
@@ -31,12 +32,13 @@ def run_cluster(options: Options, *, console: Console, first_prompt: str = "", v
     """
     with locked_runtime_dir(options.runtime_dir) as directory:
         options = resolve_ports(options)
-        config = write_options(options, directory)
-        specs = cluster_processes(options, config, num_cores=len(os.sched_getaffinity(0)))
-        display = Display(specs, console, verbose=verbose)
-        return asyncio.run(
-            Launcher(options, console, first_prompt, display, _LocalFleet(options, specs, display)).run()
-        )
+        with claimed_ports(options):
+            config = write_options(options, directory)
+            specs = cluster_processes(options, config, num_cores=len(os.sched_getaffinity(0)))
+            display = Display(specs, console, verbose=verbose)
+            return asyncio.run(
+                Launcher(options, console, first_prompt, display, _LocalFleet(options, specs, display)).run()
+            )
 
 
 class Fleet(Protocol):
@@ -82,9 +84,9 @@ class _LocalFleet(Supervisor):
     async def watch(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             for each in self.processes:
-                tasks.create_task(self._watch(each.spec))
+                tasks.create_task(self._show_health(each.spec))
 
-    async def _watch(self, spec: ProcessSpec) -> None:
+    async def _show_health(self, spec: ProcessSpec) -> None:
         while spec.health_port:
             health = await read_health(self._health_host, spec.health_port)
             if health is not None:

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import product
 from pathlib import Path
 
 from configs.options import Options
@@ -65,18 +66,25 @@ def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list
         )
         for replica in range(options.data_parallel_size)
     ]
+    routers = product(range(options.num_routers), range(options.api_server_count))
     processes += [
         ProcessSpec(
-            name=router_name(options, router),
+            name=_router_name(options, router, process),
             stage=Stage.ROUTER,
-            command=command("router", "--router", str(router)),
-            health_port=options.process_metrics_port("router", router),
+            command=command("router", "--router", str(router), *_sharing(options, process)),
+            health_port=options.process_metrics_port("router", router, process),
         )
-        for router in range(options.num_routers)
+        for router, process in routers
     ]
     return processes
 
 
-def router_name(options: Options, router: int) -> str:
-    """As people see it."""
-    return "router" if options.num_routers == 1 else f"router {router}"
+def _router_name(options: Options, router: int, process: int) -> str:
+    if options.num_router_processes == 1:
+        return "router"
+    return f"router {router}" if options.api_server_count == 1 else f"router {router}.{process}"
+
+
+def _sharing(options: Options, process: int) -> tuple[str, ...]:
+    """Lets processes of one router, and no others, share its ports."""
+    return () if options.api_server_count == 1 else ("--process", str(process))

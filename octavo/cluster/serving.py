@@ -24,7 +24,7 @@ async def wait_until_healthy(options: Options) -> None:
     """The same, of routers that speak TLS: whoever starts them need not be able to call them. Raises ClusterError."""
     if not options.metrics_port:
         raise ClusterError("metrics_port=0 with tls_cert_file: without /health nobody knows when the router serves")
-    ports = [options.process_metrics_port("router", router) for router in range(options.num_routers)]
+    ports = range(options.metrics_port, options.metrics_port + options.num_router_processes)
     await asyncio.gather(*(_wait_for_health(options.metrics_host, port) for port in ports))
 
 

@@ -51,8 +51,9 @@ def how_to_call(options: Options) -> str:
         if options.http_port:
             lines.append(f"HTTP      {_http(options, router)}/v1")
         if options.metrics_port:
-            port = options.process_metrics_port("router", router)
-            lines.append(f"metrics   http://{connectable(options.metrics_host)}:{port}/metrics")
+            for process in range(options.api_server_count):
+                port = options.process_metrics_port("router", router, process)
+                lines.append(f"metrics   http://{connectable(options.metrics_host)}:{port}/metrics")
     if is_guarded(options):
         needs = {"a key in OCTAVO_API_KEY": options.api_keys_file, "--tls-ca FILE": options.tls_cert_file}
         lines += ["", f"octavo chat and its kin need {' and '.join(name for name, on in needs.items() if on)}", ""]

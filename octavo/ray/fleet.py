@@ -238,8 +238,11 @@ def check(options: Options) -> None:
             "enable_expert_parallel on Ray takes data_parallel_size=1: the schedulers of replicas that compute their "
             "steps together have to know each other's addresses beforehand"
         )
-    if options.num_routers > 1:
-        raise ClusterError(f"num_routers={options.num_routers}: `octavo up --on ray` starts one, on this node")
+    if options.num_router_processes > 1:
+        raise ClusterError(
+            f"num_routers={options.num_routers}, api_server_count={options.api_server_count}: `octavo up --on ray` "
+            "starts one router, on this node"
+        )
     for name in ("scheduler_addresses", "step_addresses", "curve_dir", "worker_host"):
         if getattr(options, name):
             raise ClusterError(f"{name} is made by `octavo up --on ray` itself, once Ray has placed the processes")

@@ -18,11 +18,13 @@ _LAST_WORDS_S = 1
 
 
 class GatewayServer:
-    def __init__(self, gateway: Gateway, host: str, port: int, tls: TlsFiles | None = None) -> None:
-        """Binds. Raises AddressError, TlsError."""
+    def __init__(
+        self, gateway: Gateway, host: str, port: int, tls: TlsFiles | None = None, *, shares_port: bool = False
+    ) -> None:
+        """Binds. shares_port: with other processes that say so, too. Raises AddressError, TlsError."""
         if tls is not None:
             tls.check()
-        self._socket = _bind(host, port)
+        self._socket = _bind(host, port, shares_port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             gateway.app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
@@ -33,6 +35,13 @@ class GatewayServer:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._server.serve([self._socket]))
+
+    def leave(self) -> None:
+        """Leaves new connections to those that share the port. One that is open closes after its response."""
+        for server in self._server.servers:
+            server.close()
+        for connection in list(self._server.server_state.connections):
+            connection.shutdown()
 
     async def stop(self) -> None:
         self._server.should_exit = True
@@ -60,10 +69,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, shares_port: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shares_port:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listening.bind((host, port))
     except OSError as error:

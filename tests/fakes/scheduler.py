@@ -120,6 +120,11 @@ class FakeScheduler:
     def num_live(self) -> int:
         return sum(len(session.sequences) for session in self._sessions)
 
+    @property
+    def routers(self) -> dict[str, int]:
+        """The routers that are connected, by router_id, and how many sequences each has here."""
+        return {session.router_id: len(session.sequences) for session in self._sessions}
+
     async def wait_until(self, condition: Callable[["FakeScheduler"], bool]) -> None:
         """Until `condition(self)` holds; looked at after each step and message."""
         async with asyncio.timeout(20), self.changed:
@@ -148,13 +153,15 @@ class _Servicer(SchedulerServicer):
     async def Session(
         self, request_iterator: AsyncIterator[wire.RouterMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[wire.SchedulerMessage]:
-        session = _FakeSession(self._scheduler)
         opened = await anext(aiter(request_iterator))
+        session = _FakeSession(self._scheduler, opened.open.router_id)
         if opened.open.protocol_version != PROTOCOL_VERSION:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"speak protocol_version {PROTOCOL_VERSION}")
         work = (session.read(request_iterator), session.step_forever(), session.send_loads())
         tasks = [asyncio.create_task(each) for each in work]
         self._scheduler._sessions.add(session)
+        async with self._scheduler.changed:
+            self._scheduler.changed.notify_all()
         try:
             welcome = wire.Welcome(
                 protocol_version=PROTOCOL_VERSION, replica_id="fake", epoch=1, model=self._scheduler.model
@@ -170,8 +177,9 @@ class _Servicer(SchedulerServicer):
 
 
 class _FakeSession:
-    def __init__(self, scheduler: FakeScheduler) -> None:
+    def __init__(self, scheduler: FakeScheduler, router_id: str) -> None:
         self.scheduler = scheduler
+        self.router_id = router_id
         self.sequences: dict[tuple[int, int], _Sequence] = {}
         self.outgoing: asyncio.Queue[wire.SchedulerMessage] = asyncio.Queue()
         self._incomplete: dict[int, tuple[wire.Submit, list[int]]] = {}

@@ -46,3 +46,16 @@ def test_each_router_is_a_process_that_knows_which_one_it_is() -> None:
         ("router 1", ("--router", "1")),
     ]
     assert sorted(spec.health_port for spec in specs) == [9000, 9001, 9002, 9003]
+
+
+def test_processes_of_a_router_share_its_ports_and_none_of_metrics() -> None:
+    options = Options(num_routers=2, api_server_count=2, metrics_port=9000)
+    specs = cluster_processes(options, Path("options.yaml"), num_cores=2)
+    routers = [spec for spec in specs if spec.stage is Stage.ROUTER]
+    assert [(spec.name, spec.command[-4:], spec.health_port) for spec in routers] == [
+        ("router 0.0", ("--router", "0", "--process", "0"), 9000),
+        ("router 0.1", ("--router", "0", "--process", "1"), 9001),
+        ("router 1.0", ("--router", "1", "--process", "0"), 9002),
+        ("router 1.1", ("--router", "1", "--process", "1"), 9003),
+    ]
+    assert min(spec.health_port for spec in specs if spec.stage is not Stage.ROUTER) == 9004

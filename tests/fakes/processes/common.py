@@ -8,7 +8,7 @@ SIGTERM). FAKE_JOURNAL names a file to which each writes a line when it is told 
 import os
 import signal
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from configs.load import load_options
@@ -17,13 +17,14 @@ from configs.options import Options
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
-def start(kind: str) -> tuple[Options, int]:
-    """The options that the launcher gave, and which router or replica this one is of."""
+def start(kind: str) -> tuple[Options, Namespace]:
+    """The options that the launcher gave, and its flags: which router, replica and so on this is."""
     parser = ArgumentParser()
     parser.add_argument("-c", required=True, type=Path)
     parser.add_argument("--replica", type=int, default=0)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--router", type=int, default=0)
+    parser.add_argument("--process", type=int)
     arguments = parser.parse_args()
     behaviour = os.environ.get(f"FAKE_{kind.upper()}")
     if behaviour == "permanent":
@@ -35,7 +36,7 @@ def start(kind: str) -> tuple[Options, int]:
     options = load_options(arguments.c)
     number = arguments.router if kind == "router" else arguments.replica
     print(f"{kind} {number} max_num_seqs={options.max_num_seqs}", flush=True)
-    return options, number
+    return options, arguments
 
 
 def wait_until_told_to_end(kind: str) -> None:

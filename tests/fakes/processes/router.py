@@ -37,13 +37,14 @@ class Inference(rpc.InferenceServicer):
 
 
 def main() -> None:
-    options, number = start("router")
-    server = grpc.server(futures.ThreadPoolExecutor(8))
+    options, flags = start("router")
+    shares_port = flags.process is not None
+    server = grpc.server(futures.ThreadPoolExecutor(8), options=[("grpc.so_reuseport", int(shares_port))])
     rpc.add_InferenceServicer_to_server(Inference(), server)
     servicer = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     servicer.set("octavo.v1.Inference", health_pb2.HealthCheckResponse.SERVING)
-    server.add_insecure_port(f"{options.host}:{options.router_port(number)}")
+    server.add_insecure_port(f"{options.host}:{options.router_port(flags.router)}")
     server.start()
     wait_until_told_to_end("router")
     server.stop(None).wait()
