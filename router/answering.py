@@ -8,6 +8,7 @@ import grpc.aio
 
 from router.errors import RequestError, status_of
 from router.status_details import trailing_metadata
+from router.telemetry.incoming import log_fields
 
 log = logging.getLogger("octavo.router.service")
 
@@ -18,11 +19,11 @@ async def answering(context: grpc.aio.ServicerContext, request_id: str = "") -> 
     try:
         yield
     except RequestError as error:
-        log.debug("ended: %s", error, extra={"request_id": request_id})
+        log.debug("ended: %s", error, extra=log_fields(request_id))
         code, message = status_of(error)
         await context.abort(code, message, trailing_metadata(error, code, message))
     except grpc.aio.AbortError:
         raise
     except Exception as error:
-        log.exception("failed", extra={"request_id": request_id})
+        log.exception("failed", extra=log_fields(request_id))
         await context.abort(*status_of(error))

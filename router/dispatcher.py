@@ -90,7 +90,7 @@ class Dispatcher:
         log.info(
             "goes on on another replica after %d output tokens",
             stream.num_output_tokens,
-            extra={"request_id": stream.request.request_id},
+            extra=stream.request.log_fields,
         )
         stream.submit_to(session)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from protos import inference_pb2, scheduler_pb2
+from runtime.trace_context import trace_id_of
 from scheduler import commands
 from scheduler.cache_watchers import CacheWatchers
 from scheduler.core import Core
@@ -64,6 +65,11 @@ class Requests:
     def model_name(self) -> str:
         """As clients use it; empty before the first epoch."""
         return "" if self._welcome is None else self._welcome.model.name
+
+    def trace_id(self, group: int) -> str:
+        """Of a live group, by the core's number; empty if it is not traced."""
+        found = self._sessions.get(group)
+        return "" if found is None else trace_id_of(found.traceparent)
 
     @property
     def has_work(self) -> bool:

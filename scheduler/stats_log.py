@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from scheduler.messages import CoreStats, Preempted
 from scheduler.status import SchedulerStatus
@@ -46,10 +46,11 @@ class StatsLog:
         self._since, self._before, self._was_active = now, dataclasses.replace(stats), is_active
 
 
-def warn_of_preemptions(events: Iterable[Preempted]) -> None:
-    """The first, and then every 50th."""
+def warn_of_preemptions(events: Iterable[Preempted], trace_id: Callable[[int], str]) -> None:
+    """The first, and then every 50th. trace_id: by a group's number; empty if it is not traced."""
     for event in events:
         if event.num_preemptions % _WARN_EACH == 1:
+            traced = trace_id(event.key[0])
             log.warning(
                 "Sequence %s is preempted by PreemptionMode.%s mode because there is not enough KV cache space. "
                 "This can affect the end-to-end performance. Increase gpu_memory_utilization or tensor_parallel_size "
@@ -58,5 +59,5 @@ def warn_of_preemptions(events: Iterable[Preempted]) -> None:
                 event.key[1],
                 "SWAP" if event.swapped else "RECOMPUTE",
                 event.num_preemptions,
-                extra={"request_id": event.request_id},
+                extra={"request_id": event.request_id} | ({"trace_id": traced} if traced else {}),
             )

@@ -303,7 +303,7 @@ class StepLoop(threading.Thread):
                 lockstep.want_wave(step, now)
             return None
         plan = core.schedule(now) if core.has_work else None
-        warn_of_preemptions(core.take_events())
+        warn_of_preemptions(core.take_events(), self._requests.trace_id)
         if lockstep is not None:
             plan = plan or core.schedule_empty()
             if plan is not None:

@@ -140,7 +140,8 @@ class Gateway:
             await events.aclose()
             raise
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        return _Stream(_pieces(first, events, reply, with_usage=with_usage), events)
+        pieces = _pieces(first, events, reply, with_usage=with_usage, request_id=messages[0].request_id)
+        return _Stream(pieces, events)
 
     # --- The others
 
@@ -184,7 +185,7 @@ class _Stream(EventSourceResponse):
 
 
 async def _pieces(
-    first: Event, rest: AsyncGenerator[Event, None], reply: Reply, *, with_usage: bool
+    first: Event, rest: AsyncGenerator[Event, None], reply: Reply, *, with_usage: bool, request_id: str
 ) -> AsyncGenerator[dict[str, str], None]:
     try:
         event: Event | None = first
@@ -197,7 +198,7 @@ async def _pieces(
     except RequestError as error:
         yield _data(body_of(error))
     except Exception as error:
-        log.exception("a stream failed")
+        log.exception("a stream failed", extra={"request_id": request_id})
         yield _data(body_of(error))
     else:
         yield {"data": "[DONE]"}

@@ -14,6 +14,21 @@ from runtime.trace_context import TRACEPARENT, valid_traceparent
 _incoming: contextvars.ContextVar[str] = contextvars.ContextVar("traceparent", default="")
 
 
+# Of the request that the call has become, if that is traced.
+_trace_id: contextvars.ContextVar[str] = contextvars.ContextVar("trace_id", default="")
+
+
+def set_trace_id(trace_id: str) -> None:
+    """For the rest of this task: it answers a request of that trace."""
+    _trace_id.set(trace_id)
+
+
+def log_fields(request_id: str) -> dict[str, str]:
+    """For lines in the log about the call that this task answers."""
+    trace_id = _trace_id.get()
+    return {"request_id": request_id} | ({"trace_id": trace_id} if trace_id else {})
+
+
 def incoming_traceparent() -> str:
     """Of the call that this task answers; empty if it brought none."""
     return _incoming.get()

@@ -7,7 +7,7 @@ from typing import Any
 from protos import inference_pb2 as pb
 from router.metrics import RouterMetrics
 from router.telemetry.ended import EndedRequest
-from router.telemetry.incoming import incoming_traceparent
+from router.telemetry.incoming import incoming_traceparent, set_trace_id
 from router.telemetry.request_trace import UNTRACED, RequestTrace, SpanTrace
 from runtime.tracing import Tracing
 
@@ -32,7 +32,10 @@ class RequestTelemetry:
             attributes={"gen_ai.request.id": request_id},
             kind="server",
         )
-        return SpanTrace(self._tracing, span) if span.is_sampled else UNTRACED
+        if not span.is_sampled:
+            return UNTRACED
+        set_trace_id(span.trace_id)
+        return SpanTrace(self._tracing, span)
 
     def end(
         self, request_id: str, trace: RequestTrace, ended: EndedRequest | None, *, outcome: str, error: str = ""

@@ -48,5 +48,5 @@ def test_disable_log_stats_is_heeded(caplog: pytest.LogCaptureFixture):
 
 def test_preemptions_warn_at_the_first_and_then_every_50th(caplog: pytest.LogCaptureFixture):
     events = [Preempted(key=(1, 0), request_id="r", num_preemptions=count) for count in range(1, 152)]
-    warn_of_preemptions(events)
+    warn_of_preemptions(events, lambda group: "")
     assert [message.rpartition("=")[2] for message in caplog.messages] == ["1", "51", "101", "151"]

@@ -15,6 +15,7 @@ from router.compat.kserve.convert import INPUTS, OUTPUT, VERSION, Infer, read
 from router.errors import InvalidRequest, RequestError, status_of
 from router.intake import Intake
 from router.replicas import ReplicaSet
+from router.telemetry.incoming import log_fields
 
 log = logging.getLogger("octavo.router.kserve")
 
@@ -81,7 +82,7 @@ class KserveService(GRPCInferenceServiceServicer):
             except RequestError as error:
                 await tell(request, error)
             except Exception as error:
-                log.exception("failed", extra={"request_id": request.id})
+                log.exception("failed", extra=log_fields(request.id))
                 await tell(request, error)
             finally:
                 free.release()
