@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import tokenizers
+from google.protobuf.json_format import Error as JsonError
 from google.protobuf.json_format import MessageToDict
 
 from protos.inference_pb2 import ChatPrompt
@@ -79,7 +80,7 @@ class Tokenizer:
         return self._template.render(
             [{"role": message.role, "content": message.content} for message in chat.messages],
             add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
-            arguments=_whole_numbers(MessageToDict(chat.template_arguments)),
+            arguments=_template_arguments(chat),
         )
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -171,6 +172,15 @@ def _read_json(path: Path) -> dict:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise TokenizerError(f"{path} is not valid JSON: {error}") from None
+
+
+def _template_arguments(chat: ChatPrompt) -> dict[str, object]:
+    """Raises TemplateError."""
+    try:
+        return _whole_numbers(MessageToDict(chat.template_arguments))
+    except (ValueError, JsonError) as error:
+        # A NaN, or a value of no kind.
+        raise TemplateError(f"template_arguments are no JSON: {error}") from None
 
 
 def _whole_numbers(value):  # of JSON, and gives JSON
