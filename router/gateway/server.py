@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import Iterator
-from typing import Any
 
 import uvicorn
 
@@ -22,14 +20,15 @@ class GatewayServer:
         self, gateway: Gateway, host: str, port: int, tls: TlsFiles | None = None, *, shares_port: bool = False
     ) -> None:
         """Binds. shares_port: with other processes that say so, too. Raises AddressError, TlsError."""
-        if tls is not None:
-            tls.check()
+        context = None if tls is None else tls.server_context()
         self._socket = _bind(host, port, shares_port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             gateway.app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
-            timeout_graceful_shutdown=_LAST_WORDS_S, **_ssl(tls),
+            timeout_graceful_shutdown=_LAST_WORDS_S,
         )  # fmt: skip
+        config.load()
+        config.ssl = context
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
 
@@ -48,17 +47,6 @@ class GatewayServer:
         if self._task is not None:
             await self._task
         self._socket.close()
-
-
-def _ssl(tls: TlsFiles | None) -> dict[str, Any]:
-    if tls is None:
-        return {}
-    return {
-        "ssl_certfile": tls.cert,
-        "ssl_keyfile": tls.key,
-        "ssl_ca_certs": None if tls.ca is None else str(tls.ca),
-        "ssl_cert_reqs": ssl.CERT_NONE if tls.ca is None else ssl.CERT_REQUIRED,
-    }
 
 
 class _Server(uvicorn.Server):

@@ -1,6 +1,7 @@
 """TLS at the router's edges, and between router and scheduler; certificates come from the openssl command line."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -183,3 +184,47 @@ def test_files_that_do_not_fit_are_named(ours: Authority, tmp_path: Path) -> Non
         Options(tls_cert_file="a")
     with pytest.raises(ValueError, match="tls_client_ca_file"):
         Options(tls_client_ca_file="a")
+
+
+def _shown_at(port: int, trusted: Authority) -> str:
+    """The common name of whom a TLS server on this machine says it is."""
+    context = ssl.create_default_context(cafile=str(trusted.ca))
+    # As gRPC's own clients do.
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    with (
+        socket.create_connection(("127.0.0.1", port), 10) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+    ):
+        certificate: Any = connection.getpeercert()
+    return dict(pair for part in certificate["subject"] for pair in part)["commonName"]
+
+
+async def test_a_renewed_certificate_is_shown_to_the_next_client_and_open_streams_go_on(
+    scheduler: FakeScheduler, ours: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = ours.sign("first")
+    options = {"tls_cert_file": str(certificate), "tls_key_file": str(key)}
+    scheduler.pause_at = 2
+    async with running_router([scheduler.address], **options) as (server, _):
+        await server.wait_ready()
+        gateway = Gateway(server.intake, server.metrics.registry, server.readiness, max_body_bytes=100_000)
+        listening = GatewayServer(gateway, "127.0.0.1", 0, server.tls)
+        listening.start()
+        ports = server.port, listening.port
+        try:
+            async with AsyncClient(f"127.0.0.1:{server.port}", credentials=tls_credentials(ours.ca)) as client:
+                stream = client.stream("Hello", GREEDY)
+                await anext(stream)
+                renewed, renewed_key = ours.sign("renewed")
+                # Not at one moment: between the two writes the files do not fit.
+                certificate.write_bytes(renewed.read_bytes())
+                assert [await asyncio.to_thread(_shown_at, port, ours) for port in ports] == ["first", "first"]
+                assert sum("stays in force" in record.getMessage() for record in caplog.records) == 2
+                key.write_bytes(renewed_key.read_bytes())
+                assert [await asyncio.to_thread(_shown_at, port, ours) for port in ports] == ["renewed", "renewed"]
+                await scheduler.resume_steps()
+                async for _ in stream:
+                    pass
+                assert len(stream.generation.choices[0].token_ids) == GREEDY.max_tokens
+        finally:
+            await listening.stop()
