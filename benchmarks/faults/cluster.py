@@ -107,7 +107,7 @@ class Cluster:
             except psutil.Error:
                 # It has ended since it was listed.
                 continue
-            place = _place(arguments)
+            place = place_of(arguments)
             if place is not None:
                 found[place] = child
         return found
@@ -164,7 +164,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-def _place(arguments: Sequence[str]) -> Place | None:
+def place_of(arguments: Sequence[str]) -> Place | None:
     """Of a command line; None if it is none of the cluster's."""
     if arguments[1:2] != ["-m"] or arguments[2] not in set(Kind):
         return None

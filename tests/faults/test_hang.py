@@ -1,4 +1,7 @@
-"""A worker that is stopped in mid-stream, as a debugger or a frozen container does it: SmolLM2 says the same tokens."""
+"""A worker that is stopped in mid-stream, as a debugger or a frozen container does it: SmolLM2 says the same tokens.
+
+Its steps are planned ahead, so that two of them, of one sequence each, are in flight when it stops.
+"""
 
 import asyncio
 import signal
@@ -34,7 +37,7 @@ async def generate(up: Up, *, stop_worker: bool) -> list[Generation]:
 async def test_a_stopped_worker_is_replaced_and_streams_go_on_exactly(tmp_path: Path) -> None:
     with Up(
         tmp_path, "--dtype=float32", "--kv-cache-memory=0.1", "--max-num-seqs=8", "--worker-threads=1",
-        "--heartbeat-timeout=4", real=True, metrics_port=free_port(),
+        "--max-steps-in-flight=2", "--heartbeat-timeout=4", real=True, metrics_port=free_port(),
     ) as up:  # fmt: skip
         up.wait_for("serving; Ctrl-C to stop")
         expected = await generate(up, stop_worker=False)
