@@ -105,7 +105,9 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a live request of this router; its stream ends with CANCELLED.
+        """Ends a live request, of this router or of another one over the same schedulers; its stream ends with CANCELLED. Not
+        found: what another router holds while no replica has it. UNAVAILABLE if it is not of this router and no replica
+        can be asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -16,6 +16,7 @@ class CancelReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CANCEL_REASON_DEADLINE: _ClassVar[CancelReason]
     CANCEL_REASON_SLOW_READER: _ClassVar[CancelReason]
     CANCEL_REASON_MOVED: _ClassVar[CancelReason]
+    CANCEL_REASON_REQUESTED: _ClassVar[CancelReason]
 
 class RejectReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -31,6 +32,7 @@ CANCEL_REASON_STOP: CancelReason
 CANCEL_REASON_DEADLINE: CancelReason
 CANCEL_REASON_SLOW_READER: CancelReason
 CANCEL_REASON_MOVED: CancelReason
+CANCEL_REASON_REQUESTED: CancelReason
 REJECT_REASON_UNSPECIFIED: RejectReason
 REJECT_REASON_INVALID: RejectReason
 REJECT_REASON_QUEUE_FULL: RejectReason

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from protos import inference_pb2 as protos_dot_inference__pb2
 from protos import scheduler_pb2 as protos_dot_scheduler__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -39,6 +40,11 @@ class SchedulerStub:
                 request_serializer=protos_dot_scheduler__pb2.RouterMessage.SerializeToString,
                 response_deserializer=protos_dot_scheduler__pb2.SchedulerMessage.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/octavo.v1.Scheduler/Cancel',
+                request_serializer=protos_dot_inference__pb2.CancelRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.CancelResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -52,6 +58,14 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Cancel(self, request, context):
+        """Ends the live attempt of a request, on whichever router's Session it came; `cancelled` says whether there is one. A
+        router asks all of its schedulers for a request of which it has no stream.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +73,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=protos_dot_scheduler__pb2.RouterMessage.FromString,
                     response_serializer=protos_dot_scheduler__pb2.SchedulerMessage.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=protos_dot_inference__pb2.CancelRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.CancelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +107,33 @@ class Scheduler:
             '/octavo.v1.Scheduler/Session',
             protos_dot_scheduler__pb2.RouterMessage.SerializeToString,
             protos_dot_scheduler__pb2.SchedulerMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Scheduler/Cancel',
+            protos_dot_inference__pb2.CancelRequest.SerializeToString,
+            protos_dot_inference__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,8 +1,7 @@
 """The Admin service of a router: it asks all of its replicas and puts their answers together, and moves streams."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -10,24 +9,14 @@ import grpc.aio
 from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminServicer, AdminStub
 from router.answering import answering
-from router.errors import Forbidden, InvalidRequest, NoReplica, UnknownRequest
+from router.asking import ANSWER_TIMEOUT_S, Asked, ask_all
+from router.errors import Forbidden, InvalidRequest, UnknownRequest
 from router.migrations import Migration
 from router.security.identity import caller
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
-# A scheduler answers between two steps; one that takes longer counts as unreachable.
-_TIMEOUT_S = 5.0
 
 Context = grpc.aio.ServicerContext
-Answer = TypeVar("Answer")
-
-
-class Asked(Protocol):
-    """A replica."""
-
-    address: str
-    # None until something has been tried.
-    channel: grpc.aio.Channel | None
 
 
 class Migrates(Protocol):
@@ -66,15 +55,15 @@ class AdminService(AdminServicer):
 
         scoped_id = caller().scoped_id(request_id)
 
-        async def ask(stub: Any) -> pb.ExplainResponse:
+        async def ask(channel: grpc.aio.Channel) -> pb.ExplainResponse:
             try:
-                return await stub.Explain(pb.ExplainRequest(request_id=scoped_id), timeout=_TIMEOUT_S)
+                return await _stub(channel).Explain(pb.ExplainRequest(request_id=scoped_id), timeout=ANSWER_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.NOT_FOUND:
                     return pb.ExplainResponse()
                 raise
 
-        answers, unreachable = await self._ask_all(ask)
+        answers, unreachable = await ask_all(self._replicas, ask)
         timelines = [timeline for answer in answers for timeline in answer.timelines]
         if not timelines:
             also = f"; not asked: {'; '.join(unreachable)}" if unreachable else ""
@@ -92,10 +81,10 @@ class AdminService(AdminServicer):
         if not caller().is_admin:
             raise Forbidden("this API key may not reset prefix caches, which all share: use one with `admin: true`")
 
-        async def ask(stub: Any) -> pb.ResetPrefixCacheResponse:
-            return await stub.ResetPrefixCache(pb.ResetPrefixCacheRequest(), timeout=_TIMEOUT_S)
+        async def ask(channel: grpc.aio.Channel) -> pb.ResetPrefixCacheResponse:
+            return await _stub(channel).ResetPrefixCache(pb.ResetPrefixCacheRequest(), timeout=ANSWER_TIMEOUT_S)
 
-        answers, unreachable = await self._ask_all(ask)
+        answers, unreachable = await ask_all(self._replicas, ask)
         num_blocks = sum(answer.num_blocks for answer in answers)
         return pb.ResetPrefixCacheResponse(num_blocks=num_blocks, unreachable=unreachable)
 
@@ -109,23 +98,7 @@ class AdminService(AdminServicer):
             moved_from=done.moved_from, moved_to=done.moved_to, num_output_tokens=done.num_output_tokens
         )
 
-    async def _ask_all(self, ask: Callable[[Any], Awaitable[Answer]]) -> tuple[list[Answer], list[str]]:
-        """The answers, and for each replica without one its address and the cause. ask: gets an AdminStub.
 
-        Raises NoReplica if there is no answer at all.
-        """
-
-        async def ask_one(replica: Asked) -> Answer | str:
-            if replica.channel is None:
-                return f"{replica.address}: not connected yet"
-            try:
-                return await ask(AdminStub(replica.channel))
-            except grpc.aio.AioRpcError as error:
-                return f"{replica.address}: {error.code().name}, {error.details()}"
-
-        outcomes = await asyncio.gather(*map(ask_one, self._replicas))
-        unreachable = [outcome for outcome in outcomes if isinstance(outcome, str)]
-        answers = [outcome for outcome in outcomes if not isinstance(outcome, str)]
-        if not answers:
-            raise NoReplica(f"no replica answers: {'; '.join(unreachable)}; try again in a few seconds")
-        return answers, unreachable
+def _stub(channel: grpc.aio.Channel) -> Any:
+    """The generated stub's types are those of the synchronous one."""
+    return AdminStub(channel)

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from protos import inference_pb2 as pb
 from router import validation
 from router.admission import Admission
+from router.cancels import cancel_elsewhere
 from router.chat_template import TemplateError
 from router.dispatcher import Dispatcher
 from router.errors import DeadlineExceeded, Draining, InvalidRequest, NoReplica, RequestError
 from router.live import LiveStreams
 from router.metrics import RouterMetrics
-from router.migrations import Migrations
 from router.migrations import Migrations
 from router.replicas import ReplicaSet
 from router.request import Request
@@ -72,9 +72,14 @@ class Intake:
         model = self._replicas.model
         return 0 if model is None else model.max_model_len
 
-    def cancel(self, request_id: str) -> bool:
-        """False if no live request of the caller has this id."""
-        return self.live.cancel(caller().scoped_id(request_id))
+    async def cancel(self, request_id: str) -> bool:
+        """Ends a live request of the caller, through whichever router it came; False if none has this id.
+
+        Of other routers it finds the streams that a replica has, not those that wait for one. Raises NoReplica if the
+        request is not known here and no replica answers.
+        """
+        scoped_id = caller().scoped_id(request_id)
+        return self.live.cancel(scoped_id) or await cancel_elsewhere(self._replicas.replicas, scoped_id)
 
     @contextlib.asynccontextmanager
     async def open(self, message: pb.GenerateRequest, seconds: float | None) -> AsyncIterator[Stream]:
@@ -159,14 +164,15 @@ class Intake:
 
     async def _prompt(self, message: pb.GenerateRequest, model: pb.ModelInfo) -> list[int]:
         if message.HasField("resume"):
+            validation.check_prompt_length(len(message.resume.prompt_token_ids), model)
             return list(message.resume.prompt_token_ids)
         kind = message.WhichOneof("input")
         if kind == "token_ids":
+            validation.check_prompt_length(len(message.token_ids.ids), model)
             return list(message.token_ids.ids)
         longest_token = self.tokenizer.tokenizer.longest_token
         if kind == "chat":
-            for entry in message.chat.messages:
-                validation.check_text_length(entry.content, longest_token, model.max_model_len)
+            validation.check_chat_length(message.chat, longest_token, model.max_model_len)
             return await self.encode_chat(message.chat)
         validation.check_text_length(message.prompt, longest_token, model.max_model_len)
         return await self.tokenizer.encode(message.prompt)

@@ -54,6 +54,7 @@ class InferenceService(InferenceServicer):
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         async with answering(context):
             validation.check_model_name(request.model, self._intake.model_name)
+            validation.check_detokenized(request.token_ids)
             tokenizer = self._intake.tokenizer
             text = await tokenizer.decode(request.token_ids, skip_special_tokens=request.skip_special_tokens)
             return pb.DetokenizeResponse(text=text)
@@ -66,7 +67,9 @@ class InferenceService(InferenceServicer):
         raise AssertionError("unreachable")
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
-        return pb.CancelResponse(cancelled=self._intake.cancel(request.request_id))
+        async with answering(context, request.request_id):
+            return pb.CancelResponse(cancelled=await self._intake.cancel(request.request_id))
+        raise AssertionError("unreachable")
 
     @contextlib.asynccontextmanager
     async def _opened(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[Stream]:

@@ -314,6 +314,8 @@ class Stream:
             self.fail(Superseded("a higher attempt of this request has taken over"))
         elif ended.cancel_reason == wire.CANCEL_REASON_DEADLINE:
             self.fail(DeadlineExceeded("the deadline passed"), wire.CANCEL_REASON_DEADLINE)
+        elif ended.cancel_reason == wire.CANCEL_REASON_REQUESTED:
+            self.fail(Cancelled("Cancel was called for this request, through another router"))
         else:
             # The replica gave it up, as a drain does at its end: another one goes on.
             self._leave(wire.CANCEL_REASON_CLIENT)

@@ -85,6 +85,14 @@ class Explain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequest:
+    """answer: whether the request was live, on whichever Session."""
+
+    request_id: str
+    answer: Future[bool] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResetPrefixCache:
     """answer: blocks that could be found before."""
 
@@ -101,6 +109,7 @@ Command = (
     | Drain
     | Stop
     | Explain
+    | CancelRequest
     | ResetPrefixCache
 )
 

@@ -29,6 +29,7 @@ _CANCEL_CAUSES = {
     scheduler_pb2.CANCEL_REASON_STOP: "a stop string was found",
     scheduler_pb2.CANCEL_REASON_DEADLINE: "its deadline passed",
     scheduler_pb2.CANCEL_REASON_SLOW_READER: "its client reads too slowly",
+    scheduler_pb2.CANCEL_REASON_REQUESTED: "Cancel was called, through another router",
     scheduler_pb2.CANCEL_REASON_MOVED: "its router has moved it to another replica",
 }
 
@@ -160,6 +161,14 @@ class Requests:
         cause = "a higher attempt took over" if superseded else _CANCEL_CAUSES.get(reason, "")
         ends = self._live_core.cancel(group.number, choices or None, now, cause=cause)
         self.collect_ends(ends, cancel_reason=reason, superseded=superseded)
+
+    def cancel_request(self, request_id: str, now: float) -> bool:
+        """Ends a request, whichever router's it is. False if none of this id is live."""
+        group = self._sessions.live_attempt(request_id)
+        if group is None:
+            return False
+        self._cancel(group, (), now, reason=scheduler_pb2.CANCEL_REASON_REQUESTED)
+        return True
 
     def expire(self, now: float) -> None:
         """Ends what is past its deadline."""

@@ -182,7 +182,13 @@ class SchedulerServer:
         session = grpc.stream_stream_rpc_method_handler(
             self._session, request_deserializer=scheduler_pb2.RouterMessage.FromString
         )
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Session": session}),))
+        cancel = grpc.unary_unary_rpc_method_handler(
+            self._cancel,
+            request_deserializer=inference_pb2.CancelRequest.FromString,
+            response_serializer=inference_pb2.CancelResponse.SerializeToString,
+        )
+        handlers = {"Session": session, "Cancel": cancel}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         add_AdminServicer_to_server(admin.AdminService(self._replica, self._mailbox.put), server)
         add_reflection(server, SERVICE, admin.SERVICE)
@@ -223,6 +229,13 @@ class SchedulerServer:
                 task.cancel()
             errors = await asyncio.gather(reader, writer, return_exceptions=True)
         await _end(context, outgoing, errors[0])
+
+    async def _cancel(
+        self, request: inference_pb2.CancelRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.CancelResponse:
+        order = commands.CancelRequest(request_id=request.request_id)
+        self._mailbox.put(order)
+        return inference_pb2.CancelResponse(cancelled=await asyncio.wrap_future(order.answer))
 
     async def _read(self, session: int, requests: AsyncIterator[scheduler_pb2.RouterMessage]) -> None:
         """Until the router has no more to say. Raises ProtocolError."""

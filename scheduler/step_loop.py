@@ -187,6 +187,8 @@ class StepLoop(threading.Thread):
             case commands.Explain():
                 core = self._requests.core
                 _answer(command.answer, (core.explain(command.request_id) if core else [], now))
+            case commands.CancelRequest():
+                _answer(command.answer, self._requests.cancel_request(command.request_id, now))
             case commands.ResetPrefixCache():
                 core = self._requests.core
                 _answer(command.answer, core.reset_prefix_cache() if core else 0)

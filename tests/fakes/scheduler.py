@@ -175,6 +175,10 @@ class _Servicer(SchedulerServicer):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def Cancel(self, request: pb.CancelRequest, context: grpc.aio.ServicerContext) -> pb.CancelResponse:
+        sessions = list(self._scheduler._sessions)
+        return pb.CancelResponse(cancelled=any(each.end_request(request.request_id) for each in sessions))
+
 
 class _FakeSession:
     def __init__(self, scheduler: FakeScheduler, router_id: str) -> None:
@@ -262,6 +266,20 @@ class _FakeSession:
                     num_cached_tokens=4,
                 )
         self.outgoing.put_nowait(wire.SchedulerMessage(outputs=outputs, load=self.load()))
+
+    def end_request(self, request_id: str) -> bool:
+        keys = [key for key, sequence in self.sequences.items() if sequence.submit.request_id == request_id]
+        outputs = wire.StepOutputs()
+        for group, choice in keys:
+            del self.sequences[group, choice]
+            outputs.finishes.add(
+                group=group,
+                choice=choice,
+                reason=pb.FINISH_REASON_CANCELLED,
+                cancel_reason=wire.CANCEL_REASON_REQUESTED,
+            )
+        self.outgoing.put_nowait(wire.SchedulerMessage(outputs=outputs, load=self.load()))
+        return bool(keys)
 
     def give_up_all(self) -> None:
         outputs = wire.StepOutputs()

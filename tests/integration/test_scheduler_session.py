@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 
 from protos import inference_pb2, scheduler_pb2
+from protos.scheduler_pb2_grpc import SchedulerStub
 from runtime.wire import PROTOCOL_VERSION
 from tests.fakes.hash_runner import BAD_TOKEN, HashModel
 from tests.support.scheduling import Gate, RouterEnd, make_options, running_scheduler, running_worker
@@ -199,6 +201,28 @@ async def test_attempts_of_a_request_over_sessions(tmp_path: Path):
         assert two.tokens[higher, 0] == HashModel().generate(PROMPT, 20)
         # None is live any more: the lowest attempt is welcome again.
         await one.finish(await one.submit(PROMPT, max_tokens=2, request_id="r", attempt=0))
+
+
+async def test_a_request_of_another_routers_session_is_cancelled_by_its_id(tmp_path: Path):
+    gate, options = Gate(first=2), make_options(tmp_path)
+    async with (
+        running_scheduler(options) as server,
+        running_worker(options, before_step=gate),
+        RouterEnd(server.address) as router,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        stub: Any = SchedulerStub(channel)
+        group = await router.submit(PROMPT, max_tokens=20, choices=range(2), request_id="r")
+        await asyncio.to_thread(gate.reached.wait)
+        assert not (await stub.Cancel(inference_pb2.CancelRequest(request_id="another"))).cancelled
+        assert (await stub.Cancel(inference_pb2.CancelRequest(request_id="r"))).cancelled
+        for choice in range(2):
+            finish = await router.finish(group, choice)
+            assert finish.reason == inference_pb2.FINISH_REASON_CANCELLED
+            assert finish.cancel_reason == scheduler_pb2.CANCEL_REASON_REQUESTED
+        assert not (await stub.Cancel(inference_pb2.CancelRequest(request_id="r"))).cancelled
+        gate.open()
+        await router.wait_idle()
 
 
 async def test_a_deadline_cancels(tmp_path: Path):

@@ -24,7 +24,7 @@ from router.gateway.app import Gateway
 from router.gateway.server import GatewayServer
 from router.place import RouterPlace
 from router.server import AddressError, RouterServer
-from tests.fakes.routers import Received, receive, running_schedulers, smollm2_tokenizer, socket_address
+from tests.fakes.routers import Received, receive, running_router, running_schedulers, smollm2_tokenizer, socket_address
 from tests.fakes.scheduler import FakeScheduler
 from tests.support.repository import ROOT
 from tests.support.up import Up, environment, free_port
@@ -209,3 +209,33 @@ async def test_a_client_of_a_killed_process_goes_on_at_another_one_of_the_same_p
         if killed.returncode is None:
             killed.kill()
             await killed.wait()
+
+
+async def test_cancel_reaches_a_stream_through_any_router(tmp_path: Path) -> None:
+    replicas = [FakeScheduler(socket_address(tmp_path, name), pause_at=3) for name in ("one", "two")]
+    addresses = [replica.address for replica in replicas]
+    async with (
+        running_schedulers(*replicas),
+        running_router(addresses) as (server, stub),
+        running_router(addresses) as (other, stub_of_other),
+    ):
+        await server.wait_ready()
+        await other.wait_ready()
+        sampling = pb.SamplingParams(n=2, max_tokens=8, ignore_eos=True)
+        call = stub.Generate(pb.GenerateRequest(prompt="Hello", sampling=sampling, request_id="mine"))
+        received = await receive(call, until=lambda received: bool(received.token_ids))
+        assert not (await stub_of_other.Cancel(pb.CancelRequest(request_id="another"))).cancelled
+        assert (await stub_of_other.Cancel(pb.CancelRequest(request_id="mine"))).cancelled
+        with pytest.raises(grpc.aio.AioRpcError, match="through another router") as caught:
+            await receive(call, into=received)
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+        # It is nobody's now, and did not move on to the other replica.
+        assert not (await stub_of_other.Cancel(pb.CancelRequest(request_id="mine"))).cancelled
+        assert sum(len(replica.submitted) for replica in replicas) == 1
+
+
+async def test_cancel_of_what_nobody_can_be_asked_for_is_no_answer(tmp_path: Path) -> None:
+    async with running_router([socket_address(tmp_path, "nobody")]) as (_, stub):
+        with pytest.raises(grpc.aio.AioRpcError, match="no replica answers") as caught:
+            await stub.Cancel(pb.CancelRequest(request_id="mine"))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -1,6 +1,7 @@
 """The VllmEngine service: from its messages to the intake, and back."""
 
 import asyncio
+import contextlib
 import datetime
 import json
 import time
@@ -19,7 +20,7 @@ from router.answering import answering
 from router.compat.vllm_engine.convert import generate_request
 from router.compat.vllm_engine.replies import Replies
 from router.compat.vllm_engine.tokenizer_zip import tokenizer_zip
-from router.errors import Unavailable
+from router.errors import NoReplica, Unavailable
 from router.intake import Intake
 from router.replicas import ReplicaSet
 
@@ -62,7 +63,8 @@ class VllmEngineService(VllmEngineServicer):
     async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
         """Of ids that are not live it says nothing: a request may end while it is aborted."""
         for request_id in request.request_ids:
-            self._intake.cancel(request_id)
+            with contextlib.suppress(NoReplica):
+                await self._intake.cancel(request_id)
         return vllm.AbortResponse()
 
     async def HealthCheck(self, request: vllm.HealthCheckRequest, context: Context) -> vllm.HealthCheckResponse:
