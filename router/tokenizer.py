@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tokenizers
 from google.protobuf.json_format import Error as JsonError
@@ -91,7 +91,10 @@ class Tokenizer:
         known = self._bytes.get(token_id)
         if known is None:
             token = self._tokenizer.id_to_token(token_id)
-            known = self._bytes[token_id] = b"" if token is None else self._to_bytes(token)
+            if token is None:
+                # Not kept: there are four billion of them.
+                return b""
+            known = self._bytes[token_id] = self._to_bytes(token)
         return known
 
 
@@ -183,7 +186,7 @@ def _template_arguments(chat: ChatPrompt) -> dict[str, object]:
         raise TemplateError(f"template_arguments are no JSON: {error}") from None
 
 
-def _whole_numbers(value):  # of JSON, and gives JSON
+def _whole_numbers(value: Any) -> Any:
     """A protobuf Struct knows only doubles: 3.0 was a 3, and templates print it."""
     if isinstance(value, float) and value.is_integer():
         return int(value)

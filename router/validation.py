@@ -13,6 +13,11 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
+MAX_CHAT_MESSAGES = 16_384
+# What a template gets besides the messages: definitions of tools, mostly.
+MAX_TEMPLATE_ARGUMENTS_BYTES = 2**20
+# Of one Detokenize; more than any model's output.
+MAX_DETOKENIZED = 2**20
 # Of cache_salt and session_key.
 MAX_KEY_BYTES = 256
 # Submit.attempt holds 16 bits of it; see router.streams.
@@ -91,6 +96,12 @@ def check_chat(chat: ChatPrompt) -> None:
     """Raises InvalidRequest."""
     if not chat.messages:
         raise InvalidRequest("chat.messages is empty: give at least one message")
+    if len(chat.messages) > MAX_CHAT_MESSAGES:
+        raise InvalidRequest(f"chat.messages has {len(chat.messages)} entries: use at most {MAX_CHAT_MESSAGES}")
+    if (size := chat.template_arguments.ByteSize()) > MAX_TEMPLATE_ARGUMENTS_BYTES:
+        raise InvalidRequest(
+            f"chat.template_arguments has {size} bytes: at most {MAX_TEMPLATE_ARGUMENTS_BYTES} are allowed"
+        )
     for i, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidRequest(
@@ -100,9 +111,13 @@ def check_chat(chat: ChatPrompt) -> None:
 
 def check_text_length(text: str, longest_token: int, max_model_len: int) -> None:
     """Refuses at once a text that no tokenization can make short enough. longest_token: in characters."""
-    if len(text) > max_model_len * longest_token:
+    _check_length(len(text), longest_token, max_model_len)
+
+
+def _check_length(num_chars: int, longest_token: int, max_model_len: int) -> None:
+    if num_chars > max_model_len * longest_token:
         raise InvalidRequest(
-            f"the prompt has {len(text)} characters: "
+            f"the prompt has {num_chars} characters: "
             f"more than max_model_len={max_model_len} tokens however they are cut; shorten it"
         )
 
@@ -114,9 +129,20 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> No
         raise InvalidRequest(f"{field}[{position}]={token_id}: token ids of this model are 0 to {vocab_size - 1}")
 
 
-def check_against_model(prompt_token_ids: Sequence[int], sampling: SamplingParams, model: ModelInfo) -> None:
-    """What depends on the model and the prompt's length. sampling: as requested. Raises InvalidRequest."""
-    num_prompt_tokens = len(prompt_token_ids)
+def check_chat_length(chat: ChatPrompt, longest_token: int, max_model_len: int) -> None:
+    """As check_text_length, of all messages together. Raises InvalidRequest."""
+    num_chars = sum(len(message.content) for message in chat.messages)
+    _check_length(num_chars, longest_token, max_model_len)
+
+
+def check_detokenized(token_ids: Sequence[int]) -> None:
+    """Raises InvalidRequest."""
+    if len(token_ids) > MAX_DETOKENIZED:
+        raise InvalidRequest(f"token_ids has {len(token_ids)} entries: use at most {MAX_DETOKENIZED}")
+
+
+def check_prompt_length(num_prompt_tokens: int, model: ModelInfo) -> None:
+    """Raises InvalidRequest."""
     if not num_prompt_tokens:
         raise InvalidRequest("the prompt is empty: give at least one token")
     if num_prompt_tokens >= model.max_model_len:
@@ -124,6 +150,12 @@ def check_against_model(prompt_token_ids: Sequence[int], sampling: SamplingParam
             f"the prompt has {num_prompt_tokens} tokens: use at most {model.max_model_len - 1}, so that with one "
             f"output token it fits max_model_len={model.max_model_len}"
         )
+
+
+def check_against_model(prompt_token_ids: Sequence[int], sampling: SamplingParams, model: ModelInfo) -> None:
+    """What depends on the model and the prompt's length. sampling: as requested. Raises InvalidRequest."""
+    num_prompt_tokens = len(prompt_token_ids)
+    check_prompt_length(num_prompt_tokens, model)
     room = model.max_model_len - num_prompt_tokens
     if sampling.HasField("max_tokens") and sampling.max_tokens > room:
         raise InvalidRequest(

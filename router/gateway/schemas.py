@@ -26,7 +26,7 @@ class SamplingRequest(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1)
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, lt=2**32)
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float = 0.0
@@ -62,7 +62,7 @@ class CompletionRequest(SamplingRequest):
 
     prompt: str | list[int] | list[str] | list[list[int]]
     # OpenAI's default, unlike that of chats.
-    max_tokens: int | None = Field(16, ge=1)
+    max_tokens: int | None = Field(16, ge=1, lt=2**32)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0)
     # Neither of these does anything else here.
@@ -109,7 +109,7 @@ class ChatCompletionRequest(SamplingRequest):
     """POST /v1/chat/completions."""
 
     messages: list[Message]
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**32)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0)
     # For the chat template, as they are; what the model says to call them is text.
