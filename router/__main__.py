@@ -19,6 +19,7 @@ from router.tokenizer_files import TokenizerError, tokenizer_directory
 from runtime.http import ObservabilityServer
 from runtime.logs import configure_logging
 from runtime.model_files import ModelNotFoundError, resolve_model
+from runtime.tasks import count_tasks
 from runtime.tls import TlsError
 from runtime.tracing import TracingError
 
@@ -131,6 +132,7 @@ def _observe(options: Options, place: RouterPlace, server: RouterServer) -> Obse
     port = options.process_metrics_port("router", place.router, place.process)
     if not port:
         return None
+    count_tasks(server.metrics.registry)
     try:
         http = ObservabilityServer(options.metrics_host, port, server.registry, server.readiness)
     except OSError as error:

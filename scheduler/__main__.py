@@ -11,6 +11,7 @@ from configs.options import Options
 from runtime.curve import CurveError
 from runtime.http import ObservabilityServer
 from runtime.logs import configure_logging
+from runtime.tasks import count_tasks
 from runtime.tls import TlsError
 from runtime.tracing import TracingError
 from scheduler.addresses import AddressError
@@ -105,6 +106,7 @@ def _observe(options: Options, replica: int, server: SchedulerServer) -> Observa
     if not port:
         return None
     step_loop = server.step_loop
+    count_tasks(step_loop.metrics.registry)
     try:
         http = ObservabilityServer(options.metrics_host, port, step_loop.metrics.shown, lambda: step_loop.status.health)
     except OSError as error:
