@@ -88,7 +88,7 @@ class FakeScheduler:
     pause_at: int | None = None
     tokens_per_step: int = 1
     is_broken: bool = False
-    # As if its queue were full for it and numbers above.
+    # As if its queue were full for it and numbers above; with a capacity, while as many groups are live.
     refused_priority: int | None = None
     workers_ready: bool = True
     draining: bool = False
@@ -189,6 +189,13 @@ class _FakeSession:
         self._incomplete: dict[int, tuple[wire.Submit, list[int]]] = {}
         self._last_group = 0
 
+    @property
+    def _has_room(self) -> bool:
+        """There is a capacity, and fewer groups are live."""
+        scheduler = self.scheduler
+        live_groups = {group for session in scheduler._sessions for group, _ in session.sequences}
+        return scheduler.capacity is not None and len(live_groups) < scheduler.capacity
+
     def load(self) -> wire.Load:
         scheduler = self.scheduler
         return wire.Load(
@@ -199,7 +206,7 @@ class _FakeSession:
             draining=scheduler.draining,
             last_group=self._last_group,
             last_step=scheduler.last_step,
-            refused_priority=scheduler.refused_priority,
+            refused_priority=None if self._has_room else scheduler.refused_priority,
         )
 
     async def read(self, messages: AsyncIterator[wire.RouterMessage]) -> None:
@@ -222,10 +229,9 @@ class _FakeSession:
         assert submit.group == self._last_group + 1, "groups grow by one"
         self._last_group = submit.group
         reason = None
-        live_groups = {group for session in scheduler._sessions for group, _ in session.sequences}
         if scheduler.draining:
             reason = wire.REJECT_REASON_DRAINING
-        elif scheduler.capacity is not None and len(live_groups) >= scheduler.capacity:
+        elif scheduler.capacity is not None and not self._has_room:
             reason = wire.REJECT_REASON_QUEUE_FULL
         if reason is not None:
             rejected = wire.Rejected(group=submit.group, reason=reason, message=wire.RejectReason.Name(reason))

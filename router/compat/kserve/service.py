@@ -89,6 +89,9 @@ class KserveService(GRPCInferenceServiceServicer):
 
         async def tell(request: pb.ModelInferRequest, error: Exception) -> None:
             status, message = status_of(error)
+            if isinstance(error, RequestError) and error.retry_after_s is not None:
+                # There are no details of a status here.
+                message += f" (in {error.retry_after_s:.1f} s)"
             failed = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
             async with writing:
                 await context.write(
