@@ -229,8 +229,8 @@ class Preempted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreLoad:
     """num_running and num_waiting count sequences; num_free_blocks those that can be taken at once, free or cached;
-    num_queued_tokens the prompt tokens of groups that have never run; num_prefill_tokens what those that run have yet to
-    compute before their next token, steps in flight included. refused_priority: while the queue is full, requests of
+    num_queued_tokens the prompt tokens of groups that have never run; num_prefill_tokens what those that run have yet
+    to compute before their next token, steps in flight included. refused_priority: while the queue is full, requests of
     this priority or a number above it are refused; None: it is not full."""
 
     num_running: int
