@@ -26,7 +26,7 @@ COPY scheduler scheduler
 COPY router router
 COPY octavo octavo
 # Editable, so that there is one copy, the one that `python -m` finds in this folder.
-RUN pip install $PIP_ARGS -c constraints.txt -e .
+RUN pip install $PIP_ARGS -c constraints.txt -e '.[tracing]'
 
 # Volumes take over the owner of these folders when they are first mounted.
 RUN useradd --uid 10001 --create-home octavo \

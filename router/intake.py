@@ -92,7 +92,7 @@ class Intake:
         outcome, failure = "cancelled", ""  # by the client or its deadline, unless something else comes first
         identity = caller()
         limits = identity.limits
-        trace = self._telemetry.begin(message.request_id)
+        trace = self._telemetry.begin(message)
         ended: EndedRequest | None = None
         try:
             self._refuse_if_draining()

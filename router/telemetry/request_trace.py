@@ -74,8 +74,6 @@ class SpanTrace(RequestTrace):
     def prepared(self, request: "Request") -> None:
         sampling = request.sampling
         attributes: dict[str, str | int | float] = {
-            "gen_ai.operation.name": "text_completion",
-            "gen_ai.request.id": request.request_id,
             "gen_ai.request.model": request.model,
             "gen_ai.request.choice.count": sampling.n,
             "gen_ai.usage.input_tokens": len(request.prompt_token_ids),

@@ -21,7 +21,7 @@ class RequestTelemetry:
         """log_requests: option enable_log_requests."""
         self._metrics, self._tracing, self._log_requests = metrics, tracing, log_requests
 
-    def begin(self, request_id: str) -> RequestTrace:
+    def begin(self, message: pb.GenerateRequest) -> RequestTrace:
         """A request has arrived, by the call that this task answers."""
         if self._tracing is None:
             return UNTRACED
@@ -29,7 +29,10 @@ class RequestTelemetry:
             "octavo.request",
             parent=incoming_traceparent(),
             at=time.monotonic(),
-            attributes={"gen_ai.request.id": request_id},
+            attributes={
+                "gen_ai.operation.name": "chat" if message.HasField("chat") else "text_completion",
+                "gen_ai.request.id": message.request_id,
+            },
             kind="server",
         )
         if not span.is_sampled:
