@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.offered_load import FINISHED, REFUSED, Outcomes, Sender, Shape, open_loop, retry_delay_of
 from protos import inference_pb2 as pb
+from router.errors import DeadlineExceeded
 from router.gateway.app import Gateway
 from router.server import RouterServer
 from scheduler.messages import ANY_PRIORITY
@@ -100,3 +101,16 @@ async def test_a_replica_whose_queue_is_full_is_left_out_while_another_has_room(
         for _ in range(4):
             assert (await receive(stub.Generate(request()))).finished is not None
         assert (len(fakes[0].submitted), len(fakes[1].submitted)) == (0, 4)
+
+
+async def test_a_request_whose_deadline_has_passed_is_not_submitted(tmp_path: Path) -> None:
+    """As when it has waited for the tokenizer for so long; gRPC's own deadline may be noticed later."""
+    fake = FakeScheduler(socket_address(tmp_path, "one"))
+    async with running_schedulers(fake), running_router([fake.address]) as (server, _):
+        await server.wait_ready()
+        message = request()
+        message.request_id = "late"
+        with pytest.raises(DeadlineExceeded):
+            async with server.intake.open(message, seconds=0.0):
+                pytest.fail("it was begun")
+        assert (server.num_streams, fake.submitted) == (0, [])
