@@ -16,7 +16,7 @@ from protos.scheduler_pb2_grpc import SchedulerStub
 from router.breaker import Breaker
 from router.prefix_index import PrefixIndex
 from router.progress import Progress
-from router.session import Session
+from router.session import Session, SessionError, check_welcome
 from router.whereabouts import Whereabouts
 from runtime.tls import open_channel
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
@@ -163,6 +163,8 @@ class Replica:
             return await self._read(call)
         except grpc.aio.AioRpcError as error:
             return False, f"Session refused, {error.code().name}: {error.details()}"
+        except SessionError as error:
+            return False, f"sent what no scheduler of this version sends: {error}"
         except Exception as error:
             # A message that no scheduler of ours sends must cost one Session, not the replica.
             log.exception("%s sent what can't be read", self.address)
@@ -182,6 +184,7 @@ class Replica:
                 False,
                 f"serves {name!r}, not {self._model_name!r}: give router and schedulers the same model options",
             )
+        check_welcome(message.welcome)
         session = Session(message.welcome)
         self._open(session)
         writer = asyncio.create_task(_write(call, session))
@@ -201,6 +204,8 @@ class Replica:
                     silence.reschedule(loop.time() + self._silence_timeout)
                     message = await call.read()
             cause = f"the Session ended, {(await call.code()).name}: {await call.details()}"
+        except SessionError as error:
+            cause = f"sent what no scheduler of this version sends: {error}"
         except TimeoutError:
             cause = f"silent for {self._silence_timeout:g} s"
         except grpc.aio.AioRpcError as error:

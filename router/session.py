@@ -23,6 +23,10 @@ from router.errors import Exhausted
 from runtime.wire import SESSION_MESSAGE_BYTES, SESSION_PART_TOKENS
 
 
+class SessionError(ValueError):
+    """A scheduler's message breaks an invariant of scheduler.proto: its Session ends. The message names the field."""
+
+
 class GroupOwner(Protocol):
     """Who submitted a group. Called on the event loop; must not block and must not raise."""
 
@@ -124,7 +128,9 @@ class Session:
             self._groups[group].owner = None
 
     def receive(self, message: SchedulerMessage) -> None:
+        """Raises SessionError; the owners of its groups have to go elsewhere then."""
         if message.HasField("welcome"):
+            check_welcome(message.welcome)
             self.welcome = message.welcome
         if message.HasField("load"):
             self.load = message.load
@@ -150,6 +156,8 @@ class Session:
                 group.owner.on_lost(cause)
 
     def _receive_outputs(self, outputs: StepOutputs) -> None:
+        """Raises SessionError."""
+        _check_columns(outputs)
         finishes = {(finish.group, finish.choice): finish for finish in outputs.finishes}
         # A message may hold the tokens of several steps: an end comes with the last ones.
         last_entries = dict[tuple[int, int], int]()
@@ -180,6 +188,8 @@ class Session:
             group = self._groups.get(finish.group)
             if group is not None and not group.live_choices:
                 del self._groups[finish.group]
+        if logprob != len(logprobs):
+            raise SessionError(f"logprobs has {len(logprobs)} entries where {logprob} tokens asked for them")
 
     def _deliver(
         self,
@@ -194,3 +204,21 @@ class Session:
             group.live_choices.discard(choice)
         if group.owner is not None:
             group.owner.on_tokens(choice, first_token, token_ids, logprobs, finish)
+
+
+def check_welcome(welcome: Welcome) -> None:
+    """Raises SessionError for a model that nothing can be asked of."""
+    model = welcome.model
+    for name, least in (("block_size", 1), ("max_model_len", 2), ("vocab_size", 1)):
+        if getattr(model, name) < least:
+            raise SessionError(f"welcome.model.{name} is {getattr(model, name)}: no model has less than {least}")
+
+
+def _check_columns(outputs: StepOutputs) -> None:
+    """Raises SessionError."""
+    num_entries, num_tokens = len(outputs.groups), outputs.num_tokens
+    for name in ("choices", "first_tokens", "num_tokens"):
+        if (size := len(getattr(outputs, name))) != num_entries:
+            raise SessionError(f"{name} has {size} entries for {num_entries} groups")
+    if (total := sum(num_tokens)) != len(outputs.token_ids):
+        raise SessionError(f"token_ids has {len(outputs.token_ids)} entries; the sum of num_tokens is {total}")

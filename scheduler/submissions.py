@@ -13,6 +13,12 @@ from scheduler.step_wire import GroupSampling
 
 _INVALID = scheduler_pb2.REJECT_REASON_INVALID
 _MAX_REQUEST_ID = 1024
+# Columns hold numbers of choices in 32 bits with a sign, and each choice of a Submit becomes a sequence.
+_MAX_CHOICE = 1023
+
+
+_MAX_LOGPROBS = 20
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class ProtocolError(ValueError):
@@ -179,12 +185,17 @@ class Intake:
             return f"request_id has {len(submit.request_id)} characters: 1 to {_MAX_REQUEST_ID} are valid"
         if not submit.choices:
             return "choices: give at least one"
+        if (highest := max(start.choice for start in submit.choices)) > _MAX_CHOICE:
+            return f"choices: {highest} is beyond {_MAX_CHOICE}, the highest"
+        if len(submit.choices) > _MAX_CHOICE + 1:
+            return f"choices has {len(submit.choices)} entries: give each once"
         if not sampling.HasField("max_tokens"):
             return "sampling.max_tokens is not set: the router resolves every option, this one from 1 up"
         if not (math.isfinite(submit.timeout) and submit.timeout >= 0):
             return f"timeout={submit.timeout}: give seconds, or 0 for none"
         return (
-            self._unknown_token("prompt_token_ids", submit.prompt_token_ids)
+            _why_not_sampled(sampling)
+            or self._unknown_token("prompt_token_ids", submit.prompt_token_ids)
             or self._unknown_token("sampling.stop_token_ids", sampling.stop_token_ids)
             or self._unknown_token("sampling.logit_bias", sampling.logit_bias)
             or next(filter(None, (self._unknown_token("choices", c.output_token_ids) for c in submit.choices)), None)
@@ -195,3 +206,16 @@ class Intake:
         if highest >= vocab_size:
             return f"{field} holds token id {highest}, but vocab_size={vocab_size} ends at {vocab_size - 1}"
         return None
+
+
+def _why_not_sampled(sampling: inference_pb2.SamplingParams) -> str | None:
+    """Routers check more than this; it is what a worker would fail at, and all its sequences with it."""
+    for name in ("logprobs", "prompt_logprobs"):
+        if (count := getattr(sampling, name)) > _MAX_LOGPROBS:
+            return f"sampling.{name}={count}: give at most {_MAX_LOGPROBS}"
+    for name in _NUMBERS:
+        if not math.isfinite(value := getattr(sampling, name)):
+            return f"sampling.{name}={value}: give a finite number"
+    if not all(map(math.isfinite, sampling.logit_bias.values())):
+        return "sampling.logit_bias holds a number that is not finite"
+    return None
