@@ -5,6 +5,7 @@ import logging
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import use_span
@@ -12,6 +13,7 @@ from opentelemetry.trace import use_span
 from octavo import AsyncClient, SamplingParams
 from octavo.errors import InvalidRequest
 from protos import inference_pb2 as pb
+from router.gateway.app import Gateway
 from runtime import tracing
 from runtime.trace_context import is_sampled, trace_id_of
 from runtime.tracing import Tracing, TracingError
@@ -38,6 +40,9 @@ async def test_a_trace_goes_from_the_callers_span_to_the_steps(tmp_path: Path):
             await router.wait_ready()
             with use_span(TracerProvider(shutdown_on_exit=False).get_tracer("test").start_span("caller")) as caller:
                 result = await client.generate(PROMPT, SamplingParams(max_tokens=6, n=2), request_id="traced")
+        for phase in ("queue", "prefill", "decode", "inference"):
+            name = f"octavo_request_{phase}_time_seconds_count"
+            assert scheduler.step_loop.metrics.shown.get_sample_value(name) == 1
         assert result.choices[0].token_ids == tuple(HashModel().generate(PROMPT, 6, seed=result.seed))
 
         request, residence = collector.one("octavo.request"), collector.one("octavo.residence")
@@ -67,6 +72,7 @@ async def test_a_trace_goes_from_the_callers_span_to_the_steps(tmp_path: Path):
             request.attributes
             | {
                 "gen_ai.request.id": "traced",
+                "gen_ai.operation.name": "text_completion",
                 "gen_ai.request.model": "hashes",
                 "gen_ai.request.max_tokens": 6,
                 "gen_ai.request.choice.count": 2,
@@ -118,6 +124,27 @@ async def test_a_stream_that_moves_has_another_residence_in_the_same_trace(tmp_p
         # What each scheduler was told: its spans are part of that residence.
         for span, scheduler in ((before, first), (after, second)):
             assert scheduler.submitted[0].traceparent == f"00-{span.trace}-{span.id}-01"
+
+
+async def test_over_http_the_trace_comes_in_a_header(tmp_path: Path):
+    scheduler = FakeScheduler(socket_address(tmp_path, "0"))
+    with running_collector() as collector:
+        async with (
+            running_schedulers(scheduler),
+            running_router([scheduler.address], otlp_traces_endpoint=collector.endpoint) as (router, _),
+        ):
+            await router.wait_ready()
+            gateway = Gateway(
+                router.intake, router.registry, router.readiness, max_body_bytes=100_000, is_tracing=router.is_tracing
+            )
+            transport = httpx.ASGITransport(gateway.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://router") as http:
+                asked = {"model": "test-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+                answer = await http.post("/v1/chat/completions", json=asked, headers={"Traceparent": CALLER})
+                assert answer.status_code == 200
+        request = collector.one("octavo.request")
+        assert (request.trace, request.parent) == (trace_id_of(CALLER), CALLER.split("-")[2])
+        assert request.attributes["gen_ai.operation.name"] == "chat"
 
 
 async def test_a_request_that_its_caller_does_not_sample_leaves_no_spans(tmp_path: Path):
