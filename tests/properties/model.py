@@ -80,6 +80,20 @@ def order_of(settings: CoreSettings, request: GroupRequest, arrival: int, index:
     return first, arrival, index
 
 
+def sequences_of(settings: CoreSettings, request: GroupRequest, outputs: dict[int, Output]) -> list[ModelSequence]:
+    """Of a group that is new; its number says when it came. outputs: by choice."""
+    return [
+        ModelSequence(
+            request,
+            start,
+            order_of(settings, request, request.group, index),
+            outputs[start.choice],
+            tokens=list(start.output_token_ids),
+        )
+        for index, start in enumerate(request.choices)
+    ]
+
+
 def work_of(sequence: ModelSequence, settings: CoreSettings) -> int:
     """Plans that compute something for a sequence, at most, until it ends.
 
@@ -111,3 +125,14 @@ def plans_between(settings: CoreSettings) -> int:
     )
     passing = 0 if in_order else settings.max_num_seqs * settings.max_model_len
     return settings.max_steps_in_flight * (1 + passing)
+
+
+def bound_plans(settings: CoreSettings, live: list[ModelSequence], new: list[ModelSequence], num_plans: int) -> None:
+    """By when the new ones must have ended, and how much later those whom they pass. live: all of them."""
+    factor = plans_between(settings)
+    for each in new:
+        each.last_plan = num_plans + factor * sum(work_of(other, settings) for other in live)
+    for earlier in live:
+        if earlier not in new:
+            ahead = [each for each in new if each.order < earlier.order]
+            earlier.last_plan += factor * sum(work_of(each, settings) for each in ahead)

@@ -29,7 +29,7 @@ from tests.fakes.plan_worker import Drafter, PlanWorker
 from tests.properties import inside
 from tests.properties.admission import is_full, is_valid, making_way
 from tests.properties.features import count_plan
-from tests.properties.model import Flight, ModelSequence, order_of, plans_between, stay_of, work_of
+from tests.properties.model import Flight, ModelSequence, bound_plans, plans_between, sequences_of, stay_of
 from tests.properties.plan_checks import check_empty_plan, check_found_blocks, check_no_plan, check_plan, rest_of_batch
 from tests.properties.results import expect, with_strays, without
 from tests.properties.state_checks import check, check_idle, check_tables
@@ -62,9 +62,8 @@ class World:
         self.rows_to_free: set[int] = set()
         # Rows that somebody left, until the result of the last plan that was out then.
         self.resting_rows: dict[int, int] = {}
-        # Live sequences of groups that have never run: their groups are queued.
         self.num_groups = 0
-        self.queued: dict[int, int] = {}
+        self.queued: dict[int, int] = {}  # prompt tokens of groups that have never run
         self.mirror: inside.CacheMirror | None = None
         # In the present step.
         self.is_isolating = False
@@ -113,12 +112,7 @@ class World:
         self._add(request, outputs_alone(request, self.settings.eos_token_ids))
 
     def _add(self, request: GroupRequest, outputs: dict[int, Output]) -> None:
-        members = []
-        for index, start in enumerate(request.choices):
-            order = order_of(self.settings, request, request.group, index)
-            members.append(
-                ModelSequence(request, start, order, outputs[start.choice], tokens=list(start.output_token_ids))
-            )
+        members = sequences_of(self.settings, request, outputs)
         over = [each for each in members if len(each.tokens) >= len(each.expected.token_ids)]
         self.live |= {sequence.key: sequence for sequence in members}
         self._take_ends(self.core.take_ends(), [(each, each.expected.reason) for each in over])
@@ -129,21 +123,13 @@ class World:
         self.seen["several choices"] += len(members) > 1
         self.seen["resumed by a client"] += any(sequence.start.output_token_ids for sequence in members)
         self.seen["ended at once"] += len(over)
-        factor = plans_between(self.settings)
-        for new in members:
-            others = sum(work_of(each, self.settings) for each in self.live.values())
-            new.last_plan = self.num_plans + factor * others
-        for earlier in self.live.values():
-            if earlier.request is not request:
-                ahead = [each for each in members if each.order < earlier.order]
-                earlier.last_plan += factor * sum(work_of(each, self.settings) for each in ahead)
+        bound_plans(self.settings, list(self.live.values()), members, self.num_plans)
 
     def _displace(self, group: int) -> None:
         """They have no end of their own."""
         for sequence in self._groups.pop(group):
-            if self.live.pop(sequence.key, None) is not None:
-                assert not sequence.has_run, "it was being computed"
-                sequence.is_live = False
+            self.live.pop(sequence.key, None)
+            sequence.is_live = False
         del self.queued[group]
         self.finished_groups.append(group)
         self.seen["displaced"] += 1
