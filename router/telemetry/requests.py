@@ -13,6 +13,11 @@ from runtime.tracing import Tracing
 
 log = logging.getLogger("octavo.router.requests")
 
+# Of what is not valid, or not validated yet: an id may be as long as a message.
+_MAX_ID, _MAX_ERROR = 128, 500
+# The messages of this outcome show what is wrong with a request, which is what the client wrote.
+_QUOTES_CLIENTS = "invalid_argument"
+
 
 class RequestTelemetry:
     """Of one router. Costs a request some microseconds, at its end; tokens cost nothing here."""
@@ -31,7 +36,7 @@ class RequestTelemetry:
             at=time.monotonic(),
             attributes={
                 "gen_ai.operation.name": "chat" if message.HasField("chat") else "text_completion",
-                "gen_ai.request.id": message.request_id,
+                "gen_ai.request.id": message.request_id[:_MAX_ID],
             },
             kind="server",
         )
@@ -44,15 +49,16 @@ class RequestTelemetry:
         self, request_id: str, trace: RequestTrace, ended: EndedRequest | None, *, outcome: str, error: str = ""
     ) -> None:
         """It is over. ended: None if it was refused before it was a stream. outcome, error: see RequestTrace.ended."""
+        error = error[:_MAX_ERROR]
         self._metrics.requests.labels(outcome).inc()
         if ended is not None:
             self._metrics.observe_ended(ended)
         trace.ended(outcome, error, ended)
         if self._log_requests:
-            fields: dict[str, Any] = {"request_id": request_id, "outcome": outcome}
+            fields: dict[str, Any] = {"request_id": request_id[:_MAX_ID], "outcome": outcome}
             if trace.trace_id:
                 fields["trace_id"] = trace.trace_id
-            if error:
+            if error and outcome != _QUOTES_CLIENTS:
                 fields["error"] = error
             log.info("a request ended", extra=fields if ended is None else fields | _log_fields(ended))
 
