@@ -191,12 +191,17 @@ async def test_each_request_has_a_line_in_the_log_by_option(tmp_path: Path, capl
         bad = pb.GenerateRequest(request_id="bad", prompt="private words", model="another")
         with pytest.raises(Exception, match="another"):
             await receive(stub.Generate(bad))
-    good, refused = [vars(record) for record in caplog.records if record.name == "octavo.router.requests"]
+        worse = pb.GenerateRequest(request_id="private" * 1000, prompt="private words")
+        with pytest.raises(Exception, match="request_id"):
+            await receive(stub.Generate(worse))
+    good, refused, invalid = [vars(record) for record in caplog.records if record.name == "octavo.router.requests"]
     assert (good["request_id"], good["outcome"], good["output_tokens"]) == ("good", "length", 3)
     assert good["prompt_tokens"] > 0
     assert good["parameters"]["max_tokens"] == 3
     assert 0 < good["time_to_first_token_s"] <= good["latency_s"]
     assert (refused["request_id"], refused["outcome"]) == ("bad", "not_found")
+    assert "another" in refused["error"]
+    assert (len(invalid["request_id"]), invalid["outcome"], "error" in invalid) == (128, "invalid_argument", False)
     shown = json.dumps([good, refused], default=repr)
     assert "private" not in shown
     assert "secret" not in shown
