@@ -51,6 +51,8 @@ class Outcomes:
     # What refusals asked for; refusals that asked for nothing; how long each took.
     retry_delays: list[float] = field(default_factory=list)
     num_without_retry_info: int = 0
+    # Refused by a scheduler, when the router had said Started.
+    num_refused_late: int = 0
     refusal_seconds: list[float] = field(default_factory=list)
     # Of requests that finished.
     latencies: list[float] = field(default_factory=list)
@@ -63,7 +65,9 @@ class Outcomes:
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.seconds
 
-    def add(self, end: str, times: Sequence[float], began: float, retry_delay: float | None) -> None:
+    def add(
+        self, end: str, times: Sequence[float], began: float, *, has_started: bool, retry_delay: float | None
+    ) -> None:
         """A request has ended now. times: of its tokens."""
         if end == FINISHED:
             self.num_tokens += sum(self.began <= at < self.ended for at in times)
@@ -75,6 +79,7 @@ class Outcomes:
             self.latencies.append(now - began)
         elif end == REFUSED:
             self.refusal_seconds.append(now - began)
+            self.num_refused_late += has_started
             if retry_delay is None:
                 self.num_without_retry_info += 1
             else:
@@ -97,16 +102,17 @@ class Sender:
         )
         deadlines = shape.deadlines
         timeout = choose.uniform(*deadlines) if deadlines is not None and choose.random() < 0.5 else None
-        began, end, retry_delay = time.monotonic(), "cut off", None
+        began, end, has_started, retry_delay = time.monotonic(), "cut off", False, None
         times: list[float] = []
         try:
             async for message in self._stub.Generate(request, timeout=timeout):
+                has_started = True
                 times += [time.monotonic()] * len(message.chunk.token_ids)
                 if message.HasField("finished"):
                     end = FINISHED
         except grpc.aio.AioRpcError as error:
             end, retry_delay = error.code().name, retry_delay_of(error)
-        outcomes.add(end, times, began, retry_delay)
+        outcomes.add(end, times, began, has_started=has_started, retry_delay=retry_delay)
 
 
 def retry_delay_of(error: grpc.aio.AioRpcError) -> float | None:

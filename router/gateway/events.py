@@ -1,11 +1,16 @@
 """The events of one stream, or of several at once."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from protos import inference_pb2 as pb
 from router.intake import Intake
+from router.outbox import Outbox
+
+# A refusal takes a round trip to the scheduler. A first token that takes longer holds the answer's header up so long.
+_REFUSAL_S = 0.2
 
 # Which message's, and what.
 Event = tuple[int, pb.GenerateResponse]
@@ -48,6 +53,17 @@ async def events_of(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> A
 
 async def _events(intake: Intake, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
     async with intake.open(message, None) as stream:
-        while events := await stream.outbox.take():
+        events = await _first_of(stream.outbox)
+        while events:
             for event in events:
                 yield event
+            events = await stream.outbox.take()
+
+
+async def _first_of(outbox: Outbox) -> list[pb.GenerateResponse]:
+    """Started, and what comes right behind it: if that is a replica's refusal, it can still be the answer's status."""
+    events = await outbox.take()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_REFUSAL_S):
+            events += await outbox.take()
+    return events

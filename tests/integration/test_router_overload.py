@@ -79,6 +79,20 @@ async def test_a_full_router_refuses_until_one_of_its_requests_has_ended(tmp_pat
         calls[1].cancel()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_scheduler_refuses_is_a_status_over_http_too(tmp_path: Path, stream: bool) -> None:
+    """It comes after Started, with which gRPC's streams begin."""
+    fake = FakeScheduler(socket_address(tmp_path, "one"), capacity=0)
+    async with running_schedulers(fake), running_router([fake.address]) as (server, stub):
+        await server.wait_ready()
+        words, _ = await refusal(stub.Generate(request()))
+        assert "QUEUE_FULL" in words
+        response = await http_refusal(server, stream=stream)
+        assert response.status_code == httpx.codes.TOO_MANY_REQUESTS
+        assert int(response.headers["Retry-After"]) >= 1
+        assert len(fake.submitted) == 2
+
+
 async def test_what_every_queue_would_refuse_is_not_sent_and_what_is_more_urgent_is(tmp_path: Path) -> None:
     fakes = [FakeScheduler(socket_address(tmp_path, name), refused_priority=3) for name in ("one", "two")]
     async with running_schedulers(*fakes), running_router([fake.address for fake in fakes]) as (server, stub):
