@@ -78,10 +78,9 @@ class LocalRequest:
             ended = scheduler_pb2.SequenceFinish(reason=_WIRE_REASONS[end.reason], stop_token_id=end.stop_token_id)
         choice = self._choices[index]
         logprobs: list[pb.TokenLogprobs] = list(output.logprobs)  # type: ignore[arg-type] # opaque to the core
-        chunk = choice.advance(output.first_token, output.token_ids, logprobs, ended)
-        if chunk is not None:
-            chunk.exact = True
-            self._assembly.accept(pb.GenerateResponse(chunk=chunk))
+        piece = choice.advance(output.first_token, output.token_ids, logprobs, ended)
+        if piece is not None:
+            self._assembly.accept(piece.message())
         if end is not None:
             self.note_end(index, end)
         return choice.finish is not None and end is None

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from protos.inference_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
-    Chunk,
     Finish,
     SamplingParams,
     TokenLogprobs,
@@ -13,6 +12,7 @@ from protos.inference_pb2 import (
 from protos.scheduler_pb2 import SequenceFinish
 from router.detokenizer import IncrementalDetokenizer, TokenTable
 from router.errors import Internal
+from router.pieces import Piece
 from router.stop_strings import StopMatcher
 
 
@@ -21,6 +21,7 @@ class Choice:
 
     __slots__ = (
         "_detokenizer",
+        "_has_stop_strings",
         "_matcher",
         "_min_tokens",
         "_stops",
@@ -41,6 +42,7 @@ class Choice:
         self._table = table
         self._detokenizer = IncrementalDetokenizer(table, skip_special_tokens=sampling.skip_special_tokens)
         self._matcher = StopMatcher(sampling.stop, include_in_output=sampling.include_stop_str_in_output)
+        self._has_stop_strings = bool(sampling.stop)
         self._min_tokens = sampling.min_tokens
         self._stops = frozenset(sampling.stop_token_ids) | (
             frozenset() if sampling.ignore_eos else frozenset(eos_token_ids)
@@ -54,7 +56,7 @@ class Choice:
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprobs] = (),
         ended: SequenceFinish | None = None,
-    ) -> Chunk | None:
+    ) -> Piece | None:
         """Takes tokens that a scheduler sent, and the end of the sequence if it came with them.
 
         first_token: output position of token_ids[0]; tokens already here are dropped. logprobs: one a token, or none.
@@ -66,21 +68,19 @@ class Choice:
             return None
         if first_token > known:
             raise Internal(f"choice {self.index} misses its output tokens {known} to {first_token - 1}")
-        new = token_ids[known - first_token :]
+        offset = known - first_token
+        new = token_ids[offset:] if offset else token_ids
         text = self._fold(new, ended)
         if not new and self.finish is None:
             return None
-        taken = len(self.token_ids) - known
-        chunk = Chunk(index=self.index, first_token=known, token_ids=new[:taken], text=text)
-        if logprobs:
-            offset = known - first_token
-            for entry in logprobs[offset : offset + taken]:
-                added = chunk.logprobs.add()
-                added.CopyFrom(entry)
-                self._fill_token_bytes(added)
-        if self.finish is not None:
-            chunk.finish.CopyFrom(self.finish)
-        return chunk
+        # Fewer than came, if a stop string ended it before.
+        taken = self.token_ids[known:]
+        piece = Piece(
+            self.index, known, taken, text, logprobs[offset : offset + len(taken)] if logprobs else (), self.finish
+        )
+        for entry in piece.logprobs:
+            self._fill_token_bytes(entry)
+        return piece
 
     def refold(self, token_ids: Sequence[int], sampling: SamplingParams) -> str:
         """Takes the tokens that a client brings on a resume; returns their text.
@@ -103,13 +103,18 @@ class Choice:
 
     def _fold(self, token_ids: Sequence[int], ended: SequenceFinish | None) -> str:
         parts: list[str] = []
-        for token_id in token_ids:
-            self.token_ids.append(token_id)
-            if token_id in self._unshown and len(self.token_ids) >= self._min_tokens:
-                continue
-            text = self._detokenizer.push(token_id)
-            if text and self._match(text, parts):
-                return "".join(parts)
+        if not self._has_stop_strings and self._unshown.isdisjoint(token_ids):
+            # Nothing in it can end the output or be left out: no token needs a look of its own.
+            self.token_ids += token_ids
+            parts.append(self._detokenizer.push_all(token_ids))
+        else:
+            for token_id in token_ids:
+                self.token_ids.append(token_id)
+                if token_id in self._unshown and len(self.token_ids) >= self._min_tokens:
+                    continue
+                text = self._detokenizer.push(token_id)
+                if text and self._match(text, parts):
+                    return "".join(parts)
         if ended is not None:
             tail = self._detokenizer.finish()
             if not (tail and self._match(tail, parts)):

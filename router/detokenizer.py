@@ -4,8 +4,8 @@ Decoding byte by byte rather than re-decoding a window of tokens makes every tok
 and makes the text of a prefix of tokens a prefix of the text: what was sent never has to be taken back.
 """
 
-import codecs
 from collections.abc import Sequence
+from encodings.utf_8 import IncrementalDecoder as Utf8Decoder
 from typing import Protocol
 
 
@@ -14,6 +14,10 @@ class TokenTable(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; none if the id names no token."""
+        ...
+
+    def token_text(self, token_id: int) -> str | None:
+        """The same as text; None if they are not whole characters."""
         ...
 
     @property
@@ -26,22 +30,31 @@ class IncrementalDetokenizer:
     Bytes that begin a character are held back until it is whole. U+FFFD stands for bytes that can no longer become one.
     """
 
-    __slots__ = ("_decode", "_skipped", "_table")
+    __slots__ = ("_decoder", "_skipped", "_table")
 
     def __init__(self, table: TokenTable, *, skip_special_tokens: bool) -> None:
         self._table = table
         self._skipped = table.special_ids if skip_special_tokens else frozenset[int]()
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = Utf8Decoder("replace")
 
     def push(self, token_id: int) -> str:
         """Takes one token; returns the text that became certain with it."""
         if token_id in self._skipped:
             return ""
-        return self._decode(self._table.token_bytes(token_id))
+        return self._decoder.decode(self._table.token_bytes(token_id))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The same for several."""
+        # Between two characters, as nearly always, most tokens' texts are known and need not be decoded.
+        if not self._decoder.buffer and self._skipped.isdisjoint(token_ids):
+            texts = [self._table.token_text(token_id) for token_id in token_ids]
+            if None not in texts:
+                return "".join(texts)  # type: ignore[arg-type] # just seen
+        return "".join(map(self.push, token_ids))
 
     def finish(self) -> str:
         """What is left at the end: U+FFFD if a character remained incomplete, else nothing."""
-        return self._decode(b"", True)
+        return self._decoder.decode(b"", True)
 
 
 def detokenize(table: TokenTable, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:

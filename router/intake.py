@@ -14,6 +14,7 @@ from router.errors import DeadlineExceeded, Draining, InvalidRequest, NoReplica,
 from router.live import LiveStreams
 from router.metrics import RouterMetrics
 from router.migrations import Migrations
+from router.outbox import Outbox
 from router.replicas import ReplicaSet
 from router.request import Request
 from router.sampling import resolve_sampling
@@ -23,6 +24,7 @@ from router.telemetry.ended import EndedRequest
 from router.telemetry.request_trace import RequestTrace
 from router.telemetry.requests import RequestTelemetry
 from router.tokenizer import TokenizerPool
+from router.turns import Turns
 
 
 class Intake:
@@ -50,6 +52,7 @@ class Intake:
         self._metrics = metrics
         self._telemetry = telemetry
         self._buffer_bytes = buffer_bytes
+        self._turns = Turns()
 
     def drain(self) -> None:
         """Refuses new requests, and ends those that no replica computes: others may have one for them."""
@@ -100,7 +103,8 @@ class Intake:
                 limits.begin_request()
                 request = await self._prepare(message, seconds, trace)
                 trace.prepared(request)
-                stream = Stream(request, self.tokenizer.tokenizer, self._dispatcher, self._metrics, self._buffer_bytes)
+                outbox = Outbox(self._buffer_bytes, self._turns)
+                stream = Stream(request, self.tokenizer.tokenizer, self._dispatcher, self._metrics, outbox)
                 # No await from here to `add`: two requests of one id can't both get through.
                 self.live.admit(request)
                 self._dispatcher.place(stream)

@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from router.quick_metrics import QuickCounter, QuickHistogram
 from router.telemetry.ended import EndedRequest
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -27,7 +28,7 @@ class RouterMetrics:
             buckets=_TTFT_BUCKETS,
             registry=self.registry,
         )
-        self.inter_token_latency = Histogram(
+        self.inter_token_latency = QuickHistogram(
             "octavo_inter_token_latency_seconds",
             "Between two arrivals of output tokens of one choice.",
             buckets=_TOKEN_BUCKETS,
@@ -40,7 +41,9 @@ class RouterMetrics:
             registry=self.registry,
         )
         self.prompt_tokens = Counter("octavo_prompt_tokens_total", "Prompt tokens of requests.", registry=self.registry)
-        self.generation_tokens = Counter("octavo_generation_tokens_total", "Output tokens.", registry=self.registry)
+        self.generation_tokens = QuickCounter(
+            "octavo_generation_tokens_total", "Output tokens.", registry=self.registry
+        )
         self.streams = Gauge("octavo_streams", "Requests that are live.", registry=self.registry)
         self.replica_ready = Gauge(
             "octavo_replica_ready", "1 if the replica takes and computes requests.", ["replica"], registry=self.registry

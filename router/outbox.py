@@ -2,11 +2,13 @@
 
 import asyncio
 
-from protos.inference_pb2 import Chunk, GenerateResponse
+from protos.inference_pb2 import GenerateResponse
 from router.errors import RequestError
+from router.pieces import Piece
+from router.turns import Turns
 
-# Chunks of one choice that wait are merged up to this size: a reader that lags gets few messages, and none too large.
-_MERGE_BYTES = 4 * 1024
+# Pieces of one choice that wait are joined up to this size: a reader that lags gets few messages, and none too large.
+_JOINED_BYTES = 4 * 1024
 
 
 class OutboxFullError(Exception):
@@ -16,73 +18,76 @@ class OutboxFullError(Exception):
 class Outbox:
     """Filled by the task that reads a replica, emptied by the task that writes to the client; one event loop."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, turns: Turns) -> None:
         self._max_bytes = max_bytes
+        self._turns = turns
         self._num_bytes = 0
-        self._waiting: list[GenerateResponse] = []
-        # By choice: the last waiting chunk, if more can be merged into it.
-        self._open: dict[int, Chunk] = {}
-        self._closed = False
+        self._waiting: list[GenerateResponse | Piece] = []
+        # By choice: the last waiting piece, if more can be joined to it.
+        self._open: dict[int, Piece] = {}
+        # Nothing more comes; `close` sets it.
+        self.closed = False
         self._error: RequestError | None = None
-        self._wake = asyncio.Event()
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
+        # Of a reader that waits; it asks for its turn once there is something for it.
+        self._turn: asyncio.Future[None] | None = None
+        self._has_asked = False
 
     def put(self, event: GenerateResponse, *, counted: bool = True) -> None:
         """counted: against the bound, which is for what piles up. Raises OutboxFullError."""
-        assert not self._closed
+        assert not self.closed
         if counted:
             self._count(event.ByteSize())
         self._waiting.append(event)
-        self._wake.set()
+        self._open.clear()
+        self._ask()
 
-    def put_chunk(self, chunk: Chunk, *, counted: bool = True) -> None:
-        """As `put`. Raises OutboxFullError."""
-        assert not self._closed
-        size = chunk.ByteSize()
-        if counted:
-            self._count(size)
-        last = self._open.get(chunk.index)
-        if last is not None and last.exact == chunk.exact and last.ByteSize() + size <= _MERGE_BYTES:
-            text, first_token = last.text + chunk.text, last.first_token
-            last.MergeFrom(chunk)
-            last.text, last.first_token = text, first_token
+    def put_piece(self, piece: Piece) -> None:
+        """The outbox's from now on. Raises OutboxFullError."""
+        assert not self.closed
+        self._count(piece.size)
+        last = self._open.get(piece.index)
+        if last is not None and last.exact == piece.exact and last.size + piece.size <= _JOINED_BYTES:
+            last.join(piece)
         else:
-            event = GenerateResponse(chunk=chunk)
-            self._waiting.append(event)
-            self._open[chunk.index] = event.chunk
-        self._wake.set()
+            self._waiting.append(piece)
+            self._open[piece.index] = piece
+        self._ask()
 
     def close(self, error: RequestError | None = None, *, discard: bool = False) -> None:
         """Nothing more comes. error: raised once all has been read. discard: what waits is dropped.
 
         Later calls change nothing.
         """
-        if self._closed:
+        if self.closed:
             return
-        self._closed, self._error = True, error
+        self.closed, self._error = True, error
         if discard:
             self._waiting.clear()
-        self._wake.set()
+        self._ask()
 
     async def take(self) -> list[GenerateResponse]:
         """All that waits, at least one event; empty at the end. Raises the error that closed it."""
-        while not self._waiting:
-            if self._error is not None:
-                raise self._error
-            if self._closed:
-                return []
-            self._wake.clear()
-            await self._wake.wait()
+        self._turn, self._has_asked = asyncio.get_running_loop().create_future(), False
+        if self._waiting or self.closed:
+            self._ask()
+        try:
+            await self._turn
+        finally:
+            self._turn = None
+        if not self._waiting and self._error is not None:
+            raise self._error
         taken, self._waiting = self._waiting, []
         self._open.clear()
         self._num_bytes = 0
-        return taken
+        return [event.message() if isinstance(event, Piece) else event for event in taken]
+
+    def _ask(self) -> None:
+        if self._turn is not None and not self._has_asked:
+            self._has_asked = True
+            self._turns.ask(self._turn)
 
     def _count(self, size: int) -> None:
         self._num_bytes += size
-        # One event is no pile, however large.
-        if self._num_bytes > self._max_bytes and self._waiting:
+        # One event is no pile, however large; nor is the client slow while its writer waits for a turn.
+        if self._num_bytes > self._max_bytes and self._waiting and self._turn is None:
             raise OutboxFullError

@@ -22,6 +22,7 @@ from router.errors import (
 )
 from router.metrics import RouterMetrics
 from router.outbox import Outbox, OutboxFullError
+from router.pieces import Piece
 from router.request import Request
 from router.resume import refold
 from router.session import Session
@@ -49,11 +50,11 @@ class Stream:
     """Owns a group of a Session (session.GroupOwner) and fills the outbox that the client's call empties."""
 
     def __init__(
-        self, request: Request, table: TokenTable, mover: Mover, metrics: RouterMetrics, buffer_bytes: int
+        self, request: Request, table: TokenTable, mover: Mover, metrics: RouterMetrics, outbox: Outbox
     ) -> None:
-        """buffer_bytes: bound on what its client has not read. Raises InvalidRequest if a resume contradicts itself."""
+        """outbox: what its client reads. Raises InvalidRequest if a resume contradicts itself."""
         self.request = request
-        self.outbox = Outbox(buffer_bytes)
+        self.outbox = outbox
         self.session: Session | None = None
         # The last one that had it, as its Welcome named it.
         self.replica = ""
@@ -132,7 +133,7 @@ class Stream:
         self.outbox.put(pb.GenerateResponse(started=started), counted=False)
         for chunk in self._backlog:
             chunk.exact = self.exact
-            self.outbox.put_chunk(chunk, counted=False)
+            self.outbox.put(pb.GenerateResponse(chunk=chunk), counted=False)
         self._backlog = []
         if session is not None:
             self.submit_to(session)
@@ -224,15 +225,15 @@ class Stream:
         if self.done:
             return
         try:
-            chunk = folded.advance(first_token, token_ids, logprobs, ended)
+            piece = folded.advance(first_token, token_ids, logprobs, ended)
         except RequestError as error:
             log.error("%s", error, extra=self._log_fields)
             self.fail(error)
             return
-        if chunk is None:
+        if piece is None:
             return
-        self._observe(choice, len(chunk.token_ids))
-        self._send_chunk(chunk)
+        self._observe(choice, len(piece.token_ids))
+        self._send_piece(piece)
         if folded.finish is None or self.done:
             return
         if ended is None and self.session is not None:
@@ -291,10 +292,10 @@ class Stream:
             self._metrics.inexact_resumes.inc()
             log.warning("goes on, not exactly, on a replica of another fingerprint", extra=self._log_fields)
 
-    def _send_chunk(self, chunk: pb.Chunk) -> None:
-        chunk.exact = self.exact
+    def _send_piece(self, piece: Piece) -> None:
+        piece.exact = self.exact
         try:
-            self.outbox.put_chunk(chunk)
+            self.outbox.put_piece(piece)
         except OutboxFullError:
             self._end_slow_reader()
 

@@ -54,6 +54,7 @@ class Tokenizer:
             token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
         )
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
         self._template = _read_template(directory)
 
     @property
@@ -96,6 +97,20 @@ class Tokenizer:
                 return b""
             known = self._bytes[token_id] = self._to_bytes(token)
         return known
+
+    def token_text(self, token_id: int) -> str | None:
+        """The same as text; None if they are not whole characters."""
+        try:
+            return self._texts[token_id]
+        except KeyError:
+            known = self.token_bytes(token_id)
+        try:
+            text = known.decode()
+        except UnicodeDecodeError:
+            text = None
+        if known:
+            self._texts[token_id] = text
+        return text
 
 
 class TokenizerPool:

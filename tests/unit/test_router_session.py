@@ -60,3 +60,27 @@ def test_an_end_comes_after_all_tokens_of_a_message_that_holds_two_steps() -> No
     assert owner.token_ids == {0: [10, 11], 1: [20, 21]}
     assert owner.ended == {0, 1}
     assert session.num_groups == 0
+
+
+def test_steps_of_one_message_reach_an_owner_together_unless_something_is_missing_between_them() -> None:
+    calls: list[tuple[int, int, list[int]]] = []
+
+    class Recorder(Owner):
+        def on_tokens(
+            self,
+            choice: int,
+            first_token: int,
+            token_ids: Sequence[int],
+            logprobs: Sequence[TokenLogprobs],
+            ended: SequenceFinish | None,
+        ) -> None:
+            calls.append((choice, first_token, list(token_ids)))
+
+    session, owner = Session(Welcome()), Recorder()
+    group = session.submit(Submit(choices=[SequenceStart(choice=0), SequenceStart(choice=1)]), [1, 2], owner)
+    outputs = StepOutputs(
+        groups=[group] * 5, choices=[0, 1, 0, 1, 0], first_tokens=[0, 0, 2, 2, 3], num_tokens=[2, 1, 1, 1, 1],
+        token_ids=[10, 11, 20, 12, 22, 13],
+    )  # fmt: skip
+    session.receive(SchedulerMessage(outputs=outputs))
+    assert calls == [(0, 0, [10, 11, 12, 13]), (1, 0, [20]), (1, 2, [22])]

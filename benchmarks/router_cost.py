@@ -1,0 +1,292 @@
+"""What a router adds to a token, and how many tokens a second one of its cores passes on.
+
+    python benchmarks/router_cost.py --json                     a line for each load
+    python benchmarks/router_cost.py --loads 1000x60 --rounds 1 some of them: streams x steps a second
+    python benchmarks/router_cost.py --floor                    also what grpc.aio alone allows in a router's place
+
+The router is a real one (`python -m router`), pinned to one core; on another one run its scheduler, which computes
+nothing (router_load/scheduler.py), and its clients, which read frames and nothing else (router_load/http2.py). In each
+step every stream gets a token, and all of a step travel in one message.
+
+Latency added: from the arrival of a step at a client that reads the Session itself to the arrival of its token at each
+stream's client. Both read in the same way, with the same clock. Throughput: tokens that arrived at clients while the
+load lasted. cpu: seconds of the router's process in each second, so that tokens_per_cpu_s holds even where another
+process took turns on its core. Medians of the rounds. 5 s a load and round, 4 minutes in all; a quiet machine, please.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import selectors
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.peers.server_process import end, free_port
+from benchmarks.router_load import scheduler
+from benchmarks.router_load.http2 import Call, Connection
+from octavo.cluster.serving import wait_until_serving
+from protos import inference_pb2 as pb
+from protos import scheduler_pb2 as wire
+from runtime.wire import PROTOCOL_VERSION
+
+# Streams x steps a second. The first is a router at ease, the others offer 60,000 tokens/s and more.
+LOADS = ((64, 20), (1000, 20), (1000, 60), (1000, 100), (4000, 15), (10_000, 6))
+_STREAMS_A_CONNECTION = 100
+_PROMPT_TOKENS = 16
+_WARM_S = 1.0
+_READY_S, _SILENCE_S = 30.0, 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Of one load, or medians of several. Latencies in milliseconds; tokens a second."""
+
+    server: str
+    streams: int
+    steps_per_s: float
+    offered: float
+    tokens_per_s: float
+    cpu: float
+    tokens_per_cpu_s: float
+    tokens_per_message: float
+    cpu_us_per_message: float
+    added_p50_ms: float
+    added_p99_ms: float
+    rss_mib: float
+
+
+class Bench:
+    """A server under load. Use as a context manager."""
+
+    def __init__(self, server: str, core: int) -> None:
+        """server: router or floor. core: its only one; everything else runs on the others."""
+        self._server, self._core = server, core
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> "Bench":
+        directory = self._stack.enter_context(tempfile.TemporaryDirectory())
+        self._address = f"unix:{directory}/scheduler.sock"
+        self._driver = self._stack.enter_context(
+            _process([sys.executable, "-m", "benchmarks.router_load.scheduler", self._address], self._other_cores)
+        )
+        self._answer()
+        self._port = free_port()
+        command = {
+            "router": [
+                *("-m", "router", f"--port={self._port}", "--http-port=0", "--metrics-port=0"),
+                *(f"--scheduler-addresses={self._address}", f"--served-model-name={scheduler.MODEL_NAME}"),
+                *("--log-level=error",),
+            ],
+            "floor": ["-m", "benchmarks.router_load.floor", str(self._port), self._address],
+        }[self._server]
+        process = self._stack.enter_context(_process([sys.executable, *command], {self._core}))
+        self._process = psutil.Process(process.pid)
+        asyncio.run(asyncio.wait_for(wait_until_serving(f"127.0.0.1:{self._port}"), _READY_S))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def _other_cores(self) -> set[int]:
+        return os.sched_getaffinity(0) - {self._core}
+
+    def measure(self, num_streams: int, rate: float, seconds: float) -> Cost:
+        """One load, in steps a second, for so long after a second to warm up."""
+        mirror = Connection(self._address)
+        opening = wire.Open(protocol_version=PROTOCOL_VERSION, router_id=scheduler.MIRROR)
+        opening_bytes = wire.RouterMessage(open=opening).SerializeToString()
+        direct = mirror.call(f"/{scheduler.SERVICE}/{scheduler.METHOD}", opening_bytes, more=True)
+        connections = [Connection(f"127.0.0.1:{self._port}") for _ in range(-(-num_streams // _STREAMS_A_CONNECTION))]
+        sampling = pb.SamplingParams(temperature=0.0, max_tokens=scheduler.MAX_TOKENS, ignore_eos=True)
+        request = pb.GenerateRequest(sampling=sampling)
+        request.token_ids.ids.extend(range(1000, 1000 + _PROMPT_TOKENS))
+        request_bytes = request.SerializeToString()
+        calls = [
+            connections[i % len(connections)].call("/octavo.v1.Inference/Generate", request_bytes)
+            for i in range(num_streams)
+        ]
+        self._command({"streams": num_streams, "rate": rate})
+        reader = _Reader([mirror, *connections])
+        # What comes of the scheduler before steps is small.
+        reader.read_until(lambda: any(len(message) > 2 * num_streams for _, message in direct.messages))
+        reader.read_for(_WARM_S)
+        began, cpu_began = time.monotonic(), self._cpu_seconds
+        reader.read_for(seconds)
+        cpu, rss = self._cpu_seconds - cpu_began, self._process.memory_info().rss
+        ended = time.monotonic()
+        for connection in connections:
+            connection.close()
+        self._answer()
+        mirror.close()
+        return self._cost(direct, calls, num_streams, rate, (began, ended), cpu, rss)
+
+    def _cost(
+        self,
+        direct: Call,
+        calls: Sequence[Call],
+        num_streams: int,
+        rate: float,
+        window: tuple[float, float],
+        cpu: float,
+        rss: int,
+    ) -> Cost:
+        at_mirror = _step_arrivals(direct)
+        began, ended = window
+        num_tokens, num_messages, late = 0, 0, []
+        for call in calls:
+            for at, message in call.messages:
+                response = pb.GenerateResponse.FromString(message)
+                if began <= at < ended and response.HasField("chunk"):
+                    chunk = response.chunk
+                    num_messages += 1
+                    num_tokens += len(chunk.token_ids)
+                    first = chunk.first_token
+                    late += [at - at_mirror[step] for step in range(first, first + len(chunk.token_ids))]
+        p50, p99 = np.percentile(late, (50, 99)) * 1e3
+        seconds = ended - began
+        return Cost(
+            server=self._server,
+            streams=num_streams,
+            steps_per_s=rate,
+            offered=num_streams * rate,
+            tokens_per_s=num_tokens / seconds,
+            cpu=cpu / seconds,
+            tokens_per_cpu_s=num_tokens / cpu,
+            tokens_per_message=num_tokens / num_messages,
+            cpu_us_per_message=cpu / num_messages * 1e6,
+            added_p50_ms=float(p50),
+            added_p99_ms=float(p99),
+            rss_mib=rss / 2**20,
+        )
+
+    @property
+    def _cpu_seconds(self) -> float:
+        times = self._process.cpu_times()
+        return times.user + times.system
+
+    def _command(self, command: dict[str, float]) -> None:
+        assert self._driver.stdin is not None
+        self._driver.stdin.write(json.dumps(command).encode() + b"\n")
+        self._driver.stdin.flush()
+
+    def _answer(self) -> bytes:
+        assert self._driver.stdout is not None
+        line = self._driver.stdout.readline()
+        if not line:
+            raise SystemExit("the scheduler of the benchmark has ended; it says why above")
+        return line
+
+
+class _Reader:
+    """Reads many connections on one thread."""
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._selector = selectors.DefaultSelector()
+        for connection in connections:
+            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+
+    def read_for(self, seconds: float) -> None:
+        end_at = time.monotonic() + seconds
+        while (left := end_at - time.monotonic()) > 0:
+            self._read(left)
+
+    def read_until(self, condition) -> None:
+        give_up_at = time.monotonic() + _SILENCE_S
+        while not condition():
+            self._read(0.1)
+            if time.monotonic() > give_up_at:
+                raise SystemExit(f"the server under load has not answered in {_SILENCE_S:g} s")
+
+    def _read(self, seconds: float) -> None:
+        for key, _ in self._selector.select(seconds):
+            if not key.data.read():
+                raise SystemExit("the server under load has closed a connection")
+
+
+def _step_arrivals(direct: Call) -> dict[int, float]:
+    """When each step came to the client that reads the Session itself."""
+    arrivals: dict[int, float] = {}
+    for at, message in direct.messages:
+        for step in set(wire.SchedulerMessage.FromString(message).outputs.first_tokens):
+            arrivals[step] = at
+    return arrivals
+
+
+@contextlib.contextmanager
+def _process(command: Sequence[str], cores: set[int]) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs on these cores only; ended at the end."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[1]
+        )
+    finally:
+        os.sched_setaffinity(0, before)
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def _median(costs: Sequence[Cost]) -> Cost:
+    rows = [asdict(cost) for cost in costs]
+    medians = {
+        name: statistics.median(row[name] for row in rows)
+        for name, value in rows[0].items()
+        if isinstance(value, float)
+    }
+    return replace(costs[0], **medians)
+
+
+def _print(cost: Cost, *, as_json: bool) -> None:
+    row = {name: value if isinstance(value, str | int) else round(value, 3) for name, value in asdict(cost).items()}
+    print(json.dumps(row) if as_json else "  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+
+
+def _load(text: str) -> tuple[int, float]:
+    streams, _, rate = text.partition("x")
+    return int(streams), float(rate)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loads", type=lambda text: [_load(each) for each in text.split(",")], default=LOADS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--floor", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise SystemExit("needs two cores: one for the router, one for those who drive it")
+    os.sched_setaffinity(0, cores[1:])
+    servers = ("floor", "router") if arguments.floor else ("router",)
+    for streams, rate in arguments.loads:
+        for server in servers:
+            os.sched_setaffinity(0, cores)
+            with Bench(server, cores[0]) as bench:
+                os.sched_setaffinity(0, cores[1:])
+                cost = _median([bench.measure(streams, rate, arguments.seconds) for _ in range(arguments.rounds)])
+            rounded = {
+                name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(cost).items()
+            }
+            print(json.dumps(rounded) if arguments.json else rounded, flush=True)
+
+
+if __name__ == "__main__":
+    main()
