@@ -141,8 +141,9 @@ class RetryPolicy:
         assert self._failing_since is not None
         seconds = self._clock() - self._failing_since
         if isinstance(_error_of(state), Overloaded):
-            # To wait for longer than that would be in vain.
-            return seconds + state.upcoming_sleep >= self._retry_for or not self._budget.take()
+            # To wait for longer than that would be in vain. Of what has begun nothing is given up to save retries.
+            in_time = seconds + state.upcoming_sleep < self._retry_for
+            return not (in_time and (self._num_received or self._budget.take()))
         return state.attempt_number >= len(self._targets) and seconds >= self._retry_for
 
     def _give_up(self, state: tenacity.RetryCallState) -> NoReturn:

@@ -6,8 +6,8 @@ import threading
 class RetryBudget:
     """Of one client, all of whose threads and requests share it.
 
-    Every request pays in a fifth of a retry, and every retry of what a server refused for its load takes a whole one:
-    so retries add a fifth to what a client asks for, however busy the servers are. A reserve lets one that has asked
+    Every request pays in a fifth of a retry, and every retry of what a server refused for its load takes a whole one
+    (unless the client holds tokens of it): so retries add a fifth to what a client asks for, however busy servers are. A reserve lets one that has asked
     for little try again, too. After Finagle's RetryBudget (Twitter) and gRPC's retry throttling (proposal A6).
     """
 

@@ -116,6 +116,17 @@ def test_connections_that_break_cost_nothing_of_the_budget():
     assert budget.take()
 
 
+def test_a_stream_that_has_begun_is_not_given_up_for_want_of_a_budget():
+    """As many as were running come at once when a router dies: no more than that."""
+    assembly = Assembly(pb.GenerateRequest(request_id="r"))
+    assembly.accept(pb.GenerateResponse(started=pb.Started(request_id="r")))
+    assembly.accept(pb.GenerateResponse(chunk=pb.Chunk(token_ids=[5], text="a")))
+    empty = RetryBudget(per_request=0.0, reserve=0)
+    assert run(Calls(*[overloaded()] * 3), budget=empty, assembly=assembly) == "done"
+    with pytest.raises(errors.Overloaded):
+        run(Calls(overloaded()), budget=empty)
+
+
 def test_a_refusal_after_started_is_no_progress():
     """A router says Started, which a client reads as a message like others, before a replica may refuse."""
     assembly = Assembly(pb.GenerateRequest(request_id="r"))
