@@ -7,8 +7,9 @@ class RetryBudget:
     """Of one client, all of whose threads and requests share it.
 
     Every request pays in a fifth of a retry, and every retry of what a server refused for its load takes a whole one
-    (unless the client holds tokens of it): so retries add a fifth to what a client asks for, however busy servers are. A reserve lets one that has asked
-    for little try again, too. After Finagle's RetryBudget (Twitter) and gRPC's retry throttling (proposal A6).
+    (unless the client holds tokens of it): so retries add a fifth to what a client asks for, however busy servers are.
+    A reserve lets one that has asked for little try again, too. After Finagle's RetryBudget (Twitter) and gRPC's retry
+    throttling (proposal A6).
     """
 
     def __init__(self, *, per_request: float = 0.2, reserve: int = 10) -> None:
