@@ -1,12 +1,12 @@
 """What routing by prefixes gains over turns, on 4 replicas, and what it costs where nothing is shared.
 
-    python -m benchmarks.prefix_routing [--json]             both parts, about 3 minutes on 2 cores
+    python -m benchmarks.prefix_routing [--json]             both parts, about 5 minutes on 2 cores
     python -m benchmarks.prefix_routing --part workers       real workers: share of prompt tokens found in prefix caches
     python -m benchmarks.prefix_routing --part time          fake workers under a time model: waits and throughput
 
 workers: `octavo up` with 4 replicas of SmolLM2, and a router of each policy over the same schedulers, in turns, each
-with cold caches. Chats about 16 pages of 300 to 600 tokens (out of docs/, as system prompts), 4 questions each, in
-random order, 8 at a time. A replica's KV cache has 192 blocks of 16 tokens: room for 6 of the pages. The waits are
+with cold caches. Chats about 20 pages of 300 to 700 tokens (out of docs/, as system prompts), 4 questions each, in
+random order, 8 at a time. A replica's KV cache has 192 blocks of 16 tokens: room for 7 of the pages. The waits are
 those of 4 workers on the cores of this machine, and depend on what else it does.
 
 time: `benchmarks.virtual_cluster`, in virtual time, so that a difference of 1% is one. A step takes 8 ms, 20 us a
@@ -34,7 +34,7 @@ _POLICIES = (_IN_TURN, _AWARE)
 _NUM_REPLICAS = 4
 
 # --- Real workers
-_NUM_BLOCKS, _NUM_PAGES, _NUM_QUESTIONS, _CONCURRENCY = 192, 16, 4, 8
+_NUM_BLOCKS, _NUM_PAGES, _NUM_QUESTIONS, _CONCURRENCY = 192, 20, 4, 8
 
 # --- The time model
 _SETTINGS = CoreSettings(

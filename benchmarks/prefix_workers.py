@@ -39,13 +39,13 @@ Chat = list[dict[str, str]]
 
 
 def make_chats(num_prefixes: int, num_questions: int, seed: int) -> list[Chat]:
-    """Pages out of docs/ as system prompts of 300 to 600 tokens, each with each question, in random order."""
+    """Pages out of docs/ as system prompts of 300 to 700 tokens, each with each question, in random order."""
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted((_ROOT / "docs").glob("*.md")))
     lengths = random.Random(0)
     pages = []
     for index in range(num_prefixes):
         start = index * len(text) // num_prefixes
-        pages.append(text[start : start + lengths.randint(1150, 2000)])
+        pages.append(text[start : start + lengths.randint(1050, 1750)])
     chats: list[Chat] = [
         [
             {"role": "system", "content": f"Answer questions about this page.\n\n{page}"},
