@@ -45,7 +45,7 @@ class VllmNames(Collector):
             # When a series began would be nonsense for a sum of several.
             if labels is not None and not sample.name.endswith("_created"):
                 suffix = sample.name.removeprefix(family.name)
-                values[suffix, tuple((common | dict(labels)).items())] += sample.value
+                values[suffix, tuple({**common, **labels}.items())] += sample.value
         shown = Metric(name, family.documentation, family.type)
         for (suffix, labels), value in values.items():
             shown.add_sample(name + suffix, dict(labels), value)
