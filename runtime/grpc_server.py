@@ -1,12 +1,24 @@
 """What the gRPC servers of routers and schedulers have in common."""
 
 import ipaddress
+import logging
 import socket
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+
+def _is_no_clients_fault(record: logging.LogRecord) -> bool:
+    """Bytes that are no message end a call with UNKNOWN, which tells its client why. A traceback for each would let
+    clients fill the log."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], DecodeError)
+
+
+# Of grpc.aio's servers.
+logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_clients_fault)
 
 
 def add_reflection(server: grpc.aio.Server, *services: str) -> None:

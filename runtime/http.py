@@ -1,20 +1,50 @@
 """/metrics and /health of a process, over plain HTTP on a daemon thread."""
 
+import logging
 import threading
 from collections.abc import Callable
 from socketserver import ThreadingMixIn
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+log = logging.getLogger("octavo.http")
+
+
+# Connections that are served at once, and how long each may take to ask: they are few, and soon over.
+_MOST_CONNECTIONS = 64
+_REQUEST_S = 5.0
+
 
 class _Server(ThreadingMixIn, WSGIServer):
+    """A thread a connection, and no more of them than that."""
+
     daemon_threads = True
     # A predecessor's port in TIME_WAIT is fine; one that is listened on is an error.
     allow_reuse_address = True
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._free.acquire()
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a connection of %s to /metrics or /health broke", client_address, exc_info=True)
+
 
 class _QuietHandler(WSGIRequestHandler):
+    timeout = _REQUEST_S
+
     def log_message(self, format: str, *args: object) -> None:
         """Scrapes are no news."""
 

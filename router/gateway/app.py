@@ -28,6 +28,7 @@ from router.gateway.completions import CompletionReply
 from router.gateway.convert import chat_message, completion_messages
 from router.gateway.errors import BadRequestError, body_of, headers_of, http_status, of_validation
 from router.gateway.events import Event, events_of
+from router.gateway.patience import BODY_S
 from router.gateway.schemas import ChatCompletionRequest, CompletionRequest, SamplingRequest
 from router.intake import Intake
 from router.security.edges import KeyMiddleware
@@ -106,6 +107,19 @@ class Gateway:
 
     async def _read(self, request: Request, schema: type[_RequestT]) -> _RequestT:
         """Raises BadRequestError."""
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await self._read_body(request)
+        except TimeoutError:
+            message = f"the body has not come within {BODY_S:g} s"
+            raise BadRequestError(message, status=HTTPStatus.REQUEST_TIMEOUT) from None
+        try:
+            return schema.model_validate_json(body)
+        except ValidationError as error:
+            raise of_validation(error) from None
+
+    async def _read_body(self, request: Request) -> bytearray:
+        """Raises BadRequestError."""
         body = bytearray()
         async for part in request.stream():
             body += part
@@ -114,10 +128,7 @@ class Gateway:
                     f"the body has more than max_message_bytes={self._max_body_bytes}",
                     status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 )
-        try:
-            return schema.model_validate_json(body)
-        except ValidationError as error:
-            raise of_validation(error) from None
+        return body
 
     async def _text_of(self, prompt: str | list[int]) -> str:
         if isinstance(prompt, str):

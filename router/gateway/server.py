@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from router.gateway.app import Gateway
+from router.gateway.patience import PatientProtocol
 from router.server import AddressError
 from runtime.tls import TlsFiles
 
@@ -24,8 +25,8 @@ class GatewayServer:
         self._socket = _bind(host, port, shares_port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
-            gateway.app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
-            timeout_graceful_shutdown=_LAST_WORDS_S,
+            gateway.app, http=PatientProtocol, log_config=None, access_log=False, lifespan="off", ws="none",
+            server_header=False, timeout_graceful_shutdown=_LAST_WORDS_S,
         )  # fmt: skip
         config.load()
         config.ssl = context
