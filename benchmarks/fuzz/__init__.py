@@ -1,0 +1,1 @@
+"""Malformed messages for every edge at which Octavo reads what another process has written."""

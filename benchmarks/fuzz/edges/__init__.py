@@ -1,0 +1,34 @@
+"""All edges, in the order in which they are fuzzed."""
+
+from benchmarks.fuzz.edge import Kind
+from benchmarks.fuzz.edges.client_grpc import inference, kserve_edge, vllm_edge
+from benchmarks.fuzz.edges.client_http import http
+from benchmarks.fuzz.edges.coordination import coordination
+from benchmarks.fuzz.edges.session import to_router, to_scheduler
+from benchmarks.fuzz.edges.sockets import curve, metrics, router_grpc, router_http, router_methods, scheduler_methods
+from benchmarks.fuzz.edges.step import plans, ranks, results
+
+_ALL = (
+    Kind(name="inference", reads="router: octavo.v1.Inference of gRPC clients", opened=inference),
+    Kind(name="kserve", reads="router: GRPCInferenceService of Triton's clients", opened=kserve_edge),
+    Kind(name="vllm", reads="router: VllmEngine of the SMG gateway", opened=vllm_edge),
+    Kind(name="http", reads="router: OpenAI's HTTP, from the headers on", opened=http),
+    Kind(name="session-scheduler", reads="scheduler: a Session's RouterMessage", opened=to_scheduler),
+    Kind(name="session-router", reads="router: a Session's SchedulerMessage", opened=to_router),
+    Kind(name="step-result", reads="scheduler: a rank's StepResult", opened=results),
+    Kind(name="step-plan", reads="worker: a StepPlan", opened=plans),
+    Kind(name="step-socket", reads="scheduler: ZeroMQ frames of anybody, and heartbeats", opened=ranks),
+    Kind(name="coordination", reads="schedulers: ReplicaState and GroupState", opened=coordination),
+    Kind(
+        name="router-methods",
+        reads="router: any bytes to every gRPC method, gzip too",
+        opened=router_methods,
+        share=0.2,
+    ),
+    Kind(name="scheduler-methods", reads="scheduler: the same", opened=scheduler_methods, share=0.2),
+    Kind(name="router-grpc-port", reads="router: HTTP/2", opened=router_grpc, share=0.02),
+    Kind(name="router-http-port", reads="router: HTTP/1.1", opened=router_http, share=0.02),
+    Kind(name="metrics-port", reads="every process: /metrics and /health", opened=metrics, share=0.02),
+    Kind(name="curve-port", reads="scheduler: ZeroMQ over tcp, with CURVE", opened=curve, share=0.02),
+)
+KINDS = {kind.name: kind for kind in _ALL}

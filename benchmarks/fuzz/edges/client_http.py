@@ -1,0 +1,124 @@
+"""What clients send to the router over HTTP, from the headers on; the bytes of HTTP itself are in sockets.py."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.fuzz.edge import Edge
+from benchmarks.fuzz.edges.cluster import SmallCluster, small_cluster
+from benchmarks.fuzz.mutation import change_bytes
+from router.gateway.app import Gateway
+from router.security.keys import Keys
+
+_KEY = "fuzz-0123456789abcdef"
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/", "/health", "/v1/completions/../x")
+_MAX_BODY = 100_000
+_COMPLETION: dict[str, Any] = {
+    "model": "test-model", "prompt": "Hello there", "max_tokens": 2, "n": 2, "stream": False, "stop": ["a", "b"],
+    "logit_bias": {"5": 1.5}, "seed": 7, "logprobs": 2, "temperature": 0.5, "echo": False, "min_tokens": 1,
+}  # fmt: skip
+_CHAT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, {"role": "system", "content": "Be."}],
+    "max_completion_tokens": 2, "stream": True, "stream_options": {"include_usage": True}, "top_logprobs": 1,
+    "logprobs": True, "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    "chat_template_kwargs": {"a": [1, {"b": None}]}, "user": "u", "metadata": {"k": "v"},
+}  # fmt: skip
+_VALUES: tuple[Any, ...] = (
+    None, True, "", "x" * 2000, "\0\n", "é\U0001f600", [], {}, [[]], [None], {"": None}, 0, -1, 1.5, 1e308, 2**31,
+    2**32, 2**63, 2**64, 10**40, 10**400, [10**30] * 5, ["a"] * 300, [[1, 2], [3]], [1.5], "1",
+    {"a": {"b": [1, {"c": 10**320}]}},
+)  # fmt: skip
+_RAW = (b"1e999", b"NaN", b"-Infinity", b'"\\ud800"', b"[" * 300, b'{"a":' * 300, b"01", b'"\xff"', b"1" * 500, b"\0")
+_HEADERS = (b"authorization", b"x-api-key", b"x-request-id", b"content-type", b"content-length", b"traceparent")
+
+
+class _Http:
+    """A message is JSON's first byte: its path, whether it has a key and odd headers; then the body."""
+
+    def __init__(self, cluster: SmallCluster, keys: Keys) -> None:
+        router = cluster.router
+        gateway = Gateway(
+            router.intake,
+            router.metrics.registry,
+            router.readiness,
+            max_body_bytes=_MAX_BODY,
+            keys=keys,
+            is_tracing=True,
+        )
+        self._app, self._cluster = gateway.app, cluster
+
+    def malformed(self, random: Random) -> bytes:
+        path = random.choice((0, 1)) if random.random() < 0.9 else random.randrange(len(_PATHS))
+        body = json.dumps(_spoiled(_COMPLETION if path == 0 else _CHAT, random)).encode()
+        if random.random() < 0.3:
+            number = random.choice(_VALUES[12:22])
+            body = body.replace(str(random.choice((2, 7, 1))).encode(), json.dumps(number).encode(), 1)
+        if random.random() < 0.2:
+            body = body.replace(b"null", random.choice(_RAW), 1).replace(b'""', random.choice(_RAW), 1)
+        if random.random() < 0.3:
+            body = change_bytes(body, random)
+        header = b""
+        if random.random() < 0.2:
+            header = random.choice((b"Bearer " + _KEY.encode(), b"a b", b"\xff\xfe", b"x\n\ry", b"0" * 300, b"Bearer"))
+        return bytes((path, random.randrange(len(_HEADERS)), len(header) % 256)) + header[:255] + body
+
+    async def feed(self, message: bytes) -> str:
+        path, name, length = (*message[:3], 0, 0, 0)[:3]
+        headers = [(b"authorization", b"Bearer " + _KEY.encode())]
+        if length:
+            headers.insert(0, (_HEADERS[name % len(_HEADERS)], message[3 : 3 + length]))
+        status = await self._ask(_PATHS[path % len(_PATHS)], headers, message[3 + length :])
+        assert status < 500, f"status {status}"
+        return str(status)
+
+    async def _ask(self, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> int:
+        requests: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+        statuses: list[int] = []
+
+        async def receive() -> dict[str, Any]:
+            return requests.pop() if requests else {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(int(message["status"]))
+
+        is_get = path.startswith(("/v1/models", "/health"))
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET" if is_get else "POST",
+            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http",
+            "headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+        }  # fmt: skip
+        await self._app(scope, receive, send)
+        return statuses[0]
+
+    async def check(self) -> None:
+        headers = [(b"authorization", b"Bearer " + _KEY.encode())]
+        assert await self._ask("/v1/models", headers, b"") == 200
+        assert await self._ask("/v1/models", [], b"") == 401
+        await self._cluster.check()
+
+
+def _spoiled(value: Any, random: Random) -> Any:
+    """The same JSON, with a hostile value somewhere."""
+    if isinstance(value, dict) and value and random.random() < 0.9:
+        name = random.choice(list(value))
+        changed = {**value, name: _spoiled(value[name], random)}
+        if random.random() < 0.1:
+            changed[random.choice(("nothing", "", "best_of", "suffix", "top_k"))] = random.choice(_VALUES)
+        return changed
+    if isinstance(value, list) and value and random.random() < 0.6:
+        index = random.randrange(len(value))
+        return [*value[:index], _spoiled(value[index], random), *value[index + 1 :]]
+    return random.choice(_VALUES)
+
+
+@asynccontextmanager
+async def http(directory: Path) -> AsyncIterator[Edge]:
+    path = directory / "keys"
+    path.write_text(f"keys: [{{name: fuzz, key: {_KEY}}}]")
+    path.chmod(0o600)
+    async with small_cluster(directory) as cluster:
+        yield _Http(cluster, Keys(path))
