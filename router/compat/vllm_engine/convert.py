@@ -12,6 +12,8 @@ _SAME = (
     "top_k", "min_p", "frequency_penalty", "presence_penalty", "min_tokens", "ignore_eos", "skip_special_tokens",
     "include_stop_str_in_output",
 )  # fmt: skip
+# That field has a sign in Octavo's message.
+_MOST_TOP_K = 2**31 - 1
 # Messages of a request that need what there is not here.
 _REFUSED = {
     "mm_inputs": "images, audio and video are not taken",
@@ -52,6 +54,8 @@ def _sampling(given: vllm.SamplingParams) -> pb.SamplingParams:
             f"sampling_params.truncate_prompt_tokens={given.truncate_prompt_tokens}: prompts are taken whole; "
             "shorten it before it is sent"
         )
+    if given.top_k > _MOST_TOP_K:
+        raise InvalidRequest(f"sampling_params.top_k={given.top_k}: use at most {_MOST_TOP_K}, or 0 for off")
     sampling = pb.SamplingParams(
         temperature=given.temperature if given.HasField("temperature") else 1.0,
         top_p=given.top_p or 1.0,
