@@ -113,8 +113,10 @@ class Intake:
                 num_brought = stream.num_output_tokens
                 try:
                     yield stream
-                    outcome = stream.outcome
                 finally:
+                    # A client may go as soon as it has the last message: that is no cancel.
+                    if stream.outbox.is_delivered:
+                        outcome = stream.outcome
                     stream.close()
                     ended = stream.ended()
                     self.live.remove(stream)

@@ -32,6 +32,11 @@ class Outbox:
         self._turn: asyncio.Future[None] | None = None
         self._has_asked = False
 
+    @property
+    def is_delivered(self) -> bool:
+        """It was closed without an error, and all of it has been taken."""
+        return self.closed and self._error is None and not self._waiting
+
     def put(self, event: GenerateResponse, *, counted: bool = True) -> None:
         """counted: against the bound, which is for what piles up. Raises OutboxFullError."""
         assert not self.closed
