@@ -1,6 +1,7 @@
 """Deliberate faults in kernels, and in how workers call them: a test is worth what it finds."""
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.repository import ROOT
+
+_SERVER = Path(__file__).with_name("fault_server.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +39,48 @@ def all_faults() -> list[Fault]:
     return faults
 
 
-def run_with_fault(fault: Fault, directory: Path) -> subprocess.CompletedProcess[str]:
-    """The fault's test on a copy of kernels, worker and tests in directory."""
-    for name in ("kernels", "worker", "tests"):
-        shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", directory)
-    source = directory / fault.path
-    text = source.read_text()
-    assert text.count(fault.old) == 1, f"{fault.path} has {text.count(fault.old)} of {fault.old!r}"
-    source.write_text(text.replace(fault.old, fault.new))
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", fault.test]
-    environment = {**os.environ, "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRun:
+    # pytest's.
+    exit_code: int
+    output: str
+
+
+class FaultServer:
+    """Runs the tests of faults one after the other, each in a process that need not import torch and Triton first:
+    most of what a process of its own would take."""
+
+    def __init__(self) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_SERVER)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, fault: Fault, directory: Path) -> FaultRun:
+        """The fault's test on a copy of kernels, worker and tests in directory."""
+        for name in ("kernels", "worker", "tests"):
+            shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", directory)
+        source = directory / fault.path
+        text = source.read_text()
+        assert text.count(fault.old) == 1, f"{fault.path} has {text.count(fault.old)} of {fault.old!r}"
+        source.write_text(text.replace(fault.old, fault.new))
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps({"directory": str(directory), "test": fault.test}), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        assert answer, "the server of faults has ended"
+        return FaultRun(exit_code=json.loads(answer)["code"], output=(directory / "output.txt").read_text())
+
+    def close(self) -> None:
+        """It ends when nothing more can come."""
+        self._process.communicate()
