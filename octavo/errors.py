@@ -106,6 +106,9 @@ def from_rpc_error(error: "grpc.RpcError", *, not_found: type[OctavoError] = Mod
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     code: grpc.StatusCode = error.code()
     kind = not_found if code.name == "NOT_FOUND" else _BY_CODE.get(code.name, ServerError)
+    if code.name == error.details() == "CANCELLED":
+        # Not by Cancel, of which a router says so: gRPC's own word for calls that a server drops when it shuts down.
+        kind = Unavailable
     return kind(error.details() or code.name, code=code, retry_after_s=_retry_after(error.trailing_metadata()))
 
 

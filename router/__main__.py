@@ -50,7 +50,8 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         print(f"router: {error}", file=sys.stderr)
         return EXIT_PERMANENT
-    configure_logging("router", options.log_level, options.log_format)
+    name = "router" if options.num_router_processes == 1 else f"router-{place}"
+    configure_logging(name, options.log_level, options.log_format)
     try:
         asyncio.run(_serve(options, place))
     except (

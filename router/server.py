@@ -41,6 +41,8 @@ SERVICE = DESCRIPTOR.services_by_name["Inference"].full_name
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 # What ended streams get to say so to their clients.
 _LAST_WORDS_S = 1.0
+# Between the first refusal of a process that drains and its leaving a port that others share.
+_REFUSING_S = 0.25
 
 
 class AddressError(OSError):
@@ -158,12 +160,10 @@ class RouterServer:
 
         If others share the port, it leaves that to them, and tells clients that are connected to connect again.
         """
-        if self._shares_ports and self._server is not None:
-            self._leaving = asyncio.create_task(self._server.stop(self._options.drain_timeout))
-            # It begins before requests are refused, so that clients go elsewhere rather than be refused.
-            await asyncio.sleep(0)
         self.intake.drain()
         await self._set_readiness(_NOT_SERVING)
+        if self._shares_ports:
+            await self._leave_port()
         log.info("draining: %d streams get %g s to finish", self.num_streams, self._options.drain_timeout)
         try:
             async with asyncio.timeout(self._options.drain_timeout):
@@ -172,6 +172,12 @@ class RouterServer:
             log.warning(
                 "drain_timeout=%g s has passed: %d streams end now", self._options.drain_timeout, self.num_streams
             )
+
+    async def _leave_port(self) -> None:
+        assert self._server is not None
+        # gRPC cancels what it has not handed over yet; a refusal tells clients that they may call again.
+        await asyncio.sleep(_REFUSING_S)
+        self._leaving = asyncio.create_task(self._server.stop(self._options.drain_timeout))
 
     async def stop(self) -> None:
         """Ends what still runs, resumable, and closes."""

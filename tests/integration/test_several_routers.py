@@ -92,10 +92,19 @@ class Caller:
         self._streams: list[tuple[grpc.aio.UnaryStreamCall, Received]] = []
 
     async def begin(self) -> None:
-        """Opens a stream of eight tokens, and reads the first."""
+        """Opens a stream of eight tokens, and reads the first; tries again if it is refused, as clients do."""
         request = pb.GenerateRequest(prompt="Hello", sampling=pb.SamplingParams(max_tokens=8, ignore_eos=True))
-        call = InferenceStub(self._channel).Generate(request)
-        self._streams.append((call, await receive(call, until=lambda received: bool(received.token_ids))))
+        while True:
+            call = InferenceStub(self._channel).Generate(request)
+            try:
+                received = await receive(call, until=lambda received: bool(received.token_ids))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(0.5)  # RetryInfo says 1 s
+                continue
+            self._streams.append((call, received))
+            return
 
     async def finish(self) -> None:
         for call, received in self._streams:

@@ -177,3 +177,12 @@ def test_the_time_to_wait_is_read_from_the_statuss_details(details: bytes | None
     error = errors.from_rpc_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, "busy"))
     assert isinstance(error, errors.Overloaded)
     assert error.retry_after_s == expected
+
+
+def test_a_call_that_a_server_drops_as_it_shuts_down_is_not_taken_for_cancelled() -> None:
+    def raised(details: str) -> errors.OctavoError:
+        empty = grpc.aio.Metadata()
+        return errors.from_rpc_error(grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, empty, empty, details))
+
+    assert isinstance(raised("CANCELLED"), errors.Unavailable)
+    assert isinstance(raised("Cancel was called for this request"), errors.Cancelled)
