@@ -35,6 +35,20 @@ async def test_waiting_pieces_of_a_choice_become_one() -> None:
     assert [event.chunk.first_token for event in await outbox.take()] == [3], "what was taken is not merged into"
 
 
+async def test_it_is_delivered_once_all_has_been_taken_and_no_error_ended_it() -> None:
+    """A client that goes then is none that cancels: it had the last message."""
+    well, badly = _outbox(10_000), _outbox(10_000)
+    for outbox in (well, badly):
+        outbox.put_piece(_piece(0, 0, "a"))
+        assert not outbox.is_delivered
+    well.close()
+    badly.close(Cancelled("gone"))
+    assert not well.is_delivered
+    for outbox in (well, badly):
+        await outbox.take()
+    assert (well.is_delivered, badly.is_delivered) == (True, False)
+
+
 async def test_exact_and_inexact_pieces_are_not_joined() -> None:
     outbox = _outbox(10_000)
     outbox.put_piece(_piece(0, 0, "a"))
