@@ -13,6 +13,10 @@ from worker.sampling_state import SamplingState
 from worker.scheduled import Scheduled
 
 
+# int64, as results have it.
+_LARGEST_SEQUENCE = 2**63 - 1
+
+
 class Rows:
     """Tokens, progress, block tables and sampling parameters of max_num_seqs rows.
 
@@ -147,6 +151,8 @@ class Rows:
             raise PlanError(f"new_rows: row {row} does not exist; max_num_seqs is {self.max_num_seqs}")
         if self.num_tokens_R[row]:
             raise PlanError(f"new_rows: row {row} holds sequence {self.sequence_R[row]}; free it first")
+        if new.sequence > _LARGEST_SEQUENCE:
+            raise PlanError(f"new_rows: sequence {new.sequence} is beyond {_LARGEST_SEQUENCE}, the largest in results")
         if new.sequence in self.sequence_R[self.live_rows]:
             raise PlanError(f"new_rows: sequence {new.sequence} has a row already; a number is used once in an epoch")
         if not 1 <= num_tokens <= self.max_model_len:
