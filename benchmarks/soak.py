@@ -1,106 +1,254 @@
-"""200 concurrent streams with random cancels and deadlines against a running cluster: nothing may leak.
+"""Random load of all manners, good and bad, while processes are killed: afterwards nothing may be left over.
 
-    octavo up -c configs/local.yaml
-    python -m benchmarks.soak --duration 120
+    python -m benchmarks.soak --minutes 10
+    python -m benchmarks.soak --minutes 1 --clients 8 --seed 7 --json
 
-Each stream is of random length; a third is cancelled by its client in mid-stream, a third has a deadline that may pass
-first. Every one must end in a defined state: finished, cancelled or past its deadline. At the end the schedulers' own
-counts must show no running or waiting sequence and no used block: free + cached + used == total with used == 0.
-Exits 1 if anything else happened. The seed fixes the workload, not the order of events.
+`octavo up` with two replicas of two pipeline stages each and two routers, each with its HTTP server. Clients come at
+random: most finish their streams, others cancel them, run out of time, read slowly, vanish, or send what is invalid,
+too large, or no message at all. Now and then a process is killed with -9; the first router, the first scheduler and the
+first worker live through it all. Every request has to end in one of the ways that its kind may.
+
+At the end, when nothing runs any more, each process is compared with what the one in its place held before: live
+streams, sequences, KV blocks in use, host blocks and workers' rows have to be 0, tasks of event loops and file
+descriptors what they were. Exits with 1 if anything is left over, or a request ended as it must not. Growth of memory
+is told.
 """
 
 import argparse
 import asyncio
 import json
 import random
-import re
 import sys
+import tempfile
 import time
-import urllib.request
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from benchmarks.chaos import FLAGS, NUM_REPLICAS, NUM_ROUTERS, NUM_STAGES
+from benchmarks.faults import bad_input, traffic
+from benchmarks.faults.bad_input import MAX_MESSAGE_BYTES
+from benchmarks.faults.cluster import Cluster, Kind, Place
+from benchmarks.faults.kills import Killer, names_of
+from benchmarks.faults.levels import Growth, Level, read_levels, rest
+from benchmarks.faults.traffic import Edge, Surprise
 from octavo import AsyncClient, SamplingParams
-from octavo.errors import Cancelled, DeadlineExceeded
-from octavo.results import Delta, Finished
+from octavo.errors import OctavoError
+from tests.support.up import free_ports
 
-_GAUGE = re.compile(r"^octavo_(num_requests_running|num_requests_waiting|kv_cache_usage_ratio)(?:\{.*\})? (\S+)$", re.M)
+# Buffers of slow readers, and what is too large, are small: both are met sooner.
+SOAK_FLAGS = (*FLAGS, f"--max-message-bytes={MAX_MESSAGE_BYTES}", "--stream-buffer-bytes=16384")
+_MANNERS = traffic.MANNERS | bad_input.MANNERS
+_SURVIVORS = frozenset((Place(Kind.ROUTER, 0), Place(Kind.SCHEDULER, 0), Place(Kind.WORKER, 0, 0)))
+# Between two requests of one client, and between a kill's end and the next: means.
+_PAUSE_S, _KILL_PAUSE_S = 0.3, 12.0
+# Of the time. Afterwards what was started again gets old enough to show what it leaks.
+_SHARE_WITH_KILLS = 0.7
+# What gRPC closes by itself, it closes within that.
+_PATIENCE_S = 60.0
 
 
-async def one_stream(client: AsyncClient, choose: random.Random) -> str:
-    """How one stream ended."""
-    kind = choose.choice(["whole", "cancel", "deadline"])
-    prompt = [choose.randrange(100, 40_000) for _ in range(choose.randint(1, 200))]
-    sampling = SamplingParams(
-        temperature=choose.choice([0.0, 0.9]), n=choose.choice([1, 1, 1, 3]), max_tokens=choose.randint(1, 64)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    seconds: float
+    ends: Counter[str]
+    kills: list[str]
+    surprises: list[str]
+    # Seconds until nothing was held any more, after the last request.
+    rest_s: float
+    growths: list[Growth]
+
+    @property
+    def leaks(self) -> list[str]:
+        return [leak for growth in self.growths for leak in growth.leaks]
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.leaks and not self.surprises
+
+
+@dataclass(slots=True)
+class _Clients:
+    """Those that come at random."""
+
+    edge: Edge
+    seed: int
+    ends: Counter[str] = field(default_factory=Counter)
+    surprises: list[str] = field(default_factory=list)
+
+    async def each_manner_once(self) -> None:
+        """What processes make at their first request of a kind is there afterwards."""
+        for manner in _MANNERS:
+            await self._request(manner, random.Random(f"{self.seed}/{manner.__name__}"))
+
+    async def come(self, index: int, stop: asyncio.Event) -> None:
+        """One after the other."""
+        choose = random.Random(f"{self.seed}/{index}")
+        manners, weights = list(_MANNERS), list(_MANNERS.values())
+        while not stop.is_set():
+            await asyncio.sleep(choose.expovariate(1 / _PAUSE_S))
+            await self._request(choose.choices(manners, weights)[0], choose)
+
+    async def _request(self, manner: traffic.Manner, choose: random.Random) -> None:
+        name = manner.__name__
+        try:
+            self.ends[f"{name}: {await manner(self.edge, choose)}"] += 1
+        except (OctavoError, Surprise, TimeoutError) as error:
+            self.surprises.append(f"{name}: {error!r}")
+
+
+async def run_soak(
+    cluster: Cluster,
+    *,
+    seconds: float,
+    num_clients: int,
+    seed: int,
+    say: Callable[[str], None],
+    kills: bool = True,
+) -> Report:
+    """On a cluster that serves, with HTTP. kills: whether processes are killed meanwhile."""
+    routers = range(cluster.options.num_routers)
+    edge = Edge(targets=cluster.targets, http_ports=[cluster.options.router_http_port(router) for router in routers])
+    clients = _Clients(edge, seed)
+    await clients.each_manner_once()
+    before = await _levels_at_rest(cluster)
+    say(
+        "at rest: "
+        + ", ".join(f"{name} has {level.num_descriptors}" for name, level in before.items())
+        + " descriptors"
     )
-    cancel_after = choose.randint(0, 20) if kind == "cancel" else None
-    timeout = choose.uniform(0.05, 20.0) if kind == "deadline" else None
-    num_pieces = 0
-    try:
-        async with client.stream(prompt, sampling, timeout=timeout) as stream:
-            async for event in stream:
-                if isinstance(event, Finished):
-                    return "finished"
-                num_pieces += isinstance(event, Delta)
-                if cancel_after is not None and num_pieces >= cancel_after:
-                    return "left"
-    except DeadlineExceeded:
-        return "deadline"
-    except Cancelled:
-        return "cancelled"
-    return "ended without a finish"
+    began = time.monotonic()
+    stop, killed = asyncio.Event(), list[str]()
+    async with asyncio.TaskGroup() as tasks:
+        for index in range(num_clients):
+            tasks.create_task(clients.come(index, stop))
+        # Served again means that tokens come: clients stay until then.
+        if kills:
+            until = began + _SHARE_WITH_KILLS * seconds
+            await _kill_now_and_then(cluster, random.Random(f"{seed}/kills"), until, killed, say)
+        await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
+        stop.set()
+    loaded_s, ended = time.monotonic() - began, time.monotonic()
+    say(f"{clients.ends.total()} requests in {loaded_s:.0f} s")
+    await _compute_little(cluster)
+    growths = await rest(cluster, before, patience_s=_PATIENCE_S)
+    return Report(
+        seconds=round(loaded_s, 1),
+        ends=clients.ends,
+        kills=killed,
+        surprises=clients.surprises,
+        rest_s=round(time.monotonic() - ended, 1),
+        growths=growths,
+    )
 
 
-async def soak(target: str, concurrency: int, duration: float, seed: int) -> Counter[str]:
-    """Keeps `concurrency` streams alive for `duration` seconds, then lets the last ones end."""
-    ends: Counter[str] = Counter()
-    stop_at = time.monotonic() + duration
-
-    async def keep_streaming(client: AsyncClient, index: int) -> None:
-        choose = random.Random(f"{seed}/{index}")
-        while time.monotonic() < stop_at:
-            ends[await one_stream(client, choose)] += 1
-
-    async with AsyncClient(target, timeout=300) as client, asyncio.TaskGroup() as tasks:
-        for index in range(concurrency):
-            tasks.create_task(keep_streaming(client, index))
-    return ends
-
-
-def leftovers(ports: list[int]) -> dict[str, float]:
-    """Running, waiting and used blocks, added up over the schedulers."""
-    sums: dict[str, float] = {}
-    for port in ports:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-            for name, value in _GAUGE.findall(answer.read().decode()):
-                sums[name] = sums.get(name, 0.0) + float(value)
-    if not sums:
-        raise SystemExit(f"the schedulers' metrics on ports {ports} name no gauges")
-    return sums
+async def _kill_now_and_then(
+    cluster: Cluster, choose: random.Random, until: float, killed: list[str], say: Callable[[str], None]
+) -> None:
+    """Until a time of time.monotonic()."""
+    killer = Killer(cluster, lambda: None)
+    mortals = [place for place in cluster.places() if place not in _SURVIVORS]
+    began = time.monotonic()
+    while True:
+        pause = choose.expovariate(1 / _KILL_PAUSE_S)
+        if time.monotonic() + pause > until:
+            return
+        await asyncio.sleep(pause)
+        victims = tuple(choose.sample(mortals, choose.choice([1, 1, 1, 2])))
+        at = time.monotonic() - began
+        back_after = await killer.kill(victims)
+        killed.append(f"{at:.1f} s: {names_of(victims)}; served again after {back_after:.1f} s")
+        say(f"killed {names_of(victims)}; served again after {back_after:.1f} s")
 
 
-def main() -> None:
+async def _compute_little(cluster: Cluster) -> None:
+    """A token or two at each replica: their plans free the rows of what ended before."""
+    async with AsyncClient(cluster.targets[0], retry_for=_PATIENCE_S) as client, asyncio.TaskGroup() as tasks:
+        for _ in range(2 * NUM_REPLICAS):
+            tasks.create_task(client.generate([5], SamplingParams(max_tokens=2)))
+
+
+async def _levels_at_rest(cluster: Cluster) -> dict[str, Level]:
+    give_up = time.monotonic() + _PATIENCE_S
+    while True:
+        levels = await read_levels(cluster)
+        if not any(level.held for level in levels.values()):
+            return levels
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"still held before there was any load: {levels}")
+        await asyncio.sleep(0.5)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="localhost:50051")
-    parser.add_argument("--scheduler-metrics-ports", default="9091,9092", help="/metrics of each scheduler")
-    parser.add_argument("--concurrency", type=int, default=200)
-    parser.add_argument("--duration", type=float, default=120.0, help="seconds")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--clients", type=int, default=16, help="at once")
+    parser.add_argument("--seed", type=int, default=None, help="of the load and kills; none: a new one, which is told")
+    parser.add_argument("--log", type=Path, help="file for what the cluster says")
+    parser.add_argument("--json", action="store_true", help="one line")
     arguments = parser.parse_args()
-    ports = [int(port) for port in arguments.scheduler_metrics_ports.split(",")]
-    start = time.monotonic()
-    ends = asyncio.run(soak(arguments.target, arguments.concurrency, arguments.duration, arguments.seed))
-    ended = time.monotonic()
-    # Clients that left are noticed within a step; the metrics follow within a second.
-    left = leftovers(ports)
-    while any(left.values()) and time.monotonic() < ended + 10:
-        time.sleep(0.2)
-        left = leftovers(ports)
-    clean = not any(left.values())
-    defined = ends.keys() <= {"finished", "left", "deadline", "cancelled"}
-    print(json.dumps({"seconds": round(ended - start, 1), "ends": ends, "left_over": left, "clean": clean and defined}))
-    sys.exit(0 if clean and defined else 1)
+    seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        if not arguments.json:
+            print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
+
+    say(f"seed {seed}")
+    http_port = free_ports(NUM_ROUTERS)
+    with tempfile.TemporaryDirectory() as directory:
+        cluster = Cluster(
+            Path(directory), *SOAK_FLAGS, f"--http-port={http_port}",
+            num_replicas=NUM_REPLICAS, num_stages=NUM_STAGES, num_routers=NUM_ROUTERS,
+        )  # fmt: skip
+        try:
+            with cluster:
+                cluster.wait_until_all_serve()
+                report = asyncio.run(
+                    run_soak(
+                        cluster,
+                        seconds=60 * arguments.minutes, num_clients=arguments.clients, seed=seed, say=say,
+                    )
+                )  # fmt: skip
+        finally:
+            if arguments.log:
+                arguments.log.write_text(cluster.up.output)
+    if arguments.json:
+        print(json.dumps({"seed": seed, **_as_json(report)}))
+    else:
+        print(summary(report))
+    return 0 if report.is_clean else 1
+
+
+def _as_json(report: Report) -> dict[str, object]:
+    return {
+        "clean": report.is_clean,
+        "seconds": report.seconds,
+        "rest_s": report.rest_s,
+        "leaks": report.leaks,
+        "surprises": report.surprises,
+        "kills": report.kills,
+        "ends": report.ends,
+        "processes": [growth.as_json() for growth in report.growths],
+    }
+
+
+def summary(report: Report) -> str:
+    """For people."""
+    lines = ["", "how requests ended"]
+    lines += [f"  {count:6}  {end}" for end, count in sorted(report.ends.items())]
+    lines += ["", "process         descriptors     tasks   rows          MiB  (one process all along: *)"]
+    for growth in report.growths:
+        before, after = growth.before, growth.after
+        counts = f"{before.num_descriptors:5} -> {after.num_descriptors:3} {before.num_tasks:5} -> {after.num_tasks:3}"
+        memory = f"{before.rss_mib:7.0f} -> {after.rss_mib:4.0f}"
+        lines.append(f"{growth.name:14} {counts} {after.num_rows:6} {memory}  {'*' * growth.is_same}")
+    lines += ["", f"{len(report.kills)} kills; at rest {report.rest_s:.1f} s after the last request"]
+    lines += [f"LEFT OVER: {leak}" for leak in report.leaks] or ["nothing is left over"]
+    lines += [f"SURPRISE: {surprise}" for surprise in report.surprises]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

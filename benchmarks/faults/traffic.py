@@ -1,0 +1,159 @@
+"""Clients of all manners, good and bad: those that finish, cancel, run out of time, read slowly, or vanish.
+
+Each function is one request of one client. It returns in a word how that ended, and raises Surprise if it ended as it
+must not.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from benchmarks.faults.raw_http import post
+from benchmarks.faults.relay import Relay
+from octavo import AsyncClient, SamplingParams
+from octavo.errors import Cancelled, DeadlineExceeded, OctavoError, Overloaded
+from octavo.results import Delta, Finished
+
+# A request takes that long at most when processes are killed beneath it.
+PATIENCE_S = 120.0
+_NUM_PREFIXES, _LONGEST_PREFIX = 4, 160
+_FIRST_ID, _LAST_ID = 100, 40_000
+
+
+Manner = Callable[["Edge", random.Random], Awaitable[str]]
+
+
+class Surprise(Exception):
+    """What must not happen: an end that is none of those a request of its kind may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """Where a cluster is reached: for each of its routers, gRPC's target and the port of its HTTP server."""
+
+    targets: list[str]
+    http_ports: list[int]
+
+    def client(self, choose: random.Random, *, retry_for: float = PATIENCE_S) -> AsyncClient:
+        """Of one who begins with any of the routers, and knows all."""
+        first = choose.randrange(len(self.targets))
+        return AsyncClient([*self.targets[first:], *self.targets[:first]], retry_for=retry_for)
+
+
+def a_prompt(choose: random.Random) -> list[int]:
+    """Token ids; many begin alike."""
+    prefix = choose.randrange(2 * _NUM_PREFIXES)
+    shared = random.Random(prefix)
+    length = shared.randint(40, _LONGEST_PREFIX) if prefix < _NUM_PREFIXES else 0
+    head = [shared.randrange(_FIRST_ID, _LAST_ID) for _ in range(length)]
+    return head + [choose.randrange(_FIRST_ID, _LAST_ID) for _ in range(choose.randint(1, 40))]
+
+
+def some_sampling(choose: random.Random) -> SamplingParams:
+    return SamplingParams(
+        temperature=choose.choice([0.0, 0.9]),
+        n=choose.choice([1, 1, 1, 3]),
+        max_tokens=choose.randint(1, 40),
+        logprobs=choose.choice([None, None, None, 5]),
+        prompt_logprobs=choose.choice([None] * 9 + [1]),
+        stop=choose.choice([(), (), (), "a"]),
+        ignore_eos=choose.random() < 0.5,
+    )
+
+
+async def finish(edge: Edge, choose: random.Random) -> str:
+    async with edge.client(choose) as client:
+        generation = await client.generate(a_prompt(choose), some_sampling(choose))
+    return "finished" if generation.num_resumes == 0 else "finished, resumed"
+
+
+async def leave(edge: Edge, choose: random.Random) -> str:
+    """Ends its call after some pieces, in the manner of gRPC."""
+    num_pieces = choose.randint(0, 12)
+    async with edge.client(choose) as client, client.stream(a_prompt(choose), some_sampling(choose)) as stream:
+        async for event in stream:
+            if isinstance(event, Finished):
+                return "finished"
+            num_pieces -= isinstance(event, Delta)
+            if num_pieces <= 0:
+                break
+    return "left"
+
+
+async def cancel(edge: Edge, choose: random.Random) -> str:
+    """Has another call end the stream."""
+    async with edge.client(choose) as client, client.stream(a_prompt(choose), some_sampling(choose)) as stream:
+        with contextlib.suppress(Cancelled):
+            async for event in stream:
+                if isinstance(event, Delta):
+                    try:
+                        await client.cancel(stream.request_id)
+                    except OctavoError:
+                        # The one router that knows it is being killed.
+                        return "could not cancel"
+            return "finished"
+    return "cancelled"
+
+
+async def run_out_of_time(edge: Edge, choose: random.Random) -> str:
+    async with edge.client(choose) as client:
+        try:
+            await client.generate(a_prompt(choose), some_sampling(choose), timeout=choose.uniform(0.02, 4.0))
+        except DeadlineExceeded:
+            return "too late"
+    return "finished"
+
+
+async def read_slowly(edge: Edge, choose: random.Random) -> str:
+    """Of a stream with many logprobs, which fill the buffers on the way."""
+    sampling = SamplingParams(max_tokens=60, n=4, logprobs=20, prompt_logprobs=20, ignore_eos=True)
+    prompt = [choose.randrange(_FIRST_ID, _LAST_ID) for _ in range(choose.randint(1, 400))]
+    async with edge.client(choose, retry_for=0) as client, client.stream(prompt, sampling) as stream:
+        try:
+            for _ in range(choose.randint(1, 4)):
+                await anext(stream)
+                await asyncio.sleep(choose.uniform(0.2, 2.0))
+        except Overloaded:
+            return "too slow"
+        except (OctavoError, StopAsyncIteration):
+            return "ended"
+    return "left"
+
+
+async def vanish(edge: Edge, choose: random.Random) -> str:
+    """Its connections break, in the middle of a stream or before."""
+    target = choose.choice(edge.targets)
+    async with Relay(target) as relay, AsyncClient(relay.target, retry_for=0) as client:
+        task = asyncio.create_task(client.generate(a_prompt(choose), some_sampling(choose)))
+        await asyncio.wait([task], timeout=choose.uniform(0.01, 1.5))
+        relay.abort()
+        with contextlib.suppress(OctavoError):
+            await task
+            return "finished"
+    return "vanished"
+
+
+async def call_over_http(edge: Edge, choose: random.Random) -> str:
+    """A completion through the gateway, streamed or not; some leave in its middle."""
+    is_streamed = choose.random() < 0.7
+    body = {"prompt": a_prompt(choose), "max_tokens": choose.randint(1, 40), "stream": is_streamed}
+    leaves_after = choose.randint(0, 600) if choose.random() < 0.3 else None
+    port = choose.choice(edge.http_ports)
+    status, answer = await post(port, "/v1/completions", json.dumps(body).encode(), leaves_after=leaves_after)
+    if leaves_after is not None:
+        return "left"
+    if status == 200 and (not is_streamed or b"data: [DONE]" in answer):
+        return "finished"
+    # A router that is killed or has no replica: HTTP's clients do not go on by themselves.
+    if status in (0, 200, 503):
+        return "broken"
+    raise Surprise(f"HTTP status {status}: {answer[:300]!r}")
+
+
+# How often each is among them.
+MANNERS: dict[Manner, int] = {
+    finish: 30, leave: 12, cancel: 8, run_out_of_time: 12, read_slowly: 4, vanish: 8, call_over_http: 14
+}  # fmt: skip
