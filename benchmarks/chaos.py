@@ -33,7 +33,7 @@ NUM_REPLICAS = NUM_STAGES = NUM_ROUTERS = 2
 # Small enough that streams wait for rows and KV blocks, too.
 FLAGS = (
     "--dtype=float32", "--worker-threads=1", "--kv-cache-memory=0.1", "--max-num-seqs=32", "--preemption-mode=swap",
-    "--swap-space=0.05", "--max-restarts=1000",
+    "--swap-space=0.05", "--scheduling-policy=priority", "--max-restarts=1000",
 )  # fmt: skip
 # Of what live streams may still bring, so much comes at most before the next kill: the rest is there to be lost.
 _LARGEST_SHARE = 0.3

@@ -113,11 +113,11 @@ class Killer:
         return all([await self._scheduler_value(replica, _TOKENS) > before for replica, before in computed.items()])
 
     async def _ask(self, router: Place) -> None:
-        """For a token, of this router alone."""
+        """For a token, of this router alone, ahead of the streams that wait (scheduling_policy=priority)."""
         async with AsyncClient(
             self._cluster.targets[router.number], timeout=PATIENCE_S, retry_for=PATIENCE_S
         ) as client:
-            await client.generate("One", SamplingParams(max_tokens=1, temperature=0))
+            await client.generate("One", SamplingParams(max_tokens=1, temperature=0), priority=-1)
 
     async def _scheduler_value(self, replica: int, name: str) -> float:
         """0 while it does not answer."""
