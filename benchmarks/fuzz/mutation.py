@@ -19,6 +19,7 @@ _BLOBS = (b"", b"\0", b"\xff" * 33, b"\x80" * 12, bytes(range(256)))
 _UNSIGNED = {32: (0, 1, 2, 7, 255, 2**16, 2**31, _U32), 64: (0, 1, 2, 2**31, 2**32, 2**53 + 1, 2**63, _U64)}
 _SIGNED = {32: (0, 1, -1, 2**31 - 1, -(2**31)), 64: (0, 1, -1, 2**53 + 1, 2**63 - 1, -(2**63))}
 _MOST_COPIES = 300
+_MOST_COPIED_BYTES = 2**16
 _MOST_DEPTH = 8
 
 _BITS = {
@@ -145,7 +146,9 @@ def _spoil_repeated(held: Any, field: Any, random: Random, depth: int) -> None:
     if held and how < 0.15:
         del held[random.randrange(len(held)) :]
     elif held and how < 0.3:
-        held.extend([held[random.randrange(len(held))]] * random.choice((1, 2, _MOST_COPIES)))
+        copied = held[random.randrange(len(held))]
+        size = copied.ByteSize() if field.type == _F.TYPE_MESSAGE else 1
+        held.extend([copied] * min(random.choice((1, 2, _MOST_COPIES)), _MOST_COPIED_BYTES // max(size, 1)))
     elif field.type == _F.TYPE_MESSAGE:
         spoil(random.choice(held) if held and how < 0.8 else held.add(), random, depth + 1)
     elif held and how < 0.7:

@@ -61,6 +61,7 @@ class _Requests:
         return bytes([number]) + malformed(self._kinds[number][1], random)
 
     async def feed(self, message: bytes) -> str:
+        self._cluster.tidy()
         kind = self._kinds[message[0] % len(self._kinds)][0]
         try:
             request = kind.FromString(message[1:])

@@ -68,7 +68,10 @@ class SmallCluster:
             async with self.scheduler.changed:
                 await self.scheduler.changed.wait_for(lambda: not self.scheduler.num_live)
         assert not self.router.num_streams, "streams are left"
-        # What a fake keeps for tests to look at.
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Forgets what the fake keeps for tests to look at."""
         for kept in (self.scheduler.submitted, self.scheduler.cancelled, self.scheduler.prompts):
             kept.clear()
 
