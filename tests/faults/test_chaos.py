@@ -1,27 +1,50 @@
-"""kill -9 of each kind of process in mid-stream, and of both schedulers at once: SmolLM2 says what it says alone.
+"""kill -9 of each kind of process in mid-stream, and of both schedulers at once: SmolLM2 says what it says alone. Then
+clients of all manners, good and bad: nothing is left over.
 
-The short form of `python -m benchmarks.chaos`: two replicas of two stages and two routers under `octavo up`, real
-weights, real sockets, greedy and sampled streams, with and without seeds of the client's.
+The short forms of `python -m benchmarks.chaos` and of `python -m benchmarks.soak`: two replicas of two stages and two
+routers under `octavo up`, real weights, real sockets, greedy and sampled streams, with and without seeds of the
+client's.
 """
 
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
 
-from benchmarks.chaos import FLAGS, NUM_REPLICAS, NUM_ROUTERS, NUM_STAGES, run_chaos, summary
+import pytest
+
+from benchmarks.chaos import NUM_REPLICAS, NUM_ROUTERS, NUM_STAGES, run_chaos, summary
+from benchmarks.faults import bad_input, traffic
 from benchmarks.faults.cluster import Cluster, Kind
+from benchmarks.soak import SOAK_FLAGS, run_soak
+from benchmarks.soak import summary as soak_summary
+from tests.support.up import free_ports
 
 NUM_STREAMS, NUM_TOKENS, SEED = 24, 24, 3
+SOAK_SECONDS, NUM_CLIENTS = 4.0, 8
 
 
-async def test_streams_survive_kills_of_each_kind(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(
-        tmp_path, *FLAGS, num_replicas=NUM_REPLICAS, num_stages=NUM_STAGES, num_routers=NUM_ROUTERS
-    ) as cluster:
+        tmp_path_factory.mktemp("chaos"), *SOAK_FLAGS, f"--http-port={free_ports(NUM_ROUTERS)}",
+        num_replicas=NUM_REPLICAS, num_stages=NUM_STAGES, num_routers=NUM_ROUTERS,
+    ) as cluster:  # fmt: skip
         cluster.wait_until_all_serve()
-        report = await run_chaos(cluster, NUM_STREAMS, len(Kind), SEED, mean_tokens=NUM_TOKENS, say=print)
+        yield cluster
+
+
+async def test_streams_survive_kills_of_each_kind(cluster: Cluster) -> None:
+    report = await run_chaos(cluster, NUM_STREAMS, len(Kind), SEED, mean_tokens=NUM_TOKENS, say=print)
     shown = summary(report)
     assert report.is_clean, f"{shown}\n\n{cluster.up.output}"
     killed = Counter(place.kind for kill in report.kills for place in kill.victims)
     assert killed == {Kind.WORKER: 1, Kind.SCHEDULER: 2, Kind.ROUTER: 1}
     assert report.resubmissions_by_routers, shown
     assert report.resumes_by_clients, shown
+
+
+async def test_clients_of_all_manners_leave_nothing_behind(cluster: Cluster) -> None:
+    report = await run_soak(cluster, seconds=SOAK_SECONDS, num_clients=NUM_CLIENTS, seed=SEED, say=print, kills=False)
+    assert report.is_clean, f"{soak_summary(report)}\n\n{cluster.up.output}"
+    assert {growth.name for growth in report.growths} == {str(place) for place in cluster.places()} | {"octavo up"}
+    came = {end.partition(":")[0] for end in report.ends}
+    assert came == {manner.__name__ for manner in (*traffic.MANNERS, *bad_input.MANNERS)}
