@@ -88,7 +88,10 @@ class Bench:
             "router": [
                 *("-m", "router", f"--port={self._port}", "--http-port=0", "--metrics-port=0"),
                 *(f"--scheduler-addresses={self._address}", f"--served-model-name={scheduler.MODEL_NAME}"),
-                *("--log-level=error",),
+                *(
+                    "--log-level=error",
+                    "--drain-timeout=0",
+                ),
             ],
             "floor": ["-m", "benchmarks.router_load.floor", str(self._port), self._address],
         }[self._server]
@@ -115,12 +118,17 @@ class Bench:
         request = pb.GenerateRequest(sampling=sampling)
         request.token_ids.ids.extend(range(1000, 1000 + _PROMPT_TOKENS))
         request_bytes = request.SerializeToString()
-        calls = [
-            connections[i % len(connections)].call("/octavo.v1.Inference/Generate", request_bytes)
-            for i in range(num_streams)
-        ]
         self._command({"streams": num_streams, "rate": rate})
         reader = _Reader([mirror, *connections])
+        calls: list[Call] = []
+        for connection in connections:
+            added = [
+                connection.call("/octavo.v1.Inference/Generate", request_bytes)
+                for _ in range(min(_STREAMS_A_CONNECTION, num_streams - len(calls)))
+            ]
+            # Each has said Started.
+            reader.read_until(lambda added=added: all(call.messages or call.ended for call in added))
+            calls += added
         # What comes of the scheduler before steps is small.
         reader.read_until(lambda: any(len(message) > 2 * num_streams for _, message in direct.messages))
         reader.read_for(_WARM_S)
@@ -128,6 +136,9 @@ class Bench:
         reader.read_for(seconds)
         cpu, rss = self._cpu_seconds - cpu_began, self._process.memory_info().rss
         ended = time.monotonic()
+        failed = [call.ended for call in calls if call.ended]
+        if failed:
+            raise SystemExit(f"{len(failed)} of {num_streams} calls failed; the first one: {failed[0]!r}")
         for connection in connections:
             connection.close()
         self._answer()

@@ -125,6 +125,9 @@ class RouterServer:
                 ("grpc.so_reuseport", int(self._shares_ports)),
                 ("grpc.max_receive_message_length", options.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
+                # From 1,000 calls that nobody has looked at yet gRPC ends some with CANCELLED, which no client retries.
+                ("grpc.server.max_pending_requests", options.max_streams),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * options.max_streams),
                 # Clients behind load balancers ping idle connections; the default takes that for an attack.
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),

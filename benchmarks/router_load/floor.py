@@ -43,6 +43,8 @@ class _Floor:
         group = self._num_calls
         await self._send(wire.RouterMessage(submit=wire.Submit(group=group, num_prompt_tokens=1, prompt_token_ids=[1])))
         try:
+            # In the place of Started.
+            await context.write(_piece(0, 0))
             await self._write_steps(context)
         finally:
             self._num_live -= 1

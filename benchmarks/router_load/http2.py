@@ -25,7 +25,8 @@ class Call:
 
     # Of each message: when its last byte was read, and the message.
     messages: list[tuple[float, bytes]] = field(default_factory=list)
-    ended: bool = False
+    # What the server said at its end (headers as they came), once it has ended.
+    ended: str = ""
     # Bytes of a message that is not whole yet.
     _rest: bytes = b""
 
@@ -98,7 +99,7 @@ class Connection:
         self.socket.close()
 
     def _take(self, now: float, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == _DATA:
+        if kind == _DATA and stream in self._calls:
             self._calls[stream].feed(now, payload)
         elif kind == _PING and not flags & _ACK:
             self.socket.sendall(_frame(_PING, _ACK, 0, payload))
@@ -107,7 +108,10 @@ class Connection:
         elif kind == _GOAWAY:
             raise ConnectionError(f"the server says GOAWAY: {payload[8:].decode(errors='replace')}")
         if kind == _RST_STREAM or (kind in (_DATA, _HEADERS) and flags & _END_STREAM):
-            self._calls.pop(stream).ended = True
+            # A server may reset a stream that it has ended already.
+            call = self._calls.pop(stream, None)
+            if call is not None:
+                call.ended = payload.decode(errors="replace") or "without a word"
 
     def _headers(self, path: str) -> bytes:
         """HPACK (RFC 7541) without a dynamic table: names by their number in the static one, values as they are."""
