@@ -54,7 +54,7 @@ class _Formatter(logging.Formatter):
 class _Text(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{name}={_shown(value)}" for name, value in sorted(self.fields(record).items()))
-        line = f"{self.time(record)} [{record.levelname.lower():<9}] {record.getMessage()} {fields}"
+        line = f"{self.time(record)} [{record.levelname.lower():<9}] {_one_line(record.getMessage())} {fields}"
         return "\n".join(filter(None, (line, self.traceback(record))))
 
 
@@ -69,4 +69,10 @@ class _JsonLines(_Formatter):
 
 def _shown(value: object) -> str:
     """Text stands without quotes if it has no spaces that would blur where it ends."""
-    return value if isinstance(value, str) and value and not set(value) & set(" \t\n=\"'") else repr(value)
+    is_plain = isinstance(value, str) and value and value.isprintable() and not set(value) & set(" =\"'")
+    return value if is_plain else repr(value)
+
+
+def _one_line(text: str) -> str:
+    """What others wrote, such as ids and causes, begins no line that looks like one of ours, and drives no terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
