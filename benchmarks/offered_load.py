@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -139,24 +139,12 @@ async def closed_loop(sender: Sender, concurrency: int, *, warm_up: float, secon
     return outcomes
 
 
-async def open_loop(
-    sender: Sender,
-    rate: float,
-    choose: random.Random,
-    *,
-    warm_up: float,
-    seconds: float,
-    each_tick: Callable[[], None] = lambda: None,
-) -> Outcomes:
-    """Requests come as they come (Poisson), so many a second, whatever becomes of them. each_tick: called each half
-    second meanwhile."""
-    next_at = next_tick = time.monotonic()
+async def open_loop(sender: Sender, rate: float, choose: random.Random, *, warm_up: float, seconds: float) -> Outcomes:
+    """Requests come as they come (Poisson), so many a second, whatever becomes of them."""
+    next_at = time.monotonic()
     outcomes = Outcomes(next_at + warm_up, next_at + warm_up + seconds)
     sending: set[asyncio.Task[None]] = set()
     while (now := time.monotonic()) < outcomes.ended:
-        if now >= next_tick:
-            each_tick()
-            next_tick = now + 0.5
         while next_at <= now:
             task = asyncio.create_task(sender.send(outcomes))
             sending.add(task)

@@ -39,43 +39,40 @@ NUM_ROWS, NUM_QUEUED = 8, 16
 FACTOR = 10
 LEAST_GOODPUT = 0.9
 # Clients of the closed loops: few, as many as rows, and some that wait.
-CONCURRENCIES = (NUM_ROWS // 2, NUM_ROWS, NUM_ROWS + NUM_QUEUED // 2)
+CLIENTS = (NUM_ROWS // 2, NUM_ROWS, NUM_ROWS + NUM_QUEUED // 2)
 _EXPECTED_ENDS = {FINISHED, REFUSED, grpc.StatusCode.DEADLINE_EXCEEDED.name}
 _GAUGES = re.compile(r"^octavo_(streams|num_requests_running|num_requests_waiting)(?:\{.*\})? (\S+)$", re.M)
 _MIB = 2**20
+_LOOK_S = 0.25
 
 
 class Processes:
     """The cluster's, by the module that each runs: how much memory and CPU time they take."""
 
     def __init__(self) -> None:
-        children = psutil.Process().children(recursive=True)
-        self._by_name = {_name_of(process): process for process in children}
-        self.start()
-
-    def start(self) -> None:
-        """What follows is counted from now on."""
-        self._cpu_began = self._cpu_seconds()
-        self._began = time.monotonic()
-        self.first = self.sizes()
-        self.largest = dict(self.first)
+        self._by_name = {_name_of(process): process for process in psutil.Process().children(recursive=True)}
+        # Times, and CPU seconds of each process and of the sender by then.
+        self._used: list[tuple[float, dict[str, float]]] = []
+        self.largest: dict[str, int] = {}
 
     def sizes(self) -> dict[str, int]:
         """In MiB."""
         return {name: process.memory_info().rss // _MIB for name, process in self._by_name.items()}
 
-    def look(self) -> None:
-        for name, size in self.sizes().items():
-            self.largest[name] = max(self.largest[name], size)
+    async def watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            used = {name: sum(process.cpu_times()[:2]) for name, process in self._by_name.items()}
+            self._used.append((time.monotonic(), used | {"sender": time.process_time()}))
+            for name, size in self.sizes().items():
+                self.largest[name] = max(self.largest.get(name, 0), size)
+            await asyncio.sleep(_LOOK_S)
 
-    def shares(self) -> dict[str, float]:
-        """Of one core; the sender's among them."""
-        seconds = time.monotonic() - self._began
-        return {name: round((used - self._cpu_began[name]) / seconds, 2) for name, used in self._cpu_seconds().items()}
-
-    def _cpu_seconds(self) -> dict[str, float]:
-        used = {name: sum(process.cpu_times()[:2]) for name, process in self._by_name.items()}
-        return used | {"sender": time.process_time()}
+    def shares(self, outcomes: Outcomes) -> dict[str, float]:
+        """Of one core, in the stretch that the outcomes are of."""
+        within = [each for each in self._used if outcomes.began <= each[0] < outcomes.ended]
+        (began, first), (ended, last) = within[0], within[-1]
+        return {name: round((last[name] - first[name]) / (ended - began), 3) for name in last}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,6 +93,11 @@ class Report:
     @property
     def goodput(self) -> float:
         return self.overload.tokens_per_s / self.peak.tokens_per_s
+
+    @property
+    def goodput_per_cpu(self) -> float:
+        """The same for a second of the worker's CPU, on which other programs of the machine weigh less than on time."""
+        return self.goodput * self.peak_shares["worker"] / self.shares["worker"]
 
     def check(self) -> None:
         """Notes what must not be."""
@@ -119,6 +121,7 @@ class Report:
             "seconds": round(overload.seconds, 1),
             "goodput_tokens_per_s": round(overload.tokens_per_s, 1),
             "goodput": round(self.goodput, 3),
+            "goodput_per_worker_cpu": round(self.goodput_per_cpu, 3),
             "ends": dict(overload.ends),
             "refused_after_started": overload.num_refused_late,
             "refusals_without_retry_info": overload.num_without_retry_info,
@@ -163,49 +166,56 @@ def live_requests(metrics_ports: list[int]) -> dict[str, float]:
 
 
 async def measure(target: str, metrics_ports: list[int], seconds: float, seed: int) -> Report:
-    choose = random.Random(seed)
+    choose, processes = random.Random(seed), Processes()
+    watching = asyncio.create_task(processes.watch())
     async with grpc.aio.insecure_channel(target) as channel:
         stub = InferenceStub(channel)
-        calm, processes = Sender(stub, Shape(), choose), Processes()
-
-        async def calm_run(concurrency: int) -> tuple[Outcomes, dict[str, float], int]:
-            processes.start()
-            outcomes = await closed_loop(calm, concurrency, warm_up=2.0, seconds=max(seconds / 6, 4.0))
-            return outcomes, processes.shares(), concurrency
-
-        peak, peak_shares, concurrency = max(
-            [await calm_run(concurrency) for concurrency in CONCURRENCIES], key=lambda each: each[0].tokens_per_s
-        )
+        calm = Sender(stub, Shape(), choose)
+        calm_seconds = max(seconds / 6, 4.0)
+        peaks = [await closed_loop(calm, clients, warm_up=2.0, seconds=calm_seconds) for clients in CLIENTS]
+        peak = max(peaks, key=_rate)
         latency = statistics.median(peak.latencies)
         rate = FACTOR * peak.tokens_per_s / calm.shape.num_output_tokens
-        processes.start()
+        first = processes.sizes()
+        processes.largest.clear()
         sender = Sender(stub, Shape(deadlines=(2 * latency, 10 * latency)), choose)
-        overload = await open_loop(sender, rate, choose, warm_up=3.0, seconds=seconds, each_tick=processes.look)
-        shares, first, largest = processes.shares(), processes.first, processes.largest
-        ended = time.monotonic()
-        left_over = live_requests(metrics_ports)
-        while any(left_over.values()) and time.monotonic() < ended + 10:
-            await asyncio.sleep(0.2)
-            left_over = live_requests(metrics_ports)
+        overload = await open_loop(sender, rate, choose, warm_up=3.0, seconds=seconds)
+        largest = dict(processes.largest)
+        left_over = await _until_idle(metrics_ports)
         again = Outcomes()
         await calm.send(again)
         last = processes.sizes()
-        # What the machine could do may have changed meanwhile.
-        later, later_shares, _ = await calm_run(concurrency)
-        if later.tokens_per_s > peak.tokens_per_s:
-            peak, peak_shares = later, later_shares
+        # What the machine can do may have changed meanwhile.
+        clients = CLIENTS[peaks.index(peak)]
+        peaks.append(await closed_loop(calm, clients, warm_up=2.0, seconds=calm_seconds))
+    watching.cancel()
+    peak = max(peaks, key=_rate)
     report = Report(
         peak=peak,
         offered_per_s=rate,
         overload=overload,
         sizes={name: (first[name], largest[name], last[name]) for name in last},
-        shares=shares,
+        shares=processes.shares(overload),
+        peak_shares=processes.shares(peak),
         left_over=left_over,
         answers=again.ends[FINISHED] == 1,
-        peak_shares=peak_shares,
     )
     report.check()
     return report
+
+
+def _rate(outcomes: Outcomes) -> float:
+    return outcomes.tokens_per_s
+
+
+async def _until_idle(metrics_ports: list[int]) -> dict[str, float]:
+    """What is still live when nothing is, or after 10 s."""
+    until = time.monotonic() + 10
+    left_over = live_requests(metrics_ports)
+    while any(left_over.values()) and time.monotonic() < until:
+        await asyncio.sleep(0.2)
+        left_over = live_requests(metrics_ports)
+    return left_over
 
 
 def show(report: Report) -> None:
@@ -213,6 +223,7 @@ def show(report: Report) -> None:
     print(f"peak        {report.peak.tokens_per_s:8.1f} tokens/s")
     print(f"offered     {report.offered_per_s:8.1f} requests/s, {FACTOR} times as much, for {overload.seconds:.0f} s")
     print(f"goodput     {overload.tokens_per_s:8.1f} tokens/s, {report.goodput:.2f} of the peak")
+    print(f"                     {report.goodput_per_cpu:.2f} of it for a second of the worker's CPU")
     for end, count in overload.ends.most_common():
         print(f"            {count:8d} {end}")
     print(
