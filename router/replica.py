@@ -40,6 +40,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.http2.bdp_probe", 0),
 ]
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
+# How often a replica without a Session looks whether its certificate has been renewed.
+_LOOK_S = 1.0
 
 
 class Replica:
@@ -54,12 +56,13 @@ class Replica:
         silence_timeout: float,
         prefix_index: PrefixIndex | None,
         changed: Callable[[], None],
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: Callable[[], grpc.ChannelCredentials] | None = None,
         stall_timeout: float = 0.0,
         on_left_out: Callable[[str], None] = lambda address: None,
     ):
         """silence_timeout: seconds without a message after which a scheduler counts as dead; one is due each second.
-        prefix_index: is told of its cache events, if there is one. credentials: None for no TLS. stall_timeout: seconds
+        prefix_index: is told of its cache events, if there is one. credentials: those in force, which
+        may change; None for no TLS. stall_timeout: seconds
         without a step, though there is something to run, after which it counts as stalled; 0: never. on_left_out: gets
         its address each time the breaker opens."""
         self.number = number
@@ -142,17 +145,34 @@ class Replica:
                 self._ended_here = _ENDED_HERE
 
     async def _stay_connected(self, place: str) -> None:
-        """Until the task is cancelled."""
+        """Until the task is cancelled. A certificate of ours that has been renewed is shown once there is no Session."""
+        while True:
+            credentials = self._current_credentials()
+            async with open_channel(place, credentials, _CHANNEL_OPTIONS) as channel:
+                self.channel = channel
+                holding = asyncio.create_task(self._hold_sessions(channel))
+                try:
+                    while self.session is not None or self._current_credentials() is credentials:
+                        done, _ = await asyncio.wait({holding}, timeout=None if credentials is None else _LOOK_S)
+                        if done:
+                            holding.result()
+                finally:
+                    holding.cancel()
+                    await asyncio.wait({holding})
+
+    def _current_credentials(self) -> grpc.ChannelCredentials | None:
+        return None if self._credentials is None else self._credentials()
+
+    async def _hold_sessions(self, channel: grpc.aio.Channel) -> None:
+        """One after the other, until the task is cancelled."""
         retry = _FIRST_RETRY_S
-        async with open_channel(place, self._credentials, _CHANNEL_OPTIONS) as channel:
-            self.channel = channel
-            while True:
-                welcomed, cause = await self._hold_session(SchedulerStub(channel))
-                if cause != self._cause:
-                    log.warning("%s: %s", self.address, cause)
-                self._cause = cause
-                retry = _FIRST_RETRY_S if welcomed else min(2 * retry, _LONGEST_RETRY_S)
-                await asyncio.sleep(retry)
+        while True:
+            welcomed, cause = await self._hold_session(SchedulerStub(channel))
+            if cause != self._cause:
+                log.warning("%s: %s", self.address, cause)
+            self._cause = cause
+            retry = _FIRST_RETRY_S if welcomed else min(2 * retry, _LONGEST_RETRY_S)
+            await asyncio.sleep(retry)
 
     async def _hold_session(self, stub: SchedulerStub) -> tuple[bool, str]:
         """Opens a Session and reads it to its end. Returns whether there was a Welcome, and why it ended."""

@@ -28,7 +28,7 @@ class ReplicaSet:
         model_name: str,
         silence_timeout: float,
         stall_timeout: float = 0.0,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: Callable[[], grpc.ChannelCredentials] | None = None,
         on_change: Callable[["ReplicaSet"], None],
         on_choice: Callable[[str, str], None],
         on_left_out: Callable[[str], None] = lambda address: None,

@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -32,6 +33,7 @@ from router.telemetry.vllm_names import vllm_names
 from router.tokenizer import Tokenizer, TokenizerPool
 from runtime.grpc_server import add_reflection, is_loopback, why_not_bound
 from runtime.metric_names import exposed
+from runtime.renewal import Renewed
 from runtime.tls import TlsFiles, add_port
 from runtime.tracing import Tracing
 
@@ -242,7 +244,9 @@ def _tls_files(options: Options) -> TlsFiles | None:
     )
 
 
-def _scheduler_credentials(options: Options) -> grpc.ChannelCredentials | None:
+def _scheduler_credentials(options: Options) -> Callable[[], grpc.ChannelCredentials] | None:
+    """Those that the files hold when it is called. Raises TlsError."""
     if not options.scheduler_tls_dir:
         return None
-    return TlsFiles.of_directory("scheduler_tls_dir", options.scheduler_tls_dir).channel_credentials()
+    files = TlsFiles.of_directory("scheduler_tls_dir", options.scheduler_tls_dir)
+    return Renewed(files.paths, files.channel_credentials).current

@@ -168,6 +168,27 @@ async def test_a_session_over_tls_is_a_session(ours: Authority, tmp_path: Path) 
             assert (await client.generate("Hello", GREEDY)).choices[0].token_ids
 
 
+async def test_a_router_shows_its_renewed_certificate_when_it_connects_again(
+    ours: Authority, foreign: Authority, tmp_path: Path
+) -> None:
+    """As one whose certificate has expired: nothing of it is taken until the files are replaced."""
+    at_scheduler = TlsFiles.of_directory("scheduler_tls_dir", _directory(tmp_path / "s", ours, "scheduler"))
+    at_router = tmp_path / "r"
+    _directory(at_router, foreign, "router")
+    (at_router / "ca.crt").write_bytes(ours.ca.read_bytes())
+    fake = FakeScheduler(f"127.0.0.1:{free_port()}", credentials=at_scheduler.server_credentials())
+    async with (
+        running_schedulers(fake),
+        running_router([fake.address], scheduler_tls_dir=str(at_router)) as (server, _),
+    ):
+        assert not server.readiness()[0]
+        certificate, key = ours.sign("renewed-router")
+        (at_router / "tls.key").write_bytes(key.read_bytes())
+        (at_router / "tls.crt").write_bytes(certificate.read_bytes())
+        async with asyncio.timeout(30):
+            await server.wait_ready()
+
+
 def test_files_that_do_not_fit_are_named(ours: Authority, tmp_path: Path) -> None:
     certificate, key = ours.sign("a")
     _, other = ours.sign("b")
