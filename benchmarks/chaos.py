@@ -37,8 +37,10 @@ FLAGS = (
 )  # fmt: skip
 # Of what live streams may still bring, so much comes at most before the next kill: the rest is there to be lost.
 _LARGEST_SHARE = 0.3
-_MOST_TOKENS = 600
+_MOST_TOKENS = 300
 _MOST_SECONDS = 0.2
+# With fewer live ones, streams begin ahead of their kill.
+_FEWEST_LIVE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +107,12 @@ async def _kill_all(
     choose: random.Random,
     say: Callable[[str], None],
 ) -> tuple[Killer, list[Kill]]:
-    """Half of the streams begin now, the others as kills go by."""
+    """Half of the streams begin now, the others as kills go by, or when few are live."""
     num_more = num_streams // (2 * num_kills)
     killer, kills = Killer(cluster, lambda: crowd.start(num_more)), list[Kill]()
     crowd.start(num_streams - num_more * num_kills)
     for kinds in choose_kinds(num_kills, choose):
+        crowd.start(max(0, _FEWEST_LIVE - crowd.num_live))
         # Counted in tokens, for a fast machine's streams would end within seconds; then off the beat of steps.
         await crowd.receive(int(min(choose.uniform(0, _LARGEST_SHARE) * crowd.num_outstanding, _MOST_TOKENS)))
         await asyncio.sleep(choose.uniform(0, _MOST_SECONDS))
@@ -136,7 +139,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=300)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=48, help="of a choice, on average")
+    parser.add_argument("--tokens", type=int, default=80, help="of a choice, on average")
     parser.add_argument(
         "--seed", type=int, default=None, help="of the streams and kills; none: a new one, which is told"
     )
@@ -189,6 +192,7 @@ def summary(report: Report) -> str:
         f"{report.resumes_by_clients} resumes by clients, {report.resubmissions_by_routers} resubmissions by routers, "
         f"{report.inexact} inexact",
     ]
+    lines += [f"{kill.names}: no stream had begun; give more --tokens" for kill in report.kills if not kill.num_begun]
     lines += [f"  {difference}{_before(difference, report.kills)}" for difference in report.differences]
     return "\n".join(lines)
 
