@@ -145,7 +145,7 @@ class Replica:
                 self._ended_here = _ENDED_HERE
 
     async def _stay_connected(self, place: str) -> None:
-        """Until the task is cancelled. A certificate of ours that has been renewed is shown once there is no Session."""
+        """Until the task is cancelled. A renewed certificate of ours is shown once there is no Session."""
         while True:
             credentials = self._current_credentials()
             async with open_channel(place, credentials, _CHANNEL_OPTIONS) as channel:
