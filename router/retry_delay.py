@@ -35,8 +35,8 @@ class RetryDelay:
         self._ends.append(self._clock())
 
     def seconds(self, num_requests: int) -> float:
-        """num_requests: that are here. Half to one and a half times of what it takes to finish them, so that clients that
-        were refused together do not come again together."""
+        """num_requests: that are here. Half to one and a half times of what it takes to finish them: clients that were
+        refused together do not come again together."""
         now = self._clock()
         since = max(self._busy_since, now - _WINDOW_S)
         if len(self._ends) == _MOST_ENDS:
