@@ -11,7 +11,8 @@ step every stream gets a token, and all of a step travel in one message.
 Latency added: from the arrival of a step at a client that reads the Session itself to the arrival of its token at each
 stream's client. Both read in the same way, with the same clock. Throughput: tokens that arrived at clients while the
 load lasted. cpu: seconds of the router's process in each second, so that tokens_per_cpu_s holds even where another
-process took turns on its core. Medians of the rounds. 5 s a load and round, 4 minutes in all; a quiet machine, please.
+process took turns on its core. Medians of the rounds. 10 minutes in all, most of them for 10,000 streams to open; a
+quiet machine, please.
 """
 
 import argparse
@@ -46,7 +47,7 @@ from runtime.wire import PROTOCOL_VERSION
 LOADS = ((64, 20), (1000, 20), (1000, 60), (1000, 100), (4000, 15), (10_000, 6))
 _STREAMS_A_CONNECTION = 100
 _PROMPT_TOKENS = 16
-_WARM_S = 1.0
+_WARM_S, _WARM_S_A_STREAM = 1.0, 0.001
 _READY_S, _SILENCE_S = 30.0, 60.0
 
 
@@ -71,16 +72,16 @@ class Cost:
 class Bench:
     """A server under load. Use as a context manager."""
 
-    def __init__(self, server: str, core: int) -> None:
-        """server: router or floor. core: its only one; everything else runs on the others."""
-        self._server, self._core = server, core
+    def __init__(self, server: str, core: int, others: Sequence[int]) -> None:
+        """server: router or floor. core: its only one. others: those of its scheduler."""
+        self._server, self._core, self._others = server, core, others
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "Bench":
         directory = self._stack.enter_context(tempfile.TemporaryDirectory())
         self._address = f"unix:{directory}/scheduler.sock"
         self._driver = self._stack.enter_context(
-            _process([sys.executable, "-m", "benchmarks.router_load.scheduler", self._address], self._other_cores)
+            _process([sys.executable, "-m", "benchmarks.router_load.scheduler", self._address], self._others)
         )
         self._answer()
         self._port = free_port()
@@ -95,7 +96,7 @@ class Bench:
             ],
             "floor": ["-m", "benchmarks.router_load.floor", str(self._port), self._address],
         }[self._server]
-        process = self._stack.enter_context(_process([sys.executable, *command], {self._core}))
+        process = self._stack.enter_context(_process([sys.executable, *command], [self._core]))
         self._process = psutil.Process(process.pid)
         asyncio.run(asyncio.wait_for(wait_until_serving(f"127.0.0.1:{self._port}"), _READY_S))
         return self
@@ -103,12 +104,8 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    @property
-    def _other_cores(self) -> set[int]:
-        return os.sched_getaffinity(0) - {self._core}
-
     def measure(self, num_streams: int, rate: float, seconds: float) -> Cost:
-        """One load, in steps a second, for so long after a second to warm up."""
+        """One load, in steps a second, for so long once it is under way."""
         mirror = Connection(self._address)
         opening = wire.Open(protocol_version=PROTOCOL_VERSION, router_id=scheduler.MIRROR)
         opening_bytes = wire.RouterMessage(open=opening).SerializeToString()
@@ -131,7 +128,8 @@ class Bench:
             calls += added
         # What comes of the scheduler before steps is small.
         reader.read_until(lambda: any(len(message) > 2 * num_streams for _, message in direct.messages))
-        reader.read_for(_WARM_S)
+        # Where the first step finds the router idle, the second one finds it with much to write.
+        reader.read_for(_WARM_S + num_streams * _WARM_S_A_STREAM)
         began, cpu_began = time.monotonic(), self._cpu_seconds
         reader.read_for(seconds)
         cpu, rss = self._cpu_seconds - cpu_began, self._process.memory_info().rss
@@ -238,7 +236,7 @@ def _step_arrivals(direct: Call) -> dict[int, float]:
 
 
 @contextlib.contextmanager
-def _process(command: Sequence[str], cores: set[int]) -> Iterator[subprocess.Popen[bytes]]:
+def _process(command: Sequence[str], cores: Sequence[int]) -> Iterator[subprocess.Popen[bytes]]:
     """Runs on these cores only; ended at the end."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
@@ -282,21 +280,15 @@ def main() -> None:
     parser.add_argument("--floor", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
+    core, *others = sorted(os.sched_getaffinity(0))
+    if not others:
         raise SystemExit("needs two cores: one for the router, one for those who drive it")
-    os.sched_setaffinity(0, cores[1:])
-    servers = ("floor", "router") if arguments.floor else ("router",)
+    os.sched_setaffinity(0, others)
     for streams, rate in arguments.loads:
-        for server in servers:
-            os.sched_setaffinity(0, cores)
-            with Bench(server, cores[0]) as bench:
-                os.sched_setaffinity(0, cores[1:])
-                cost = _median([bench.measure(streams, rate, arguments.seconds) for _ in range(arguments.rounds)])
-            rounded = {
-                name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(cost).items()
-            }
-            print(json.dumps(rounded) if arguments.json else rounded, flush=True)
+        for server in ("floor", "router") if arguments.floor else ("router",):
+            with Bench(server, core, others) as bench:
+                costs = [bench.measure(streams, rate, arguments.seconds) for _ in range(arguments.rounds)]
+            _print(_median(costs), as_json=arguments.json)
 
 
 if __name__ == "__main__":
