@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from protos.inference_pb2 import FINISH_REASON_LENGTH, PromptLogprobs, TokenLogprobs
 from protos.scheduler_pb2 import (
     Rejected,
@@ -12,7 +14,7 @@ from protos.scheduler_pb2 import (
     Submit,
     Welcome,
 )
-from router.session import Session
+from router.session import Session, SessionError
 
 
 class Owner:
@@ -84,3 +86,32 @@ def test_steps_of_one_message_reach_an_owner_together_unless_something_is_missin
     )  # fmt: skip
     session.receive(SchedulerMessage(outputs=outputs))
     assert calls == [(0, 0, [10, 11, 12, 13]), (1, 0, [20]), (1, 2, [22])]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        (StepOutputs(groups=[1], choices=[0], first_tokens=[0]), "num_tokens has 0 entries for 1 groups"),
+        (StepOutputs(choices=[0]), "choices has 1 entries for 0 groups"),
+        (
+            StepOutputs(groups=[1], choices=[0], first_tokens=[0], num_tokens=[2**32 - 1], token_ids=[5]),
+            "token_ids has 1 entries; the sum of num_tokens is 4294967295",
+        ),
+        (
+            StepOutputs(
+                groups=[1], choices=[0], first_tokens=[0], num_tokens=[1], token_ids=[5], logprobs=[TokenLogprobs()]
+            ),
+            "logprobs has 1 entries where 0 tokens",
+        ),
+    ],
+)
+def test_columns_that_do_not_fit_end_the_session(outputs: StepOutputs, words: str) -> None:
+    session = Session(Welcome())
+    session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], Owner())
+    with pytest.raises(SessionError, match=words):
+        session.receive(SchedulerMessage(outputs=outputs))
+
+
+def test_a_model_of_which_nothing_can_be_asked_ends_the_session() -> None:
+    with pytest.raises(SessionError, match=r"welcome\.model\.block_size is 0"):
+        Session(Welcome()).receive(SchedulerMessage(welcome=Welcome(epoch=2)))
