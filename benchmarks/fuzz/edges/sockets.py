@@ -149,6 +149,9 @@ class RawMessages:
                 break
             call.cancel()
             return "answered"
+        except asyncio.InvalidStateError:
+            # The server has said all before it was told all.
+            return (await call.code()).name.lower()
         except grpc.aio.AioRpcError as error:
             if "failed; its log" in (error.details() or ""):
                 raise
