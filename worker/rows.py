@@ -12,7 +12,6 @@ from worker.row_changes import RowChanges
 from worker.sampling_state import SamplingState
 from worker.scheduled import Scheduled
 
-
 # int64, as results have it.
 _LARGEST_SEQUENCE = 2**63 - 1
 
