@@ -11,7 +11,7 @@ import grpc.aio
 from benchmarks.faults.raw_http import exchange, post
 from benchmarks.faults.traffic import Edge, Manner, Surprise, a_prompt
 from octavo import SamplingParams
-from octavo.errors import DuplicateRequest, InvalidRequest, ModelNotFound, OctavoError
+from octavo.errors import DuplicateRequest, InvalidRequest, ModelNotFound, OctavoError, Superseded
 from octavo.requests import Prompt, RequestOptions
 from octavo.results import Delta
 
@@ -57,7 +57,8 @@ async def ask_twice(edge: Edge, choose: random.Random) -> str:
                 break
         try:
             await client.generate([5], _VALID, request_id=stream.request_id)
-        except DuplicateRequest:
+        # Superseded: of a stream that went on meanwhile, elsewhere, as a higher attempt.
+        except (DuplicateRequest, Superseded):
             return "refused"
         # Another router took it: ids are unique at each.
         return "left"

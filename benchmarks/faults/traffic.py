@@ -108,19 +108,25 @@ async def run_out_of_time(edge: Edge, choose: random.Random) -> str:
 
 
 async def read_slowly(edge: Edge, choose: random.Random) -> str:
-    """Of a stream with many logprobs, which fill the buffers on the way."""
+    """Stops reading once tokens come, with many logprobs, which fill the buffers on the way; then reads on, or goes."""
     sampling = SamplingParams(max_tokens=60, n=4, logprobs=20, prompt_logprobs=20, ignore_eos=True)
-    prompt = [choose.randrange(_FIRST_ID, _LAST_ID) for _ in range(choose.randint(1, 400))]
+    prompt = [choose.randrange(_FIRST_ID, _LAST_ID) for _ in range(choose.randint(150, 300))]
     async with edge.client(choose, retry_for=0) as client, client.stream(prompt, sampling) as stream:
         try:
-            for _ in range(choose.randint(1, 4)):
-                await anext(stream)
-                await asyncio.sleep(choose.uniform(0.2, 2.0))
+            async for event in stream:
+                if isinstance(event, Delta):
+                    break
+            await asyncio.sleep(choose.uniform(1.0, 6.0))
+            if choose.random() < 0.3:
+                return "left"
+            async for _ in stream:
+                pass
         except Overloaded:
             return "too slow"
-        except (OctavoError, StopAsyncIteration):
-            return "ended"
-    return "left"
+        except OctavoError:
+            # Its router was killed.
+            return "broken"
+    return "finished"
 
 
 async def vanish(edge: Edge, choose: random.Random) -> str:
