@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.soak import soak
+from benchmarks.random_streams import keep_streams
 from scheduler.trace.replay import Replayed, replay
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,7 +62,7 @@ def record(directory: Path, arguments: argparse.Namespace) -> Counter[str]:
         threading.Thread(target=output.extend, args=(up.stdout,), daemon=True).start()
         kill = threading.Timer(arguments.duration / 2, kill_worker, (up.pid,))
         kill.start()
-        ends = asyncio.run(soak(f"localhost:{port}", arguments.concurrency, arguments.duration, arguments.seed))
+        ends = asyncio.run(keep_streams(f"localhost:{port}", arguments.concurrency, arguments.duration, arguments.seed))
         kill.cancel()
     finally:
         up.send_signal(signal.SIGTERM)

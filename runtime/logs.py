@@ -69,8 +69,9 @@ class _JsonLines(_Formatter):
 
 def _shown(value: object) -> str:
     """Text stands without quotes if it has no spaces that would blur where it ends."""
-    is_plain = isinstance(value, str) and value and value.isprintable() and not set(value) & set(" =\"'")
-    return value if is_plain else repr(value)
+    if isinstance(value, str) and value and value.isprintable() and not set(value) & set(" =\"'"):
+        return value
+    return repr(value)
 
 
 def _one_line(text: str) -> str:
