@@ -2,7 +2,7 @@
 
     python -m benchmarks.replay_run [--duration 120]
 
-`octavo up -c configs/local.yaml --trace` serves the soak's streams (benchmarks/soak.py: cancels, deadlines, n > 1) with
+`octavo up -c configs/local.yaml --trace` serves streams (benchmarks/random_streams.py: cancels, deadlines, n > 1) with
 so few KV blocks that requests are preempted all the time. Half-way a worker is killed with SIGKILL, whose scheduler
 loses an epoch; then the cluster is stopped, and the traces are replayed. Prints one JSON line; exits 1 unless all plans
 are equal, some requests were preempted and an epoch was lost.
