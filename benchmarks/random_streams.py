@@ -1,4 +1,4 @@
-"""Streams of random lengths: a third is left by its client in mid-stream, a third has a deadline that may come first."""
+"""Streams of random lengths: a third is left by its client in mid-stream, a third has a deadline it may not meet."""
 
 import asyncio
 import random
