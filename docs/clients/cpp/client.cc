@@ -75,6 +75,12 @@ struct Held {
   }
 };
 
+// A server that shuts down may drop a call that has just come: CANCELLED, and no more than that for a message.
+bool ServerWent(const grpc::Status& status) {
+  const bool dropped = status.error_code() == grpc::StatusCode::CANCELLED && status.error_message() == "CANCELLED";
+  return dropped || status.error_code() == grpc::StatusCode::UNAVAILABLE;
+}
+
 void Run(const std::string& addresses, const GenerateRequest& first) {
   std::vector<std::unique_ptr<Inference::Stub>> stubs;
   std::stringstream list(addresses);
@@ -93,7 +99,7 @@ void Run(const std::string& addresses, const GenerateRequest& first) {
     }
     const grpc::Status status = reader->Finish();
     if (status.ok()) continue;
-    if (status.error_code() != grpc::StatusCode::UNAVAILABLE || ++failures == kMostFailures) {
+    if (!ServerWent(status) || ++failures == kMostFailures) {
       throw std::runtime_error(status.error_message());
     }
     std::cerr << "\n[" << status.error_message() << "; going on at token " << held.token_ids.size() << "]\n";

@@ -103,6 +103,12 @@ func (h *held) read(client pb.InferenceClient, first *pb.GenerateRequest) (progr
 	}
 }
 
+// A server that shuts down may drop a call that has just come: CANCELLED, and no more than that for a message.
+func serverWent(err error) bool {
+	dropped := status.Code(err) == codes.Canceled && status.Convert(err).Message() == "CANCELLED"
+	return dropped || status.Code(err) == codes.Unavailable
+}
+
 func run(addresses string, first *pb.GenerateRequest) error {
 	var clients []pb.InferenceClient
 	for _, address := range strings.Split(addresses, ",") {
@@ -123,7 +129,7 @@ func run(addresses string, first *pb.GenerateRequest) error {
 			failures = 0
 		}
 		failures++
-		if status.Code(err) != codes.Unavailable || failures == mostFailures {
+		if !serverWent(err) || failures == mostFailures {
 			return err
 		}
 		fmt.Fprintf(os.Stderr, "\n[%s; going on at token %d]\n", status.Convert(err).Message(), len(h.tokenIDs))

@@ -61,6 +61,12 @@ class Held {
   }
 }
 
+// A server that shuts down may drop a call that has just come: CANCELLED, and no more than that for a message.
+function serverWent(error) {
+  const dropped = error.code === grpc.status.CANCELLED && error.details === "CANCELLED";
+  return dropped || error.code === grpc.status.UNAVAILABLE;
+}
+
 async function main(addresses, prompt, maxTokens = "64", seed = "0") {
   const clients = addresses.split(",").map((address) => new Inference(address, grpc.credentials.createInsecure()));
   const first = { prompt, sampling: { max_tokens: Number(maxTokens), seed } };
@@ -73,7 +79,7 @@ async function main(addresses, prompt, maxTokens = "64", seed = "0") {
       }
     } catch (error) {
       failures += 1;
-      if (error.code !== grpc.status.UNAVAILABLE || failures === MOST_FAILURES) throw error;
+      if (!serverWent(error) || failures === MOST_FAILURES) throw error;
       process.stderr.write(`\n[${error.details}; going on at token ${held.tokenIds.length}]\n`);
       turn += 1;
       await sleep(Math.min(100 * 2 ** failures, 2000));
