@@ -1,42 +1,52 @@
-"""Compiling for GPUs takes longest and nobody has to wait for it: it runs beside the tests that interpret kernels."""
+"""Compiling for GPUs and deliberate faults take long, and nobody has to wait for them: they run beside the tests that
+interpret kernels."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.ahead_of_time import Compilations, Compiled
+from tests.support.faults import Fault, FaultRun, FaultRuns
 
 _HERE = Path(__file__).parent
-_AHEAD_OF_TIME = _HERE / "test_ahead_of_time.py"
-# The faults take all cores, too: by then the compilers are nearly done.
-_LAST = (_HERE / "test_gpu_faults.py", _AHEAD_OF_TIME)
+_AHEAD_OF_TIME, _FAULTS = _HERE / "test_ahead_of_time.py", _HERE / "test_gpu_faults.py"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What asks for compiled kernels comes last of this directory's tests, and the faults before that."""
+    """What asks for compiled kernels or for faults comes last of this directory's tests."""
     places = [index for index, item in enumerate(items) if _HERE in item.path.parents]
-    in_order = sorted((items[index] for index in places), key=_turn)
+    in_order = sorted((items[index] for index in places), key=lambda item: item.path in (_FAULTS, _AHEAD_OF_TIME))
     for index, item in zip(places, in_order, strict=True):
         items[index] = item
 
 
-def _turn(item: pytest.Item) -> int:
-    return _LAST.index(item.path) + 1 if item.path in _LAST else 0
+def _selected(session: pytest.Session, path: Path, parameter: str) -> list[Any]:
+    parameters = [getattr(item, "callspec", None) for item in session.items if item.path == path]
+    return [callspec.params[parameter] for callspec in parameters if callspec is not None]
 
 
 @pytest.fixture(scope="session")
 def compilations(request: pytest.FixtureRequest) -> Iterator[dict[str, "Future[Compiled]"]]:
     """By str(target), of the tests that were selected."""
-    items = [item for item in request.session.items if item.path == _AHEAD_OF_TIME]
-    parameters = [getattr(item, "callspec", None) for item in items]
-    compilations = Compilations([callspec.params["target"] for callspec in parameters if callspec is not None])
+    compilations = Compilations(_selected(request.session, _AHEAD_OF_TIME, "target"))
     yield compilations.results
     compilations.stop()
 
 
+@pytest.fixture(scope="session")
+def fault_runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Fault, "Future[FaultRun]"]]:
+    """Of the faults that were selected."""
+    runs = FaultRuns(_selected(request.session, _FAULTS, "fault"), lambda: tmp_path_factory.mktemp("fault"))
+    yield runs.results
+    runs.close()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _begin_to_compile(compilations: dict[str, "Future[Compiled]"]) -> None:
+def _begin_beside(compilations: dict[str, "Future[Compiled]"], fault_runs: dict[Fault, "Future[FaultRun]"]) -> None:
     """With the first test of this directory."""

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,3 +86,22 @@ class FaultServer:
     def close(self) -> None:
         """It ends when nothing more can come."""
         self._process.communicate()
+
+
+class FaultRuns:
+    """Of faults, one after the other, from here on."""
+
+    def __init__(self, faults: Sequence[Fault], make_directory: Callable[[], Path]) -> None:
+        self.results: dict[Fault, Future[FaultRun]] = {}
+        if not faults:
+            return
+        self._server = FaultServer()
+        self._executor = ThreadPoolExecutor(1)
+        for fault in faults:
+            self.results[fault] = self._executor.submit(self._server.run, fault, make_directory())
+
+    def close(self) -> None:
+        """Those that have not begun are left out."""
+        if self.results:
+            self._executor.shutdown(cancel_futures=True)
+            self._server.close()
