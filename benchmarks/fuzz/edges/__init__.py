@@ -7,6 +7,7 @@ from benchmarks.fuzz.edges.coordination import coordination
 from benchmarks.fuzz.edges.session import to_router, to_scheduler
 from benchmarks.fuzz.edges.sockets import curve, metrics, router_grpc, router_http, router_methods, scheduler_methods
 from benchmarks.fuzz.edges.step import plans, ranks, results
+from configs.options import Options
 
 _ALL = (
     Kind(name="inference", reads="router: octavo.v1.Inference of gRPC clients", opened=inference),
@@ -24,6 +25,7 @@ _ALL = (
         reads="router: any bytes to every gRPC method, gzip too",
         opened=router_methods,
         share=0.2,
+        largest_mib=Options().max_message_bytes >> 20,
     ),
     Kind(name="scheduler-methods", reads="scheduler: the same", opened=scheduler_methods, share=0.2),
     Kind(name="router-grpc-port", reads="router: HTTP/2", opened=router_grpc, share=0.02),
