@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -89,19 +90,25 @@ class FaultServer:
 
 
 class FaultRuns:
-    """Of faults, one after the other, from here on."""
+    """Of faults, two at a time, from here on."""
 
     def __init__(self, faults: Sequence[Fault], make_directory: Callable[[], Path]) -> None:
-        self.results: dict[Fault, Future[FaultRun]] = {}
-        if not faults:
-            return
-        self._server = FaultServer()
-        self._executor = ThreadPoolExecutor(1)
-        for fault in faults:
-            self.results[fault] = self._executor.submit(self._server.run, fault, make_directory())
+        self._servers: list[FaultServer] = []
+        self._own = threading.local()
+        self._executor = ThreadPoolExecutor(2, initializer=self._start_server)
+        self.results: dict[Fault, Future[FaultRun]] = {
+            fault: self._executor.submit(self._run, fault, make_directory()) for fault in faults
+        }
 
     def close(self) -> None:
         """Those that have not begun are left out."""
-        if self.results:
-            self._executor.shutdown(cancel_futures=True)
-            self._server.close()
+        self._executor.shutdown(cancel_futures=True)
+        for server in self._servers:
+            server.close()
+
+    def _start_server(self) -> None:
+        self._own.server = FaultServer()
+        self._servers.append(self._own.server)
+
+    def _run(self, fault: Fault, directory: Path) -> FaultRun:
+        return self._own.server.run(fault, directory)
