@@ -15,9 +15,8 @@ _INVALID = scheduler_pb2.REJECT_REASON_INVALID
 _MAX_REQUEST_ID = 1024
 # Columns hold numbers of choices in 32 bits with a sign, and each choice of a Submit becomes a sequence.
 _MAX_CHOICE = 1023
-
-
-_MAX_LOGPROBS = 20
+# Routers let clients ask for far fewer; workers bound it by their vocabulary.
+_MAX_LOGPROBS = 1024
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
