@@ -48,7 +48,6 @@ class Intake:
         self._admission = Admission(replicas, max_streams)
         self._dispatcher = Dispatcher(replicas, metrics)
         self.migrations = Migrations(replicas, self.live, metrics)
-        self.migrations = Migrations(replicas, self.live, metrics)
         self._metrics = metrics
         self._telemetry = telemetry
         self._buffer_bytes = buffer_bytes
