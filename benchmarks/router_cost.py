@@ -4,15 +4,14 @@
     python benchmarks/router_cost.py --loads 1000x60 --rounds 1 some of them: streams x steps a second
     python benchmarks/router_cost.py --floor                    also what grpc.aio alone allows in a router's place
 
-The router is a real one (`python -m router`), pinned to one core; on another one run its scheduler, which computes
-nothing (router_load/scheduler.py), and its clients, which read frames and nothing else (router_load/http2.py). In each
-step every stream gets a token, and all of a step travel in one message.
+The router is a real one (`python -m router`), pinned to one core; on another one run its schedulers, one for each 1,000
+streams, which compute nothing (router_load/scheduler.py), and its clients, which read frames and nothing else
+(router_load/http2.py). In each step every stream gets a token, and all of a scheduler's step travel in one message.
 
-Latency added: from the arrival of a step at a client that reads the Session itself to the arrival of its token at each
+Latency added: from the arrival of a step at a client that reads a Session itself to the arrival of its token at each
 stream's client. Both read in the same way, with the same clock. Throughput: tokens that arrived at clients while the
 load lasted. cpu: seconds of the router's process in each second, so that tokens_per_cpu_s holds even where another
-process took turns on its core. Medians of the rounds. 10 minutes in all, most of them for 10,000 streams to open; a
-quiet machine, please.
+process took turns on its core. Medians of the rounds. 7 minutes in all, on a quiet machine, please.
 """
 
 import argparse
@@ -43,9 +42,9 @@ from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
 from runtime.wire import PROTOCOL_VERSION
 
-# Streams x steps a second. The first is a router at ease, the others offer 60,000 tokens/s and more.
-LOADS = ((64, 20), (1000, 20), (1000, 60), (1000, 100), (4000, 15), (10_000, 6))
-_STREAMS_A_CONNECTION = 100
+# Streams x steps a second. A router at ease, and one that is offered 60,000 tokens/s.
+LOADS = ((64, 20), (1000, 1), (1000, 60), (4000, 1), (4000, 15), (10_000, 0.5), (10_000, 6))
+_STREAMS_A_CONNECTION, _STREAMS_A_SCHEDULER = 100, 1000
 _PROMPT_TOKENS = 16
 _WARM_S, _WARM_S_A_STREAM = 1.0, 0.001
 _READY_S, _SILENCE_S = 30.0, 60.0
@@ -72,29 +71,33 @@ class Cost:
 class Bench:
     """A server under load. Use as a context manager."""
 
-    def __init__(self, server: str, core: int, others: Sequence[int]) -> None:
-        """server: router or floor. core: its only one. others: those of its scheduler."""
-        self._server, self._core, self._others = server, core, others
+    def __init__(self, server: str, num_schedulers: int, core: int, others: Sequence[int]) -> None:
+        """server: router or floor. core: its only one. others: those of its schedulers."""
+        self._server, self._num_schedulers, self._core, self._others = server, num_schedulers, core, others
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "Bench":
         directory = self._stack.enter_context(tempfile.TemporaryDirectory())
-        self._address = f"unix:{directory}/scheduler.sock"
+        self._addresses = [f"unix:{directory}/scheduler-{number}.sock" for number in range(self._num_schedulers)]
         self._driver = self._stack.enter_context(
-            _process([sys.executable, "-m", "benchmarks.router_load.scheduler", self._address], self._others)
+            _process([sys.executable, "-m", "benchmarks.router_load.scheduler", *self._addresses], self._others)
         )
         self._answer()
         self._port = free_port()
         command = {
             "router": [
                 *("-m", "router", f"--port={self._port}", "--http-port=0", "--metrics-port=0"),
-                *(f"--scheduler-addresses={self._address}", f"--served-model-name={scheduler.MODEL_NAME}"),
+                *(
+                    f"--scheduler-addresses={','.join(self._addresses)}",
+                    f"--data-parallel-size={self._num_schedulers}",
+                    f"--served-model-name={scheduler.MODEL_NAME}",
+                ),
                 *(
                     "--log-level=error",
                     "--drain-timeout=0",
                 ),
             ],
-            "floor": ["-m", "benchmarks.router_load.floor", str(self._port), self._address],
+            "floor": ["-m", "benchmarks.router_load.floor", str(self._port), *self._addresses],
         }[self._server]
         process = self._stack.enter_context(_process([sys.executable, *command], [self._core]))
         self._process = psutil.Process(process.pid)
@@ -106,7 +109,7 @@ class Bench:
 
     def measure(self, num_streams: int, rate: float, seconds: float) -> Cost:
         """One load, in steps a second, for so long once it is under way."""
-        mirror = Connection(self._address)
+        mirror = Connection(self._addresses[0])
         opening = wire.Open(protocol_version=PROTOCOL_VERSION, router_id=scheduler.MIRROR)
         opening_bytes = wire.RouterMessage(open=opening).SerializeToString()
         direct = mirror.call(f"/{scheduler.SERVICE}/{scheduler.METHOD}", opening_bytes, more=True)
@@ -126,8 +129,7 @@ class Bench:
             # Each has said Started.
             reader.read_until(lambda added=added: all(call.messages or call.ended for call in added))
             calls += added
-        # What comes of the scheduler before steps is small.
-        reader.read_until(lambda: any(len(message) > 2 * num_streams for _, message in direct.messages))
+        reader.read_until(lambda: any(_has_outputs(message) for _, message in direct.messages))
         # Where the first step finds the router idle, the second one finds it with much to write.
         reader.read_for(_WARM_S + num_streams * _WARM_S_A_STREAM)
         began, cpu_began = time.monotonic(), self._cpu_seconds
@@ -226,6 +228,10 @@ class _Reader:
                 raise SystemExit("the server under load has closed a connection")
 
 
+def _has_outputs(message: bytes) -> bool:
+    return wire.SchedulerMessage.FromString(message).HasField("outputs")
+
+
 def _step_arrivals(direct: Call) -> dict[int, float]:
     """When each step came to the client that reads the Session itself."""
     arrivals: dict[int, float] = {}
@@ -286,7 +292,9 @@ def main() -> None:
     os.sched_setaffinity(0, others)
     for streams, rate in arguments.loads:
         for server in ("floor", "router") if arguments.floor else ("router",):
-            with Bench(server, core, others) as bench:
+            # The floor reads one Session.
+            num_schedulers = -(-streams // _STREAMS_A_SCHEDULER) if server == "router" else 1
+            with Bench(server, num_schedulers, core, others) as bench:
                 costs = [bench.measure(streams, rate, arguments.seconds) for _ in range(arguments.rounds)]
             _print(_median(costs), as_json=arguments.json)
 

@@ -6,9 +6,8 @@
 Half of the messages have hostile fields, half have bytes changed anywhere, some both. What must hold: nothing is
 raised but what the edge documents, no message takes longer than 5 s, memory stays within 64 MiB of what it was after
 the first tenth, and before and after a good message gets what it should. Exits 1 if something of this fails; the
-message is then in DIR, and --replay gives it to a fresh edge. The same seed gives the same messages. Ports and sockets
-get a share of them only (benchmarks/fuzz/edges/__init__.py). --engine atheris lets coverage guide the changes, for one
-edge; it needs octavo[fuzz].
+message is then in DIR, and --replay gives it to a fresh edge. The same seed gives the same messages. --engine atheris
+lets coverage guide the changes, for one edge; it needs octavo[fuzz].
 """
 
 import argparse
@@ -22,13 +21,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+import runtime.quiet_grpc  # noqa: F401 (before grpc)
 from benchmarks.fuzz.edge import Kind, Outcome, fuzz
 from benchmarks.fuzz.guided import run_guided
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Malformed messages for every edge.")
-    parser.add_argument("--messages", type=int, default=100_000, help="for each edge, times its share")
+    parser.add_argument("--messages", type=int, default=100_000, help="for each edge")
     parser.add_argument("--edge", action="append", help="default: all of them")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="a line for each edge")
@@ -57,7 +57,7 @@ def main() -> int:
     logging.getLogger().handlers[:] = [logging.NullHandler()]
     outcomes: list[Outcome] = []
     for kind in kinds:
-        outcome = asyncio.run(_run(kind, max(1, round(arguments.messages * kind.share)), arguments.seed))
+        outcome = asyncio.run(_run(kind, arguments.messages, arguments.seed))
         outcomes.append(outcome)
         if arguments.json:
             print(json.dumps(_as_dict(outcome)), flush=True)

@@ -42,15 +42,22 @@ class Edge(Protocol):
 Opened = Callable[[Path], AbstractAsyncContextManager[Edge]]
 
 
+class MessageFailed(Exception):
+    """From Edge.feed, where it was not the last message that failed but this one, and its cause."""
+
+    def __init__(self, message: bytes) -> None:
+        super().__init__(message)
+        self.message = message
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """share: of the messages asked for, how many this edge gets; what goes through a socket one by one gets fewer.
-    largest_mib: the largest message that it takes, unpacked, if messages are as large."""
+    """largest_mib: what messages on their way take, unpacked, if they are large; here lie both what is sent and what is
+    read of it."""
 
     name: str
     reads: str
     opened: Opened
-    share: float = 1.0
     largest_mib: int = 0
 
 
@@ -92,7 +99,10 @@ async def fuzz(kind: Kind, edge: Edge, num_messages: int, seed: int) -> Outcome:
         gc.collect()
         _measure(outcome, process, is_warm=True)
         _judge(outcome, MEMORY_BOUND_MIB, MEMORY_BOUND_MIB + kind.largest_mib)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
+    except Exception as raised:  # noqa: BLE001 - whatever it is, it is what is looked for
+        error: BaseException = raised
+        if isinstance(raised, MessageFailed) and raised.__cause__ is not None:
+            error, outcome.message = raised.__cause__, raised.message
         outcome.failure = f"{type(error).__name__}: {error}" + _origin(error)
     outcome.seconds = time.monotonic() - began
     if not outcome.failure:

@@ -1,11 +1,11 @@
-"""A scheduler without a model, for routers to be measured by: every sequence gets a token in each step.
+"""Schedulers without a model, for routers to be measured by: every sequence gets a token in each step.
 
-    python -m benchmarks.router_load.scheduler ADDRESS
+    python -m benchmarks.router_load.scheduler ADDRESS [ADDRESS...]
 
-Speaks the real Session. A line on stdin, {"streams": N, "rate": R}, makes it wait until it has N sequences, and then
-make R steps a second until all of them have been cancelled; it answers with an empty line. As a real scheduler does, it
-sends all outputs of a step in one message, and those of several steps in one if the router lags. Sessions that call
-themselves MIRROR get the same messages.
+They speak the real Session. A line on stdin, {"streams": N, "rate": R}, makes them wait until they have N sequences
+together, and then each make R steps a second until all of them have been cancelled; an empty line is the answer. As a
+real scheduler does, each sends all outputs of a step in one message, and those of several steps in one if the router
+lags. Sessions that call themselves MIRROR get the same messages.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import grpc.aio
@@ -42,12 +42,13 @@ class _Session:
         self.wake = asyncio.Event()
 
 
-class Driver:
-    def __init__(self) -> None:
+class _Scheduler:
+    def __init__(self, replica_id: str, changed: asyncio.Condition) -> None:
+        """changed: notified whenever num_running may be another."""
+        self._replica_id, self._changed = replica_id, changed
         self._sessions: set[_Session] = set()
         # A dict for its order: groups that run.
         self._groups: dict[int, None] = {}
-        self._changed = asyncio.Condition()
         self._num_made = 0
         chosen = random.Random(0)
         self._tokens = [chosen.randrange(_FIRST_ORDINARY, VOCAB_SIZE) for _ in range(30_011)]
@@ -60,7 +61,7 @@ class Driver:
         model = pb.ModelInfo(
             name=MODEL_NAME, fingerprint="one", max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, block_size=16
         )
-        welcome = wire.Welcome(protocol_version=PROTOCOL_VERSION, replica_id="0", epoch=1, model=model)
+        welcome = wire.Welcome(protocol_version=PROTOCOL_VERSION, replica_id=self._replica_id, epoch=1, model=model)
         try:
             yield wire.SchedulerMessage(welcome=welcome, load=self._load(session))
             while True:
@@ -77,18 +78,20 @@ class Driver:
             self._sessions.discard(session)
             reader.cancel()
 
-    async def run(self, num_streams: int, rate: float) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self._groups) == num_streams)
+    @property
+    def num_running(self) -> int:
+        return len(self._groups)
+
+    def begin(self) -> None:
+        """From now on steps are counted from 0."""
         for session in self._sessions:
             session.num_sent = 0
         self._num_made = 0
-        first = time.monotonic()
-        while self._groups:
-            await asyncio.sleep(first + self._num_made / rate - time.monotonic())
-            self._num_made += 1
-            for session in self._sessions:
-                session.wake.set()
+
+    def step(self) -> None:
+        self._num_made += 1
+        for session in self._sessions:
+            session.wake.set()
 
     async def _read(self, session: _Session, requests: AsyncIterator[wire.RouterMessage]) -> None:
         async for message in requests:
@@ -120,26 +123,47 @@ class Driver:
         return outputs
 
 
-async def _main(address: str) -> None:
-    driver = Driver()
+async def _run(schedulers: Sequence[_Scheduler], changed: asyncio.Condition, num_streams: int, rate: float) -> None:
+    """Steps of all at the same times, until no stream is left."""
+    async with changed:
+        await changed.wait_for(lambda: sum(each.num_running for each in schedulers) == num_streams)
+    for each in schedulers:
+        each.begin()
+    first, num_made = time.monotonic(), 0
+    while any(each.num_running for each in schedulers):
+        await asyncio.sleep(first + num_made / rate - time.monotonic())
+        num_made += 1
+        for each in schedulers:
+            each.step()
+
+
+async def _start(address: str, scheduler: _Scheduler) -> grpc.aio.Server:
     server = grpc.aio.server(options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)])
     handler = grpc.stream_stream_rpc_method_handler(
-        driver.serve,
+        scheduler.serve,
         request_deserializer=wire.RouterMessage.FromString,
         response_serializer=wire.SchedulerMessage.SerializeToString,
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
     server.add_insecure_port(address)
     await server.start()
+    return server
+
+
+async def _main(addresses: Sequence[str]) -> None:
+    changed = asyncio.Condition()
+    schedulers = [_Scheduler(str(number), changed) for number in range(len(addresses))]
+    servers = [await _start(*each) for each in zip(addresses, schedulers, strict=True)]
     commands = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     print(flush=True)
     while line := await commands.readline():
         command = json.loads(line)
-        await driver.run(command["streams"], command["rate"])
+        await _run(schedulers, changed, command["streams"], command["rate"])
         print(flush=True)
-    await server.stop(None)
+    for server in servers:
+        await server.stop(None)
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1]))
+    asyncio.run(_main(sys.argv[1:]))

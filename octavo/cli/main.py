@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+import runtime.quiet_grpc  # noqa: F401 (before grpc)
 from configs.load import ConfigError
 from octavo.cli import bench, cache, call, explain, keys, migrate, plan, replay, up, version
 from octavo.cluster.errors import ClusterError

@@ -1,4 +1,5 @@
-"""docs/clients: each program streams, goes on at another router when its own stops, and ends up with the same text.
+"""docs/clients: each program streams, goes on at another router when its own stops, and ends up with the same text; and
+one that is refused for want of room comes again.
 
 Those that need more than this environment and npm are run by benchmarks/foreign_clients.py.
 """
@@ -6,19 +7,22 @@ Those that need more than this environment and npm are run by benchmarks/foreign
 import shutil
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.client_programs import CLIENTS, check_resumes
+from tests.support.client_programs import CLIENTS, check_resumes, check_waits
 from tests.support.repository import ROOT
 
 _INSTALL_S = 20
+Check = Callable[[Path, Sequence[object], Mapping[str, str]], Awaitable[None]]
 
 
+@pytest.mark.parametrize("check", [check_resumes, check_waits])
 @pytest.mark.parametrize("name", ["with_octavo", "from_proto"])
-async def test_python(tmp_path: Path, name: str) -> None:
-    await check_resumes(tmp_path, [sys.executable, CLIENTS / "python" / f"{name}.py"], {"PYTHONPATH": str(ROOT)})
+async def test_python(tmp_path: Path, name: str, check: Check) -> None:
+    await check(tmp_path, [sys.executable, CLIENTS / "python" / f"{name}.py"], {"PYTHONPATH": str(ROOT)})
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +45,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return node, directory / "node_modules"
 
 
-async def test_node(tmp_path: Path, node: tuple[str, Path]) -> None:
+@pytest.mark.parametrize("check", [check_resumes, check_waits])
+async def test_node(tmp_path: Path, node: tuple[str, Path], check: Check) -> None:
     command, packages = node
-    await check_resumes(tmp_path, [command, CLIENTS / "node" / "client.js"], {"NODE_PATH": str(packages)})
+    await check(tmp_path, [command, CLIENTS / "node" / "client.js"], {"NODE_PATH": str(packages)})

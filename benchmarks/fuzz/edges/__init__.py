@@ -4,10 +4,10 @@ from benchmarks.fuzz.edge import Kind
 from benchmarks.fuzz.edges.client_grpc import inference, kserve_edge, vllm_edge
 from benchmarks.fuzz.edges.client_http import http
 from benchmarks.fuzz.edges.coordination import coordination
+from benchmarks.fuzz.edges.raw import CALLS_MIB
 from benchmarks.fuzz.edges.session import to_router, to_scheduler
 from benchmarks.fuzz.edges.sockets import curve, metrics, router_grpc, router_http, router_methods, scheduler_methods
 from benchmarks.fuzz.edges.step import plans, ranks, results
-from configs.options import Options
 
 _ALL = (
     Kind(name="inference", reads="router: octavo.v1.Inference of gRPC clients", opened=inference),
@@ -24,13 +24,17 @@ _ALL = (
         name="router-methods",
         reads="router: any bytes to every gRPC method, gzip too",
         opened=router_methods,
-        share=0.2,
-        largest_mib=Options().max_message_bytes >> 20,
+        largest_mib=CALLS_MIB,
     ),
-    Kind(name="scheduler-methods", reads="scheduler: the same", opened=scheduler_methods, share=0.2),
-    Kind(name="router-grpc-port", reads="router: HTTP/2", opened=router_grpc, share=0.02),
-    Kind(name="router-http-port", reads="router: HTTP/1.1", opened=router_http, share=0.02),
-    Kind(name="metrics-port", reads="every process: /metrics and /health", opened=metrics, share=0.02),
-    Kind(name="curve-port", reads="scheduler: ZeroMQ over tcp, with CURVE", opened=curve, share=0.02),
+    Kind(
+        name="scheduler-methods",
+        reads="scheduler: the same",
+        opened=scheduler_methods,
+        largest_mib=CALLS_MIB,
+    ),
+    Kind(name="router-grpc-port", reads="router: HTTP/2", opened=router_grpc),
+    Kind(name="router-http-port", reads="router: HTTP/1.1", opened=router_http),
+    Kind(name="metrics-port", reads="every process: /metrics and /health", opened=metrics),
+    Kind(name="curve-port", reads="scheduler: ZeroMQ over tcp, with CURVE", opened=curve),
 )
 KINDS = {kind.name: kind for kind in _ALL}

@@ -3,20 +3,20 @@
 import asyncio
 import secrets
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import grpc
 import grpc.aio
 import zmq
 from prometheus_client import CollectorRegistry
 
 from benchmarks.fuzz.edge import Edge
 from benchmarks.fuzz.edges.cluster import REQUESTS, small_cluster
-from benchmarks.fuzz.mutation import change_bytes, malformed
+from benchmarks.fuzz.edges.raw import RawMessages, RawSocket
+from benchmarks.fuzz.mutation import change_bytes
 from protos import admin_pb2, inference_pb2
 from protos import scheduler_pb2 as session
 from router.gateway.app import Gateway
@@ -26,7 +26,6 @@ from runtime.http import ObservabilityServer
 from tests.support.scheduling import make_options, running_scheduler, running_worker
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_ANSWER_S = 0.05
 _GET = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 _POST = (
     b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 47\r\n\r\n"
@@ -62,105 +61,6 @@ def _of_zmtp(random: Random) -> bytes:
     hello = b"\x04\xc8\x05HELLO\x01\x00" + bytes(72) + random.randbytes(120)
     ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
     return change_bytes(greeting + random.choice((hello, ready, b"\x02" + b"\xff" * 8)), random)
-
-
-class RawSocket:
-    """Connects, sends the bytes, reads a little, and goes away; now and then it stays connected for a while."""
-
-    _MOST_OPEN = 50
-
-    def __init__(
-        self, path_or_port: str | int, make: Callable[[Random], bytes], check: Callable[[], Awaitable[None]]
-    ) -> None:
-        self._where, self._make, self._check = path_or_port, make, check
-        self._open: list[asyncio.StreamWriter] = []
-
-    def malformed(self, random: Random) -> bytes:
-        return bytes([random.randrange(8)]) + self._make(random)
-
-    async def feed(self, message: bytes) -> str:
-        if isinstance(self._where, int):
-            reader, writer = await asyncio.open_connection("127.0.0.1", self._where)
-        else:
-            reader, writer = await asyncio.open_unix_connection(self._where)
-        became = "silence"
-        try:
-            writer.write(message[1:])
-            await writer.drain()
-            async with asyncio.timeout(_ANSWER_S):
-                became = "answered" if await reader.read(4096) else "closed"
-        except TimeoutError:
-            became = "silence"
-        except ConnectionError:
-            became = "reset"
-        if message[:1] == b"\0":
-            self._open.append(writer)
-            if len(self._open) > self._MOST_OPEN:
-                self._open.pop(0).close()
-        else:
-            writer.close()
-        return became
-
-    async def check(self) -> None:
-        await self._check()
-        for writer in self._open:
-            writer.close()
-        self._open.clear()
-
-
-class RawMessages:
-    """Bytes in the place of messages, compressed or not, for every method of a live gRPC server."""
-
-    _AT_ONCE = 16
-
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        methods: Sequence[tuple[str, tuple]],
-        check: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._channel, self._methods, self._check = channel, methods, check
-        self._calls: set[asyncio.Task[str]] = set()
-
-    def malformed(self, random: Random) -> bytes:
-        which = random.randrange(len(self._methods))
-        data = malformed(self._methods[which][1], random)
-        if random.random() < 0.02:
-            data = bytes(random.choice((2**20, 2**23)))
-        return bytes([which, random.randrange(256)]) + data
-
-    async def feed(self, message: bytes) -> str:
-        if len(self._calls) >= self._AT_ONCE:
-            await asyncio.wait(self._calls, return_when=asyncio.FIRST_COMPLETED)
-        became = [call.result() for call in self._calls if call.done()]
-        self._calls = {call for call in self._calls if not call.done()}
-        self._calls.add(asyncio.create_task(self._call(message[0], message[1], message[2:])))
-        return became[0] if became else "under way"
-
-    async def _call(self, which: int, how: int, data: bytes) -> str:
-        name = self._methods[which % len(self._methods)][0]
-        compression = grpc.Compression.Gzip if how < 64 else None
-        call = self._channel.stream_stream(name)(compression=compression, timeout=3)
-        try:
-            for _ in range(1 + how % 3):
-                await call.write(data)
-            await call.done_writing()
-            async for _ in call:
-                break
-            call.cancel()
-            return "answered"
-        except asyncio.InvalidStateError:
-            # The server has said all before it was told all.
-            return (await call.code()).name.lower()
-        except grpc.aio.AioRpcError as error:
-            if "failed; its log" in (error.details() or ""):
-                raise
-            return error.code().name.lower()
-
-    async def check(self) -> None:
-        if self._calls:
-            await asyncio.wait(self._calls)
-        await self._check()
 
 
 @asynccontextmanager

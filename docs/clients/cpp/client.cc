@@ -27,6 +27,18 @@ using octavo::v1::Inference;
 
 constexpr int kMostFailures = 10;  // one after the other, without a message between
 
+// What a full router refuses gRPC tries again by itself, when grpc-retry-pushback-ms says, and not without end.
+constexpr char kServiceConfig[] = R"({
+  "methodConfig": [{
+    "name": [{"service": "octavo.v1.Inference"}],
+    "retryPolicy": {
+      "maxAttempts": 5, "initialBackoff": "1s", "maxBackoff": "30s", "backoffMultiplier": 2,
+      "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]
+    }
+  }],
+  "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}
+})";
+
 // What a client has of a stream of one choice, and all that it takes to go on elsewhere.
 struct Held {
   bool has_started = false;
@@ -82,10 +94,13 @@ bool ServerWent(const grpc::Status& status) {
 }
 
 void Run(const std::string& addresses, const GenerateRequest& first) {
+  grpc::ChannelArguments arguments;
+  arguments.SetServiceConfigJSON(kServiceConfig);
   std::vector<std::unique_ptr<Inference::Stub>> stubs;
   std::stringstream list(addresses);
   for (std::string address; std::getline(list, address, ',');) {
-    stubs.push_back(Inference::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials())));
+    stubs.push_back(
+        Inference::NewStub(grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments)));
   }
   Held held;
   size_t turn = 0;

@@ -26,6 +26,18 @@ import (
 
 const mostFailures = 10 // one after the other, without a message between
 
+// What a full router refuses gRPC tries again by itself, when grpc-retry-pushback-ms says, and not without end.
+const serviceConfig = `{
+  "methodConfig": [{
+    "name": [{"service": "octavo.v1.Inference"}],
+    "retryPolicy": {
+      "maxAttempts": 5, "initialBackoff": "1s", "maxBackoff": "30s", "backoffMultiplier": 2,
+      "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]
+    }
+  }],
+  "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}
+}`
+
 // held is what a client has of a stream of one choice, and all that it takes to go on elsewhere.
 type held struct {
 	started   *pb.Started
@@ -112,7 +124,8 @@ func serverWent(err error) bool {
 func run(addresses string, first *pb.GenerateRequest) error {
 	var clients []pb.InferenceClient
 	for _, address := range strings.Split(addresses, ",") {
-		connection, err := grpc.Dial(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		credentials := grpc.WithTransportCredentials(insecure.NewCredentials())
+		connection, err := grpc.Dial(address, credentials, grpc.WithDefaultServiceConfig(serviceConfig))
 		if err != nil {
 			return err
 		}

@@ -14,6 +14,19 @@ const protoLoader = require("@grpc/proto-loader");
 const PROTO = path.join(__dirname, "..", "..", "..", "protos", "inference.proto");
 const MOST_FAILURES = 10; // one after the other, without a message between
 
+// What a full router refuses gRPC tries again by itself, when grpc-retry-pushback-ms says, and not without end.
+const RETRY_POLICY = {
+  maxAttempts: 5,
+  initialBackoff: "1s",
+  maxBackoff: "30s",
+  backoffMultiplier: 2,
+  retryableStatusCodes: ["RESOURCE_EXHAUSTED"],
+};
+const SERVICE_CONFIG = JSON.stringify({
+  methodConfig: [{ name: [{ service: "octavo.v1.Inference" }], retryPolicy: RETRY_POLICY }],
+  retryThrottling: { maxTokens: 10, tokenRatio: 0.1 },
+});
+
 // Fields keep their names; 64-bit numbers are strings, for a seed has more bits than a JavaScript number. Without
 // `defaults`, what is not set is not there, so a message that is handed back says what it said.
 const definition = protoLoader.loadSync(PROTO, { keepCase: true, longs: String });
@@ -68,7 +81,10 @@ function serverWent(error) {
 }
 
 async function main(addresses, prompt, maxTokens = "64", seed = "0") {
-  const clients = addresses.split(",").map((address) => new Inference(address, grpc.credentials.createInsecure()));
+  const options = { "grpc.service_config": SERVICE_CONFIG };
+  const clients = addresses
+    .split(",")
+    .map((address) => new Inference(address, grpc.credentials.createInsecure(), options));
   const first = { prompt, sampling: { max_tokens: Number(maxTokens), seed } };
   const held = new Held();
   for (let failures = 0, turn = 0; !held.finished; ) {

@@ -7,6 +7,7 @@ twice.
 """
 
 import importlib
+import json
 import sys
 import tempfile
 import time
@@ -18,6 +19,19 @@ from grpc_tools import protoc
 
 PROTOS = Path(__file__).resolve().parents[3] / "protos"
 MOST_FAILURES = 10  # one after the other, without a message between
+
+# What a full router refuses gRPC tries again by itself, when grpc-retry-pushback-ms says, and not without end.
+POLICY = {
+    "maxAttempts": 5,
+    "initialBackoff": "1s",
+    "maxBackoff": "30s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["RESOURCE_EXHAUSTED"],
+}
+SERVICE_CONFIG = {
+    "methodConfig": [{"name": [{"service": "octavo.v1.Inference"}], "retryPolicy": POLICY}],
+    "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
+}
 
 
 def generated_modules() -> tuple[Any, Any]:
@@ -85,7 +99,8 @@ def server_went(status: Any) -> bool:
 
 def main(addresses: str, prompt: str, max_tokens: str = "64", seed: str = "0") -> None:
     pb, rpc = generated_modules()
-    stubs = [rpc.InferenceStub(grpc.insecure_channel(address)) for address in addresses.split(",")]
+    options = [("grpc.service_config", json.dumps(SERVICE_CONFIG))]
+    stubs = [rpc.InferenceStub(grpc.insecure_channel(address, options)) for address in addresses.split(",")]
     sampling = pb.SamplingParams(max_tokens=int(max_tokens), seed=int(seed))
     first = pb.GenerateRequest(prompt=prompt, sampling=sampling)
     held, failures, turn = Held(pb), 0, 0
