@@ -169,12 +169,11 @@ def _read_template(directory: Path) -> ChatTemplate | None:
             tokens[name] = content
     source: object = config.get("chat_template")
     if isinstance(source, list):
-        named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default") or next(iter(named.values()), None)
+        source = _default_template(source, directory)
     if (directory / "chat_template.json").is_file():
         source = _read_json(directory / "chat_template.json").get("chat_template", source)
     if (directory / "chat_template.jinja").is_file():
-        source = (directory / "chat_template.jinja").read_text(encoding="utf-8")
+        source = _read_text(directory / "chat_template.jinja")
     if not isinstance(source, str):
         return None
     try:
@@ -183,13 +182,35 @@ def _read_template(directory: Path) -> ChatTemplate | None:
         raise TokenizerError(f"{directory}: {error}") from None
 
 
+def _default_template(entries: list, directory: Path) -> object:
+    """Of several, each with a name, the one called default, or the first."""
+    try:
+        named = {entry["name"]: entry["template"] for entry in entries}
+    except (TypeError, KeyError):
+        path = directory / "tokenizer_config.json"
+        raise TokenizerError(f"{path}: each entry of chat_template needs a name and a template") from None
+    return named.get("default") or next(iter(named.values()), None)
+
+
 def _read_json(path: Path) -> dict:
+    """An object; empty if there is no file."""
     if not path.is_file():
         return {}
+    text = _read_text(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        read = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(read, dict):
+        raise TokenizerError(f"{path} is not a JSON object")
+    return read
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is not UTF-8: {error}") from None
 
 
 def _template_arguments(chat: ChatPrompt) -> dict[str, object]:

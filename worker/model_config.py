@@ -156,7 +156,7 @@ class ModelConfig:
             return _from_config_json(raw, read_json(generation) if generation.is_file() else {})
         except KeyError as error:
             raise ValueError(f"{path / 'config.json'}: {error.args[0]} is missing") from None
-        except (TypeError, ValueError, ZeroDivisionError) as error:
+        except (TypeError, ValueError, ArithmeticError) as error:
             raise ValueError(f"{path / 'config.json'}: {error}") from None
 
     @classmethod
@@ -171,7 +171,7 @@ class ModelConfig:
             return _from_gguf(metadata, frozenset(tensor_names), freq_factors)
         except KeyError as error:
             raise ValueError(f"GGUF metadata lacks {error.args[0]}") from None
-        except (TypeError, ZeroDivisionError) as error:
+        except (TypeError, ArithmeticError) as error:
             raise ValueError(f"GGUF metadata is damaged: {error}") from None
 
 
@@ -181,7 +181,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path}: not a JSON object")
