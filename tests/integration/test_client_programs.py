@@ -15,7 +15,7 @@ import pytest
 from tests.support.client_programs import CLIENTS, check_resumes, check_waits
 from tests.support.repository import ROOT
 
-_INSTALL_S = 20
+_INSTALL_S, _COMPILE_S = 20, 180
 Check = Callable[[Path, Sequence[object], Mapping[str, str]], Awaitable[None]]
 
 
@@ -49,3 +49,21 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 async def test_node(tmp_path: Path, node: tuple[str, Path], check: Check) -> None:
     command, packages = node
     await check(tmp_path, [command, CLIENTS / "node" / "client.js"], {"NODE_PATH": str(packages)})
+
+
+@pytest.fixture(scope="module")
+def cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, compiled."""
+    if lacking := [
+        tool for tool in ("make", "g++", "pkg-config", "protoc", "grpc_cpp_plugin") if not shutil.which(tool)
+    ]:
+        pytest.skip(f"{', '.join(lacking)} not installed")
+    directory = tmp_path_factory.mktemp("cpp")
+    make = ["make", "-C", CLIENTS / "cpp", f"BUILD={directory}"]
+    subprocess.run(make, check=True, capture_output=True, timeout=_COMPILE_S)
+    return directory / "client"
+
+
+@pytest.mark.parametrize("check", [check_resumes, check_waits])
+async def test_cpp(tmp_path: Path, cpp: Path, check: Check) -> None:
+    await check(tmp_path, [cpp], {})
