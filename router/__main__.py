@@ -77,7 +77,7 @@ async def _serve(options: Options, place: RouterPlace) -> None:
         gateway = _serve_http(options, place, server)
         log.info("listening on %s port %d", options.host, server.port)
         await signals.get()
-        if gateway is not None and place.shares_ports:
+        if gateway is not None:
             gateway.leave()
         drain = asyncio.create_task(server.drain())
         again = asyncio.create_task(signals.get())

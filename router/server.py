@@ -43,7 +43,7 @@ SERVICE = DESCRIPTOR.services_by_name["Inference"].full_name
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 # What ended streams get to say so to their clients.
 _LAST_WORDS_S = 1.0
-# Between the first refusal of a process that drains and its leaving a port that others share.
+# Between the first refusal of a process that drains and its leaving its port.
 _REFUSING_S = 0.25
 
 
@@ -99,7 +99,7 @@ class RouterServer:
         self._ready_names: tuple[str, ...] = (SERVICE,)
         self._health_updates: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
-        # While it drains and others share its port.
+        # Once it drains.
         self._leaving: asyncio.Task[None] | None = None
 
     @property
@@ -163,12 +163,12 @@ class RouterServer:
     async def drain(self) -> None:
         """Refuses new requests, and waits for the running ones, at most drain_timeout seconds.
 
-        If others share the port, it leaves that to them, and tells clients that are connected to connect again.
+        The port is closed, and clients that are connected are told to connect again: with others at the port, or
+        behind the same name, they find one of those.
         """
         self.intake.drain()
         await self._set_readiness(_NOT_SERVING)
-        if self._shares_ports:
-            await self._leave_port()
+        await self._leave_port()
         log.info("draining: %d streams get %g s to finish", self.num_streams, self._options.drain_timeout)
         try:
             async with asyncio.timeout(self._options.drain_timeout):
@@ -182,7 +182,9 @@ class RouterServer:
         assert self._server is not None
         # gRPC cancels what it has not handed over yet; a refusal tells clients that they may call again.
         await asyncio.sleep(_REFUSING_S)
-        self._leaving = asyncio.create_task(self._server.stop(self._options.drain_timeout))
+        # It cancels what is left then: after `stop` has told streams that they may be resumed.
+        grace = self._options.drain_timeout + 2 * _LAST_WORDS_S
+        self._leaving = asyncio.create_task(self._server.stop(grace))
 
     async def stop(self) -> None:
         """Ends what still runs, resumable, and closes."""

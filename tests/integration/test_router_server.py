@@ -136,7 +136,7 @@ async def test_a_drain_lets_running_streams_finish_and_refuses_new_ones(schedule
         async for response in watch:
             if response.status == NOT_SERVING:
                 break
-        with pytest.raises(grpc.aio.AioRpcError, match="shutting down") as caught:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.GenerateUnary(_request())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         await scheduler.resume_steps()

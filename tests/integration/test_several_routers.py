@@ -87,8 +87,8 @@ async def routers_of(options: Options, *places: RouterPlace) -> AsyncIterator[li
 class Caller:
     """A client with a connection of its own."""
 
-    def __init__(self, port: int) -> None:
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OWN_CONNECTION)
+    def __init__(self, target: str) -> None:
+        self._channel = grpc.aio.insecure_channel(target, options=OWN_CONNECTION)
         self._streams: list[tuple[grpc.aio.UnaryStreamCall, Received]] = []
 
     async def begin(self) -> None:
@@ -121,7 +121,7 @@ async def test_connections_are_dealt_out_and_a_process_that_drains_leaves_its_ow
     async with routers_of(options, *SHARING) as servers:
         callers: list[Caller] = []
         while len(callers) < 8 or not all(server.num_streams for server in servers):
-            callers.append(Caller(options.port))
+            callers.append(Caller(f"127.0.0.1:{options.port}"))
             await callers[-1].begin()
         first, second = servers
         num_before = first.num_streams
@@ -136,6 +136,24 @@ async def test_connections_are_dealt_out_and_a_process_that_drains_leaves_its_ow
         await asyncio.gather(*(caller.finish() for caller in callers))
         async with asyncio.timeout(20):
             await drain
+
+
+async def test_clients_of_a_router_that_drains_find_the_next_one_behind_the_same_name(scheduler: FakeScheduler) -> None:
+    """As in Kubernetes, where a Service's address stands for routers with ports of their own."""
+    async with running_router([scheduler.address]) as (first, _), running_router([scheduler.address]) as (second, _):
+        await first.wait_ready()
+        await second.wait_ready()
+        caller = Caller(f"ipv4:127.0.0.1:{first.port},127.0.0.1:{second.port}")
+        await caller.begin()
+        assert (first.num_streams, second.num_streams) == (1, 0)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(first.drain())
+            while not first.intake.draining:  # noqa: ASYNC110 (nobody tells)
+                await asyncio.sleep(0)
+            await caller.begin()
+            assert (first.num_streams, second.num_streams) == (1, 1)
+            await scheduler.resume_steps()
+            await caller.finish()
 
 
 async def test_http_connections_move_on_when_a_process_drains(scheduler: FakeScheduler) -> None:
