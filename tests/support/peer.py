@@ -20,6 +20,7 @@ class Peer:
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.IDENTITY, identity)
         self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.SNDTIMEO, int(TIMEOUT * 1000))
         if curve_dir is not None:
             client_curve(self.socket, curve_dir)
         self.socket.connect(endpoint)
