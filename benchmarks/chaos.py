@@ -13,28 +13,21 @@ first other token of each such stream.
 
 import argparse
 import asyncio
-import json
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
 from benchmarks.faults.cluster import Cluster
+from benchmarks.faults.command import FLAGS, Say, add_arguments, run_command
 from benchmarks.faults.crowd import Crowd, Difference, Outcome, differences
 from benchmarks.faults.kills import Kill, Killer, choose_kinds, choose_victims
 from benchmarks.faults.plans import Plan, make_plans
 from octavo.admin import Admin
 
-NUM_REPLICAS = NUM_STAGES = NUM_ROUTERS = 2
-# Small enough that streams wait for rows and KV blocks, too.
-FLAGS = (
-    "--dtype=float32", "--worker-threads=1", "--kv-cache-memory=0.1", "--max-num-seqs=32", "--preemption-mode=swap",
-    "--swap-space=0.05", "--scheduling-policy=priority", "--max-restarts=1000",
-)  # fmt: skip
 # Of what live streams may still bring, so much comes at most before the next kill: the rest is there to be lost.
 _LARGEST_SHARE = 0.3
 _MOST_TOKENS = 300
@@ -63,7 +56,7 @@ class Report:
 
 
 async def run_chaos(
-    cluster: Cluster, num_streams: int, num_kills: int, seed: int, *, mean_tokens: int, say: Callable[[str], None]
+    cluster: Cluster, num_streams: int, num_kills: int, seed: int, *, mean_tokens: int, say: Say
 ) -> Report:
     """On a cluster that serves. mean_tokens: of a choice. say: gets a line on each thing that happens."""
     plans = make_plans(num_streams, seed, mean_tokens=mean_tokens)
@@ -105,7 +98,7 @@ async def _kill_all(
     num_streams: int,
     num_kills: int,
     choose: random.Random,
-    say: Callable[[str], None],
+    say: Say,
 ) -> tuple[Killer, list[Kill]]:
     """Half of the streams begin now, the others as kills go by, or when few are live."""
     num_more = num_streams // (2 * num_kills)
@@ -140,41 +133,15 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=300)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=80, help="of a choice, on average")
-    parser.add_argument(
-        "--seed", type=int, default=None, help="of the streams and kills; none: a new one, which is told"
-    )
-    parser.add_argument("--log", type=Path, help="file for what the cluster says")
-    parser.add_argument("--json", action="store_true", help="one line")
+    add_arguments(parser, seed_of="streams and kills")
     arguments = parser.parse_args()
     if arguments.kills < 1 or arguments.streams < 2 * arguments.kills:
         parser.error(f"--streams={arguments.streams} --kills={arguments.kills}: give two streams a kill, and a kill")
-    seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
-    began = time.monotonic()
 
-    def say(text: str) -> None:
-        if not arguments.json:
-            print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
+    def run(cluster: Cluster, seed: int, say: Say) -> Coroutine[Any, Any, Report]:
+        return run_chaos(cluster, arguments.streams, arguments.kills, seed, mean_tokens=arguments.tokens, say=say)
 
-    say(f"seed {seed}")
-    with tempfile.TemporaryDirectory() as directory:
-        cluster = Cluster(
-            Path(directory), *FLAGS, num_replicas=NUM_REPLICAS, num_stages=NUM_STAGES, num_routers=NUM_ROUTERS
-        )
-        try:
-            with cluster:
-                cluster.wait_until_all_serve()
-                say(f"{len(cluster.places())} processes serve")
-                report = asyncio.run(
-                    run_chaos(cluster, arguments.streams, arguments.kills, seed, mean_tokens=arguments.tokens, say=say)
-                )
-        finally:
-            if arguments.log:
-                arguments.log.write_text(cluster.up.output)
-    if arguments.json:
-        print(json.dumps({"seed": seed, **asdict(report)}))
-    else:
-        print(summary(report))
-    return 0 if report.is_clean else 1
+    return run_command(arguments, FLAGS, run, as_json=asdict, summary=summary)
 
 
 def summary(report: Report) -> str:

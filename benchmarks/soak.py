@@ -16,20 +16,18 @@ is told.
 
 import argparse
 import asyncio
-import json
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-from benchmarks.chaos import FLAGS, NUM_REPLICAS, NUM_ROUTERS, NUM_STAGES
 from benchmarks.faults import bad_input, traffic
 from benchmarks.faults.bad_input import MAX_MESSAGE_BYTES
 from benchmarks.faults.cluster import Cluster, Kind, Place
+from benchmarks.faults.command import FLAGS, NUM_REPLICAS, NUM_ROUTERS, Say, add_arguments, run_command
 from benchmarks.faults.kills import Killer, names_of
 from benchmarks.faults.levels import Growth, Level, read_levels, rest
 from benchmarks.faults.traffic import Edge, Surprise
@@ -104,7 +102,7 @@ async def run_soak(
     seconds: float,
     num_clients: int,
     seed: int,
-    say: Callable[[str], None],
+    say: Say,
     kills: bool = True,
 ) -> Report:
     """On a cluster that serves, with HTTP. kills: whether processes are killed meanwhile."""
@@ -144,7 +142,7 @@ async def run_soak(
 
 
 async def _kill_now_and_then(
-    cluster: Cluster, choose: random.Random, until: float, killed: list[str], say: Callable[[str], None]
+    cluster: Cluster, choose: random.Random, until: float, killed: list[str], say: Say
 ) -> None:
     """Until a time of time.monotonic()."""
     killer = Killer(cluster, lambda: None)
@@ -184,41 +182,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=16, help="at once")
-    parser.add_argument("--seed", type=int, default=None, help="of the load and kills; none: a new one, which is told")
-    parser.add_argument("--log", type=Path, help="file for what the cluster says")
-    parser.add_argument("--json", action="store_true", help="one line")
+    add_arguments(parser, seed_of="load and kills")
     arguments = parser.parse_args()
-    seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
-    began = time.monotonic()
+    seconds = 60 * arguments.minutes
 
-    def say(text: str) -> None:
-        if not arguments.json:
-            print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
+    def run(cluster: Cluster, seed: int, say: Say) -> Coroutine[Any, Any, Report]:
+        return run_soak(cluster, seconds=seconds, num_clients=arguments.clients, seed=seed, say=say)
 
-    say(f"seed {seed}")
-    http_port = free_ports(NUM_ROUTERS)
-    with tempfile.TemporaryDirectory() as directory:
-        cluster = Cluster(
-            Path(directory), *SOAK_FLAGS, f"--http-port={http_port}",
-            num_replicas=NUM_REPLICAS, num_stages=NUM_STAGES, num_routers=NUM_ROUTERS,
-        )  # fmt: skip
-        try:
-            with cluster:
-                cluster.wait_until_all_serve()
-                report = asyncio.run(
-                    run_soak(
-                        cluster,
-                        seconds=60 * arguments.minutes, num_clients=arguments.clients, seed=seed, say=say,
-                    )
-                )  # fmt: skip
-        finally:
-            if arguments.log:
-                arguments.log.write_text(cluster.up.output)
-    if arguments.json:
-        print(json.dumps({"seed": seed, **_as_json(report)}))
-    else:
-        print(summary(report))
-    return 0 if report.is_clean else 1
+    flags = (*SOAK_FLAGS, f"--http-port={free_ports(NUM_ROUTERS)}")
+    return run_command(arguments, flags, run, as_json=_as_json, summary=summary)
 
 
 def _as_json(report: Report) -> dict[str, object]:

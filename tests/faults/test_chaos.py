@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.chaos import NUM_REPLICAS, NUM_ROUTERS, NUM_STAGES, run_chaos, summary
+from benchmarks.chaos import run_chaos, summary
 from benchmarks.faults import bad_input, traffic
 from benchmarks.faults.cluster import Cluster, Kind
+from benchmarks.faults.command import NUM_REPLICAS, NUM_ROUTERS, NUM_STAGES
 from benchmarks.soak import SOAK_FLAGS, run_soak
 from benchmarks.soak import summary as soak_summary
 from tests.support.up import free_ports

@@ -1,0 +1,71 @@
+"""What the commands that disturb a cluster have in common: the cluster, a seed that is told, a line on each thing that
+happens, a report."""
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from benchmarks.faults.cluster import Cluster
+
+NUM_REPLICAS = NUM_STAGES = NUM_ROUTERS = 2
+# Small enough that streams wait for rows and KV blocks, too.
+FLAGS = (
+    "--dtype=float32", "--worker-threads=1", "--kv-cache-memory=0.1", "--max-num-seqs=32", "--preemption-mode=swap",
+    "--swap-space=0.05", "--scheduling-policy=priority", "--max-restarts=1000",
+)  # fmt: skip
+
+Say = Callable[[str], None]
+
+
+class _Report(Protocol):
+    @property
+    def is_clean(self) -> bool: ...
+
+
+_R = TypeVar("_R", bound=_Report)
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, seed_of: str) -> None:
+    parser.add_argument("--seed", type=int, default=None, help=f"of the {seed_of}; none: a new one, which is told")
+    parser.add_argument("--log", type=Path, help="file for what the cluster says")
+    parser.add_argument("--json", action="store_true", help="one line")
+
+
+def run_command(
+    arguments: argparse.Namespace,
+    flags: tuple[str, ...],
+    run: Callable[[Cluster, int, Say], Coroutine[Any, Any, _R]],
+    *,
+    as_json: Callable[[_R], Mapping[str, object]],
+    summary: Callable[[_R], str],
+) -> int:
+    """Gives `run` a cluster that serves, the seed, and where to say what happens; prints its report. Returns the exit
+    code: 1 if the report is not clean."""
+    seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        if not arguments.json:
+            print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
+
+    say(f"seed {seed}")
+    with tempfile.TemporaryDirectory() as directory:
+        cluster = Cluster(
+            Path(directory), *flags, num_replicas=NUM_REPLICAS, num_stages=NUM_STAGES, num_routers=NUM_ROUTERS
+        )
+        try:
+            with cluster:
+                cluster.wait_until_all_serve()
+                say(f"{len(cluster.places())} processes serve")
+                report = asyncio.run(run(cluster, seed, say))
+        finally:
+            if arguments.log:
+                arguments.log.write_text(cluster.up.output)
+    print(json.dumps({"seed": seed, **as_json(report)}) if arguments.json else summary(report))
+    return 0 if report.is_clean else 1
