@@ -46,6 +46,8 @@ class Assembly:
         self._attempt = 0
         self._num_resumes = 0
         self.num_calls = 0
+        # Of these, those that said Started.
+        self.num_answered = 0
         self._choices: dict[int, _ChoiceState] = {}
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._usage: Usage | None = None
@@ -151,6 +153,7 @@ class Assembly:
         )
 
     def _accept_started(self, started: pb.Started) -> Started | None:
+        self.num_answered += 1
         if self._started is None:
             self._started = started
             self._attempt = max(self._attempt, started.attempt)
@@ -183,7 +186,8 @@ class Assembly:
         logprobs = tuple(map(PositionLogprobs.from_proto, chunk.logprobs))
         state.token_ids.extend(chunk.token_ids)
         state.logprobs.extend(logprobs)
-        state.exact = chunk.exact
+        # The next replica may be as the first one was; what another gave in between stays as it is.
+        state.exact = state.exact and chunk.exact
         if chunk.text:
             state.pieces.append(chunk.text)
         if chunk.HasField("finish"):

@@ -1,5 +1,6 @@
 """Builds the messages that both clients send."""
 
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
@@ -67,7 +68,10 @@ def chat_prompt(messages: Sequence[Message], template_arguments: Mapping[str, An
             raise InvalidRequest(f"a message has a role and a content, but one has {sorted(message)}")
         chat.messages.add(role=message["role"], content=message["content"])
     if template_arguments:
-        chat.template_arguments.update(dict(template_arguments))
+        try:
+            chat.template_arguments_json = json.dumps(dict(template_arguments), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"template_arguments are no JSON: {error}") from None
     return chat
 
 

@@ -17,6 +17,8 @@ logger = logging.getLogger("octavo.client")
 DEFAULT_TARGET = "localhost:50051"
 # Seconds without a message during which a lost call is tried again: a restarted worker is back in about half of it.
 DEFAULT_RETRY_FOR = 60.0
+# A call that has started and lives so long does not count as a failed try.
+_HELD_S = 5.0
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 2**20),
@@ -97,12 +99,16 @@ class RetryPolicy:
         # Since when nothing new has come, and what there was then.
         self._failing_since: float | None = None
         self._num_received = 0
+        # When the call began that is under way, and how many had said Started before.
+        self._call_began = clock()
+        self._num_answered = 0
         self._backoff = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
         budget.note_request()
 
     def arguments(self) -> dict[str, Any]:
         """For Retrying or AsyncRetrying. Each use counts its own attempts; any progress starts the time anew."""
         return {
+            "before": self._note_call,
             "retry": tenacity.retry_if_exception(self._is_worth_retrying),
             "wait": self._wait,
             "stop": self._must_stop,
@@ -121,10 +127,19 @@ class RetryPolicy:
         # The call before this one still counts as live, until its router notices that the connection is gone.
         return isinstance(error, DuplicateRequest) and self._assembly is not None and self._assembly.num_calls > 1
 
+    def _note_call(self, state: tenacity.RetryCallState) -> None:
+        self._call_began = self._clock()
+        self._num_answered = 0 if self._assembly is None else self._assembly.num_answered
+
     def _note_failure(self) -> None:
-        num_received = 0 if self._assembly is None else self._assembly.num_received
-        if self._failing_since is None or num_received != self._num_received:
-            self._failing_since, self._num_received = self._clock(), num_received
+        now, assembly = self._clock(), self._assembly
+        num_received = 0 if assembly is None else assembly.num_received
+        # One that had started and waited for its tokens in peace was not failing meanwhile.
+        was_held = (
+            assembly is not None and assembly.num_answered > self._num_answered and now - self._call_began >= _HELD_S
+        )
+        if self._failing_since is None or num_received != self._num_received or was_held:
+            self._failing_since, self._num_received = now, num_received
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         """What the server asks for, at least, if it is too busy: so is every other router of its schedulers. Else only

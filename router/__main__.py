@@ -77,9 +77,7 @@ async def _serve(options: Options, place: RouterPlace) -> None:
         gateway = _serve_http(options, place, server)
         log.info("listening on %s port %d", options.host, server.port)
         await signals.get()
-        if gateway is not None:
-            gateway.leave()
-        drain = asyncio.create_task(server.drain())
+        drain = asyncio.create_task(server.drain(None if gateway is None else gateway.leave))
         again = asyncio.create_task(signals.get())
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
         drain.cancel()

@@ -25,5 +25,9 @@ async def answering(context: grpc.aio.ServicerContext, request_id: str = "") -> 
     except grpc.aio.AbortError:
         raise
     except Exception as error:
+        if isinstance(error, grpc.aio.InternalError) and context.done():
+            # Of a write to a client that has gone.
+            log.debug("the client has gone: %s", error, extra=log_fields(request_id))
+            return
         log.exception("failed", extra=log_fields(request_id))
         await context.abort(*status_of(error))

@@ -19,7 +19,7 @@ log = logging.getLogger("octavo.router.migrations")
 
 # Replicas that begin to drain at the same time, as when all are told to stop, keep their streams: none would be a place
 # to go to.
-_SETTLE_S = 0.25
+_SETTLE_S, _SETTLED_S = 0.25, 1.0
 # Streams that could not leave try again: a queue that was full says nothing when it has room.
 _LOOK_AGAIN_S = 1.0
 # A move computes the whole context again: not for a stream that is about to end.
@@ -41,6 +41,8 @@ class Migrations:
         self._live = live
         self._metrics = metrics
         self._next_look: asyncio.TimerHandle | None = None
+        # Changes put a look off, but not beyond that.
+        self._look_by: float | None = None
         replicas.subscribe(self._on_change)
 
     def migrate(self, request_id: str, scoped_id: str, address: str) -> Migration:
@@ -80,7 +82,9 @@ class Migrations:
 
     def _on_change(self, replicas: ReplicaSet) -> None:
         if any(map(_should_be_left, replicas.replicas)):
-            self._look_after(_SETTLE_S)
+            now = asyncio.get_running_loop().time()
+            self._look_by = self._look_by or now + _SETTLED_S
+            self._look_after(max(0.0, min(_SETTLE_S, self._look_by - now)))
 
     def _look_after(self, seconds: float) -> None:
         if self._next_look is not None:
@@ -88,7 +92,7 @@ class Migrations:
         self._next_look = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
-        self._next_look = None
+        self._next_look = self._look_by = None
         num_staying = sum(self._empty(replica) for replica in self._replicas.replicas if _should_be_left(replica))
         if num_staying:
             self._look_after(_LOOK_AGAIN_S)

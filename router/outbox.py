@@ -1,6 +1,7 @@
 """What a stream has for its client and the client has not read yet: bounded, in order, merged if it lags."""
 
 import asyncio
+from collections.abc import Callable
 
 from protos.inference_pb2 import GenerateResponse
 from router.errors import RequestError
@@ -28,6 +29,7 @@ class Outbox:
         # Nothing more comes; `close` sets it.
         self.closed = False
         self._error: RequestError | None = None
+        self._on_close: Callable[[], object] | None = None
         # Of a reader that waits; it asks for its turn once there is something for it.
         self._turn: asyncio.Future[None] | None = None
         self._has_asked = False
@@ -69,6 +71,14 @@ class Outbox:
         if discard:
             self._waiting.clear()
         self._ask()
+        if self._on_close is not None:
+            self._on_close()
+
+    def on_close(self, call: Callable[[], object]) -> None:
+        """`call` is called when nothing more comes: at once if that is so."""
+        self._on_close = call
+        if self.closed:
+            call()
 
     async def take(self) -> list[GenerateResponse]:
         """All that waits, at least one event; empty at the end. Raises the error that closed it."""

@@ -160,15 +160,19 @@ class RouterServer:
         await server.start()
         self._replicas.start()
 
-    async def drain(self) -> None:
+    async def drain(self, leave_http: Callable[[], None] | None = None) -> None:
         """Refuses new requests, and waits for the running ones, at most drain_timeout seconds.
 
         The port is closed, and clients that are connected are told to connect again: with others at the port, or
-        behind the same name, they find one of those.
+        behind the same name, they find one of those. leave_http: closes the port for HTTP.
         """
         self.intake.drain()
         await self._set_readiness(_NOT_SERVING)
-        await self._leave_port()
+        # What has arrived and is not handed over yet is dropped then; a refusal tells clients that they may call again.
+        await asyncio.sleep(_REFUSING_S)
+        if leave_http is not None:
+            leave_http()
+        self._leave_port()
         log.info("draining: %d streams get %g s to finish", self.num_streams, self._options.drain_timeout)
         try:
             async with asyncio.timeout(self._options.drain_timeout):
@@ -178,10 +182,8 @@ class RouterServer:
                 "drain_timeout=%g s has passed: %d streams end now", self._options.drain_timeout, self.num_streams
             )
 
-    async def _leave_port(self) -> None:
+    def _leave_port(self) -> None:
         assert self._server is not None
-        # gRPC cancels what it has not handed over yet; a refusal tells clients that they may call again.
-        await asyncio.sleep(_REFUSING_S)
         # It cancels what is left then: after `stop` has told streams that they may be resumed.
         grace = self._options.drain_timeout + 2 * _LAST_WORDS_S
         self._leaving = asyncio.create_task(self._server.stop(grace))

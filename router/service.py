@@ -13,6 +13,7 @@ from router.answering import answering
 from router.errors import InvalidRequest
 from router.intake import Intake
 from router.streams import Stream
+from router.unread import bounded_reading
 
 Context = grpc.aio.ServicerContext
 
@@ -78,7 +79,8 @@ class InferenceService(InferenceServicer):
             answering(context, request.request_id),
             self._intake.open(request, context.time_remaining()) as stream,
         ):
-            yield stream
+            with bounded_reading(stream.outbox):
+                yield stream
 
 
 def _collect(result: pb.GenerateResult, event: pb.GenerateResponse) -> None:

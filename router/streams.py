@@ -325,7 +325,8 @@ class Stream:
     def _note_end(self, choice: int, ended: wire.SequenceFinish) -> None:
         if self._cached_tokens is None or choice == 0:
             self._cached_tokens = ended.num_cached_tokens
-        if ended.reason == pb.FINISH_REASON_ERROR:
+        # Of one that was cut at a stop string all is there, whatever became of the step that was under way.
+        if ended.reason == pb.FINISH_REASON_ERROR and self._choices[choice].finish is None:
             self._failure = Internal(f"choice {choice} could not be computed: {ended.message}")
 
     def _finish_if_complete(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import tokenizers
 from google.protobuf.json_format import Error as JsonError
 from google.protobuf.json_format import MessageToDict
+from pydantic_core import from_json
 
 from protos.inference_pb2 import ChatPrompt
 from router.chat_template import ChatTemplate, TemplateError
@@ -215,19 +216,28 @@ def _read_text(path: Path) -> str:
 
 def _template_arguments(chat: ChatPrompt) -> dict[str, object]:
     """Raises TemplateError."""
+    if chat.template_arguments_json:
+        try:
+            arguments = from_json(chat.template_arguments_json, allow_inf_nan=False)
+        except ValueError as error:
+            raise TemplateError(f"template_arguments_json is no JSON: {error}") from None
+        if not isinstance(arguments, dict):
+            raise TemplateError("template_arguments_json is no JSON object")
+        return arguments
     try:
-        return _whole_numbers(MessageToDict(chat.template_arguments))
+        return _as_written(MessageToDict(chat.template_arguments))
     except (ValueError, JsonError) as error:
         # A NaN, or a value of no kind.
         raise TemplateError(f"template_arguments are no JSON: {error}") from None
 
 
-def _whole_numbers(value: Any) -> Any:
-    """A protobuf Struct knows only doubles: 3.0 was a 3, and templates print it."""
+def _as_written(value: Any) -> Any:
+    """A protobuf Struct knows only doubles, but templates print them: 3.0 was a 3. And its keys come in an order that
+    differs from process to process, which would make other prompts of the same request."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
-        return {key: _whole_numbers(item) for key, item in value.items()}
+        return {key: _as_written(value[key]) for key in sorted(value)}
     if isinstance(value, list):
-        return [_whole_numbers(item) for item in value]
+        return [_as_written(item) for item in value]
     return value

@@ -98,10 +98,15 @@ def check_chat(chat: ChatPrompt) -> None:
         raise InvalidRequest("chat.messages is empty: give at least one message")
     if len(chat.messages) > MAX_CHAT_MESSAGES:
         raise InvalidRequest(f"chat.messages has {len(chat.messages)} entries: use at most {MAX_CHAT_MESSAGES}")
-    if (size := chat.template_arguments.ByteSize()) > MAX_TEMPLATE_ARGUMENTS_BYTES:
-        raise InvalidRequest(
-            f"chat.template_arguments has {size} bytes: at most {MAX_TEMPLATE_ARGUMENTS_BYTES} are allowed"
-        )
+    if chat.template_arguments_json and chat.HasField("template_arguments"):
+        raise InvalidRequest("chat has template_arguments and template_arguments_json: send one of them")
+    sizes = {
+        "template_arguments": chat.template_arguments.ByteSize(),
+        "template_arguments_json": len(chat.template_arguments_json.encode()),
+    }
+    for name, size in sizes.items():
+        if size > MAX_TEMPLATE_ARGUMENTS_BYTES:
+            raise InvalidRequest(f"chat.{name} has {size} bytes: at most {MAX_TEMPLATE_ARGUMENTS_BYTES} are allowed")
     for i, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidRequest(

@@ -21,6 +21,8 @@ class CompletionReply:
             echoes[index // request.n] if echoes else "" for index in range(len(request.prompts) * request.n)
         ]
         self._text = [""] * len(self._echoes)
+        # Characters of each choice's tokens so far; its text may lag behind them.
+        self._offsets = [len(echo) for echo in self._echoes]
         self._finish: list[str | None] = [None] * len(self._echoes)
         self._logprobs: list[list[pb.TokenLogprobs]] = [[] for _ in self._echoes]
         self._usages: list[pb.Usage] = []
@@ -32,12 +34,15 @@ class CompletionReply:
         if not event.HasField("chunk"):
             return None
         chunk, index = event.chunk, prompt * self._n + event.chunk.index
-        text, offset = self._echoes[index] + chunk.text, len(self._text[index])
+        text = self._echoes[index] + chunk.text
         self._echoes[index] = ""
         self._text[index] += text
         self._finish[index] = finish_of(chunk)
         self._logprobs[index] += chunk.logprobs
-        logprobs = completion_logprobs(chunk.logprobs, offset) if self._has_logprobs else None
+        logprobs = None
+        if self._has_logprobs:
+            logprobs = completion_logprobs(chunk.logprobs, self._offsets[index])
+            self._offsets[index] += sum(map(len, logprobs["tokens"]))
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": self._finish[index]}
         return {**self._base, "choices": [choice]}
 

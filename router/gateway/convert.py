@@ -1,14 +1,11 @@
 """From a request's JSON to the message that gRPC brings."""
 
-from typing import Any
+import json
 
 from protos import inference_pb2 as pb
 from router.gateway.errors import BadRequestError
 from router.gateway.schemas import ChatCompletionRequest, CompletionRequest, SamplingRequest
 from router.validation import MAX_CHOICES
-
-# Of one request: each is a stream of its own.
-MAX_PROMPTS = 256
 
 # Fields that both have under one name.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "skip_special_tokens")
@@ -26,8 +23,6 @@ def completion_messages(request: CompletionRequest, request_id: str) -> list[pb.
     prompts = request.prompts
     if not prompts:
         raise BadRequestError("prompt is empty: give at least one", param="prompt")
-    if len(prompts) > MAX_PROMPTS:
-        raise BadRequestError(f"prompt has {len(prompts)} prompts: use at most {MAX_PROMPTS}", param="prompt")
     messages = []
     for index, prompt in enumerate(prompts):
         message = _message(request, request_id if len(prompts) == 1 else f"{request_id}-{index}", request.logprobs)
@@ -56,18 +51,8 @@ def chat_message(request: ChatCompletionRequest, request_id: str) -> pb.Generate
     if request.tools and request.tool_choice != "none":
         arguments["tools"] = request.tools
     if arguments:
-        _put_arguments(chat, arguments)
+        chat.template_arguments_json = json.dumps(arguments)
     return message
-
-
-def _put_arguments(chat: pb.ChatPrompt, arguments: dict[str, Any]) -> None:
-    """Raises BadRequestError."""
-    try:
-        chat.template_arguments.update(arguments)
-    except OverflowError:
-        # A protobuf Struct knows only doubles.
-        message = "chat_template_kwargs, tools: a whole number in there is too large"
-        raise BadRequestError(message, param="chat_template_kwargs") from None
 
 
 def _message(request: SamplingRequest, request_id: str, logprobs: int | None) -> pb.GenerateRequest:

@@ -71,7 +71,7 @@ def body_of(error: BaseException) -> dict[str, Any]:
 
 def of_validation(error: ValidationError) -> BadRequestError:
     """Of the first thing that is wrong."""
-    first = error.errors()[0]
+    first = error.errors(include_url=False, include_input=False)[0]
     # Of a union, also the member's type is in the place: it says nothing to a client.
     place = [str(part) for part in first["loc"] if not isinstance(part, str) or part.isidentifier()]
     if first["type"] == "json_invalid":

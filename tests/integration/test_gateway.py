@@ -134,12 +134,31 @@ async def test_an_echo_comes_first_and_tools_reach_the_template(
 ) -> None:
     echoed = await client.completions.create(model="", prompt="Once upon", max_tokens=2, echo=True)
     assert echoed.choices[0].text.startswith("Once upon")
-    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    # Not in alphabetical order, and with a number that no double holds.
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"zoo": 2**53 + 1, "ant": 1.0}}}
     messages: Any = [{"role": "user", "content": "x"}]
     await client.chat.completions.create(model="", messages=messages, max_tokens=1, tools=[tool])
     chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="x")])
-    chat.template_arguments.update({"tools": [tool]})
+    chat.template_arguments_json = json.dumps({"tools": [tool]})
     assert scheduler.prompts[2] == smollm2_tokenizer().encode_chat(chat)
+
+
+async def test_a_conversation_goes_on_with_the_messages_that_came_and_null_is_nothing(
+    client: openai.AsyncOpenAI, http: httpx.AsyncClient
+) -> None:
+    messages: Any = [{"role": "user", "content": "x"}]
+    first = await client.chat.completions.create(model="", messages=messages, max_tokens=2)
+    said = first.choices[0].message
+    # As the object that came, and with all that its class has.
+    again: Any
+    for again in (said, said.model_dump()):
+        answer = await client.chat.completions.create(
+            model="", messages=[*messages, again, *messages], max_tokens=2, n=None, stop=None, logit_bias=None
+        )
+        assert answer.choices[0].finish_reason == "length"
+    nothing = dict.fromkeys(("n", "stream", "echo", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs"))
+    body = {**nothing, "prompt": "x", "max_tokens": 1, "stream_options": {"include_usage": None}, "unknown": None}
+    assert (await http.post("/v1/completions", json=body)).status_code == 200
 
 
 async def test_every_way_to_sample_reaches_the_scheduler(http: httpx.AsyncClient, scheduler: FakeScheduler) -> None:

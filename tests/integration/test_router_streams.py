@@ -265,3 +265,25 @@ async def test_a_slow_reader_is_ended_resumable_and_others_go_on(scheduler: Fake
         prompt = list(received.begin_again().prompt_token_ids)
         rest = await receive(stub.Generate(resume), into=received)
         assert rest.token_ids[0] == _expected_tokens(prompt, resume.sampling.max_tokens)
+
+
+async def test_a_client_that_never_reads_gives_its_place_back(
+    scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lives, and answers pings: what has been written for it would wait for ever."""
+    monkeypatch.setattr("router.unread.UNREAD_S", 0.2)
+    scheduler.model.max_model_len = 200_000
+    scheduler.tokens_per_step = 64
+    small_windows = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+    async with (
+        running_router([scheduler.address], stream_buffer_bytes=4096) as (server, _),
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=small_windows) as channel,
+    ):
+        await server.wait_ready()
+        call = InferenceStub(channel).Generate(_request(sampling={"max_tokens": 150_000, "logprobs": 0}))
+        await receive(call, until=lambda received: received.started is not None)
+        await scheduler.wait_until(lambda fake: bool(fake.cancelled))
+        assert server.num_streams == 1
+        async with asyncio.timeout(10):
+            while server.num_streams:  # noqa: ASYNC110 (nobody tells)
+                await asyncio.sleep(0.01)

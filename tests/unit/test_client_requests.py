@@ -1,5 +1,6 @@
 """What the clients send for what users write."""
 
+import json
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ def test_text_messages_and_token_ids_are_told_apart() -> None:
     assert generate_request("hi", None, {}).prompt == "hi"
     chat = generate_request([{"role": "user", "content": "hi"}], None, {"template_arguments": {"thinking": False}}).chat
     assert chat.messages[0].role == "user"
-    assert chat.template_arguments["thinking"] is False
+    assert json.loads(chat.template_arguments_json) == {"thinking": False}
     assert list(generate_request([1, 2], None, {}).token_ids.ids) == [1, 2]
 
 

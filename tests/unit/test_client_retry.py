@@ -186,3 +186,18 @@ def test_a_call_that_a_server_drops_as_it_shuts_down_is_not_taken_for_cancelled(
 
     assert isinstance(raised("CANCELLED"), errors.Unavailable)
     assert isinstance(raised("Cancel was called for this request"), errors.Cancelled)
+
+
+def test_what_was_held_in_peace_has_not_been_failing() -> None:
+    """A try was refused; the next one started, waited for a minute, and broke with its router: a first failure."""
+    assembly = Assembly(pb.GenerateRequest(prompt="hi"))
+    calls = Calls(overloaded(1.0), errors.Unavailable("the router died"))
+
+    def call() -> str:
+        if calls.num_calls == 1:
+            assembly.accept(pb.GenerateResponse(started=pb.Started(request_id="a", seed=1, prompt_token_ids=[1])))
+            calls.slept.append(61.0)
+        return calls()
+
+    policy = RetryPolicy(Targets("one"), Deadline(None), 60.0, RetryBudget(), assembly, clock=lambda: calls.now)
+    assert tenacity.Retrying(**policy.arguments(), sleep=calls.slept.append)(call) == "done"

@@ -180,6 +180,17 @@ def test_template_arguments_keep_whole_numbers(tmp_path: Path, smollm2: Tokenize
         {"messages": [{"role": "user"}], "template_arguments": {"k": 3, "d": {"x": [1, 2.5]}}}, ChatPrompt()
     )
     assert Tokenizer(tmp_path).render(chat) == "3 [1, 2.5] E"
+    # As text they are what they were; a Struct's keys have no order, so they get one.
+    chat.template_arguments_json = '{"k": {"b": 9007199254740993, "a": 1.0}, "d": {"x": 0}}'
+    assert Tokenizer(tmp_path).render(chat) == "{'b': 9007199254740993, 'a': 1.0} 0 E"
+    chat = ParseDict(
+        {"messages": [{"role": "user"}], "template_arguments": {"k": {"b": 1, "a": 2}, "d": {}}}, ChatPrompt()
+    )
+    assert Tokenizer(tmp_path).render(chat).startswith("{'a': 2, 'b': 1}")
+    for wrong in ("[1]", "{", '{"k": NaN}', '{"k": "\\ud800"}', "[" * 1000):
+        chat.template_arguments_json = wrong
+        with pytest.raises(TemplateError, match="template_arguments_json is no JSON"):
+            Tokenizer(tmp_path).render(chat)
 
 
 def test_loading_imports_neither_transformers_nor_torch() -> None:

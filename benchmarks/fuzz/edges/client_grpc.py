@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from benchmarks.fuzz.edge import Edge
-from benchmarks.fuzz.edges.cluster import CHAT, REQUESTS, SmallCluster, small_cluster
+from benchmarks.fuzz.edges.cluster import CHAT, CHAT_WITH_JSON, REQUESTS, SmallCluster, small_cluster
 from benchmarks.fuzz.mutation import malformed
 from protos import inference_pb2 as pb
 from protos import kserve_pb2 as kserve
@@ -93,7 +93,7 @@ class _Inference(_Requests):
 
     def __init__(self, cluster: SmallCluster) -> None:
         seeds: dict[type[Message], tuple[Message, ...]] = {
-            pb.GenerateRequest: (*REQUESTS, CHAT),
+            pb.GenerateRequest: (*REQUESTS, CHAT, CHAT_WITH_JSON),
             pb.TokenizeRequest: (pb.TokenizeRequest(prompt="Hello"), pb.TokenizeRequest(chat=CHAT.chat)),
             pb.DetokenizeRequest: (pb.DetokenizeRequest(token_ids=[5, 600, 7], skip_special_tokens=True),),
             pb.GetModelRequest: (pb.GetModelRequest(model="test-model"),),

@@ -50,7 +50,14 @@ def _chat() -> pb.GenerateRequest:
     return request
 
 
-CHAT = _chat()
+def _chat_with_json() -> pb.GenerateRequest:
+    request = pb.GenerateRequest(sampling=pb.SamplingParams(max_tokens=2))
+    request.chat.messages.add(role="user", content="Hi")
+    request.chat.template_arguments_json = '{"tools": [{"type": "function", "depth": [1, [2.5, {"a": null}]]}]}'
+    return request
+
+
+CHAT, CHAT_WITH_JSON = _chat(), _chat_with_json()
 
 
 class SmallCluster:

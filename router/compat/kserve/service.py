@@ -13,9 +13,11 @@ from router import validation
 from router.answering import answering
 from router.compat.kserve.convert import INPUTS, OUTPUT, VERSION, Infer, read
 from router.errors import InvalidRequest, RequestError, status_of
+from router.gateway.replies import finish_of
 from router.intake import Intake
 from router.replicas import ReplicaSet
 from router.telemetry.incoming import log_fields
+from router.unread import bounded_reading
 
 log = logging.getLogger("octavo.router.kserve")
 
@@ -111,15 +113,16 @@ class KserveService(GRPCInferenceServiceServicer):
         """Raises RequestError."""
         texts: list[str] = [infer.message.prompt if infer.prepends_input else ""] * max(infer.message.sampling.n, 1)
         async with self._intake.open(infer.message, seconds) as stream:
-            while events := await stream.outbox.take():
-                for event in events:
-                    if not event.HasField("chunk"):
-                        continue
-                    chunk = event.chunk
-                    final = chunk.HasField("finish")
-                    if not infer.stream:
-                        texts[chunk.index] += chunk.text
-                    elif chunk.text or final:
-                        yield infer.response([chunk.text], final=final)
+            with bounded_reading(stream.outbox):
+                while events := await stream.outbox.take():
+                    for event in events:
+                        if not event.HasField("chunk"):
+                            continue
+                        chunk = event.chunk
+                        final = finish_of(chunk) is not None
+                        if not infer.stream:
+                            texts[chunk.index] += chunk.text
+                        elif chunk.text or final:
+                            yield infer.response([chunk.text], final=final)
         if not infer.stream:
             yield infer.response(texts, final=True)

@@ -23,6 +23,7 @@ from router.compat.vllm_engine.tokenizer_zip import tokenizer_zip
 from router.errors import NoReplica, Unavailable
 from router.intake import Intake
 from router.replicas import ReplicaSet
+from router.unread import bounded_reading
 
 _CHUNK_BYTES = 64 * 1024
 # Of generation_config.json, what the gateway fills into requests that leave it open.
@@ -55,10 +56,11 @@ class VllmEngineService(VllmEngineServicer):
             self._intake.open(generate_request(request, request_id), context.time_remaining()) as stream,
         ):
             replies = Replies(stream=request.stream)
-            while events := await stream.outbox.take():
-                for event in events:
-                    for reply in replies.take(event):
-                        await context.write(reply)
+            with bounded_reading(stream.outbox):
+                while events := await stream.outbox.take():
+                    for event in events:
+                        for reply in replies.take(event):
+                            await context.write(reply)
 
     async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
         """Of ids that are not live it says nothing: a request may end while it is aborted."""
