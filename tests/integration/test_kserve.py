@@ -1,7 +1,7 @@
 """inference.GRPCInferenceService on the router, with tensors as Triton's vLLM backend has them; a fake scheduler."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,18 @@ async def test_streamed_pieces_add_up_and_the_last_says_so(
         finals.append(answer.infer_response.parameters["triton_final_response"].bool_param)
     assert "".join(pieces) == expected[0]
     assert finals == [False] * (len(finals) - 1) + [True]
+
+
+async def test_a_stream_that_could_not_be_computed_has_no_last_piece(triton: Any, scheduler: FakeScheduler) -> None:
+    def next_token(token_ids: Sequence[int], num_prompt_tokens: int, seed: int, choice: int) -> int:
+        scheduler.is_broken = len(token_ids) - num_prompt_tokens == 3
+        return 5000
+
+    scheduler.next_token = next_token
+    *pieces, last = [answer async for answer in triton.ModelStreamInfer(iter([_request(stream=True)]))]
+    assert pieces
+    assert not any(each.infer_response.parameters["triton_final_response"].bool_param for each in pieces)
+    assert last.error_message.startswith("INTERNAL")
 
 
 async def test_one_call_carries_many_requests_and_one_that_fails_does_not_end_it(triton: Any) -> None:

@@ -1,7 +1,7 @@
 """What a client of the router gets, over real gRPC, from fake schedulers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import grpc.aio
@@ -139,6 +139,22 @@ async def test_a_stop_string_across_tokens_ends_the_choice_at_its_completing_tok
         completion_tokens=4,
     )
     assert [(c.reason, list(c.choices)) for c in scheduler.cancelled] == [(wire.CANCEL_REASON_STOP, [0])]
+
+
+async def test_what_was_cut_at_a_stop_string_is_whole_though_the_step_under_way_fails(
+    client: InferenceStub, scheduler: FakeScheduler
+) -> None:
+    words = smollm2_tokenizer().encode(" one two three four five six seven")
+
+    def next_token(token_ids: Sequence[int], num_prompt_tokens: int, seed: int, choice: int) -> int:
+        position = len(token_ids) - num_prompt_tokens
+        scheduler.is_broken = position == 3
+        return words[position]
+
+    scheduler.next_token = next_token
+    received = await receive(client.Generate(_request(sampling={"stop": ["ee fo"]})))
+    assert received.text[0] == " one two thr"
+    assert received.finished is not None
 
 
 async def test_a_stop_string_holds_only_after_min_tokens(client: InferenceStub, scheduler: FakeScheduler) -> None:
