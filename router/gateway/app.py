@@ -13,6 +13,7 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from pydantic import BaseModel, ValidationError
 from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -22,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from protos import inference_pb2 as pb
+from router import unread
 from router.errors import RequestError
 from router.gateway.chat import ChatReply
 from router.gateway.completions import CompletionReply
@@ -182,15 +184,18 @@ class Gateway:
 
 
 class _Stream(EventSourceResponse):
-    """Ends its source with the client's connection, also if nobody has asked for a piece yet."""
+    """Ends its source with the client's connection, also if nobody has asked for a piece yet, or if a piece can't be
+    sent for so long that nobody seems to read."""
 
     def __init__(self, pieces: AsyncGenerator[dict[str, str], None], source: AsyncGenerator[Event, None]) -> None:
-        super().__init__(pieces)
+        super().__init__(pieces, send_timeout=unread.UNREAD_S)
         self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
+        except* SendTimeoutError:
+            log.info("a client has read nothing for %g s: its stream ends", unread.UNREAD_S)
         finally:
             await self._source.aclose()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -285,3 +286,30 @@ async def test_without_a_replica_the_answer_is_503(tmp_path: Path) -> None:
         with pytest.raises(AddressError, match="http_port="):
             GatewayServer(gateway, HOST, http_server.port)
         await http_server.stop()
+
+
+async def test_a_client_that_never_reads_gives_its_place_back(
+    scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.unread.UNREAD_S", 0.2)
+    scheduler.model.max_model_len = 200_000
+    scheduler.tokens_per_step = 64
+    body = json.dumps({"prompt": "x", "max_tokens": 150_000, "stream": True, "ignore_eos": True, "logprobs": 1})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n"
+    async with running_router([scheduler.address]) as (server, _):
+        await server.wait_ready()
+        gateway = Gateway(server.intake, server.metrics.registry, server.readiness, max_body_bytes=1000)
+        http = GatewayServer(gateway, HOST, 0)
+        http.start()
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{http.port}") as another:
+            assert (await another.get("/health")).status_code == 200
+        with socket.socket() as narrow:
+            narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            narrow.connect((HOST, http.port))
+            _, client = await asyncio.open_connection(sock=narrow.dup(), limit=1024)
+        client.write((head + body).encode())
+        await scheduler.wait_until(lambda fake: fake.num_live == 1)
+        async with asyncio.timeout(20):
+            await server.intake.live.wait_empty()
+        client.close()
+        await http.stop()
