@@ -70,13 +70,16 @@ def body_of(error: BaseException) -> dict[str, Any]:
 
 
 def of_validation(error: ValidationError) -> BadRequestError:
-    """Of the first thing that is wrong."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    # Of a union, also the member's type is in the place: it says nothing to a client.
-    place = [str(part) for part in first["loc"] if not isinstance(part, str) or part.isidentifier()]
-    if first["type"] == "json_invalid":
-        return BadRequestError(f"the body is no JSON: {first['msg']}")
+    """Of the first field that is wrong."""
+    errors = error.errors(include_url=False, include_input=False)
+    # One that may be of several types has an error for each: what went on longest is what was meant.
+    of_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
+    told = max(of_field, key=lambda each: (each["type"] == "too_long", len(each["loc"])))
+    # The types are in the place, too: they say nothing to a client.
+    place = [str(part) for part in told["loc"] if not isinstance(part, str) or (part.isidentifier() and part != "str")]
+    if told["type"] == "json_invalid":
+        return BadRequestError(f"the body is no JSON: {told['msg']}")
     where = ".".join(place) or "the body"
-    if first["type"] == "extra_forbidden":
+    if told["type"] == "extra_forbidden":
         return BadRequestError(f"{where}: there is no such field here", param=where)
-    return BadRequestError(f"{where}: {first['msg']}", param=place[0] if place else None)
+    return BadRequestError(f"{where}: {told['msg']}", param=place[0] if place else None)

@@ -6,6 +6,7 @@ are read up to the first thing that is wrong: pydantic keeps a kilobyte for each
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from router.validation import MAX_CHAT_MESSAGES, MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKENS
 
@@ -23,7 +24,8 @@ def _at_most(limit: int) -> BeforeValidator:
 
     def check(value: object) -> object:
         if isinstance(value, dict) and len(value) > limit:
-            raise ValueError(f"has {len(value)} entries: use at most {limit}")
+            counts = {"count": len(value), "limit": limit}
+            raise PydanticCustomError("too_many", "it has {count} entries: use at most {limit}", counts)
         return value
 
     return BeforeValidator(check)

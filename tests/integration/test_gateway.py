@@ -296,10 +296,12 @@ async def test_a_client_that_never_reads_gives_its_place_back(
     scheduler.tokens_per_step = 64
     body = json.dumps({"prompt": "x", "max_tokens": 150_000, "stream": True, "ignore_eos": True, "logprobs": 1})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n"
-    async with running_router([scheduler.address]) as (server, _):
+    async with running_router([scheduler.address], stream_buffer_bytes=65_536) as (server, _):
         await server.wait_ready()
         gateway = Gateway(server.intake, server.metrics.registry, server.readiness, max_body_bytes=1000)
         http = GatewayServer(gateway, HOST, 0)
+        # Connections have it from the socket that listens: megabytes by default.
+        http._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         http.start()
         async with httpx.AsyncClient(base_url=f"http://{HOST}:{http.port}") as another:
             assert (await another.get("/health")).status_code == 200
@@ -312,4 +314,5 @@ async def test_a_client_that_never_reads_gives_its_place_back(
         async with asyncio.timeout(20):
             await server.intake.live.wait_empty()
         client.close()
+        await client.wait_closed()
         await http.stop()
