@@ -5,9 +5,9 @@
     python -m benchmarks.foreign_clients --directory DIR          environments elsewhere than in ~/.cache/octavo/peers
 
 Environments are made with venv, pip, npm and go, and kept for the next time; tests/integration/test_foreign_clients.py
-runs in those of smg and tritonclient. What a client needs and the machine lacks (npm, libgrpc++-dev, go) is said, and
-the client is left out. A line for each: what it printed, or why it did not run. Exits with 1 if any printed something
-else. A minute or two the first time.
+makes those of smg and tritonclient itself if there are none, and runs in them. What a client needs and the machine
+lacks (npm, libgrpc++-dev, go) is said, and the client is left out. A line for each: what it printed, or why it did not
+run. Exits with 1 if any printed something else. A minute or two the first time.
 """
 
 import argparse
@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "docs" / "clients"
 PROMPT, MAX_TOKENS = "The capital of France is", 16
 _START_S, _INSTALL_S, _RUN_S = 120, 300, 60
+_PACKAGES = {"smg": "smg>=1.13,<2", "triton": "tritonclient[grpc]>=2.73,<3", "python": "grpcio-tools>=1.85,<2"}
 
 # Runs in tritonclient's own environment: its protobuf is not ours.
 _TRITON = """
@@ -140,13 +141,14 @@ def _run(*command: object, timeout: float = _RUN_S, **options: object) -> str:
     return done.stdout
 
 
-def _environment(directory: Path, package: str) -> Path:
-    """bin/ of a virtual environment with a package."""
+def install(name: str, directory: Path) -> Path:
+    """bin/ of the virtual environment of a client, made if there is none. Raises subprocess.SubprocessError."""
     folder = directory / "venv" / "bin"
     installed = directory / "installed"
     if not installed.exists():
+        directory.mkdir(parents=True, exist_ok=True)
         _run(sys.executable, "-m", "venv", "--clear", directory / "venv")
-        _run(folder / "python", "-m", "pip", "install", "--quiet", package, timeout=_INSTALL_S)
+        _run(folder / "python", "-m", "pip", "install", "--quiet", _PACKAGES[name], timeout=_INSTALL_S)
         installed.touch()
     return folder
 
@@ -163,7 +165,7 @@ def run_smg(directory: Path, address: str) -> str:
 
     directory: with an environment, or for one.
     """
-    folder = _environment(directory, "smg")
+    folder = install("smg", directory)
     port = free_port()
     command = [folder / "smg", "launch", "--host", "127.0.0.1", "--port", port, "--prometheus-port", free_port()]
     command += ["--worker-urls", f"grpc://{address}", "--policy", "round_robin"]
@@ -201,12 +203,12 @@ def _when_served(request: urllib.request.Request | str) -> HTTPResponse:
 
 def run_triton(directory: Path, address: str) -> str:
     """What tritonclient streams from the router at `address`; else as `run_smg`."""
-    folder = _environment(directory, "tritonclient[grpc]")
+    folder = install("triton", directory)
     return _run(folder / "python", "-c", _TRITON, address, PROMPT, MAX_TOKENS)
 
 
 def _python(directory: Path, address: str) -> str:
-    folder = _environment(directory, "grpcio-tools")
+    folder = install("python", directory)
     return _program(address, folder / "python", CLIENTS / "python" / "from_proto.py")
 
 

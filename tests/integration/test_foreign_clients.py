@@ -1,15 +1,16 @@
 """smg and tritonclient as they are installed, each in an environment of its own, on the router; a fake scheduler.
 
-`python -m benchmarks.foreign_clients` makes the environments, and runs the same clients on real workers.
+`python -m benchmarks.foreign_clients` runs the same clients on real workers, and shares the environments.
 """
 
 import asyncio
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from benchmarks.foreign_clients import MAX_TOKENS, PROMPT, environments, run_smg, run_triton
+from benchmarks.foreign_clients import MAX_TOKENS, PROMPT, environments, install, run_smg, run_triton
 from protos import inference_pb2 as pb
 from tests.fakes.routers import receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
@@ -26,8 +27,10 @@ async def test_it_streams_what_our_own_call_gives(
     tmp_path: Path, name: str, run: Callable[[Path, str], str], compat: str
 ) -> None:
     directory = environments() / name
-    if not (directory / "installed").exists():
-        pytest.skip(f"{name} is not installed: python -m benchmarks.foreign_clients --clients {name}")
+    try:
+        await asyncio.to_thread(install, name, directory)
+    except subprocess.SubprocessError as error:
+        pytest.skip(f"pip can't install {name}: {error}")
     scheduler = FakeScheduler(socket_address(tmp_path, "one"), next_token=_seedless)
     async with running_schedulers(scheduler), running_router([scheduler.address], compat=compat) as (server, stub):
         await server.wait_ready()
