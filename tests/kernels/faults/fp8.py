@@ -21,10 +21,10 @@ FAULTS = [
         test=f"{_GEMM}test_is_the_formula[shape3-block]",
     ),
     Fault(
-        name="scale of the weight's block by tile",
+        name="the weight's blocks are twice as wide",
         path="kernels/fp8_gemm/triton_gemm.py",
         old="(tile_n * BLOCK_N // 128) * w_scale_row_stride",
-        new="tile_n * w_scale_row_stride",
+        new="(tile_n * BLOCK_N // 256) * w_scale_row_stride",
         test=f"{_GEMM}test_is_the_formula[shape3-block]",
     ),
     Fault(
