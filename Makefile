@@ -3,9 +3,11 @@
 .PHONY: help install run test lint proto
 
 BIN := .venv/bin
-# Tests that run side by side, and those that start processes of their own and take all cores by themselves.
-IN_ONE_PROCESS := tests/unit tests/properties tests/models
-IN_SEVERAL := tests/kernels tests/parallel tests/integration tests/faults
+# Tests that compute, a process for each core; those of kernels, which compile beside them; and those that start processes
+# of their own, and wait for them half of the time.
+COMPUTING := tests/unit tests/properties tests/models
+COMPILING := tests/kernels
+SERVING := tests/faults tests/parallel tests/integration
 QUESTION := What is the capital of France? Answer briefly.
 
 help: ## show this list
@@ -19,8 +21,9 @@ run: install ## start a local cluster of the small model, stream a first complet
 
 test: install ## run the whole test suite, or what ARGS names
 ifeq ($(ARGS),)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(IN_ONE_PROCESS)
-	@$(BIN)/python -m pytest $(IN_SEVERAL)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(COMPUTING)
+	@$(BIN)/python -m pytest $(COMPILING)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(SERVING)
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif

@@ -1,5 +1,5 @@
-"""For all tests: the machine may be busy, so no example of Hypothesis has to be quick; and without a GPU Triton's
-kernels are interpreted."""
+"""For all tests: the machine may be busy, so no example of Hypothesis has to be quick; without a GPU Triton's kernels
+are interpreted; and gRPC's core prints nothing of its own among the results."""
 
 import os
 from pathlib import Path
@@ -13,3 +13,6 @@ settings.load_profile("patient")
 # whether there is a GPU would cost each small test run its import.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# As runtime/quiet_grpc.py, and before anybody imports grpc.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
