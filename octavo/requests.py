@@ -9,7 +9,8 @@ from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
 from protos import inference_pb2 as pb
 
-Message = Mapping[str, str]  # {"role": ..., "content": ...}
+# {"role": ..., "content": ...}, and what else the model's template shows: {..., "tool_calls": [...]}.
+Message = Mapping[str, Any]
 # Plain text, messages for the chat template, or token ids.
 Prompt = str | Sequence[Message] | Sequence[int]
 
@@ -64,15 +65,25 @@ def chat_prompt(messages: Sequence[Message], template_arguments: Mapping[str, An
     """Raises InvalidRequest."""
     chat = pb.ChatPrompt()
     for message in messages:
-        if set(message) != {"role", "content"}:
-            raise InvalidRequest(f"a message has a role and a content, but one has {sorted(message)}")
-        chat.messages.add(role=message["role"], content=message["content"])
-    if template_arguments:
-        try:
-            chat.template_arguments_json = json.dumps(dict(template_arguments), allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidRequest(f"template_arguments are no JSON: {error}") from None
+        fields = dict(message)
+        role, content = fields.pop("role", None), fields.pop("content", None)
+        if not isinstance(role, str) or not isinstance(content, str | None) or (content is None and not fields):
+            raise InvalidRequest(f"a message has a role and a content, both text, but one has {_types(message)}")
+        chat.messages.add(role=role, content=content or "", fields_json=_json(fields, "a message's other fields"))
+    chat.template_arguments_json = _json(template_arguments or {}, "template_arguments")
     return chat
+
+
+def _types(message: Message) -> str:
+    return ", ".join(f"{name}: {type(value).__name__}" for name, value in message.items()) or "nothing"
+
+
+def _json(fields: Mapping[str, Any], name: str) -> str:
+    """Nothing if there are none. Raises InvalidRequest."""
+    try:
+        return json.dumps(dict(fields), allow_nan=False) if fields else ""
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{name} are no JSON: {error}") from None
 
 
 def as_messages(messages: str | Sequence[Message]) -> Sequence[Message]:

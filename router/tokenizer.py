@@ -14,7 +14,7 @@ from google.protobuf.json_format import Error as JsonError
 from google.protobuf.json_format import MessageToDict
 from pydantic_core import from_json
 
-from protos.inference_pb2 import ChatPrompt
+from protos.inference_pb2 import ChatMessage, ChatPrompt
 from router.chat_template import ChatTemplate, TemplateError
 from router.detokenizer import detokenize
 from router.errors import RouterFull
@@ -80,7 +80,7 @@ class Tokenizer:
         if self._template is None:
             raise TemplateError("the model has no chat template: send `prompt` or `token_ids` instead of `chat`")
         return self._template.render(
-            [{"role": message.role, "content": message.content} for message in chat.messages],
+            [_message(message, f"messages[{i}]") for i, message in enumerate(chat.messages)],
             add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
             arguments=_template_arguments(chat),
         )
@@ -214,16 +214,32 @@ def _read_text(path: Path) -> str:
         raise TokenizerError(f"{path} is not UTF-8: {error}") from None
 
 
+def _message(message: ChatMessage, place: str) -> dict[str, object]:
+    """As templates see it. Raises TemplateError."""
+    own: dict[str, object] = {"role": message.role, "content": message.content}
+    if not message.fields_json:
+        return own
+    fields = _json_object(message.fields_json, f"{place}.fields_json")
+    if twice := sorted(own.keys() & fields.keys()):
+        raise TemplateError(f"{place}.fields_json has {' and '.join(twice)}: each is a field of its own")
+    return own | fields
+
+
+def _json_object(text: str, name: str) -> dict[str, object]:
+    """Raises TemplateError."""
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise TemplateError(f"{name} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise TemplateError(f"{name} is no JSON object")
+    return value
+
+
 def _template_arguments(chat: ChatPrompt) -> dict[str, object]:
     """Raises TemplateError."""
     if chat.template_arguments_json:
-        try:
-            arguments = from_json(chat.template_arguments_json, allow_inf_nan=False)
-        except ValueError as error:
-            raise TemplateError(f"template_arguments_json is no JSON: {error}") from None
-        if not isinstance(arguments, dict):
-            raise TemplateError("template_arguments_json is no JSON object")
-        return arguments
+        return _json_object(chat.template_arguments_json, "template_arguments_json")
     try:
         return _as_written(MessageToDict(chat.template_arguments))
     except (ValueError, JsonError) as error:

@@ -107,6 +107,11 @@ def check_chat(chat: ChatPrompt) -> None:
     for name, size in sizes.items():
         if size > MAX_TEMPLATE_ARGUMENTS_BYTES:
             raise InvalidRequest(f"chat.{name} has {size} bytes: at most {MAX_TEMPLATE_ARGUMENTS_BYTES} are allowed")
+    num_bytes = sum(len(message.fields_json.encode()) for message in chat.messages)
+    if num_bytes > MAX_TEMPLATE_ARGUMENTS_BYTES:
+        raise InvalidRequest(
+            f"chat.messages have {num_bytes} bytes of fields_json: at most {MAX_TEMPLATE_ARGUMENTS_BYTES} are allowed"
+        )
     for i, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidRequest(

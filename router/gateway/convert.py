@@ -1,14 +1,19 @@
 """From a request's JSON to the message that gRPC brings."""
 
 import json
+from typing import Any
+
+from pydantic_core import from_json
 
 from protos import inference_pb2 as pb
 from router.gateway.errors import BadRequestError
-from router.gateway.schemas import ChatCompletionRequest, CompletionRequest, SamplingRequest
+from router.gateway.schemas import ChatCompletionRequest, CompletionRequest, Message, SamplingRequest
 from router.validation import MAX_CHOICES
 
 # Fields that both have under one name.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "skip_special_tokens")
+# Of a message.
+_FOR_TEMPLATES = {"name", "tool_calls", "tool_call_id", "reasoning_content"}
 
 
 def completion_messages(request: CompletionRequest, request_id: str) -> list[pb.GenerateRequest]:
@@ -44,8 +49,8 @@ def chat_message(request: ChatCompletionRequest, request_id: str) -> pb.Generate
         message.sampling.max_tokens = request.max_completion_tokens
     chat = message.chat
     chat.SetInParent()
-    for each in request.messages:
-        chat.messages.add(role=each.role, content=each.text)
+    for index, each in enumerate(request.messages):
+        chat.messages.add(role=each.role, content=each.text, fields_json=_fields(each, f"messages.{index}"))
     chat.add_generation_prompt = request.add_generation_prompt
     arguments = dict(request.chat_template_kwargs)
     if request.tools and request.tool_choice != "none":
@@ -53,6 +58,27 @@ def chat_message(request: ChatCompletionRequest, request_id: str) -> pb.Generate
     if arguments:
         chat.template_arguments_json = json.dumps(arguments)
     return message
+
+
+def _fields(message: Message, place: str) -> str:
+    """Those that only templates know, as JSON. Raises BadRequestError."""
+    fields = message.model_dump(include=_FOR_TEMPLATES, exclude_none=True)
+    for index, call in enumerate(fields.get("tool_calls", ())):
+        call.pop("index", None)
+        function = call["function"]
+        function["arguments"] = _arguments(function["arguments"], f"{place}.tool_calls.{index}.function.arguments")
+    return json.dumps(fields) if fields else ""
+
+
+def _arguments(text: str, place: str) -> dict[str, Any]:
+    """What a function was called with: an object, of which templates choose the form. Raises BadRequestError."""
+    try:
+        value = from_json(text or "{}", allow_inf_nan=False)
+    except ValueError as error:
+        raise BadRequestError(f"{place} is no JSON: {error}", param="messages") from None
+    if not isinstance(value, dict):
+        raise BadRequestError(f"{place} is no JSON object", param="messages")
+    return value
 
 
 def _message(request: SamplingRequest, request_id: str, logprobs: int | None) -> pb.GenerateRequest:

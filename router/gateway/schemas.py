@@ -3,7 +3,7 @@
 A field that is not known here is refused; one that would change nothing here is taken and left alone. Lists and objects
 are read up to the first thing that is wrong: pydantic keeps a kilobyte for each, and clients send millions."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -124,11 +124,36 @@ class TextPart(_Fields):
     text: str
 
 
+class FunctionCall(_Fields):
+    name: str
+    # JSON, as the model wrote it; templates see the object.
+    arguments: str = ""
+
+
+class ToolCall(_Fields):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    # Of a stream's pieces, kept by clients that add them up.
+    index: int | None = None
+
+
 class Message(_Fields):
     role: str
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=_MAX_PARTS)]
-    # Templates of the models served do not show it.
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=_MAX_PARTS)] = ""
+
+    # Beyond these, for templates that show them.
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+    # As vLLM has it.
+    reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if "content" not in self.model_fields_set and not self.tool_calls:
+            raise PydanticCustomError("no_content", "it has no content: only one with tool_calls can be without")
+        return self
 
     @property
     def text(self) -> str:

