@@ -46,8 +46,8 @@ class Assembly:
         self._attempt = 0
         self._num_resumes = 0
         self.num_calls = 0
-        # Of these, those that said Started.
-        self.num_answered = 0
+        # Whether the last of these has said Started.
+        self.is_answered = False
         self._choices: dict[int, _ChoiceState] = {}
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._usage: Usage | None = None
@@ -75,6 +75,7 @@ class Assembly:
         Each resume is a new attempt, above all made before, because a lost call may still be live at its router.
         """
         self.num_calls += 1
+        self.is_answered = False
         if self._started is None:
             return self._request
         self._attempt += 1
@@ -153,7 +154,7 @@ class Assembly:
         )
 
     def _accept_started(self, started: pb.Started) -> Started | None:
-        self.num_answered += 1
+        self.is_answered = True
         if self._started is None:
             self._started = started
             self._attempt = max(self._attempt, started.attempt)

@@ -99,9 +99,9 @@ class RetryPolicy:
         # Since when nothing new has come, and what there was then.
         self._failing_since: float | None = None
         self._num_received = 0
-        # When the call began that is under way, and how many had said Started before.
+        # When the call began that is under way, and how many calls have been lost: all of them if none is under way.
         self._call_began = clock()
-        self._num_answered = 0
+        self._num_lost = 0
         self._backoff = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
         budget.note_request()
 
@@ -128,16 +128,16 @@ class RetryPolicy:
         return isinstance(error, DuplicateRequest) and self._assembly is not None and self._assembly.num_calls > 1
 
     def _note_call(self, state: tenacity.RetryCallState) -> None:
-        self._call_began = self._clock()
-        self._num_answered = 0 if self._assembly is None else self._assembly.num_answered
+        # Every message of a stream is waited for by a try of its own.
+        if self._assembly is None or self._assembly.num_calls == self._num_lost:
+            self._call_began = self._clock()
 
     def _note_failure(self) -> None:
         now, assembly = self._clock(), self._assembly
         num_received = 0 if assembly is None else assembly.num_received
         # One that had started and waited for its tokens in peace was not failing meanwhile.
-        was_held = (
-            assembly is not None and assembly.num_answered > self._num_answered and now - self._call_began >= _HELD_S
-        )
+        was_held = assembly is not None and assembly.is_answered and now - self._call_began >= _HELD_S
+        self._num_lost = 0 if assembly is None else assembly.num_calls
         if self._failing_since is None or num_received != self._num_received or was_held:
             self._failing_since, self._num_received = now, num_received
 

@@ -188,16 +188,49 @@ def test_a_call_that_a_server_drops_as_it_shuts_down_is_not_taken_for_cancelled(
     assert isinstance(raised("Cancel was called for this request"), errors.Cancelled)
 
 
-def test_what_was_held_in_peace_has_not_been_failing() -> None:
-    """A try was refused; the next one started, waited for a minute, and broke with its router: a first failure."""
-    assembly = Assembly(pb.GenerateRequest(prompt="hi"))
-    calls = Calls(overloaded(1.0), errors.Unavailable("the router died"))
+class Stream:
+    """Reads as the clients do: each message by a try of its own, and a call is made where none is under way."""
 
-    def call() -> str:
-        if calls.num_calls == 1:
-            assembly.accept(pb.GenerateResponse(started=pb.Started(request_id="a", seed=1, prompt_token_ids=[1])))
-            calls.slept.append(61.0)
-        return calls()
+    def __init__(self, *messages: tuple[float, pb.GenerateResponse | Exception]) -> None:
+        """Each comes so many seconds after the one before."""
+        self.now = 0.0
+        self.assembly = Assembly(pb.GenerateRequest(prompt="hi"))
+        self._messages = list(messages)
+        self._has_call = False
 
-    policy = RetryPolicy(Targets("one"), Deadline(None), 60.0, RetryBudget(), assembly, clock=lambda: calls.now)
-    assert tenacity.Retrying(**policy.arguments(), sleep=calls.slept.append)(call) == "done"
+    def read(self) -> None:
+        """All of them. Raises what the policy gives up with."""
+        policy = RetryPolicy(Targets("one"), Deadline(None), 60.0, RetryBudget(), self.assembly, clock=lambda: self.now)
+        retry = tenacity.Retrying(**policy.arguments(), sleep=lambda seconds: None)
+        while self._messages:
+            self.assembly.accept(retry(self._receive))
+
+    def _receive(self) -> pb.GenerateResponse:
+        if not self._has_call:
+            self.assembly.next_call()
+            self._has_call = True
+        seconds, message = self._messages.pop(0)
+        self.now += seconds
+        if isinstance(message, Exception):
+            self._has_call = False
+            raise message
+        return message
+
+
+STARTED = pb.GenerateResponse(started=pb.Started(request_id="a", seed=1, prompt_token_ids=[1]))
+LOST = errors.Unavailable("the router died")
+
+
+@pytest.mark.parametrize("before", [(), ((0.0, STARTED),)])
+def test_what_was_held_in_peace_has_not_been_failing(before: tuple[tuple[float, pb.GenerateResponse], ...]) -> None:
+    """A call was lost; the next ones start, wait for a minute each, and break with their router: first failures."""
+    held = ((0.0, STARTED), (61.0, LOST))
+    Stream(*before, (0.0, LOST), *held, *held, (0.0, STARTED)).read()
+
+
+def test_what_is_lost_again_and_again_is_given_up() -> None:
+    """Whether a call was answered or not, if none of them lasts."""
+    brief = ((0.0, STARTED), (2.0, LOST))
+    for failures in (brief * 40, ((2.0, LOST),) * 40, ((0.0, STARTED), (2.0, LOST), *(((7.0, LOST),) * 10))):
+        with pytest.raises(errors.Unavailable):
+            Stream(*failures).read()
