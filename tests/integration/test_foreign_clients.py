@@ -22,6 +22,8 @@ def _seedless(token_ids: object, num_prompt_tokens: int, seed: int, choice: int)
     return 1000 + len(token_ids)
 
 
+# An installation may take 300 s.
+@pytest.mark.timeout(450)
 @pytest.mark.parametrize(("name", "run", "compat"), [("smg", run_smg, "vllm"), ("triton", run_triton, "kserve")])
 async def test_it_streams_what_our_own_call_gives(
     tmp_path: Path, name: str, run: Callable[[Path, str], str], compat: str
@@ -29,8 +31,8 @@ async def test_it_streams_what_our_own_call_gives(
     directory = environments() / name
     try:
         await asyncio.to_thread(install, name, directory)
-    except subprocess.SubprocessError as error:
-        pytest.skip(f"pip can't install {name}: {error}")
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"pip can't install {name}: {error}: {error.stderr}")
     scheduler = FakeScheduler(socket_address(tmp_path, "one"), next_token=_seedless)
     async with running_schedulers(scheduler), running_router([scheduler.address], compat=compat) as (server, stub):
         await server.wait_ready()
