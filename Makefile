@@ -5,9 +5,9 @@
 BIN := .venv/bin
 # Tests that compute, a process for each core; those of kernels, which compile beside them; and those that start processes
 # of their own, and wait for them half of the time.
-COMPUTING := tests/unit tests/properties tests/models
+COMPUTING := $(addprefix tests/,repository configs runtime scheduler router worker octavo benchmarks properties)
 COMPILING := tests/kernels
-SERVING := tests/faults tests/parallel tests/integration
+SERVING := tests/faults tests/integration
 QUESTION := What is the capital of France? Answer briefly.
 
 help: ## show this list
@@ -31,7 +31,7 @@ endif
 lint: install ## ruff, pyright, and whether the generated code is that of protos/*.proto
 	@$(BIN)/ruff check .
 	@$(BIN)/pyright
-	@$(BIN)/python -m pytest tests/unit/test_protos_drift.py
+	@$(BIN)/python -m pytest tests/repository/test_protos_drift.py
 
 proto: install ## generate protos/*_pb2* from protos/*.proto
 	@PYTHON=$(BIN)/python scripts/gen_protos.sh

@@ -12,12 +12,12 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, model_validator
 
-from configs.gpu_options import GpuOptions
-from configs.option_field import CACHE, LOGS, MODEL, NETWORK, SCHEDULING, as_number, option, split_commas
-from configs.parallel_options import MOST_STEPS_IN_FLIGHT, ParallelOptions, default_steps_in_flight
-from configs.router_options import RouterOptions
-from configs.security_options import SecurityOptions
-from configs.telemetry_options import TelemetryOptions
+from configs.groups.field import CACHE, LOGS, MODEL, NETWORK, SCHEDULING, as_number, option, split_commas
+from configs.groups.gpu import GpuOptions
+from configs.groups.logs import TelemetryOptions
+from configs.groups.network import SecurityOptions
+from configs.groups.parallel import MOST_STEPS_IN_FLIGHT, ParallelOptions, default_steps_in_flight
+from configs.groups.router import RouterOptions
 
 
 def _default_runtime_dir() -> Path:

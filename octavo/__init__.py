@@ -12,10 +12,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo.async_client import AsyncClient, AsyncGenerationStream
-    from octavo.client import Client, GenerationStream
-    from octavo.connection import tls_credentials
-    from octavo.errors import (
+    from octavo.client.async_client import AsyncClient, AsyncGenerationStream
+    from octavo.client.connection import tls_credentials
+    from octavo.client.errors import (
         AccessDenied,
         Cancelled,
         DeadlineExceeded,
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
         Superseded,
         Unavailable,
     )
-    from octavo.llm import LLM
-    from octavo.results import (
+    from octavo.client.requests import SamplingParams
+    from octavo.client.results import (
         Choice,
         Delta,
         Finished,
@@ -46,13 +45,14 @@ if TYPE_CHECKING:
         Tokenized,
         Usage,
     )
-    from octavo.sampling_params import SamplingParams
+    from octavo.client.sync_client import Client, GenerationStream
+    from octavo.local.llm import LLM
 
 _MODULES = {
-    "octavo.async_client": ("AsyncClient", "AsyncGenerationStream"),
-    "octavo.client": ("Client", "GenerationStream"),
-    "octavo.connection": ("tls_credentials",),
-    "octavo.errors": (
+    "octavo.client.async_client": ("AsyncClient", "AsyncGenerationStream"),
+    "octavo.client.sync_client": ("Client", "GenerationStream"),
+    "octavo.client.connection": ("tls_credentials",),
+    "octavo.client.errors": (
         "AccessDenied",
         "Cancelled",
         "DeadlineExceeded",
@@ -67,8 +67,8 @@ _MODULES = {
         "Superseded",
         "Unavailable",
     ),
-    "octavo.llm": ("LLM",),
-    "octavo.results": (
+    "octavo.local.llm": ("LLM",),
+    "octavo.client.results": (
         "Choice",
         "Delta",
         "FinishReason",
@@ -83,7 +83,7 @@ _MODULES = {
         "Tokenized",
         "Usage",
     ),
-    "octavo.sampling_params": ("SamplingParams",),
+    "octavo.client.requests": ("SamplingParams",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

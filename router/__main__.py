@@ -9,20 +9,20 @@ import runtime.quiet_grpc  # noqa: F401 (before grpc)
 from configs.flags import own_number, parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options
-from router.compat.services import MissingPackageError
-from router.gateway.app import Gateway
-from router.gateway.server import GatewayServer
-from router.place import RouterPlace
+from router.api.compat.services import MissingPackageError
+from router.api.gateway.app import Gateway
+from router.api.gateway.server import GatewayServer
+from router.errors import AddressError
 from router.security.keys import Keys, KeysError
-from router.server import AddressError, RouterServer
-from router.tokenizer import Tokenizer
-from router.tokenizer_files import TokenizerError, tokenizer_directory
-from runtime.http import ObservabilityServer
-from runtime.logs import configure_logging
+from router.server import ProcessIndex, RouterServer
+from router.text.tokenizer import Tokenizer
+from router.text.tokenizer_files import TokenizerError, tokenizer_directory
 from runtime.model_files import ModelNotFoundError, resolve_model
-from runtime.tasks import count_tasks
-from runtime.tls import TlsError
-from runtime.tracing import TracingError
+from runtime.security.tls import TlsError
+from runtime.telemetry.http_server import ObservabilityServer
+from runtime.telemetry.logs import configure_logging
+from runtime.telemetry.metrics import count_tasks
+from runtime.telemetry.tracing import TracingError
 
 log = logging.getLogger("octavo.router")
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     try:
         config, flags, own = parse_flags(argv, tuple(_OWN_FLAGS))
         options = load_options(config, flags)
-        place = RouterPlace(
+        place = ProcessIndex(
             router=own_number(own, "router", 0, options.num_routers),
             process=own_number(own, "process", 0, options.api_server_count),
             shares_ports="process" in own,
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-async def _serve(options: Options, place: RouterPlace) -> None:
+async def _serve(options: Options, place: ProcessIndex) -> None:
     model = resolve_model(options.model)
     tokenizer = Tokenizer(tokenizer_directory(model, options.tokenizer))
     server = RouterServer(options, tokenizer, options.served_model_name or model.name, place)
@@ -108,7 +108,7 @@ def _count_signals() -> asyncio.Queue[int]:
     return received
 
 
-def _serve_http(options: Options, place: RouterPlace, server: RouterServer) -> GatewayServer | None:
+def _serve_http(options: Options, place: ProcessIndex, server: RouterServer) -> GatewayServer | None:
     """Raises AddressError."""
     if not options.http_port:
         return None
@@ -127,7 +127,7 @@ def _serve_http(options: Options, place: RouterPlace, server: RouterServer) -> G
     return http
 
 
-def _observe(options: Options, place: RouterPlace, server: RouterServer) -> ObservabilityServer | None:
+def _observe(options: Options, place: ProcessIndex, server: RouterServer) -> ObservabilityServer | None:
     """/metrics and /health. Raises AddressError."""
     port = options.process_metrics_port("router", place.router, place.process)
     if not port:

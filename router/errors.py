@@ -26,6 +26,7 @@ Forbidden, UnknownModel and Cancelled.
 """
 
 import grpc
+import grpc.aio
 
 
 class RequestError(Exception):
@@ -125,3 +126,7 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
     if isinstance(error, RequestError):
         return error.status, str(error)[:_MESSAGE_CHARS]
     return grpc.StatusCode.INTERNAL, "the router failed; its log has the cause under this request's id"
+
+
+class AddressError(OSError):
+    """The server can't listen; the message names the options and what would work."""

@@ -1,4 +1,4 @@
-"""The router's gRPC server: Inference, health, reflection; and how it comes up and goes down."""
+"""The router's gRPC server, Inference, health and reflection: how it starts, drains and stops."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -16,26 +17,41 @@ from configs.options import Options
 from protos.admin_pb2_grpc import add_AdminServicer_to_server
 from protos.inference_pb2 import DESCRIPTOR
 from protos.inference_pb2_grpc import add_InferenceServicer_to_server
-from router import admin
-from router.compat.services import add_services
-from router.errors import Draining
-from router.intake import Intake
-from router.metrics import RouterMetrics
-from router.place import ALONE, RouterPlace
-from router.policies import POLICIES
-from router.replicas import ReplicaSet
-from router.security.edges import KeyInterceptor
+from router.api import admin_service as admin
+from router.api.compat.services import add_services
+from router.api.inference_service import InferenceService
+from router.errors import AddressError, Draining
+from router.intake.intake import Intake
+from router.replicas.policies import POLICIES
+from router.replicas.replica_set import ReplicaSet
+from router.security.authentication import KeyInterceptor
 from router.security.keys import Keys
-from router.service import InferenceService
-from router.telemetry.incoming import TraceInterceptor
+from router.telemetry.call_context import TraceInterceptor
+from router.telemetry.metrics import RouterMetrics, vllm_names
 from router.telemetry.requests import RequestTelemetry
-from router.telemetry.vllm_names import vllm_names
-from router.tokenizer import Tokenizer, TokenizerPool
+from router.text.tokenizer import Tokenizer, TokenizerPool
 from runtime.grpc_server import add_reflection, is_loopback, why_not_bound
-from runtime.metric_names import exposed
-from runtime.renewal import Renewed
-from runtime.tls import TlsFiles, add_port
-from runtime.tracing import Tracing
+from runtime.security.renewal import Renewed
+from runtime.security.tls import TlsFiles, add_port
+from runtime.telemetry.metrics import exposed
+from runtime.telemetry.tracing import Tracing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIndex:
+    """Which one of num_routers it is, and which one of its api_server_count processes. shares_ports: with the others of
+    these; else its ports are its own."""
+
+    router: int = 0
+    process: int = 0
+    shares_ports: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.router}.{self.process}" if self.shares_ports else str(self.router)
+
+
+ONLY_PROCESS = ProcessIndex()
+
 
 log = logging.getLogger("octavo.router")
 
@@ -47,15 +63,13 @@ _LAST_WORDS_S = 1.0
 _REFUSING_S = 0.25
 
 
-class AddressError(OSError):
-    """The server can't listen; the message names the options and what would work."""
-
-
 class RouterServer:
     """One router, or one of its processes. Liveness ("") is SERVING while it runs, readiness (octavo.v1.Inference, and
     the services of option compat) while a replica is ready."""
 
-    def __init__(self, options: Options, tokenizer: Tokenizer, model_name: str, place: RouterPlace = ALONE) -> None:
+    def __init__(
+        self, options: Options, tokenizer: Tokenizer, model_name: str, place: ProcessIndex = ONLY_PROCESS
+    ) -> None:
         """Raises KeysError, TlsError, TracingError."""
         self.metrics = RouterMetrics()
         # What /metrics shows.

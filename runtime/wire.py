@@ -1,6 +1,19 @@
-"""What both ends of a wire must agree on besides its messages."""
+"""What both ends of a wire agree on besides its messages: the protocol and Octavo versions, bounds, digests,
+identities.
+"""
 
 import hashlib
+from functools import cache
+
+
+@cache
+def octavo_version() -> str:
+    """The installed version, such as "0.1.0"."""
+    # 48 ms, which clients need not pay.
+    from importlib.metadata import version
+
+    return version("octavo")
+
 
 PROTOCOL_VERSION = 1
 

@@ -9,15 +9,15 @@ import runtime.quiet_grpc  # noqa: F401 (before grpc)
 from configs.flags import own_number, parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options
-from runtime.curve import CurveError
-from runtime.http import ObservabilityServer
-from runtime.logs import configure_logging
-from runtime.tasks import count_tasks
-from runtime.tls import TlsError
-from runtime.tracing import TracingError
-from scheduler.addresses import AddressError
+from runtime.security.curve import CurveError
+from runtime.security.tls import TlsError
+from runtime.telemetry.http_server import ObservabilityServer
+from runtime.telemetry.logs import configure_logging
+from runtime.telemetry.metrics import count_tasks
+from runtime.telemetry.tracing import TracingError
+from scheduler.recording.records import RecordingError
 from scheduler.server import SchedulerServer
-from scheduler.trace.errors import TraceError
+from scheduler.sockets import AddressError
 
 log = logging.getLogger("octavo.scheduler")
 
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         return asyncio.run(_serve(options, replica))
-    except (AddressError, CurveError, TlsError, TraceError, TracingError) as error:
+    except (AddressError, CurveError, TlsError, RecordingError, TracingError) as error:
         log.error("%s", error)
         return EXIT_PERMANENT
 

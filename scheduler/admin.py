@@ -7,8 +7,8 @@ import grpc.aio
 
 from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminServicer
-from scheduler.commands import Command, Explain, ResetPrefixCache
-from scheduler.messages import Timeline
+from scheduler.core.messages import Timeline
+from scheduler.sessions.commands import Command, Explain, ResetPrefixCache
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
 

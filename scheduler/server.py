@@ -15,13 +15,14 @@ from configs.options import Options
 from protos import inference_pb2, scheduler_pb2
 from protos.admin_pb2_grpc import add_AdminServicer_to_server
 from runtime.grpc_server import add_reflection
-from runtime.tls import TlsFiles, add_port
-from runtime.tracing import Tracing
+from runtime.security.tls import TlsFiles, add_port
+from runtime.telemetry.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
-from scheduler import admin, commands
-from scheduler.addresses import AddressError, Claims, is_private, path_of, why_not_listening
+from scheduler import admin
+from scheduler.sessions import commands
+from scheduler.sessions.submissions import Intake, ProtocolError
+from scheduler.sockets import AddressClaims, AddressError, is_private, path_of, why_not_listening
 from scheduler.step_loop import StepLoop
-from scheduler.submissions import Intake, ProtocolError
 
 log = logging.getLogger("octavo.scheduler")
 
@@ -94,7 +95,7 @@ class SchedulerServer:
         """Listens for workers and routers. Raises AddressError, CurveError, TlsError or TraceError."""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[str | None] = self._loop.create_future()
-        self._claims = Claims(self._options, self._replica)
+        self._claims = AddressClaims(self._options, self._replica)
         try:
             self._server = self._make_server()
             await self._health.set(SERVICE, _NOT_SERVING)

@@ -4,7 +4,7 @@ import logging
 
 from configs.options import Options
 from protos import inference_pb2
-from scheduler.messages import CoreSettings
+from scheduler.core.messages import CoreSettings
 
 log = logging.getLogger("octavo.scheduler")
 

@@ -21,31 +21,26 @@ import zmq
 
 from configs.options import Options
 from protos import scheduler_pb2, step_pb2
-from runtime.curve import start_authenticator
-from runtime.tracing import Tracing
+from runtime.security.curve import start_authenticator
+from runtime.telemetry.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint
-from scheduler import commands
-from scheduler.core import Core
-from scheduler.events import EpochBegun, EpochEnded, Event, Fatal, StepReturned
-from scheduler.front import Front
-from scheduler.heartbeats import Heartbeats
-from scheduler.invalid import InvalidMessages
-from scheduler.lockstep.lockstep import Lockstep
-from scheduler.lockstep.wave import WaveError
-from scheduler.membership import Terms
-from scheduler.messages import CoreStats, Plan, StepOutputs
-from scheduler.metrics import SchedulerMetrics
-from scheduler.rendezvous import rendezvous_of
-from scheduler.requests import Requests
+from scheduler.core.core import Core
+from scheduler.core.messages import CoreStats, Plan, StepOutputs
+from scheduler.lockstep.lockstep import Lockstep, WaveError
+from scheduler.ranks.epochs import EpochBegun, EpochEnded, Event, Fatal, StepReturned, rendezvous_of
+from scheduler.ranks.heartbeats import Heartbeats
+from scheduler.ranks.membership import Terms
+from scheduler.ranks.step_wire import ResultError, StepClock, StepCodec
+from scheduler.ranks.workers import Workers
+from scheduler.recording.file import RecordingWriter, recording_path
+from scheduler.recording.recorded_core import RecordedCore
+from scheduler.sessions import commands
+from scheduler.sessions.commands import StepLoopListener
+from scheduler.sessions.requests import Requests
 from scheduler.settings import core_settings
-from scheduler.stats_log import StatsLog, warn_of_preemptions
-from scheduler.status import SchedulerStatus
-from scheduler.step_clock import StepClock
-from scheduler.step_wire import ResultError, StepCodec
-from scheduler.telemetry import Telemetry
-from scheduler.trace.traced_core import TracedCore
-from scheduler.trace.writer import TraceWriter, trace_path
-from scheduler.workers import Workers
+from scheduler.sockets import InvalidMessages
+from scheduler.telemetry.metrics import SchedulerMetrics, SchedulerStatus
+from scheduler.telemetry.reports import StatsLog, StepReports, warn_of_preemptions
 
 log = logging.getLogger("octavo.scheduler")
 
@@ -58,7 +53,12 @@ class StepLoop(threading.Thread):
     """Runs from `start_bound` until Drain or Stop, or until nothing can help."""
 
     def __init__(
-        self, options: Options, replica: int, mailbox: commands.Mailbox, front: Front, tracing: Tracing | None = None
+        self,
+        options: Options,
+        replica: int,
+        mailbox: commands.Mailbox,
+        front: StepLoopListener,
+        tracing: Tracing | None = None,
     ) -> None:
         """tracing: None if requests are not traced."""
         super().__init__(name="step-loop", daemon=True)
@@ -68,13 +68,13 @@ class StepLoop(threading.Thread):
         # Replaced whole, so that any thread may read it.
         self.status = SchedulerStatus(stats=CoreStats())
         self.metrics = SchedulerMetrics(lambda: self.status, options, replica)
-        self._telemetry = Telemetry(self.metrics, tracing, replica)
+        self._telemetry = StepReports(self.metrics, tracing, replica)
         self._stats_log = StatsLog(enabled=not options.disable_log_stats, now=time.monotonic())
         self._requests = Requests()
         self._codec = StepCodec(0)
         self._clock = StepClock()
         # None: no trace is wanted.
-        self._trace: TraceWriter | None = None
+        self._trace: RecordingWriter | None = None
         # Of the results that came in this round; told after the next plans have been sent.
         self._outputs: list[StepOutputs] = []
         self._num_swap_blocks = self._num_lost_with_workers = 0
@@ -117,8 +117,8 @@ class StepLoop(threading.Thread):
         curve_dir = Path(options.curve_dir) if options.curve_dir and endpoint.startswith("tcp://") else None
         invalid = InvalidMessages(self.metrics.invalid_messages.inc)
         if options.trace:
-            path = trace_path(options.trace, self._replica)
-            self._trace = TraceWriter(path, options.trace_max_mib << 20, self._replica)
+            path = recording_path(options.trace, self._replica)
+            self._trace = RecordingWriter(path, options.trace_max_mib << 20, self._replica)
             stack.callback(self._trace.close)
         context = stack.enter_context(zmq.Context())
         if curve_dir is not None:
@@ -213,7 +213,7 @@ class StepLoop(threading.Thread):
         self._num_swap_blocks = event.num_swap_blocks
         if core is None:
             settings = core_settings(self._options, model, event.num_swap_blocks)
-            core = Core(settings) if self._trace is None else TracedCore(settings, self._trace)
+            core = Core(settings) if self._trace is None else RecordedCore(settings, self._trace)
             self._requests.core = core
             # What is there now stays: the collector need not look through it again and again between two steps.
             gc.collect()

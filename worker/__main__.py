@@ -15,26 +15,22 @@ from configs.flags import own_number, parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options
 from protos import step_pb2
-from runtime.curve import CurveError
-from runtime.http import ObservabilityServer
-from runtime.logs import configure_logging
 from runtime.model_files import ModelNotFoundError, resolve_model
 from runtime.process import seconds_alive
-from runtime.version import octavo_version
-from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint
+from runtime.security.curve import CurveError
+from runtime.telemetry.http_server import ObservabilityServer
+from runtime.telemetry.logs import configure_logging
+from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint, octavo_version
 from worker.errors import PermanentError
-from worker.heartbeat import HeartbeatThread, WorkerStatus
-from worker.link import Link
-from worker.loop import EXIT_PERMANENT, WorkerLoop
-from worker.metrics import WorkerMetrics
-from worker.parallel.axes import Axes
-from worker.parallel.places import axes_of
-from worker.step_runner import StepRunner
-from worker.wakeup import Wakeup
-from worker.watchdog import Watchdog
+from worker.parallel.axes import Axes, axes_of
+from worker.process.link import Link, Wakeup
+from worker.process.loop import EXIT_PERMANENT, WorkerLoop
+from worker.process.status import HeartbeatThread, WorkerMetrics, WorkerStatus
+from worker.process.watchdog import Watchdog
+from worker.step.runner import StepRunner
 
 if TYPE_CHECKING:
-    from worker.parallel.meeting import Meeting
+    from worker.parallel.group_init import GroupInit
 
 _log = logging.getLogger("octavo.worker")
 
@@ -153,10 +149,10 @@ def _builder(
     gc.disable()
     import torch  # takes a second: heartbeats flow already
 
-    from worker.build import build_runner
-    from worker.expert_load import ExpertLoad
-    from worker.expert_metrics import ExpertMetrics
-    from worker.threads import prepare_threads
+    from worker.cpu.threads import prepare_threads
+    from worker.layers.forward_context import ExpertLoad
+    from worker.process.build import build_runner
+    from worker.process.expert_metrics import ExpertMetrics
 
     gc.freeze()
     gc.enable()
@@ -174,14 +170,14 @@ def _builder(
     return build
 
 
-def _meeting(options: Options, axes: Axes, replica: int, rank: int, wakeup: Wakeup) -> "Meeting":
-    from worker.parallel.meeting import Meeting  # imports torch
+def _meeting(options: Options, axes: Axes, replica: int, rank: int, wakeup: Wakeup) -> "GroupInit":
+    from worker.parallel.group_init import GroupInit  # imports torch
 
     def stop_if_told_to() -> None:
         if wakeup.stop_requested:
             raise SystemExit(0)
 
-    return Meeting(options, axes, replica, rank, stop_if_told_to)
+    return GroupInit(options, axes, replica, rank, stop_if_told_to)
 
 
 def _observe(

@@ -1,39 +1,165 @@
-"""What a model is: the numbers of its config.json, or of its GGUF metadata, under one set of names."""
+"""Describes a decoder as data: sizes, ropes, attention spans, experts. Nothing here reads a file; worker.models
+does.
+"""
 
-import json
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from kernels.silu_mul import Activation
-from worker.deepseek_config import DEEPSEEK, LatentConfig, deepseek_from_config_json
-from worker.experts_config import ExpertsConfig, experts_from_config_json
-from worker.gemma3_config import GEMMA3, gemma3_from_config_json, gemma3_from_gguf, gemma3_turn_ends
-from worker.llama4_config import LLAMA4, IropeConfig, llama4_from_config_json, llama4_text_config
-from worker.reach import Reach
-from worker.rope_config import NO_ROPE, RopeConfig, rope_from_config_json, yarn
+from kernels.elementwise.silu_mul import Activation
+from kernels.kv_cache.layout import LatentShape
+from kernels.moe.routing import Scoring
 
-# GGUF names an architecture as llama.cpp does; here it bears its name in config.json.
-GGUF_ARCHITECTURES = {
-    "gemma3": GEMMA3,
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-# More than any model has: a damaged file must not make the worker lay out billions of layers.
-MAX_LAYERS = 4096
-ARCHITECTURES = (
-    *DEEPSEEK,
-    GEMMA3,
-    *LLAMA4,
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemperatureConfig:
+    """A query at position p is multiplied by 1 + scale * log(1 + floor((p + 1) / floor_scale)), so that attention stays
+    as sharp over long contexts (Scalable-Softmax, arXiv 2501.19399)."""
+
+    scale: float
+    floor_scale: int
+
+    def __post_init__(self) -> None:
+        if self.floor_scale < 1:
+            raise ValueError(f"floor_scale={self.floor_scale} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IropeConfig:
+    """Layers with rope, and layers without, which tell positions apart by the causal mask alone. Pairs that rope turns
+    are (2i, 2i + 1) in the checkpoint, not (i, i + head size / 2)."""
+
+    # Of each layer, whether it has rope.
+    rope_layers: tuple[bool, ...]
+    # RMS norm, without weights, of each head of q and k, in layers with rope.
+    norms_heads: bool
+    # Of queries in layers without rope; None: they stay as they are.
+    temperature: TemperatureConfig | None
+
+    def has_head_norm(self, layer: int) -> bool:
+        return self.norms_heads and self.rope_layers[layer]
+
+    def has_temperature(self, layer: int) -> bool:
+        return self.temperature is not None and not self.rope_layers[layer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). A query, and a key, consists of
+    nope_size numbers that rope leaves alone and rope_size that it turns."""
+
+    # Of what queries are made from; None: they are made from the hidden state.
+    query_rank: int | None
+    # Of what keys and values are made from, and what is cached.
+    latent_size: int
+    nope_size: int
+    rope_size: int
+    value_size: int
+    # That scores are multiplied by.
+    scale: float
+    # Pairs that rope turns are (2i, 2i + 1) in the checkpoint, not (i, i + rope_size / 2).
+    interleaved: bool = True
+
+    def __post_init__(self) -> None:
+        sizes = {
+            "q_lora_rank": self.query_rank or 8,
+            "kv_lora_rank": self.latent_size,
+            "qk_nope_head_dim": self.nope_size,
+            "qk_rope_head_dim": self.rope_size,
+            "v_head_dim": self.value_size,
+        }
+        for name, size in sizes.items():
+            if size < 8 or size % 8:
+                raise ValueError(f"{name}={size} is not supported; multiples of 8 are")
+
+    @property
+    def head_size(self) -> int:
+        """Of queries and keys."""
+        return self.nope_size + self.rope_size
+
+    @property
+    def entry_size(self) -> int:
+        """Numbers that are cached of a token, for all heads."""
+        return self.latent_size + self.rope_size
+
+    def shape(self, num_heads: int) -> LatentShape:
+        """Of attention with so many heads, of a rank's, say."""
+        return LatentShape(num_heads=num_heads, latent_size=self.latent_size, rope_size=self.rope_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """What inverse frequencies follow from; fields a scaling does not use keep their defaults.
+
+    scaling is one of SCALINGS, or none: nothing turns. freq_factors, if given, divide the inverse frequencies one by
+    one (GGUF files store Llama 3's scaling that way).
+    """
+
+    theta: float
+    scaling: str = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    # llama3
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    # yarn
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    # Multiplies cosines and sines.
+    attention_factor: float = 1.0
+    freq_factors: tuple[float, ...] | None = None
+
+
+NO_ROPE = RopeConfig(theta=1.0, scaling="none")
+
+
+class AttentionSpan(NamedTuple):
+    """Of the tokens before it, which ones a query sees; see kernels.attention.paged.AttentionPlanner."""
+
+    window: int = 0
+    attention_chunk: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Of all mixtures of a model. A token's experts are the num_experts_per_token with the largest scores, as
+    kernels.moe.routing says."""
+
+    num_experts: int
+    num_experts_per_token: int
+    # Of one expert's MLP.
+    intermediate_size: int
+    # Weights of a token's experts add up to 1.
+    renormalize: bool
+    # Of each layer, whether it has a mixture in place of an MLP.
+    layers: tuple[bool, ...]
+    # What a router's logits become.
+    scoring: Scoring = "softmax"
+    # Each expert has a bias that is added to its score for the choice alone.
+    has_bias: bool = False
+    # Of successive experts, and of how many of them a token's experts may be.
+    num_groups: int = 1
+    top_k_groups: int = 1
+    # That weights are multiplied by in the end.
+    scaling_factor: float = 1.0
+    # Weights multiply what an expert gets, not what it gives.
+    scales_inputs: bool = False
+    # Of an MLP beside the experts, which computes every token; 0: there is none.
+    shared_intermediate_size: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_experts_per_token <= self.num_experts:
+            raise ValueError(f"num_experts_per_tok={self.num_experts_per_token} of {self.num_experts} experts")
+        if self.intermediate_size < 1:
+            raise ValueError(f"experts of intermediate size {self.intermediate_size}; at least 1 is needed")
+        if self.num_groups < 1 or self.num_experts % self.num_groups:
+            raise ValueError(f"n_group={self.num_groups} does not divide {self.num_experts} experts")
+        eligible = self.top_k_groups * (self.num_experts // self.num_groups)
+        if not 1 <= self.top_k_groups <= self.num_groups or eligible < self.num_experts_per_token:
+            raise ValueError(
+                f"topk_group={self.top_k_groups} of n_group={self.num_groups} groups, with {eligible} experts for the "
+                f"num_experts_per_tok={self.num_experts_per_token} of a token"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,198 +261,10 @@ class ModelConfig:
             return 0 if self.irope.rope_layers[layer] else 1
         return 1 if self.local_rope is not None and self.layer_windows[layer] else 0
 
-    def reach_of(self, layer: int) -> Reach:
-        return Reach(self.layer_windows[layer], self.layer_chunks[layer] if self.layer_chunks else 0)
+    def reach_of(self, layer: int) -> AttentionSpan:
+        return AttentionSpan(self.layer_windows[layer], self.layer_chunks[layer] if self.layer_chunks else 0)
 
     @property
-    def reaches(self) -> frozenset[Reach]:
+    def reaches(self) -> frozenset[AttentionSpan]:
         """Of all layers."""
         return frozenset(self.reach_of(layer) for layer in range(self.num_layers))
-
-    @classmethod
-    def from_directory(cls, path: Path) -> "ModelConfig":
-        """From config.json and, if there is one, generation_config.json.
-
-        Raises ValueError, naming the file, for JSON that does not parse, a model that is not supported, or a number
-        that is missing.
-        """
-        raw = read_json(path / "config.json")
-        generation = path / "generation_config.json"
-        try:
-            return _from_config_json(raw, read_json(generation) if generation.is_file() else {})
-        except KeyError as error:
-            raise ValueError(f"{path / 'config.json'}: {error.args[0]} is missing") from None
-        except (TypeError, ValueError, ArithmeticError) as error:
-            raise ValueError(f"{path / 'config.json'}: {error}") from None
-
-    @classmethod
-    def from_gguf(
-        cls, metadata: Mapping[str, Any], tensor_names: Iterable[str], freq_factors: tuple[float, ...] | None = None
-    ) -> "ModelConfig":
-        """From GGUF metadata (key -> number, string or list). freq_factors: the tensor rope_freqs.weight, if any.
-
-        Raises ValueError for a model that is not supported or a number that is missing.
-        """
-        try:
-            return _from_gguf(metadata, frozenset(tensor_names), freq_factors)
-        except KeyError as error:
-            raise ValueError(f"GGUF metadata lacks {error.args[0]}") from None
-        except (TypeError, ArithmeticError) as error:
-            raise ValueError(f"GGUF metadata is damaged: {error}") from None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises ValueError, naming the file, if there is none."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path}: not a JSON object")
-    return raw
-
-
-def _layer_count(count: Any) -> int:
-    if not 1 <= int(count) <= MAX_LAYERS:
-        raise ValueError(f"{count} layers; 1 to {MAX_LAYERS} are supported")
-    return int(count)
-
-
-def _known(architecture: str) -> str:
-    if architecture not in ARCHITECTURES:
-        raise ValueError(f"architecture {architecture!r} is not supported; {', '.join(ARCHITECTURES)} are")
-    return architecture
-
-
-def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-    architecture = _known((raw.get("architectures") or ["(none named)"])[0])
-    if architecture != GEMMA3 and raw.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act={raw['hidden_act']!r} is not supported; silu is")
-    if architecture in LLAMA4:
-        raw = llama4_text_config(raw)
-    num_layers, num_heads = _layer_count(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
-    attention_bias = bool(raw.get("attention_bias", False))
-    eos = {*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}
-    family: dict[str, Any]
-    if architecture == GEMMA3:
-        family = gemma3_from_config_json(raw, num_layers)
-    elif architecture in DEEPSEEK:
-        family = deepseek_from_config_json(raw, num_layers)
-    elif architecture in LLAMA4:
-        family = llama4_from_config_json(raw, num_layers)
-    else:
-        family = {
-            "rope": rope_from_config_json(raw),
-            "qk_norm": architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
-            "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
-            "layer_windows": _layer_windows(architecture, raw, num_layers),
-        }
-    sizes: dict[str, Any] = {
-        "intermediate_size": int(raw["intermediate_size"]),
-        "num_kv_heads": int(raw.get("num_key_value_heads") or num_heads),
-        "head_size": int(raw.get("head_dim") or raw["hidden_size"] // num_heads),
-    }
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=int(raw["vocab_size"]),
-        hidden_size=int(raw["hidden_size"]),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        max_position_embeddings=int(raw["max_position_embeddings"]),
-        qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
-        attention_output_bias=attention_bias and architecture != "Qwen2ForCausalLM",
-        mlp_bias=bool(raw.get("mlp_bias", False)),
-        experts=experts_from_config_json(architecture, raw, num_layers),
-        bos_token_id=raw.get("bos_token_id"),
-        eos_token_ids=frozenset(eos),
-        default_sampling=SamplingDefaults(
-            **{name: generation.get(name) for name in SamplingDefaults.__dataclass_fields__}
-        ),
-        **(sizes | family),
-    )
-
-
-def _ids(value: Any) -> list[int]:
-    if value is None:
-        return []
-    return [int(item) for item in value] if isinstance(value, list) else [int(value)]
-
-
-def _layer_windows(architecture: str, raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    window = int(raw.get("sliding_window") or 0)
-    if architecture in ("MistralForCausalLM", "MixtralForCausalLM"):
-        return (window,) * num_layers
-    if architecture == "LlamaForCausalLM" or not raw.get("use_sliding_window", False):
-        return (0,) * num_layers
-    types = raw.get("layer_types")
-    if types is None:
-        full = int(raw.get("max_window_layers", num_layers))
-        types = ["full_attention" if layer < full else "sliding_attention" for layer in range(num_layers)]
-    unknown = set(types) - {"full_attention", "sliding_attention"}
-    if unknown or len(types) != num_layers:
-        raise ValueError(f"layer_types: {num_layers} of full_attention or sliding_attention are expected, not {types}")
-    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
-
-
-def _from_gguf(
-    metadata: Mapping[str, Any], tensor_names: frozenset[str], freq_factors: tuple[float, ...] | None
-) -> ModelConfig:
-    prefix = metadata["general.architecture"]
-    if prefix not in GGUF_ARCHITECTURES:
-        raise ValueError(f"general.architecture={prefix!r} is not supported; {', '.join(GGUF_ARCHITECTURES)} are")
-
-    def get(name: str, *default: Any) -> Any:
-        key = f"{prefix}.{name}"
-        return metadata.get(key, *default) if default else metadata[key]
-
-    architecture = _known(GGUF_ARCHITECTURES[prefix])
-    num_layers = _layer_count(get("block_count"))
-    num_heads, hidden_size = get("attention.head_count"), get("embedding_length")
-    head_size = get("attention.key_length", None) or hidden_size // num_heads
-    if get("rope.dimension_count", head_size) != head_size:
-        raise ValueError(f"{prefix}.rope.dimension_count differs from the head size {head_size}; this is not supported")
-    ends = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot"))
-    vocab_size = get("vocab_size", None) or len(metadata["tokenizer.ggml.tokens"])
-    eos = {token for token in ends if token is not None}
-    rope, window = _gguf_rope(get, freq_factors), get("attention.sliding_window", 0)
-    family: dict[str, Any] = {"layer_windows": (window,) * num_layers}
-    if architecture == GEMMA3:
-        family = gemma3_from_gguf(get, hidden_size, num_heads, num_layers)
-        eos |= gemma3_turn_ends(vocab_size)
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=get("feed_forward_length"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=get("attention.head_count_kv", num_heads),
-        head_size=head_size,
-        rope=rope,
-        rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
-        max_position_embeddings=get("context_length"),
-        qkv_bias="blk.0.attn_q.bias" in tensor_names,
-        attention_output_bias="blk.0.attn_output.bias" in tensor_names,
-        mlp_bias="blk.0.ffn_gate.bias" in tensor_names,
-        qk_norm="blk.0.attn_q_norm.weight" in tensor_names,
-        tie_word_embeddings="output.weight" not in tensor_names,
-        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=frozenset(eos),
-        **family,
-    )
-
-
-def _gguf_rope(get: Any, freq_factors: tuple[float, ...] | None) -> RopeConfig:
-    theta = float(get("rope.freq_base", 10000.0))
-    scaling = get("rope.scaling.type", "none")
-    if scaling == "none":
-        return RopeConfig(theta=theta, freq_factors=freq_factors)
-    if scaling == "linear":
-        return RopeConfig(theta=theta, scaling="linear", factor=get("rope.scaling.factor"), freq_factors=freq_factors)
-    if scaling == "yarn":
-        original = get("rope.scaling.original_context_length")
-        return yarn(theta=theta, factor=get("rope.scaling.factor"), original_max_position_embeddings=original)
-    raise ValueError(f"rope.scaling.type={scaling!r} is not supported; none, linear and yarn are")

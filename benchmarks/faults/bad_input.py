@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import grpc.aio
 
-from benchmarks.faults.raw_http import exchange, post
-from benchmarks.faults.traffic import Edge, Manner, Surprise, a_prompt
+from benchmarks.faults.traffic import Edge, Manner, Surprise, a_prompt, exchange, post
 from octavo import SamplingParams
-from octavo.errors import DuplicateRequest, InvalidRequest, ModelNotFound, OctavoError, Superseded
-from octavo.requests import Prompt, RequestOptions
-from octavo.results import Delta
+from octavo.client.errors import DuplicateRequest, InvalidRequest, ModelNotFound, OctavoError, Superseded
+from octavo.client.requests import Prompt, RequestOptions
+from octavo.client.results import Delta
 
 # Option max_message_bytes of a cluster that is to refuse something without much work.
 MAX_MESSAGE_BYTES = 2**20

@@ -10,12 +10,105 @@ import json
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from types import TracebackType
 
-from benchmarks.faults.raw_http import post
-from benchmarks.faults.relay import Relay
 from octavo import AsyncClient, SamplingParams
-from octavo.errors import Cancelled, DeadlineExceeded, OctavoError, Overloaded
-from octavo.results import Delta, Finished
+from octavo.client.errors import Cancelled, DeadlineExceeded, OctavoError, Overloaded
+from octavo.client.results import Delta, Finished
+
+_PATIENCE_S = 120.0
+
+
+async def post(port: int, path: str, body: bytes, *, leaves_after: int | None = None) -> tuple[int, bytes]:
+    """Status and body of a POST; status 0 if the connection broke before there was one.
+
+    leaves_after: bytes of the answer after which the connection is reset.
+    """
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    answer = await exchange(port, head.encode() + body, leaves_after=leaves_after)
+    line, _, rest = answer.partition(b"\r\n")
+    words = line.split()
+    return (int(words[1]) if len(words) > 1 else 0), rest.partition(b"\r\n\r\n")[2]
+
+
+async def exchange(
+    port: int, data: bytes, *, leaves_after: int | None = None, patience_s: float = _PATIENCE_S
+) -> bytes:
+    """What a server says to some bytes, until it ends the connection, that breaks, or `patience_s` have passed."""
+    answer = b""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return answer
+    try:
+        async with asyncio.timeout(patience_s):
+            writer.write(data)
+            while leaves_after is None or len(answer) < leaves_after:
+                piece = await reader.read(4096)
+                if not piece:
+                    break
+                answer += piece
+    except (OSError, TimeoutError):
+        return answer
+    finally:
+        writer.transport.abort()
+    return answer
+
+
+class Relay:
+    """Passes on what comes in for `target`, HOST:PORT, until `abort`. `target`: by which it is reached itself."""
+
+    def __init__(self, target: str) -> None:
+        self._host, _, port = target.rpartition(":")
+        self._port = int(port)
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "Relay":
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self.target = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def abort(self) -> None:
+        """Breaks all connections, and takes no more."""
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        try:
+            onwards = await asyncio.open_connection(self._host, self._port)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers.append(onwards[1])
+        for source, sink in ((reader, onwards[1]), (onwards[0], writer)):
+            task = asyncio.create_task(_pass_on(source, sink))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+async def _pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    try:
+        while piece := await source.read(65536):
+            sink.write(piece)
+            await sink.drain()
+    except OSError:
+        # One of the two ends is gone, which the other one is to see.
+        sink.transport.abort()
+        return
+    sink.close()
+
 
 # A request takes that long at most when processes are killed beneath it.
 PATIENCE_S = 120.0

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from benchmarks.gpu.report import Report
 
-_NOT_BENCHMARKS = {"run_all", "report", "targets"}
 _LAST = "end_to_end"
 # Of the time, against each other; all others have 0.4.
 _SHARES = {_LAST: 9.0, "paged_attention": 4.0, "fp8_gemm": 3.0, "moe": 1.5, "gemm": 1.0, "block_swap": 0.8}
@@ -84,10 +83,10 @@ def _arguments() -> argparse.Namespace:
 
 
 def _names(only: str) -> list[str]:
-    import benchmarks.gpu
+    from benchmarks.gpu import ops
 
-    found = {module.name for module in pkgutil.iter_modules(benchmarks.gpu.__path__)}
-    names = sorted(name for name in found - _NOT_BENCHMARKS - {_LAST} if not name.startswith("_"))
+    found = {module.name for module in pkgutil.iter_modules(ops.__path__)}
+    names = sorted(name for name in found if not name.startswith("_"))
     names.append(_LAST)
     if not only:
         return names
@@ -98,7 +97,8 @@ def _names(only: str) -> list[str]:
 
 
 def _run(name: str, report: "Report") -> None:
-    importlib.import_module(f"benchmarks.gpu.{name}").run(report, toy=report.toy)
+    folder = "benchmarks.gpu" if name == _LAST else "benchmarks.gpu.ops"
+    importlib.import_module(f"{folder}.{name}").run(report, toy=report.toy)
 
 
 if __name__ == "__main__":

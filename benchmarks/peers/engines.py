@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from benchmarks.peers.places import peer_directory
+from benchmarks.peers.directory import peer_directory
 from benchmarks.peers.prepare_models import HUGGING_FACE, model_path
 from worker.weights.quantization import Quantization
 
-HERE = Path(__file__).resolve().parent
+RUNNERS = Path(__file__).resolve().parent / "runners"
 PEERS = ("vllm", "llama.cpp", "openvino", "transformers")
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 # The largest load of the benchmarks, and what is scheduled in one step: prompts of 128 tokens fill it 16 at a time.
@@ -68,7 +68,7 @@ def octavo_engine(quantization: Quantization, dtype: str, threads: int) -> Engin
     return EngineSpec(
         engine=OCTAVO,
         form=dtype if quantization == "none" else quantization,
-        command=(sys.executable, str(HERE / "octavo_engine.py"), json.dumps(options)),
+        command=(sys.executable, str(RUNNERS / "octavo_engine.py"), json.dumps(options)),
         program=Path(sys.executable),
         installed_by="make install",
     )
@@ -108,7 +108,7 @@ def _vllm(form: str, threads: int) -> EngineSpec:
     return EngineSpec(
         engine="vllm",
         form=form,
-        command=(str(python), str(HERE / "vllm_engine.py"), str(model_path(HUGGING_FACE)), json.dumps(settings)),
+        command=(str(python), str(RUNNERS / "vllm_engine.py"), str(model_path(HUGGING_FACE)), json.dumps(settings)),
         environment=vllm_environment(threads),
         program=python,
         installed_by="benchmarks/peers/install_vllm.sh",
@@ -123,7 +123,7 @@ def _llama_cpp(form: str, threads: int) -> EngineSpec:
         engine="llama.cpp",
         form=form,
         command=(
-            *(sys.executable, str(HERE / "llama_cpp_engine.py"), str(programs)),
+            *(sys.executable, str(RUNNERS / "llama_cpp_engine.py"), str(programs)),
             *(str(model_path(form)), json.dumps(settings)),
         ),
         program=programs / "llama-batched-bench",
@@ -145,7 +145,7 @@ def _openvino(form: str, threads: int) -> EngineSpec:
     return EngineSpec(
         engine="openvino",
         form=form,
-        command=(str(python), str(HERE / "openvino_engine.py"), str(model_path(form)), json.dumps(settings)),
+        command=(str(python), str(RUNNERS / "openvino_engine.py"), str(model_path(form)), json.dumps(settings)),
         program=python,
         installed_by="benchmarks/peers/install_openvino.sh",
         model=model_path(form),
@@ -158,7 +158,7 @@ def _transformers(form: str, threads: int) -> EngineSpec:
         engine="transformers",
         form=form,
         command=(
-            *(sys.executable, str(HERE / "transformers_engine.py")),
+            *(sys.executable, str(RUNNERS / "transformers_engine.py")),
             *(str(model_path(HUGGING_FACE)), json.dumps(settings)),
         ),
         program=Path(sys.executable),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.bench.report import RequestTrace
+from octavo.reports import RequestTrace
 
 # A line holds one event; the first of some servers repeats the prompt.
 _LINE_LIMIT = 2**20

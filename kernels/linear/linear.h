@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "../native/pool.h"
-#include "../rms_norm/rms_norm.h"
-#include "accumulate.h"
+#include "../native/cpp/pool.h"
+#include "../elementwise/rms_norm/rms_norm.h"
+#include "../native/cpp/accumulate.h"
 #include "outputs.h"
 #include "panels.h"
 

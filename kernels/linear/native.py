@@ -2,15 +2,31 @@
 
 import ctypes
 from collections.abc import Sequence
+from ctypes import c_float, c_int32, c_void_p
 from enum import IntEnum
 
 import torch
 
-from kernels.linear.packed_weight import PackedWeight
-from kernels.linear.weights import Int4Weight, Int8Weight, Weight, concatenate, dequantize
-from kernels.native.library import LinearStruct, NativeKernels
+from kernels.elementwise.silu_mul.torch_cpu import Activation
+from kernels.linear.weights import Int4Weight, Int8Weight, PackedWeight, Weight, concatenate, dequantize
+from kernels.native.library import NativeKernels
 from kernels.native.memory import passing_memory
-from kernels.silu_mul.activation import Activation
+
+
+class LinearStruct(ctypes.Structure):
+    """`Linear` of kernels/linear/panels.h."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("norm", c_void_p),
+        ("eps", c_float),
+        ("inputs", c_int32),
+        ("outputs", c_int32),
+        ("gated", c_int32),
+        ("weights", c_int32),
+        ("activation", c_int32),
+    )
 
 
 class WeightKind(IntEnum):

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "../native/pool.h"
-#include "../native/vec.h"
+#include "../native/cpp/pool.h"
+#include "../native/cpp/vec.h"
 
 namespace octavo {
 

@@ -1,142 +1,119 @@
-"""The C functions of a set of kernels, as exports.h declares them."""
+"""Calls the C++ kernels through ctypes, and records calls for replay without Python.
+
+A decode step of a small model makes about two hundred calls. Making one from Python takes as long as the smaller
+kernels take to compute, so a step is recorded once and replayed.
+"""
 
 import ctypes
+import enum
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import c_bool, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
+from typing import Protocol
 
+import numpy as np
+
+from kernels.native.build import NativePath
 from kernels.native.cores import num_usable_cores
 from kernels.native.memory import WeightMemory
-from kernels.native.paths import NativePath
-from kernels.native.recording import CallStruct, KernelTimes, Op, Recording
+
+
+class Op(enum.IntEnum):
+    LINEAR = 0
+    ROPE_CACHE_WRITE = 1
+    ATTENTION = 2
+    EMBEDDING = 3
+    ROPE_TURNS = 4
+    PLAN_ATTENTION = 5
+    ZERO = 6
+    ADD_RMS_NORM = 7
+
+
+class CallStruct(ctypes.Structure):
+    """`Call` of kernels/native/cpp/replay.h."""
+
+    _fields_ = (
+        ("op", c_int32),
+        ("variant", c_int32),
+        ("operation", c_void_p),
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("cache", c_void_p),
+        ("turns", c_void_p),
+        ("numbers", c_void_p),
+        ("largest", c_void_p),
+        ("size", c_int64),
+        ("scale", c_float),
+    )
+
+
+class KernelTimes:
+    """What calls took, by op and the address of the struct that says what is computed."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[tuple[Op, int], float] = defaultdict(float)
+        # Added up when they are asked for: that must not count in what is measured.
+        self._replayed: list[tuple[list[CallStruct], np.ndarray]] = []
+
+    @property
+    def seconds(self) -> dict[tuple[Op, int], float]:
+        for calls, taken in self._replayed:
+            for call, seconds in zip(calls, taken.tolist(), strict=True):
+                self._seconds[Op(call.op), call.operation] += seconds
+        self._replayed.clear()
+        return self._seconds
+
+    def of(self, op: Op) -> float:
+        """Seconds, all calls together."""
+        return sum(seconds for (each, _), seconds in self.seconds.items() if each is op)
+
+    def add(self, op: Op, operation: int, seconds: float) -> None:
+        self._seconds[op, operation] += seconds
+
+    def add_replayed(self, calls: list[CallStruct], seconds: np.ndarray) -> None:
+        """seconds: float64, of each call."""
+        self._replayed.append((calls, seconds))
+
+
+class ReplayFunction(Protocol):
+    """`octavo_replay` of kernels/native/cpp/replay.h."""
+
+    def __call__(self, calls: int, count: int, tokens: int, seconds: int | None, /) -> None: ...
+
+
+class Recording:
+    """What was called, in order. What the calls point to must stay where it is as long as they are made again."""
+
+    def __init__(self, replay: ReplayFunction) -> None:
+        self._replay = replay
+        self._calls: list[CallStruct] = []
+        # The calls as an array, once they are made again, and its address.
+        self._array: ctypes.Array[CallStruct] | None = None
+        self._address = 0
+
+    def append(self, call: CallStruct) -> None:
+        self._calls.append(call)
+        self._array = None
+
+    def run(self, num_tokens: int, times: KernelTimes | None = None) -> None:
+        """Makes the calls again, with so many tokens."""
+        if self._array is None:
+            self._array = (CallStruct * len(self._calls))(*self._calls)
+            self._address = ctypes.addressof(self._array)
+        if times is None:
+            self._replay(self._address, len(self._calls), num_tokens, None)
+            return
+        seconds = np.zeros(len(self._calls), np.dtype(c_double))
+        self._replay(self._address, len(self._calls), num_tokens, seconds.ctypes.data)
+        times.add_replayed(self._calls, seconds)
 
 
 class NativeKernelsError(RuntimeError):
     """Kernels that were built compute something else than the reference."""
-
-
-class LinearStruct(ctypes.Structure):
-    """`Linear` of kernels/linear/panels.h."""
-
-    _fields_ = (
-        ("panels", c_void_p),
-        ("bias", c_void_p),
-        ("norm", c_void_p),
-        ("eps", c_float),
-        ("inputs", c_int32),
-        ("outputs", c_int32),
-        ("gated", c_int32),
-        ("weights", c_int32),
-        ("activation", c_int32),
-    )
-
-
-class RopeCacheWriteStruct(ctypes.Structure):
-    """`RopeCacheWrite` of kernels/rope_cache_write/rope_cache_write.h."""
-
-    _fields_ = (
-        ("head_norm", c_void_p),
-        ("eps", c_float),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_size", c_int32),
-        ("block_size", c_int32),
-        ("bf16_cache", c_int32),
-    )
-
-
-class RopeTurnsStruct(ctypes.Structure):
-    """`RopeTurns` of kernels/rope/rope_turns.h."""
-
-    _fields_ = (("frequencies", c_void_p), ("magnitude", c_float), ("pairs", c_int32))
-
-
-class AttentionStepStruct(ctypes.Structure):
-    """`AttentionStep` of kernels/paged_attention/attention.h."""
-
-    _fields_ = (
-        ("query_starts", c_void_p),
-        ("context_lens", c_void_p),
-        ("block_tables", c_void_p),
-        ("items", c_void_p),
-        ("splits", c_void_p),
-        ("table_stride", c_int64),
-        ("num_items", c_int64),
-        ("num_splits", c_int64),
-        ("num_partials", c_int64),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_size", c_int32),
-        ("block_size", c_int32),
-        ("window", c_int32),
-        ("attention_chunk", c_int32),
-        ("bf16_cache", c_int32),
-    )
-
-
-class MlaStepStruct(ctypes.Structure):
-    """`MlaStep` of kernels/mla_attention/mla_attention.h."""
-
-    _fields_ = (
-        ("query_starts", c_void_p),
-        ("context_lens", c_void_p),
-        ("block_tables", c_void_p),
-        ("table_stride", c_int64),
-        ("num_rows", c_int64),
-        ("heads", c_int32),
-        ("latent_size", c_int32),
-        ("rope_size", c_int32),
-        ("block_size", c_int32),
-        ("bf16_cache", c_int32),
-    )
-
-
-class DecodeRowsStruct(ctypes.Structure):
-    """`DecodeRows` of kernels/native/decode_rows.h."""
-
-    _fields_ = (
-        ("token_ids", c_void_p),
-        ("block_ids", c_void_p),
-        ("num_blocks", c_void_p),
-        ("num_tokens", c_void_p),
-        ("num_prompt_tokens", c_void_p),
-        ("num_computed_tokens", c_void_p),
-        ("sequences", c_void_p),
-        ("failed", c_void_p),
-        ("num_rows", c_int64),
-        ("token_stride", c_int64),
-        ("block_stride", c_int64),
-        ("block_size", c_int64),
-        ("max_model_len", c_int64),
-        ("batch_token_ids", c_void_p),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("query_starts", c_void_p),
-        ("context_lens", c_void_p),
-        ("block_tables", c_void_p),
-        ("logit_indices", c_void_p),
-        ("most_rows", c_int64),
-        ("table_stride", c_int64),
-    )
-
-
-class DrawsStruct(ctypes.Structure):
-    """`Draws` of kernels/sampling/draw.h."""
-
-    _fields_ = (
-        ("logits", c_void_p),
-        ("rows", c_void_p),
-        ("temperatures", c_void_p),
-        ("uniforms", c_void_p),
-        ("top_k", c_void_p),
-        ("top_p", c_void_p),
-        ("min_p", c_void_p),
-        ("vocabulary", c_int64),
-        ("count", c_int64),
-    )
 
 
 class NativeKernels:

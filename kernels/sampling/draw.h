@@ -1,4 +1,4 @@
-// Draws of one token from each of many rows: kernels/sampling/draw.py says what is drawn.
+// Draws of one token from each of many rows: kernels/sampling/numpy_cpu.py says what is drawn.
 //
 // A row is one thread's, and its sums run in one order: its token does not depend on the others. A row is looked at by
 // blocks; filters gather the few tokens that they can keep, by a bound on their logits, and then take weights of those.
@@ -8,13 +8,13 @@
 #include <cmath>
 #include <functional>
 
-#include "../native/pool.h"
-#include "../native/vec.h"
+#include "../native/cpp/pool.h"
+#include "../native/cpp/vec.h"
 #include "select.h"
 
 namespace octavo {
 
-// As kernels/sampling/draw_rows.py lays it out. Arrays have an element for each draw.
+// As kernels/sampling/native.py lays it out. Arrays have an element for each draw.
 struct Draws {
     const float* logits;        // [rows, vocabulary]
     const int64_t* rows;        // whose logits

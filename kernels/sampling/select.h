@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "../native/vec.h"
+#include "../native/cpp/vec.h"
 
 namespace octavo {
 

@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Any
 
 import worker.layers.attention
+from kernels.cpu_backend import native_kernels
+from kernels.kv_cache.write import RopeCacheWrite
 from kernels.linear import PackedLinear
-from kernels.native import native_kernels
-from kernels.native.recording import KernelTimes, Op
-from kernels.rope_cache_write import RopeCacheWrite
-from octavo.engine import Engine
+from kernels.native.library import KernelTimes, Op
+from octavo.local.engine import Engine
 
 # By op, the functions that PyTorch's path calls for it; those of one op do not call each other.
 _FUNCTIONS: dict[Op, tuple[tuple[Any, str], ...]] = {

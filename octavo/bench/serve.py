@@ -12,12 +12,12 @@ from typing import Any
 
 import grpc
 
-from octavo.async_client import AsyncClient
-from octavo.bench.report import Report, RequestTrace
 from octavo.bench.workload import arrival_times, random_prompts
-from octavo.errors import InvalidRequest, OctavoError, from_rpc_error
-from octavo.results import ModelInfo
-from octavo.retry import CHANNEL_OPTIONS
+from octavo.client.async_client import AsyncClient
+from octavo.client.connection import CHANNEL_OPTIONS
+from octavo.client.errors import InvalidRequest, OctavoError, from_rpc_error
+from octavo.client.results import ModelInfo
+from octavo.reports import Report, RequestTrace
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as rpc
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, astuple
 
 from configs.options import Options
 from octavo.bench.profile import StepProfile
-from octavo.bench.report import Report, RequestTrace
 from octavo.bench.workload import random_prompts
-from octavo.engine import Engine, StepTimes, build_engine
-from octavo.errors import InvalidRequest
-from octavo.plan.samples import EngineSettings, StepRecorder
+from octavo.client.errors import InvalidRequest
+from octavo.local.engine import Engine, StepTimes, build_engine
+from octavo.plan.costs.samples import EngineSettings, StepRecorder
+from octavo.reports import Report, RequestTrace
 from protos import inference_pb2 as pb
 
 # Enough for every shape of a step to have been seen once.
@@ -24,7 +24,8 @@ class Bench:
     """One loaded engine, measured at several concurrencies."""
 
     def __init__(self, options: Options, *, prompt_len: int, output_len: int, seed: int) -> None:
-        """Loads the model. Raises as octavo.engine.build_engine, and InvalidRequest for lengths it cannot take."""
+        """Loads the model. Raises as octavo.local.engine.build_engine, and InvalidRequest for lengths it cannot
+        take."""
         self._engine: Engine = build_engine(options)
         self._prompt_len, self._output_len = prompt_len, output_len
         self._groups = itertools.count(1)

@@ -1,12 +1,129 @@
-"""`octavo bench serve` and `octavo bench throughput`; `octavo bench kernels` is in bench_kernels."""
+"""`octavo bench throughput`, `octavo bench serve` and `octavo bench kernels`."""
 
 import math
-from typing import Annotated, Any
+import os
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli.bench_kernels import kernels
-from octavo.cli.option_flags import CONFIG_FLAG, SNAKE_CASE_FLAGS, options_from_flags, with_option_flags
+from octavo.cli.flags import CONFIG_FLAG, SNAKE_CASE_FLAGS, options_from_flags, with_option_flags
+
+if TYPE_CHECKING:
+    from octavo.bench.tune.problem import Shape
+    from octavo.bench.tune.tuner import Best, Tuner
+
+
+class Tunable(StrEnum):
+    FP8_GEMM = "fp8_gemm"
+
+
+class Scales(StrEnum):
+    BLOCK = "block"
+    CHANNEL = "channel"
+
+
+def kernels(
+    tune: Annotated[
+        Tunable | None, typer.Option(help="Look for the fastest tiles of this kernel, and write them to a file.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N,K", help="Outputs and inputs of a linear layer. May be given several times."),
+    ] = None,
+    scales: Annotated[
+        Scales, typer.Option(help="Of 128 x 128 blocks and groups of 128 inputs, or of channels and tokens.")
+    ] = Scales.BLOCK,
+    batch_sizes: Annotated[
+        str, typer.Option(metavar="M,M,...", help="Default: 1 to 4096, those of vLLM's files.")
+    ] = "",
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="For the files. Default: $OCTAVO_TUNED_CONFIG_FOLDER, else fp8_gemm/ in the cache directory; kernels "
+            "look there."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, for programs; no progress bar.")
+    ] = False,
+) -> None:
+    """Tune kernels on the GPUs of this machine, all that are visible at once.
+
+    Interrupt it at any time: the same command goes on where it was.
+
+    Example: [bold]octavo bench kernels --tune fp8_gemm --shape 4096,7168 --shape 7168,2048[/]
+    """
+    if tune is None:
+        raise typer.BadParameter(
+            f"is needed, with one of {', '.join(Tunable)}; `python -m benchmarks.gpu.run_all` in the repository "
+            "measures all kernels",
+            param_hint="--tune",
+        )
+    if not shape:
+        raise typer.BadParameter("is needed, such as 4096,7168; workers name those they miss", param_hint="--shape")
+
+    from octavo.bench.tune.problem import Shape
+
+    shapes = [
+        Shape(N=N, K=K, blockwise=scales is Scales.BLOCK)
+        for N, K in (_numbers(text, "--shape", "two numbers above 0, such as 4096,7168", count=2) for text in shape)
+    ]
+    wanted = "numbers above 0, such as 1,16,256"
+    sizes = _numbers(batch_sizes, "--batch-sizes", wanted) if batch_sizes else None
+    _tune(shapes, sizes, folder, as_json=as_json)
+
+
+def _tune(shapes: "Sequence[Shape]", sizes: list[int] | None, folder: Path | None, *, as_json: bool) -> None:
+    from kernels.native.cache_directory import cache_directory
+    from kernels.triton_common.tuned_tiles import FOLDER_VARIABLE
+    from octavo.bench.tune.gpu_process import GpuProcess, measured_with, visible_device
+    from octavo.bench.tune.output import print_json
+    from octavo.bench.tune.problem import BATCH_SIZES
+    from octavo.bench.tune.tuner import Tuner
+
+    device = visible_device()
+    in_environment = os.environ.get(FOLDER_VARIABLE)
+    folder = folder or (Path(in_environment) if in_environment else cache_directory("fp8_gemm"))
+    folder.mkdir(parents=True, exist_ok=True)
+    tuner = Tuner(device, folder, measured_with(device), GpuProcess)
+    try:
+        for shape in shapes:
+            path = _tune_shape(tuner, shape, sizes or BATCH_SIZES, as_json=as_json)
+            if as_json:
+                print_json({"op": "fp8_gemm", "N": shape.N, "K": shape.K, "file": str(path)})
+    except KeyboardInterrupt:
+        typer.echo(f"what was measured is kept in {folder}; the same command goes on from there", err=True)
+        raise
+
+
+def _tune_shape(tuner: "Tuner", shape: "Shape", sizes: Sequence[int], *, as_json: bool) -> Path:
+    from octavo.bench.tune.output import best_as_json, print_json, print_table
+    from octavo.reports import progress_bar
+
+    bests: list[Best] = []
+
+    def on_best(best: "Best") -> None:
+        bests.append(best)
+        if as_json:
+            print_json(best_as_json(best))
+
+    total = tuner.num_candidates(shape, sizes)
+    with progress_bar(f"N={shape.N} K={shape.K}", total, hidden=as_json) as advance:
+        path = tuner.tune(shape, sizes, on_tries=advance, on_best=on_best)
+    if not as_json:
+        print_table(shape, bests, path)
+    return path
+
+
+def _numbers(text: str, flag: str, wanted: str, count: int | None = None) -> list[int]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts) or count not in (None, len(parts)):
+        raise typer.BadParameter(f"{text!r} is not {wanted}", param_hint=flag)
+    return [int(part) for part in parts]
+
 
 PROMPT_LEN = Annotated[int, typer.Option(min=1, help="Tokens of each prompt, drawn at random.")]
 OUTPUT_LEN = Annotated[int, typer.Option(min=1, help="Tokens of each output, exactly.")]
@@ -43,9 +160,8 @@ def serve(
     """
     import asyncio
 
-    from octavo.bench.progress import progress_bar
-    from octavo.bench.report import print_reports
     from octavo.bench.serve import Load, measure
+    from octavo.reports import print_reports, progress_bar
 
     if not request_rate > 0:
         raise typer.BadParameter(f"{request_rate:g} is not above 0", param_hint="--request-rate")
@@ -91,9 +207,8 @@ def throughput(
     counts = _counts(concurrency)
     options = options_from_flags(config, flags)
 
-    from octavo.bench.progress import progress_bar
-    from octavo.bench.report import print_reports
     from octavo.bench.throughput import Bench
+    from octavo.reports import print_reports, progress_bar
 
     bench = Bench(options, prompt_len=prompt_len, output_len=output_len, seed=seed)
     reports = []

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli.target import TLS, TLS_CA, TLS_CERT, TLS_KEY, Connection, connection, reaching, separate
+from octavo.cli.flags import TLS, TLS_CA, TLS_CERT, TLS_KEY, Connection, connection, reaching, separate
 
 if TYPE_CHECKING:
-    from octavo.sampling_params import SamplingParams
+    from octavo.client.requests import SamplingParams
 
 TARGETS = Annotated[
     list[str],
@@ -73,7 +73,7 @@ def chat(
 
     Example: [bold]octavo chat "What is the capital of France?" --temperature 0[/]
     """
-    from octavo.sampling_params import SamplingParams
+    from octavo.client.requests import SamplingParams
 
     sampling = SamplingParams(
         temperature=temperature,
@@ -115,7 +115,7 @@ def complete(
 
     Example: [bold]octavo complete "The capital of France is" --max-tokens 8[/]
     """
-    from octavo.sampling_params import SamplingParams
+    from octavo.client.requests import SamplingParams
 
     sampling = SamplingParams(
         temperature=temperature,
@@ -142,8 +142,8 @@ def _stream(
     *,
     verbose: bool,
 ) -> None:
-    from octavo.client import Client
-    from octavo.results import Delta, Finished, Started
+    from octavo.client.results import Delta, Finished, Started
+    from octavo.client.sync_client import Client
 
     targets = separate(targets)
     with reaching(*targets), Client(targets, retry_for=0.0, **to) as client:

@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
 
 def keys(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory that holds no keys yet.")]) -> None:
     """Make the CURVE keys that schedulers and workers need to talk over tcp (option curve_dir)."""
-    from runtime.curve import CurveError, make_keys
+    from runtime.security.curve import CurveError, make_keys
 
     try:
         make_keys(directory)

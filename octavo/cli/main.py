@@ -6,9 +6,9 @@ import typer
 
 import runtime.quiet_grpc  # noqa: F401 (before grpc)
 from configs.load import ConfigError
-from octavo.cli import bench, cache, call, explain, keys, migrate, plan, replay, up, version
+from octavo.cli import admin, bench, call, keys, plan, replay, up, version
+from octavo.client.errors import OctavoError
 from octavo.cluster.errors import ClusterError
-from octavo.errors import OctavoError
 from runtime.model_files import ModelNotFoundError
 
 USAGE_ERROR = 2
@@ -23,8 +23,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (up, call, explain, migrate, cache, bench, plan, replay, keys, version):
-    module.register(app)
+for register in (
+    up.register, call.register, admin.register_explain, admin.register_migrate, admin.register_cache, bench.register,
+    plan.register, replay.register, keys.register, version.register,
+):  # fmt: skip
+    register(app)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import typer
 
 from configs.load import ConfigError
 from configs.options import CACHE, SCHEDULING, Options
-from octavo.cli.option_flags import CONFIG_FLAG, SNAKE_CASE_FLAGS, with_option_flags
+from octavo.cli.flags import CONFIG_FLAG, SNAKE_CASE_FLAGS, with_option_flags
 
 # Flags of their own here, for they take lists.
 _LISTS = {"max_num_seqs", "max_num_batched_tokens", "data_parallel_size"}

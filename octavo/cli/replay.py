@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from scheduler.trace.replay import Difference, Replayed
+    from scheduler.recording.replay import Difference, Replayed
 
 _DIFFERS = 1
 _UNREADABLE = 2
@@ -35,16 +35,16 @@ def replay(
 
     Example: [bold]octavo replay run.0.trace.1 run.0.trace[/]
     """
-    from octavo.bench.progress import progress_bar
-    from scheduler.trace import replay as replaying
-    from scheduler.trace.errors import TraceError
+    from octavo.reports import progress_bar
+    from scheduler.recording import replay as replaying
+    from scheduler.recording.records import RecordingError
 
     began = time.perf_counter()
     try:
         num_bytes = sum(path.stat().st_size for path in files if path.is_file())
         with progress_bar("bytes", num_bytes, hidden=as_json) as advance:
             outcomes = replaying.replay(files, explain=request_id or None, on_progress=advance)
-    except TraceError as error:
+    except RecordingError as error:
         typer.echo(f"octavo: {error}", err=True)
         raise typer.Exit(_UNREADABLE) from None
     seconds = time.perf_counter() - began
@@ -96,8 +96,8 @@ def _print_difference(difference: "Difference") -> None:
 def _explain(request_id: str, outcomes: "list[Replayed]") -> None:
     from rich.console import Console
 
-    from octavo.admin import RequestTimeline
-    from octavo.explain.drawing import draw
+    from octavo.cli.timeline import draw
+    from octavo.client.admin import RequestTimeline
     from scheduler.admin import timeline_message
 
     console = Console()

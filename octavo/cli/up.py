@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from octavo.cli.option_flags import CONFIG_FLAG, SNAKE_CASE_FLAGS, options_from_flags, with_option_flags
+from octavo.cli.flags import CONFIG_FLAG, SNAKE_CASE_FLAGS, options_from_flags, with_option_flags
 
 
 def register(app: typer.Typer) -> None:

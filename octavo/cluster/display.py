@@ -15,7 +15,7 @@ from rich.text import Text
 from octavo.cluster.processes import ProcessSpec, Stage
 
 _STYLES = {Stage.ROUTER: "cyan", Stage.SCHEDULER: "magenta", Stage.WORKER: "blue"}
-# Both forms of runtime.logs: "[info     ]" and {"level": "info"}.
+# Both forms of runtime.telemetry.logs: "[info     ]" and {"level": "info"}.
 _CALM_LINE = re.compile(r'\[(debug|info)\s*\]|"level": "(debug|info)"')
 
 

@@ -10,11 +10,10 @@ from rich.console import Console
 
 from configs.options import Options
 from octavo.cluster.display import Display
-from octavo.cluster.ports import resolve_ports
+from octavo.cluster.ports import claimed_ports, resolve_ports
 from octavo.cluster.processes import ProcessSpec, Stage, cluster_processes
 from octavo.cluster.readiness import read_health, router_targets
 from octavo.cluster.runtime_files import child_environment, locked_runtime_dir, write_options
-from octavo.cluster.shared_ports import claimed_ports
 from octavo.cluster.supervisor import Supervisor
 
 # What a drained scheduler or worker needs to end.

@@ -1,11 +1,14 @@
-"""Checks, before anything starts, that the ports of a cluster are free.
+"""Checks before anything starts that a cluster's ports are free, and claims those that several processes share.
 
 A bind that fails later would show up as a process that dies again and again. And gRPC's servers set SO_REUSEPORT, so
-two routers could silently share one port.
+two routers, or two clusters, could silently share one port.
 """
 
 import errno
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from configs.options import Options
@@ -119,3 +122,37 @@ def _bare(host: str) -> str:
 
 def _show(value: object) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+@contextmanager
+def claimed_ports(options: Options) -> Iterator[None]:
+    """Lets no other `octavo up` share the ports that this one's routers share among their processes, until the block
+    ends, or the process does. Raises ClusterError.
+
+    A claim is a socket with an abstract name. Such names belong to the same network namespace as ports do, and leave
+    nothing behind. A socket that is bound to the port itself would not do: with SO_REUSEADDR, which a port needs that
+    was in use a minute ago, two can be bound to it as long as neither listens.
+    """
+    with ExitStack() as claims:
+        if options.api_server_count > 1:
+            if sys.platform != "linux":
+                raise ClusterError(
+                    f"api_server_count={options.api_server_count} needs Linux, which deals connections out to the "
+                    "processes that share a port; use num_routers instead"
+                )
+            for router in range(options.num_routers):
+                _claim(claims, "port", options.router_port(router))
+                if options.http_port:
+                    _claim(claims, "http_port", options.router_http_port(router))
+        yield
+
+
+def _claim(claims: ExitStack, option: str, port: int) -> None:
+    claim = claims.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    try:
+        claim.bind(f"\0octavo/port/{port}")
+    except OSError as error:
+        raise ClusterError(
+            f"{option}: port {port} is shared by the routers of another `octavo up` with api_server_count "
+            f"({error.strerror}); stop that one, or choose another port"
+        ) from None

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from configs.options import Options
-from octavo.async_client import AsyncClient
+from octavo.client.async_client import AsyncClient
+from octavo.client.requests import SamplingParams
+from octavo.client.results import Delta, Finished
 from octavo.cluster.readiness import connectable, router_targets
-from octavo.results import Delta, Finished
-from octavo.sampling_params import SamplingParams
 
 _QUESTION = "What is the capital of France? Answer briefly."
 

@@ -6,17 +6,16 @@ from pathlib import Path
 
 from configs.load import load_options
 from configs.options import Options
-from octavo.bench.progress import progress_bar
+from octavo.plan.costs.hardware import default_interconnect, find_gpu, parse_interconnect
+from octavo.plan.costs.model_shape import read_shape
+from octavo.plan.costs.samples import read_measurements
 from octavo.plan.errors import PlanError
-from octavo.plan.gpus import find_gpu
 from octavo.plan.grid import AXES, Limits, best_of, parse_axis, settings_of, try_settings
-from octavo.plan.interconnect import default_interconnect, parse_interconnect
-from octavo.plan.model_files import read_shape
 from octavo.plan.recommend import layouts, print_recommendation, recommend
 from octavo.plan.report import print_json, print_table
-from octavo.plan.samples import read_measurements
 from octavo.plan.targets import GpuTarget, Setting, Target, measured_target
 from octavo.plan.workload import Workload, parse_lengths, read_arrivals, synthesize
+from octavo.reports import progress_bar
 
 _OPTION_AXES = ("max_num_seqs", "max_num_batched_tokens", "data_parallel_size")
 _LAYOUT_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from octavo.plan.costs.model_shape import ModelShape
 from octavo.plan.errors import PlanError
 from octavo.plan.grid import Limits, Outcome, violations
-from octavo.plan.model_shape import ModelShape
 from octavo.plan.report import largest_parts
 from octavo.plan.simulate import Run
 from octavo.plan.targets import Setting

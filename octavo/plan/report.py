@@ -8,10 +8,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from octavo.bench.report import summary
 from octavo.plan.grid import AXES, Limits, Outcome, violations
 from octavo.plan.simulate import Run
 from octavo.plan.targets import Setting
+from octavo.reports import summary
 
 _SHORT = {
     "max_num_seqs": "seqs",

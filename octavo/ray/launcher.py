@@ -16,7 +16,7 @@ from octavo.ray.actors import RayActors
 from octavo.ray.fleet import RayFleet, check
 from octavo.ray.library import connect, import_ray
 from octavo.ray.placement import needs_of, plan_placement
-from runtime.curve import make_keys
+from runtime.security.curve import make_keys
 
 
 def run_cluster_on_ray(options: Options, *, console: Console, first_prompt: str = "", verbose: bool = False) -> int:

@@ -12,8 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from router.errors import Unauthenticated
-from router.security.identity import Identity
-from router.security.rate_limits import RateLimits
+from router.security.identity import Identity, RateLimits
 
 log = logging.getLogger("octavo.router.security")
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from configs.options import Options
 from protos import coordination_pb2 as pb
-from runtime.version import octavo_version
-from runtime.wire import PROTOCOL_VERSION
-from scheduler.rendezvous import Rendezvous
+from runtime.wire import PROTOCOL_VERSION, octavo_version
+from scheduler.ranks.epochs import Rendezvous
 
 log = logging.getLogger("octavo.scheduler")
 

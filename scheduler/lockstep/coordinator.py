@@ -15,10 +15,9 @@ from google.protobuf.message import DecodeError
 from configs.options import Options
 from protos import coordination_pb2 as pb
 from runtime.wire import COORDINATION_MESSAGE_BYTES, coordination_endpoint, replica_identity
-from scheduler.addresses import bind_zmq
-from scheduler.invalid import InvalidMessages
 from scheduler.lockstep.agreement import Agreement
-from scheduler.rendezvous import common_rendezvous
+from scheduler.ranks.epochs import common_rendezvous
+from scheduler.sockets import InvalidMessages, bind_zmq
 
 log = logging.getLogger("octavo.scheduler")
 

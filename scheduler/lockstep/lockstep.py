@@ -1,4 +1,6 @@
-"""What the step loop knows of the replicas that compute their steps together with its own."""
+"""Replicas that compute their steps together: when a wave of steps begins and ends, and what the step loop knows
+of it.
+"""
 
 from collections import deque
 from collections.abc import Collection
@@ -8,14 +10,62 @@ from pathlib import Path
 import zmq
 
 from configs.options import Options
-from scheduler.events import Event
-from scheduler.invalid import InvalidMessages
+from scheduler.core.messages import Plan
 from scheduler.lockstep.coordinator import Coordinator
 from scheduler.lockstep.member import Member
-from scheduler.lockstep.wave import Waves
-from scheduler.messages import Plan
-from scheduler.step_wire import ResultError
-from scheduler.workers import Workers
+from scheduler.ranks.epochs import Event
+from scheduler.ranks.step_wire import ResultError
+from scheduler.ranks.workers import Workers
+from scheduler.sockets import InvalidMessages
+
+
+class WaveError(RuntimeError):
+    """Replicas disagree about which steps belong to a wave: one of them has not kept to the rule."""
+
+
+class Waves:
+    """Of one replica, in one epoch. Steps are numbered from 1."""
+
+    def __init__(self, max_steps_in_flight: int) -> None:
+        """max_steps_in_flight: the same in all replicas."""
+        self._max_steps_in_flight = max_steps_in_flight
+        # The latest wave's first step, and the first one after it; None: its end is not known yet.
+        self._first = 0
+        self._end: int | None = 1
+        # Where the next one begins, if others have come to the end of this one before.
+        self._next = 0
+        self._num_empty = 0
+        self.num_begun = 0
+
+    def holds(self, step: int) -> bool:
+        """Whether the next step to be sent belongs to a wave: then it has to be sent, empty if need be."""
+        return self._first <= step and (self._end is None or step < self._end)
+
+    def announce(self, first_step: int) -> None:
+        """The coordinator says where the latest wave begins, and may say so again; 0: there was none. Raises
+        WaveError."""
+        if first_step <= self._first:
+            return
+        self._next = first_step
+        if self._end is not None:
+            self._begin_next(self._end)
+
+    def note_result(self, step: int, num_tokens: int) -> None:
+        """A step has returned; they do so in order. num_tokens: of all replicas. Raises WaveError."""
+        if self._end is not None or step < self._first:
+            return
+        self._num_empty = 0 if num_tokens else self._num_empty + 1
+        if self._num_empty == self._max_steps_in_flight:
+            self._end = step + self._max_steps_in_flight
+            if self._next:
+                self._begin_next(self._end)
+
+    def _begin_next(self, end: int) -> None:
+        if self._next != end:
+            raise WaveError(f"a wave is to begin at step {self._next}, but the one before ends before step {end}")
+        self._first, self._end, self._next = end, None, 0
+        self._num_empty = 0
+        self.num_begun += 1
 
 
 class Lockstep:

@@ -12,13 +12,18 @@ from google.protobuf.message import DecodeError
 
 from configs.options import Options
 from protos import coordination_pb2 as pb
-from runtime.curve import client_curve
-from runtime.version import octavo_version
-from runtime.wire import COORDINATION_MESSAGE_BYTES, PROTOCOL_VERSION, coordination_endpoint, replica_identity
-from scheduler.events import Event, Fatal
-from scheduler.invalid import InvalidMessages
+from runtime.security.curve import client_curve
+from runtime.wire import (
+    COORDINATION_MESSAGE_BYTES,
+    PROTOCOL_VERSION,
+    coordination_endpoint,
+    octavo_version,
+    replica_identity,
+)
 from scheduler.lockstep.agreement import common_options
-from scheduler.workers import Workers
+from scheduler.ranks.epochs import Event, Fatal
+from scheduler.ranks.workers import Workers
+from scheduler.sockets import InvalidMessages
 
 log = logging.getLogger("octavo.scheduler")
 

@@ -7,13 +7,12 @@ slot, block table, position or context length changes what is sampled.
 import numpy as np
 import torch
 
-from kernels.compute_path import torch_path
+from kernels.backend import torch_backend
 from kernels.sampling import greedy
-from worker.input_batch import InputBatch
-from worker.kv_cache import KVCache
-from worker.model_config import ModelConfig
+from worker.layers.kv_cache import KVCache
+from worker.model_config import ModelConfig, RopeConfig
 from worker.parallel.groups import Groups
-from worker.rope_config import RopeConfig
+from worker.step.batch import InputBatch
 
 VOCAB_SIZE = 101
 # A prompt with this token gives logits that are not finite.
@@ -33,7 +32,7 @@ def fake_config(**changes: object) -> ModelConfig:
 class FakeModel:
     """hidden: [hash of the context up to the token, whether it holds POISON]."""
 
-    path = torch_path(torch.float32)
+    path = torch_backend(torch.float32)
     groups = Groups()
     hidden_size = 2
 

@@ -2,12 +2,12 @@
 
 import torch
 
-from kernels.compute_path import torch_path
+from kernels.backend import torch_backend
 from protos import inference_pb2
 from tests.fakes.fake_model import VOCAB_SIZE, FakeModel, fake_config
-from worker.kv_cache import KVCache
-from worker.rows import Rows
-from worker.runner import Runner
+from worker.cpu.runner import Runner
+from worker.layers.kv_cache import KVCache
+from worker.step.rows import Rows
 
 
 def fake_runner(
@@ -27,5 +27,5 @@ def fake_runner(
     info = inference_pb2.ModelInfo(
         name="fake", max_model_len=max_model_len, vocab_size=VOCAB_SIZE, block_size=block_size, num_blocks=num_blocks
     )
-    cache = KVCache(config, num_blocks=num_blocks + 1, block_size=block_size, path=torch_path(torch.float32))
+    cache = KVCache(config, num_blocks=num_blocks + 1, block_size=block_size, path=torch_backend(torch.float32))
     return Runner(FakeModel(), cache, rows, info, num_swap_blocks=num_swap_blocks)

@@ -17,10 +17,10 @@ import numpy as np
 
 from configs.options import Options
 from protos import inference_pb2, step_pb2
-from runtime.version import octavo_version
+from runtime.wire import octavo_version
 from tests.fakes.socket_group import SocketGroup
 from worker.errors import PlanError
-from worker.step_runner import DoneResult
+from worker.step.runner import DoneResult
 
 # Ids below it are never said but as EOS.
 FIRST_TOKEN = 20

@@ -6,7 +6,7 @@ there: whoever reads a slot can tell whether it is its own.
 
 from dataclasses import dataclass
 
-from scheduler.messages import FinishReason, GroupRequest, StopRules
+from scheduler.core.messages import FinishReason, GroupRequest, StopRules
 
 VOCAB_SIZE = 13
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler.messages import Plan, PlannedRow, Result
+from scheduler.core.messages import Plan, PlannedRow, Result
 from tests.fakes.model import FakeSampling, extend_digest, logprobs_of, next_token
 
 Digests = list[int | None]

@@ -12,8 +12,8 @@ from configs.options import Options
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceStub
 from router.server import RouterServer
-from router.tokenizer import Tokenizer
-from router.tokenizer_files import tokenizer_directory
+from router.text.tokenizer import Tokenizer
+from router.text.tokenizer_files import tokenizer_directory
 from runtime.model_files import resolve_model
 from tests.fakes.scheduler import FakeScheduler
 

@@ -16,7 +16,7 @@ import grpc.aio
 from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
 from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
-from runtime.tls import add_port
+from runtime.security.tls import add_port
 from runtime.wire import PROTOCOL_VERSION
 
 # (token ids so far, of them the prompt's, seed, choice) -> the next token id

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from protos import inference_pb2, step_pb2
-from tests.support.steps import result_columns
+from tests.support.scheduler.steps import result_columns
 from worker.errors import PlanError
 
 # A plan whose decode_rows are these is refused.

@@ -9,33 +9,30 @@ import torch
 import zmq
 
 from configs.options import Options
-from kernels.compute_path import torch_path
+from kernels.backend import torch_backend
 from protos import inference_pb2, step_pb2
-from runtime.version import octavo_version
-from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint
+from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint, octavo_version
 from tests.fakes.fake_model import VOCAB_SIZE, fake_config
-from worker.heartbeat import HeartbeatThread, WorkerStatus
-from worker.input_batch import InputBatch
-from worker.kv_cache import KVCache
-from worker.link import Link
-from worker.loop import WorkerLoop
-from worker.metrics import WorkerMetrics
+from worker.cpu.runner import Runner
+from worker.cpu.threaded_runner import ThreadedRunner
+from worker.layers.kv_cache import KVCache
+from worker.parallel.axes import axes_of
+from worker.parallel.group_init import connect_ranks
 from worker.parallel.groups import Groups, without_others
-from worker.parallel.places import axes_of
-from worker.parallel.rendezvous import meet
-from worker.rows import Rows
-from worker.runner import Runner
-from worker.threaded_runner import ThreadedRunner
-from worker.wakeup import Wakeup
+from worker.process.link import Link, Wakeup
+from worker.process.loop import WorkerLoop
+from worker.process.status import HeartbeatThread, WorkerMetrics, WorkerStatus
+from worker.step.batch import InputBatch
+from worker.step.rows import Rows
 
 _NUM_BLOCKS, _MAX_MODEL_LEN = 256, 256
 
 
 class SlowStage:
-    """A worker.runner.StepModel. Each of its steps takes `seconds`; it notes when they began and ended. It says
+    """A worker.cpu.runner.StepModel. Each of its steps takes `seconds`; it notes when they began and ended. It says
     positions."""
 
-    path = torch_path(torch.float32)
+    path = torch_backend(torch.float32)
     groups = Groups()
     hidden_size = 2
 
@@ -85,7 +82,7 @@ class SlowStageWorker:
             wakeup=self._wakeup,
             metrics=WorkerMetrics(status.snapshot),
             build=lambda progress: self._build(),
-            meet=lambda address, while_waiting: meet(
+            meet=lambda address, while_waiting: connect_ranks(
                 address, axes, rank, call_timeout=options.step_timeout, while_waiting=while_waiting
             ),
             returns_results=axes.returns_results(rank),

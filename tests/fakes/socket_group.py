@@ -85,7 +85,7 @@ class SocketGroup:
 
 
 def meet(address: str, rank: int, world_size: int, while_waiting: Callable[[], None]) -> SocketGroup:
-    """As worker.parallel.rendezvous.meet: "file:PATH" becomes rank 0's socket. Raises CollectiveError, and what
+    """As worker.parallel.group_init.meet: "file:PATH" becomes rank 0's socket. Raises CollectiveError, and what
     while_waiting raises."""
     path = address.removeprefix("file:")
     group = SocketGroup(rank, [])

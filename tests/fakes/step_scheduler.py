@@ -6,7 +6,7 @@ from pathlib import Path
 import zmq
 
 from protos import step_pb2
-from runtime.curve import server_curve, start_authenticator
+from runtime.security.curve import server_curve, start_authenticator
 from runtime.wire import heartbeat_endpoint, plan_digest, rank_identity
 
 _TIMEOUT_MS = 60_000

@@ -18,19 +18,16 @@ from configs.flags import own_number, parse_flags
 from configs.load import load_options
 from configs.options import Options
 from protos import step_pb2
-from runtime.logs import configure_logging
-from runtime.version import octavo_version
-from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint
+from runtime.telemetry.logs import configure_logging
+from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint, octavo_version
 from tests.fakes.hash_runner import POISONS, HashModel, HashRunner
 from tests.fakes.socket_group import meet
 from worker.errors import PermanentError
-from worker.heartbeat import HeartbeatThread, WorkerStatus
-from worker.link import Link
-from worker.loop import WorkerLoop
-from worker.metrics import WorkerMetrics
-from worker.parallel.places import axes_of
-from worker.wakeup import Wakeup
-from worker.watchdog import Watchdog
+from worker.parallel.axes import axes_of
+from worker.process.link import Link, Wakeup
+from worker.process.loop import WorkerLoop
+from worker.process.status import HeartbeatThread, WorkerMetrics, WorkerStatus
+from worker.process.watchdog import Watchdog
 
 
 class FakeWorker:

@@ -1,9 +1,9 @@
 """kill -9 of each kind of process in mid-stream, and of both schedulers at once: SmolLM2 says what it says alone. Then
 clients of all manners, good and bad: nothing is left over.
 
-The short forms of `python -m benchmarks.chaos` and of `python -m benchmarks.soak`: two replicas of two stages and two
-routers under `octavo up`, real weights, real sockets, greedy and sampled streams, with and without seeds of the
-client's.
+The short forms of `python -m benchmarks.faults.chaos` and of `python -m benchmarks.faults.soak`: two replicas of two
+stages and two routers under `octavo up`, real weights, real sockets, greedy and sampled streams, with and without
+seeds of the client's.
 """
 
 from collections import Counter
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.chaos import run_chaos, summary
 from benchmarks.faults import bad_input, traffic
+from benchmarks.faults.chaos import run_chaos, summary
 from benchmarks.faults.cluster import Cluster, Kind
 from benchmarks.faults.command import NUM_REPLICAS, NUM_ROUTERS, NUM_STAGES
-from benchmarks.soak import SOAK_FLAGS, run_soak
-from benchmarks.soak import summary as soak_summary
+from benchmarks.faults.soak import SOAK_FLAGS, run_soak
+from benchmarks.faults.soak import summary as soak_summary
 from tests.support.up import free_ports
 
 NUM_STREAMS, NUM_TOKENS, SEED = 24, 24, 3

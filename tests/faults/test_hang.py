@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from octavo import AsyncClient, SamplingParams
-from octavo.results import Delta, Generation
+from octavo.client.results import Delta, Generation
 from tests.support.up import Up, free_port
 
 SAMPLING = [SamplingParams(temperature=0.8, seed=seed, max_tokens=32, ignore_eos=True) for seed in range(3)]

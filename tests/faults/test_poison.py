@@ -19,7 +19,7 @@ from configs.options import Options
 from protos import inference_pb2
 from tests.fakes.hash_runner import DEADLY_TOKEN, ENDLESS_TOKEN, RAISING_TOKEN, HashModel
 from tests.support.repository import ROOT
-from tests.support.scheduling import RouterEnd, make_options, running_scheduler, running_worker
+from tests.support.scheduler.scheduling import RouterEnd, make_options, running_scheduler, running_worker
 from tests.support.up import environment
 
 PROMPT = list(range(20, 60))

@@ -1,7 +1,7 @@
 """A node of a Ray cluster is removed while streams run through the router on another: none fails, all say the same.
 
-Real processes on three nodes of this machine, as `python -m benchmarks.ray_nodes` has them. Ray is an extra, of 240 MB:
-without it this is skipped.
+Real processes on three nodes of this machine, as `python -m benchmarks.faults.ray_nodes` has them. Ray is an extra,
+of 240 MB: without it this is skipped.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=
 
 
 def test_streams_survive_the_loss_of_a_node() -> None:
-    command = [sys.executable, "-m", "benchmarks.ray_nodes", "--json", "--streams=4", "--tokens=400"]
+    command = [sys.executable, "-m", "benchmarks.faults.ray_nodes", "--json", "--streams=4", "--tokens=400"]
     done = subprocess.run(
         [*command, f"--port={free_port()}"],
         cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240, check=False,

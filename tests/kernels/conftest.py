@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.ahead_of_time import Compilations, Compiled
-from tests.support.faults import Fault, FaultRun, FaultRuns
+from tests.support.kernels.ahead_of_time import Compilations, Compiled
+from tests.support.kernels.faults import Fault, FaultRun, FaultRuns
 
 _HERE = Path(__file__).parent
 _AHEAD_OF_TIME, _FAULTS = _HERE / "test_ahead_of_time.py", _HERE / "test_gpu_faults.py"

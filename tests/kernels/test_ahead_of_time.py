@@ -1,15 +1,22 @@
 """Kernels as they ship, compiled for sm_80, sm_89 and sm_90 without a GPU.
 
 A configuration that spills, that asks for more shared memory than there is, or that lost wgmma would run, slowly or not
-at all, only where no test runs. This is a sample; `python -m benchmarks.gpu_builds` compiles all.
+at all, only where no test runs. This is a sample; `python -m benchmarks.kernels.gpu_builds` compiles all.
 """
 
 from concurrent.futures import Future
 
 import pytest
 
-from kernels.tiles.build import ARCHS
-from tests.support.ahead_of_time import Compiled, Target, builds_of, objections, sampled_targets, shipped_targets
+from kernels.triton_common.kernel_build import ARCHS
+from tests.support.kernels.ahead_of_time import (
+    Compiled,
+    Target,
+    builds_of,
+    objections,
+    sampled_targets,
+    shipped_targets,
+)
 
 
 @pytest.mark.timeout(900)

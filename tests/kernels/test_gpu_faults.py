@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults import Fault, FaultRun, all_faults
+from tests.support.kernels.faults import Fault, FaultRun, all_faults
 
 
 @pytest.mark.parametrize("fault", all_faults(), ids=lambda fault: f"{Path(fault.path).parent.name}: {fault.name}")

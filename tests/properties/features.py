@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scheduler.messages import Plan, Result
+from scheduler.core.messages import Plan, Result
 
 if TYPE_CHECKING:
     from tests.properties.world import World

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from scheduler.core import Core
-from scheduler.messages import BlockRemoved, BlockStored, CacheCleared, CacheEvent, SequenceKey
+from scheduler.core.core import Core
+from scheduler.core.messages import BlockRemoved, BlockStored, CacheCleared, CacheEvent, SequenceKey
 
 
 @dataclass(frozen=True, slots=True)

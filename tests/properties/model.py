@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from math import inf
 
-from scheduler.messages import ChoiceStart, CoreSettings, GroupRequest, Plan, Result, SequenceKey
+from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, Plan, Result, SequenceKey
 from tests.fakes.model import Output
 
 Order = tuple[float, int, int]

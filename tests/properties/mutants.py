@@ -16,84 +16,84 @@ def _mutant(name: str, module: str, old: str, new: str, why: str, **focus: objec
 MUTANTS = [
     # --- Budget, rows, chunks
     _mutant(
-        "budget-one-over", "planner",
+        "budget-one-over", "core.planner",
         "PlanDraft(), settings.max_num_batched_tokens", "PlanDraft(), settings.max_num_batched_tokens + 1",
         "a step has a token more than the workers have room for",
     ),
     _mutant(
-        "row-reused-at-once", "rows", "if last_step:", "if False:",
+        "row-reused-at-once", "core.state.running", "if last_step:", "if False:",
         "a row is given away while a step that names it is still on its way", **_AHEAD,
     ),
     _mutant(
-        "prefills-mixed-with-decodes", "planner", "if not draft.chunks:", "if True:",
+        "prefills-mixed-with-decodes", "core.planner", "if not draft.chunks:", "if True:",
         "without chunked prefill, decodes share a step with prefills", enable_chunked_prefill=False,
     ),
     _mutant(
-        "partial-prefills-unbounded", "chunking",
+        "partial-prefills-unbounded", "core.policies",
         "if self._num_partial >= settings.max_num_partial_prefills:", "if False:",
         "any number of prefills is left unfinished", enable_chunked_prefill=True, max_num_partial_prefills=1,
         max_long_partial_prefills=1, max_num_batched_tokens=8, long_prefill_token_threshold=5,
     ),
     _mutant(
-        "long-prefills-unbounded", "chunking",
+        "long-prefills-unbounded", "core.policies",
         "count = min(count, settings.long_prefill_token_threshold)", "count = min(count, self.budget)",
         "a long prefill takes the whole step", **_PARTIAL, long_prefill_token_threshold=2,
     ),
     _mutant(
-        "long-prefills-always-passed", "chunking",
+        "long-prefills-always-passed", "core.policies",
         "and self._num_long >= settings.max_long_partial_prefills", "and True",
         "short prompts pass a long one that could go on: it starves", **_PARTIAL, long_prefill_token_threshold=5,
     ),
     # --- Order
     _mutant(
-        "head-of-queue-passed", "planner",
+        "head-of-queue-passed", "core.planner",
         "elif not self._admit(sequence, draft, chunking, now):\n                break",
         "elif not self._admit(sequence, draft, chunking, now):\n                passed.append(state.waiting.pop())",
         "whoever needs less room comes in before one that waits for more (vllm#45388)",
     ),
     _mutant(
-        "priority-ignored", "policies.order", "return request.priority, arrival", "return 0, arrival",
+        "priority-ignored", "core.policies", "return request.priority, arrival", "return 0, arrival",
         "first come, first served, whatever was asked for", scheduling_policy="priority",
     ),
     _mutant(
-        "equals-displaced", "displaceable", "lowest <= priority", "lowest < priority",
+        "equals-displaced", "core.state.queue", "lowest <= priority", "lowest < priority",
         "requests of one priority push each other out of a full queue: none gets anywhere", **_FULL,
     ),
     _mutant(
-        "earliest-displaced", "displaceable", "-request.priority, -arrival", "-request.priority, arrival",
+        "earliest-displaced", "core.state.queue", "-request.priority, -arrival", "-request.priority, arrival",
         "who has waited longest has to make way", **_FULL,
     ),
     _mutant(
-        "deadlines-upside-down", "policies.order", "else request.deadline, arrival", "else -request.deadline, arrival",
+        "deadlines-upside-down", "core.policies", "else request.deadline, arrival", "else -request.deadline, arrival",
         "the latest deadline goes first", scheduling_policy="deadline",
     ),
     _mutant(
-        "first-preempted-first", "policies.preemption",
+        "first-preempted-first", "core.policies",
         "        for candidate in running.from_last():\n            if not",
         "        for candidate in reversed(list(running.from_last())):\n            if not",
         "the earliest loses its blocks, and nobody is sure to end",
     ),
     # --- Preemption and progress
     _mutant(
-        "comes-back-for-a-chunk", "policies.preemption",
+        "comes-back-for-a-chunk", "core.policies",
         "        return num_tokens\n", "        return num_in_first_step\n",
         "one that was preempted takes blocks for its first chunk only, and loses them again (vllm#25538)",
         enable_chunked_prefill=True, max_num_batched_tokens=3,
     ),
     _mutant(
-        "nobody-protected", "policies.preemption",
+        "nobody-protected", "core.policies",
         "return known <= sequence.num_tokens_when_preempted", "return False",
         "one that has come back is preempted before it got a token (vllm#52520)",
     ),
     _mutant(
-        "preempts-itself-for-ever", "policies.preemption",
+        "preempts-itself-for-ever", "core.policies",
         "            if candidate is sequence:\n                # The token that it came back for is in flight.\n"
         "                return None",
         "            if candidate is sequence:\n                return candidate",
         "one that has come back gives up its blocks while its token is in flight", **_AHEAD,
     ),
     _mutant(
-        "waits-for-those-behind-it", "planner",
+        "waits-for-those-behind-it", "core.planner",
         "draft, now):\n                continue\n            self._compute_prefill",
         "draft, now):\n                break\n            self._compute_prefill",
         "a prefill waits for blocks of others, which it keeps from running: nothing runs any more",
@@ -102,129 +102,131 @@ MUTANTS = [
     ),
     # --- Blocks
     _mutant(
-        "block-leaked", "running",
+        "block-leaked", "core.state.running",
         "self._pool.release(sequence.block_ids)", "self._pool.release(sequence.block_ids[1:])",
         "a block of each sequence is never free again",
     ),
     _mutant(
-        "shared-block-held-once", "block_pool",
+        "shared-block-held-once", "core.state.blocks",
         "self._num_holders[block] += 1", "self._num_holders[block] = 1",
         "a shared block is free as soon as one of its readers ends",
     ),
     _mutant(
-        "preempted-row-grows", "plan",
+        "preempted-row-grows", "core.state.running",
         "            if sequence.number == number:\n                plan.grown_rows",
         "            if True:\n                plan.grown_rows",
         "the workers are told of blocks for a row that was taken back in the same step",
         scheduling_policy="priority", enable_chunked_prefill=True, max_num_batched_tokens=5, block_size=1,
     ),
     _mutant(
-        "group-numbers-reused", "running", "number, row = self.num_stays, self._rows.take()",
+        "group-numbers-reused", "core.state.running", "number, row = self.num_stays, self._rows.take()",
         "row = self._rows.take()\n        number = row + 1",
         "a stay has the number of an earlier one, and gets its late results", **_AHEAD,
     ),
     # --- Prefix cache
     _mutant(
-        "full-hit", "prefix_cache",
+        "full-hit", "core.state.blocks",
         "(sequence.num_tokens - 1) // self._block_size", "sequence.num_tokens // self._block_size",
         "nothing is left to compute: nothing to sample from",
     ),
     _mutant(
-        "unknown-tokens-named", "prefix_cache",
+        "unknown-tokens-named", "core.state.blocks",
         "min(sequence.num_computed_tokens, sequence.num_tokens) // block_size",
         "sequence.num_computed_tokens // block_size",
         "a block is named while tokens in it are not known", **_AHEAD,
     ),
     _mutant(
-        "salt-ignored", "prefix_cache", "return scope_of(request.cache_salt)", 'return scope_of("")',
+        "salt-ignored", "core.state.blocks", "return scope_of(request.cache_salt)", 'return scope_of("")',
         "one tenant reads the blocks of another", enable_prefix_caching=True,
     ),
     _mutant(
-        "groups-share", "prefix_cache", 'request.group.to_bytes(8, "little")', 'b""',
+        "groups-share", "core.state.blocks", 'request.group.to_bytes(8, "little")', 'b""',
         "without prefix caching, requests share blocks all the same", enable_prefix_caching=False,
     ),
     _mutant(
-        "prompt-logprobs-skipped", "request", "        return not (\n            request.bypass_prefix_cache and",
+        "prompt-logprobs-skipped", "core.state.request",
+        "        return not (\n            request.bypass_prefix_cache and",
         "        return not (\n            False and",
         "a request for prompt logprobs skips what others have computed", enable_prefix_caching=True,
     ),
     _mutant(
-        "failed-blocks-found", "state", "            self.pool.unpublish(block)\n", "            pass\n",
+        "failed-blocks-found", "core.state.state", "            self.pool.unpublish(block)\n", "            pass\n",
         "others read the KV of a sequence whose logits were not finite", enable_prefix_caching=True,
     ),
     _mutant(
-        "reset-forgets-one", "block_pool", "        self._block_of.clear()\n", "        self._block_of.popitem()\n",
+        "reset-forgets-one", "core.state.blocks",
+        "        self._block_of.clear()\n", "        self._block_of.popitem()\n",
         "blocks are found after a reset of the prefix cache", enable_prefix_caching=True,
     ),
     _mutant(
-        "removal-not-told", "block_pool", "self._events.append(BlockRemoved(block_hash))", "pass",
+        "removal-not-told", "core.state.blocks", "self._events.append(BlockRemoved(block_hash))", "pass",
         "routers send requests after blocks that are gone", enable_prefix_caching=True,
     ),
     # --- Ends
     _mutant(
-        "min-tokens-ignored", "request", "num_output_tokens >= stop.min_tokens", "num_output_tokens >= 1",
+        "min-tokens-ignored", "core.state.request", "num_output_tokens >= stop.min_tokens", "num_output_tokens >= 1",
         "an end-of-sequence token ends a request too early",
     ),
     _mutant(
-        "one-token-too-many", "request",
+        "one-token-too-many", "core.state.request",
         "(FinishReason.LENGTH, None) if num_output_tokens >= stop.max_tokens",
         "(FinishReason.LENGTH, None) if num_output_tokens > stop.max_tokens",
         "max_tokens is passed by one",
     ),
     _mutant(
-        "end-tokens-unseen", "end_tokens", "            self._mask[token] = True\n", "",
+        "end-tokens-unseen", "core.state.decodes", "            self._mask[token] = True\n", "",
         "an end-of-sequence token is a token like others",
     ),
     _mutant(
-        "deadline-missed", "deadlines", "self._heap[0][0] <= now", "self._heap[0][0] < now",
+        "deadline-missed", "core.state.queue", "self._heap[0][0] <= now", "self._heap[0][0] < now",
         "a request lives on at its deadline",
     ),
     _mutant(
-        "queue-leak", "state", "            self.admission.dequeue(group.number)\n", "",
+        "queue-leak", "core.state.state", "            self.admission.dequeue(group.number)\n", "",
         "a request that was cancelled in the queue counts as queued for ever (vllm#40279)",
     ),
     # --- Steps in flight, drafts
     _mutant(
-        "two-steps-of-a-pipeline", "planner",
+        "two-steps-of-a-pipeline", "core.planner",
         "return settings.num_stages > 1 or settings.num_speculative_tokens > 0",
         "return settings.num_speculative_tokens > 0",
         "a sequence is in two stages at once, one of which needs the other's token",
         num_stages=2, max_steps_in_flight=3, num_speculative_tokens=0,
     ),
     _mutant(
-        "planned-past-the-end", "decodes", "planned < self._limit[:end]", "planned <= self._limit[:end]",
+        "planned-past-the-end", "core.state.decodes", "planned < self._limit[:end]", "planned <= self._limit[:end]",
         "a step computes a token past max_tokens", **_AHEAD,
     ),
     _mutant(
-        "plans-survive-their-workers", "state", "        self.in_flight.clear()\n", "",
+        "plans-survive-their-workers", "core.state.state", "        self.in_flight.clear()\n", "",
         "plans of lost workers count as in flight",
     ),
     _mutant(
-        "rejected-drafts-count", "results",
+        "rejected-drafts-count", "core.results",
         "        sequence.num_computed_tokens = sequence.num_tokens - 1\n", "",
         "the KV of drafts that were not accepted passes for that of the tokens in their place", **_DRAFTS,
     ),
     _mutant(
-        "trim-not-told", "results", "            state.trimmed.append((sequence, sequence.number, needed))\n", "",
+        "trim-not-told", "core.results", "            state.trimmed.append((sequence, sequence.number, needed))\n", "",
         "the workers keep look-ahead blocks that belong to others by now", **_DRAFTS, block_size=1,
     ),
     _mutant(
-        "drafts-past-the-end", "results", "sequence.max_tokens - known - 1", "sequence.max_tokens - known + 1",
+        "drafts-past-the-end", "core.results", "sequence.max_tokens - known - 1", "sequence.max_tokens - known + 1",
         "drafts go beyond max_tokens", **_DRAFTS,
     ),
     _mutant(
-        "tail-cut", "decodes", "            output.frombytes(self._tail_bytes[4 * base : 4 * last])\n", "",
+        "tail-cut", "core.state.decodes", "            output.frombytes(self._tail_bytes[4 * base : 4 * last])\n", "",
         "tokens are lost where the ring of the latest ones begins anew",
     ),
     # --- Swap
     _mutant(
-        "swapped-into-others", "planner",
+        "swapped-into-others", "core.planner",
         "zip(sequence.host_blocks, blocks, strict=False))[len(shared) :]",
         "zip(sequence.host_blocks, blocks[len(shared) :], strict=False))",
         "host blocks come back at the places of others, if some were found in the cache", **_SWAP,
     ),
     _mutant(
-        "host-block-leaked", "state",
+        "host-block-leaked", "core.state.state",
         "        self.release_host_blocks(sequence)\n        sequence.finish()", "        sequence.finish()",
         "a swapped sequence that is cancelled keeps its host blocks for ever", **_SWAP,
     ),

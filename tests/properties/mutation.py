@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
-from scheduler.core import Core
+from scheduler.core.core import Core
 
 # Values that go in and out: the tests hold these very classes.
-_SHARED = {"scheduler.messages"}
+_SHARED = {"scheduler.core.messages"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,6 @@ def mutated_core(mutant: Mutant) -> type[Core]:
     with _fresh_modules():
         sys.meta_path.insert(0, finder)
         try:
-            return importlib.import_module("scheduler.core").Core
+            return importlib.import_module("scheduler.core.core").Core
         finally:
             sys.meta_path.remove(finder)

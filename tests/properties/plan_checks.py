@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scheduler.block_pool import num_blocks_for
-from scheduler.messages import Plan
+from scheduler.core.messages import Plan
+from scheduler.core.state.blocks import num_blocks_for
 from tests.properties import inside
 from tests.properties.model import ModelSequence, plans_between, work_of
 

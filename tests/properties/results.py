@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scheduler.messages import FinishReason, Result, SequenceKey
+from scheduler.core.messages import FinishReason, Result, SequenceKey
 from tests.properties.model import Flight, ModelSequence
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from scheduler.messages import ANY_PRIORITY, Moment
+from scheduler.core.messages import ANY_PRIORITY, Moment
 from tests.properties import inside
 
 if TYPE_CHECKING:

@@ -17,14 +17,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.fuzz.mutation import change_bytes
 from protos import inference_pb2 as pb
-from router.chat_template import TemplateError
-from router.tokenizer import Tokenizer
-from router.tokenizer_files import TokenizerError
+from router.text.chat_template import TemplateError
+from router.text.tokenizer import Tokenizer
+from router.text.tokenizer_files import TokenizerError
 from runtime.model_files import resolve_model
-from tests.support.gguf_files import write_gguf
-from tests.support.tiny_model import make_tiny_model
-from worker.weights.errors import WeightsError
-from worker.weights.loader import load_model
+from tests.support.models.gguf_files import write_gguf
+from tests.support.models.tiny_model import make_tiny_model
+from worker.models.loader import load_model
+from worker.weights.reader import WeightsError
 
 # What no config should have, in the place of each of its values.
 _HOSTILE = (

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from configs.load import ConfigError, load_options
 from configs.options import Options
-from router.chat_template import ChatTemplate, TemplateError
 from router.errors import Unauthenticated
 from router.security.keys import Keys, KeysError
-from scheduler.trace.errors import TraceError
-from scheduler.trace.replay import replay
-from tests.support.traces import record
+from router.text.chat_template import ChatTemplate, TemplateError
+from scheduler.recording.records import RecordingError
+from scheduler.recording.replay import replay
+from tests.support.scheduler.traces import record
 
 SECRET = "5f0c1d6b1bb34a6aa1d4"
 _scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(SECRET)
@@ -99,5 +99,5 @@ def _trace(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_a_trace(path: Path, trace: bytes, place: int, noise: bytes, cut: bool) -> None:
     place %= len(trace)
     path.write_bytes(trace[:place] + noise + (b"" if cut else trace[place + len(noise) :]))
-    objection = _objection(TraceError, lambda: replay([path]))
+    objection = _objection(RecordingError, lambda: replay([path]))
     assert not objection or str(path) in objection

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler.messages import ChoiceStart, CoreSettings, GroupRequest, StopRules
+from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, StopRules
 from tests.fakes.model import VOCAB_SIZE, FakeSampling
 from tests.properties.state_checks import check
 from tests.properties.workloads import EOS, MAX_MODEL_LEN

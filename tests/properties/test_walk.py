@@ -1,4 +1,4 @@
-"""Random walks over all policies and modes; the same at greater length: benchmarks/scheduler_properties.py."""
+"""Random walks over all policies and modes; the same at greater length: benchmarks/scheduler/properties.py."""
 
 from collections import Counter
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
-from scheduler.core import Core
-from scheduler.messages import CoreSettings
+from scheduler.core.core import Core
+from scheduler.core.messages import CoreSettings
 from tests.fakes.model import VOCAB_SIZE
 from tests.fakes.plan_worker import Drafter
 from tests.properties.workloads import Workload, random_settings

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from scheduler.messages import ChoiceStart, CoreSettings, GroupRequest, StopRules
+from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, StopRules
 from tests.fakes.model import VOCAB_SIZE, FakeSampling
 
 EOS = frozenset({0})

@@ -10,9 +10,8 @@ from collections import Counter, deque
 from collections.abc import Collection
 from random import Random
 
-from scheduler.block_pool import num_blocks_for
-from scheduler.core import Core
-from scheduler.messages import (
+from scheduler.core.core import Core
+from scheduler.core.messages import (
     CoreSettings,
     FinishReason,
     GroupRequest,
@@ -24,6 +23,7 @@ from scheduler.messages import (
     SequenceKey,
     StepOutputs,
 )
+from scheduler.core.state.blocks import num_blocks_for
 from tests.fakes.model import Output, logprobs_of, outputs_alone
 from tests.fakes.plan_worker import Drafter, PlanWorker
 from tests.properties import inside

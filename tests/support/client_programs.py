@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from protos import inference_pb2 as pb
-from scheduler.messages import ANY_PRIORITY
+from scheduler.core.messages import ANY_PRIORITY
 from tests.fakes.routers import receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 from tests.support.repository import ROOT

@@ -6,10 +6,9 @@ from pathlib import Path
 import zmq
 
 from protos import inference_pb2, step_pb2
-from runtime.curve import client_curve
-from runtime.version import octavo_version
-from runtime.wire import PROTOCOL_VERSION
-from tests.support.scheduling import TIMEOUT
+from runtime.security.curve import client_curve
+from runtime.wire import PROTOCOL_VERSION, octavo_version
+from tests.support.scheduler.scheduling import TIMEOUT
 
 
 class Peer:

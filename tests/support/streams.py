@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from octavo import AsyncClient, SamplingParams
-from octavo.results import Delta, Generation
+from octavo.client.results import Delta, Generation
 
 
 def say(

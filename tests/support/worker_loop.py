@@ -7,12 +7,10 @@ import zmq
 
 from protos import step_pb2
 from runtime.wire import heartbeat_endpoint
-from worker.heartbeat import HeartbeatThread, WorkerStatus
-from worker.link import Link
-from worker.loop import WorkerLoop
-from worker.metrics import WorkerMetrics
-from worker.step_runner import StepRunner
-from worker.wakeup import Wakeup
+from worker.process.link import Link, Wakeup
+from worker.process.loop import WorkerLoop
+from worker.process.status import HeartbeatThread, WorkerMetrics, WorkerStatus
+from worker.step.runner import StepRunner
 
 HELLO = step_pb2.Hello(protocol_version=1, world_size=1, model="fake", instance=42)
 

@@ -1,6 +1,7 @@
-"""From options to a runner on a GPU: weights, what they leave of the memory, graphs."""
+"""Builds a runner on a GPU from options: weights, what they leave of the memory, graphs."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,26 +10,75 @@ from functools import partial
 import torch
 
 from configs.options import Options
-from kernels.compute_path import ComputePath, gpu_path
-from kernels.paged_attention.gpu_cache import HEAD_SIZES
+from kernels.backend import Backend, gpu_backend
+from kernels.kv_cache.layout import HEAD_SIZES
 from runtime.model_files import ModelFiles, resolve_model
-from worker.capacity import resolve_max_model_len
+from worker.device.device import Device
 from worker.errors import PermanentError, StepError
-from worker.fingerprint import gpu_kernels
-from worker.gpu.device import Device
-from worker.gpu.memory.guarded_engine import GuardedEngine
-from worker.gpu.memory.out_of_memory import out_of_memory, start_needs_more, weights_need_more
-from worker.gpu.memory.use import account, num_kv_blocks
-from worker.gpu.memory.weight_bytes import config_of, weight_bytes
-from worker.gpu.parts import Parts
+from worker.gpu.components import Components
+from worker.gpu.engine import GpuEngine
+from worker.gpu.memory import (
+    MemoryUse,
+    account,
+    num_kv_blocks,
+    out_of_memory,
+    serving_needs_more,
+    start_needs_more,
+    weights_need_more,
+)
+from worker.gpu.pending import PendingStep
 from worker.gpu.runner import GpuRunner
 from worker.model_config import ModelConfig
-from worker.model_info import log_ready, make_rows, model_dtype, model_info
-from worker.parallel.experts import check_experts
+from worker.models.config import config_from_directory, read_json
+from worker.models.gguf_source import GGUFSource
+from worker.models.info import gpu_kernels, log_ready, make_rows, model_dtype, model_info, resolve_max_model_len
+from worker.models.loader import load_model
+from worker.models.registry import model_class
+from worker.parallel.axes import axes_of, experts_of, shard_of
+from worker.parallel.expert_exchange import check_experts
 from worker.parallel.groups import without_others
-from worker.parallel.places import axes_of, experts_of, shard_of
-from worker.weights import load_model
-from worker.weights.quantization import resolve_quantization
+from worker.step.inputs import StepInputs
+from worker.weights.quantization import Quantization, resolve_quantization, stored_quantization
+
+# Embeddings and the head stay as they are under every quantization.
+_KEPT = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, fp8: bool) -> int:
+    """fp8: linear layers have a byte for each weight and a float32 scale for each output."""
+    total = 0
+    for name, shape in model_class(config.architecture).tensor_shapes(config).items():
+        is_quantized = fp8 and len(shape) > 1 and name not in _KEPT
+        total += math.prod(shape) * (1 if is_quantized else dtype.itemsize)
+        if is_quantized:
+            total += 4 * math.prod(shape[:-1])
+    return total
+
+
+def config_of(files: ModelFiles) -> tuple[ModelConfig, Quantization]:
+    """A model's config, and the quantization that its checkpoint was made for. Raises ValueError as loading does."""
+    if files.is_gguf:
+        return GGUFSource(files.path).config, "none"
+    stored = stored_quantization(read_json(files.path / "config.json"))
+    return config_from_directory(files.path), stored.made_for
+
+
+class GuardedEngine:
+    """A worker.gpu.runner.StepEngine. Memory is taken when a step is begun, if ever: those that are under way have
+    theirs."""
+
+    def __init__(self, engine: GpuEngine, device: Device, options: Options, use: MemoryUse) -> None:
+        """use: as measured at the start."""
+        self._engine, self._device, self._options, self._use = engine, device, options, use
+
+    def begin(self, inputs: StepInputs) -> PendingStep:
+        """Raises StepError if memory is lacking."""
+        with out_of_memory(lambda: serving_needs_more(self._options, self._device.memory(), self._use)):
+            return self._engine.begin(inputs)
+
+    def reset(self) -> None:
+        self._engine.reset()
+
 
 _log = logging.getLogger("octavo.worker")
 
@@ -49,7 +99,8 @@ def build_gpu_runner(
     replica: int = 0,
     rank: int = 0,
 ) -> GpuRunner:
-    """As worker.build.build_runner, on a GPU. Raises PermanentError, too, if memory is lacking: what to lower."""
+    """As build_runner (worker.process.build), on a GPU. Raises PermanentError if memory is short, with what to
+    lower."""
     start = time.monotonic()
     files = resolve_model(options.model)
     with out_of_memory(lambda: _weights_error(options, device, files, rank)):
@@ -71,7 +122,7 @@ def build_gpu_runner(
     axes = axes_of(options)
     if axes.num_ranks > 1:
         loaded.model.groups = without_others(axes, rank, replica)
-    parts = Parts(options, device, loaded)
+    parts = Components(options, device, loaded)
     use = parts.measure()
     progress(1.0)
     num_blocks = num_kv_blocks(use, options, parts.block_bytes)
@@ -111,7 +162,7 @@ def build_gpu_runner(
     return runner
 
 
-def _make_path(options: Options, device: Device, config: ModelConfig, *, rank: int) -> ComputePath:
+def _make_path(options: Options, device: Device, config: ModelConfig, *, rank: int) -> Backend:
     if config.latent is not None:
         try:
             config.latent.shape(config.num_heads).check_for_gpus()
@@ -123,7 +174,7 @@ def _make_path(options: Options, device: Device, config: ModelConfig, *, rank: i
             f"computes heads of {', '.join(map(str, HEAD_SIZES))}; device=cpu computes any"
         )
     check_experts(options, config)
-    path = gpu_path(
+    path = gpu_backend(
         model_dtype(options),
         device.torch_device,
         kv_cache_dtype=_KV_CACHE_DTYPES[options.kv_cache_dtype],

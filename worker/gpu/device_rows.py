@@ -11,14 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.sampling.gpu import SamplingColumns
-from kernels.step_inputs.gpu import write_columns, write_tables
-from worker.gpu.staging import Part, StepSlot
-from worker.gpu.step_inputs import RowSampling, StepInputs
+from kernels.sampling.triton import SamplingColumns
+from kernels.step_inputs.triton import write_columns, write_tables
+from worker.device.staging import Part, StepSlot
+from worker.sampling.adjustments import RowSampling
+from worker.step.inputs import StepInputs
 
 
 @dataclass(frozen=True, slots=True)
-class RowChanges:
+class StagedRowChanges:
     """On their way to the device."""
 
     # Rows, places and block ids.
@@ -45,7 +46,7 @@ class DeviceRows:
             choice_R=column(torch.int32),
         )
 
-    def stage(self, inputs: StepInputs, slot: StepSlot) -> RowChanges:
+    def stage(self, inputs: StepInputs, slot: StepSlot) -> StagedRowChanges:
         """Takes a step's changes along."""
         tables, columns = None, None
         if (changes := inputs.table_changes) is not None:
@@ -53,9 +54,9 @@ class DeviceRows:
         if inputs.new_rows:
             rows_M = np.array([new.row for new in inputs.new_rows], np.int32)
             columns = slot.add(rows_M), [slot.add(column_M) for column_M in _columns(inputs.new_rows)]
-        return RowChanges(tables, columns)
+        return StagedRowChanges(tables, columns)
 
-    def apply(self, changes: RowChanges) -> None:
+    def apply(self, changes: StagedRowChanges) -> None:
         """Once they are sent."""
         if changes.tables is not None:
             write_tables(self.block_tables_RB, *(part.tensor for part in changes.tables))

@@ -10,19 +10,18 @@ import numpy as np
 import torch
 
 from kernels.linear.residual import Residual
-from kernels.step_inputs.gpu import expand
-from worker.forward_context import Pieces
-from worker.gpu.batch import GpuBatch
-from worker.gpu.device import Device
+from kernels.step_inputs.triton import expand
+from worker.device.device import Device
+from worker.device.staging import Part, Staging, StepArrays, StepLayout, StepSlot, device_memory
 from worker.gpu.device_rows import DeviceRows
 from worker.gpu.logits import LogitsModel, StepLogits
 from worker.gpu.pending import AskedLogprobs, PendingStep, ResultLayout
-from worker.gpu.sampling.logprobs import SLICE, write_logprobs
-from worker.gpu.sampling.positions import ScoredPositions
-from worker.gpu.sampling.sampling import LogitsSlice, Sampler, SamplingKind, StepSampling
-from worker.gpu.staging import Part, Staging, StepArrays, StepLayout, StepSlot, device_memory
-from worker.gpu.step_inputs import PromptScores, StepInputs
-from worker.kv_cache import KVCache
+from worker.gpu.sampler import LogitsSlice, Sampler, SamplingKind, ScoredPositions, StepSampling
+from worker.layers.forward_context import Pieces
+from worker.layers.kv_cache import KVCache
+from worker.sampling.gpu_logprobs import SLICE, write_logprobs
+from worker.step.batch import GpuBatch
+from worker.step.inputs import PromptScores, StepInputs
 
 
 class GpuModel(LogitsModel, Protocol):
@@ -194,8 +193,9 @@ class GpuEngine:
             self._compute_mixed(inputs, mixed, sampling, layout, results)
         received = slot.receive(results)
         ended.record()
-        slot.pending = PendingStep(began, ended, layout, received)
-        return slot.pending
+        pending = PendingStep(began, ended, layout, received)
+        slot.pending = pending
+        return pending
 
     def _size_of_decodes(self, inputs: StepInputs) -> int | None:
         """Rows, with padding, that `forward_body` computes; None: the step is not for it."""

@@ -7,14 +7,14 @@ from typing import Protocol, cast
 
 import torch
 
-from kernels.compute_path import ComputePath
+from kernels.backend import Backend
 from kernels.linear.residual import Residual
 
 
 class LogitsModel(Protocol):
     """A model that computes them."""
 
-    path: ComputePath
+    path: Backend
 
     def logits(self, hidden: Residual, /, out: torch.Tensor) -> torch.Tensor:
         """[L, V] of the compute dtype, in `out`."""
@@ -27,7 +27,7 @@ class DividedVocabulary(Protocol):
     def write_part_of_logits(self, hidden: Residual, /, out_LP: torch.Tensor) -> None: ...
     def gather_logits(self, part_LP: torch.Tensor, /, out_LV: torch.Tensor) -> None: ...
     def likeliest(self, part_LP: torch.Tensor, /) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the whole vocabulary: int64 ids [L], and their float32 logits [L], see kernels.sampling.gpu.greedy."""
+        """Of the whole vocabulary: int64 ids [L], and their float32 logits [L], see kernels.sampling.triton.greedy."""
         ...
 
 

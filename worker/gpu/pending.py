@@ -9,26 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from worker.gpu.device import Event
-from worker.gpu.step_inputs import Logprobs, StepOutputs
+from worker.device.device import Event
+from worker.sampling.gpu_logprobs import LogprobTensors
+from worker.step.inputs import Logprobs, StepOutputs
 
 # int32 numbers: what begins at a multiple of it is aligned as kernels like it.
 _ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobTensors:
-    """Where the device puts logprobs, in order of the positions asked for. ranks begin with 1."""
-
-    chosen_Q: torch.Tensor  # float32
-    ranks_Q: torch.Tensor  # int32
-    top_ids_QK: torch.Tensor  # int32
-    top_QK: torch.Tensor  # float32
-
-
-@dataclass(frozen=True, slots=True)
 class AskedLogprobs:
-    """positions_Q: int64, as worker.gpu.step_inputs.Logprobs has them."""
+    """positions_Q: int64, as worker.step.inputs.Logprobs has them."""
 
     positions_Q: np.ndarray
     num_top: int

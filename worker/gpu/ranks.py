@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from worker.gpu.device import Device
+from worker.device.device import Device
 from worker.gpu.engine import StepGraphs
 from worker.parallel.groups import Groups
 

@@ -1,33 +1,53 @@
-"""Computes plans on a GPU: what worker.runner.Runner does on a CPU, but a step is begun while those before it are under
-way, and its tokens are known on the device long before the host hears of them.
+"""Computes plans on a GPU: a step begins while those before it are under way."""
 
-Nothing is zeroed when rows fail: the GPU's kernels read no KV that is masked (tests/kernels/test_paged_attention_gpu.py
-fills it with NaN), so what a failed row leaves in its blocks harms nobody.
-
-Shape suffixes: S scheduled rows, N sampling rows, P prompt positions whose logprobs are wanted.
-"""
-
+import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Protocol
 
 import numpy as np
 
 from protos import inference_pb2, step_pb2
-from worker.batching import Gathered, gather
+from worker.device.device import Event
 from worker.errors import PlanError
-from worker.gpu.begun_step import BegunStep
-from worker.gpu.device import Event
 from worker.gpu.ranks import GpuRanks
-from worker.gpu.step_inputs import PromptScores, StepInputs, StepOutputs
-from worker.gpu.step_waiter import StepWaiter
 from worker.gpu.swap import GpuSwapSpace
 from worker.parallel.groups import Groups
-from worker.planned_swaps import planned_swaps
-from worker.prompt_scoring import ScoredPrompt, scored_prompts
-from worker.rows import Rows
-from worker.scheduled import Scheduled
-from worker.warm_up import warm_up_plans
+from worker.step.batch import Gathered, gather
+from worker.step.inputs import PromptScores, Scheduled, StepInputs, StepOutputs
+from worker.step.results import BegunStep, ScoredPrompt, scored_prompts
+from worker.step.rows import Rows, planned_swaps
+from worker.step.warm_up import warm_up_plans
+
+_log = logging.getLogger("octavo.worker")
+
+
+class StepWaiter:
+    """One thread, which begins with the first call; it waits without the interpreter's lock, for one event after the
+    other. A daemon: a device that hangs does not keep the process from ending."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Event, Callable[[], None]]] = SimpleQueue()
+        self._has_begun = False
+
+    def call_when_reached(self, event: Event, callback: Callable[[], None]) -> None:
+        """callback: called on the thread. Events come in the device's order."""
+        if not self._has_begun:
+            self._has_begun = True
+            threading.Thread(target=self._run, name="step-waiter", daemon=True).start()
+        self._queue.put((event, callback))
+
+    def _run(self) -> None:
+        while True:
+            event, callback = self._queue.get()
+            try:
+                event.synchronize()
+            except RuntimeError as error:
+                # Who takes the step's result gets it, too, and can do something about it.
+                _log.debug("waiting for a step failed: %s", error)
+            callback()
 
 
 class EngineStep(Protocol):
@@ -83,7 +103,7 @@ class GpuRunner:
         return len(self._rows.live_rows)
 
     def join(self, groups: Groups | None, while_waiting: Callable[[], None] = lambda: None) -> None:
-        """See worker.step_runner.StepRunner."""
+        """See worker.step.runner.StepRunner."""
         assert self._ranks is not None, "it computes alone"
         if groups is None:
             self._ranks.leave()
@@ -229,7 +249,7 @@ class GpuRunner:
 
 
 class GpuResult:
-    """A worker.step_runner.PendingResult."""
+    """A worker.step.runner.PendingResult."""
 
     __slots__ = ("_runner", "engine_step", "step")
 

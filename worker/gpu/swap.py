@@ -10,11 +10,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from kernels.block_swap.gpu import BlockSwap, pinned_layers
-from kernels.block_swap.runs import copy_runs, merge_runs
-from worker.gpu.device import Device
-from worker.kv_cache import KVCache
-from worker.planned_swaps import PlannedSwaps
+from kernels.kv_cache.swap.torch_gpu import BlockSwap, copy_runs, merge_runs, pinned_layers
+from worker.device.device import Device
+from worker.layers.kv_cache import KVCache
+from worker.step.rows import PlannedSwaps
 
 
 class CopyEvent(Protocol):
@@ -30,7 +29,7 @@ class CopyEvent(Protocol):
 
 
 class Swap(Protocol):
-    """What kernels.block_swap.gpu.BlockSwap does: copies in order, after what the device was given before."""
+    """What kernels.kv_cache.swap.torch_gpu.BlockSwap does: copies in order, after what the device was given before."""
 
     def swap_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> CopyEvent: ...
     def swap_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> CopyEvent: ...

@@ -1,25 +1,48 @@
 """Grouped-query attention: norm, projections, head norms, rope, the KV cache.
 
-Legend: T tokens, E hidden size, H heads, K KV heads, D head size, F = (H + 2 K) * D.
+Legend: T tokens, H heads, D head size, E hidden size.
 """
 
 from functools import partial
 
 import torch
 
-from kernels.compute_path import ComputePath
+from kernels.attention.paged import KVScales, paged_attention
+from kernels.backend import Backend
+from kernels.elementwise.rope import interleave_rope_pairs
+from kernels.kv_cache.write import RopeCacheWrite
 from kernels.linear import Stream
-from kernels.paged_attention import KVScales, paged_attention
-from kernels.rope import interleave_rope_pairs
-from kernels.rope_cache_write import RopeCacheWrite
-from worker.forward_context import current
-from worker.layers.added_norm import AddedNorm
+from worker.layers.forward_context import Workspace, current
+from worker.layers.kv_cache import LocalHeads
 from worker.layers.linear import load_linear
-from worker.layers.query_temperature import heat_
-from worker.layers.sum_of_ranks import add_sum_of_ranks_
-from worker.local_heads import LocalHeads
+from worker.layers.residual import AddedNorm, add_sum_of_ranks_
 from worker.model_config import ModelConfig
-from worker.take_tensor import TakeTensor
+from worker.weights.reader import WeightReader
+
+
+class QueryTemperature:
+    """What the queries of a step are multiplied by; worker.models.llama4.config.TemperatureConfig has the formula."""
+
+    def __init__(self, config: ModelConfig, path: Backend) -> None:
+        self._config = None if config.irope is None else config.irope.temperature
+        if self._config is not None:
+            # A table, for what a logarithm rounds to depends on where in a tensor it is computed.
+            steps = torch.arange(config.max_position_embeddings // self._config.floor_scale + 1, dtype=torch.float32)
+            self._table = (1 + self._config.scale * torch.log1p(steps)).to(path.device)
+
+    def __call__(self, positions_T: torch.Tensor, workspace: Workspace) -> torch.Tensor | None:
+        """float32 [T], in the workspace; None: no layer's queries grow. positions_T: below
+        max_position_embeddings."""
+        if self._config is None:
+            return None
+        steps_T = (positions_T + 1).div_(self._config.floor_scale, rounding_mode="floor")
+        out_T = workspace.take("query temperature", len(positions_T), dtype=torch.float32)
+        return torch.index_select(self._table, 0, steps_T, out=out_T)
+
+
+def heat_(q_THD: torch.Tensor, temperature_T: torch.Tensor) -> None:
+    """Multiplies each token's queries, in place."""
+    q_THD.mul_(temperature_T[:, None, None])
 
 
 class Attention:
@@ -32,8 +55,8 @@ class Attention:
         layer: int,
         prefix: str,
         norm: str,
-        take: TakeTensor,
-        path: ComputePath,
+        take: WeightReader,
+        path: Backend,
         *,
         added_norm: AddedNorm | None = None,
     ) -> None:
@@ -107,7 +130,7 @@ class Attention:
         )
 
 
-def kv_scales_of(take: TakeTensor, prefix: str, path: ComputePath) -> KVScales | None:
+def kv_scales_of(take: WeightReader, prefix: str, path: Backend) -> KVScales | None:
     """prefix: of an attention's tensors. None: the cache is not of e4m3."""
     if path.kv_cache_dtype is not torch.float8_e4m3fn:
         return None

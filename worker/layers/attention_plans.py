@@ -1,30 +1,24 @@
 """A step's attention plans, one for each reach that layers have."""
 
-from kernels.compute_path import ComputePath
-from kernels.mla_attention.planner import MlaPlanner
-from kernels.mla_attention.shape import LatentShape
-from kernels.mla_attention.triton_plan import TritonMlaPlan
-from kernels.paged_attention import AttentionPlan, AttentionPlanner
-from kernels.paged_attention.triton_plan import TritonAttentionPlan
-from worker.deepseek_config import LatentConfig
-from worker.gpu.batch import GpuBatch
-from worker.input_batch import InputBatch
-from worker.kv_cache import KVCache
-from worker.local_heads import LocalHeads
-from worker.model_config import ModelConfig
-from worker.reach import Reach
+from kernels.attention.latent import MlaPlanner, TritonMlaPlan
+from kernels.attention.paged import AttentionPlan, AttentionPlanner, TritonAttentionPlan
+from kernels.backend import Backend
+from kernels.kv_cache.layout import LatentShape
+from worker.layers.kv_cache import KVCache, LocalHeads
+from worker.model_config import AttentionSpan, LatentConfig, ModelConfig
+from worker.step.batch import GpuBatch, InputBatch
 
 
 class CpuAttentionPlans:
-    def __init__(self, config: ModelConfig, path: ComputePath) -> None:
-        self._planners: dict[Reach, AttentionPlanner | MlaPlanner]
+    def __init__(self, config: ModelConfig, path: Backend) -> None:
+        self._planners: dict[AttentionSpan, AttentionPlanner | MlaPlanner]
         if config.latent is not None:
-            self._planners = {Reach(): MlaPlanner(path, _latent_shape(config, config.latent, path))}
+            self._planners = {AttentionSpan(): MlaPlanner(path, _latent_shape(config, config.latent, path))}
         else:
             heads = LocalHeads(config, path.shard).shape
             self._planners = {reach: AttentionPlanner(path, heads, *reach) for reach in config.reaches}
 
-    def __call__(self, batch: InputBatch, kv_cache: KVCache) -> dict[Reach, AttentionPlan]:
+    def __call__(self, batch: InputBatch, kv_cache: KVCache) -> dict[AttentionSpan, AttentionPlan]:
         """Good until the next step's are made."""
         context = batch.max_blocks * kv_cache.block_size
         for planner in self._planners.values():
@@ -42,17 +36,17 @@ class CpuAttentionPlans:
 
 
 class GpuAttentionPlans:
-    def __init__(self, config: ModelConfig, path: ComputePath, *, max_num_seqs: int, max_context_len: int) -> None:
+    def __init__(self, config: ModelConfig, path: Backend, *, max_num_seqs: int, max_context_len: int) -> None:
         most = {"max_num_seqs": max_num_seqs, "max_context_len": max_context_len}
-        self._updated: dict[Reach, TritonAttentionPlan | TritonMlaPlan]
+        self._updated: dict[AttentionSpan, TritonAttentionPlan | TritonMlaPlan]
         if config.latent is not None:
-            self._updated = {Reach(): TritonMlaPlan(path, _latent_shape(config, config.latent, path), **most)}
+            self._updated = {AttentionSpan(): TritonMlaPlan(path, _latent_shape(config, config.latent, path), **most)}
         else:
             heads = LocalHeads(config, path.shard).shape
             self._updated = {reach: TritonAttentionPlan(path, heads, *reach, **most) for reach in config.reaches}
-        self._plans: dict[Reach, AttentionPlan] = dict(self._updated.items())
+        self._plans: dict[AttentionSpan, AttentionPlan] = dict(self._updated.items())
 
-    def __call__(self, batch: GpuBatch) -> dict[Reach, AttentionPlan]:
+    def __call__(self, batch: GpuBatch) -> dict[AttentionSpan, AttentionPlan]:
         """The same objects in each step."""
         for plan in self._updated.values():
             plan.update(
@@ -65,7 +59,7 @@ class GpuAttentionPlans:
         return self._plans
 
 
-def _latent_shape(config: ModelConfig, latent: LatentConfig, path: ComputePath) -> LatentShape:
+def _latent_shape(config: ModelConfig, latent: LatentConfig, path: Backend) -> LatentShape:
     """Of a rank."""
     heads = path.shard.of(config.num_heads, "num_attention_heads")
     return latent.shape(heads.stop - heads.start)

@@ -5,16 +5,16 @@ Legend: T tokens, E hidden size, V vocabulary.
 
 import torch
 
-from kernels.compute_path import ComputePath
-from kernels.embedding.cpu import embedding
+from kernels.backend import Backend
+from kernels.elementwise.embedding.torch_cpu import embedding
 from kernels.linear import Residual, Stream
-from worker.workspace import Workspace
+from worker.layers.forward_context import Workspace
 
 
 class Embedding:
     """Of a tensor-parallel rank those of its part of the vocabulary, and zeros for other ids."""
 
-    def __init__(self, table_VE: torch.Tensor, path: ComputePath, *, scale: float = 1.0) -> None:
+    def __init__(self, table_VE: torch.Tensor, path: Backend, *, scale: float = 1.0) -> None:
         """table_VE: of the whole vocabulary, in the model's dtype. scale: that each number is multiplied by, rounded
         to that dtype first, as models with a scale were trained."""
         self._first_id, self._scale = 0, torch.tensor(scale, dtype=table_VE.dtype).item()
@@ -35,7 +35,7 @@ class Embedding:
         num_tokens, hidden_size = len(token_ids_T), self._table_VE.shape[1]
         x_TE = workspace.take("residual", num_tokens, hidden_size, dtype=torch.float32)
         if self._on_gpu:
-            from kernels.embedding.gpu import embedding as gather  # imports Triton
+            from kernels.elementwise.embedding.triton import embedding as gather  # imports Triton
 
             gather(token_ids_T, self._table_VE, first_id=self._first_id, out=x_TE)
             if self._scale != 1.0:

@@ -12,21 +12,18 @@ from functools import partial
 
 import torch
 
-from kernels.compute_path import ComputePath
+from kernels.attention.paged import paged_attention
+from kernels.backend import Backend
+from kernels.elementwise.rope import interleave_rope_pairs
+from kernels.kv_cache.latent_write import RopeLatentWrite
 from kernels.linear import Stream
-from kernels.mla_cache_write.rope_write import RopeLatentWrite
-from kernels.paged_attention import paged_attention
-from kernels.rope import interleave_rope_pairs
-from worker.deepseek_config import LatentConfig
-from worker.forward_context import current
 from worker.layers.attention import kv_scales_of
-from worker.layers.head_linears import HeadLinears
-from worker.layers.linear import load_linear
+from worker.layers.forward_context import current
+from worker.layers.linear import HeadLinears, load_linear
 from worker.layers.norm import Norm
-from worker.layers.sum_of_ranks import add_sum_of_ranks_
-from worker.model_config import ModelConfig
-from worker.reach import Reach
-from worker.take_tensor import TakeTensor
+from worker.layers.residual import add_sum_of_ranks_
+from worker.model_config import AttentionSpan, LatentConfig, ModelConfig
+from worker.weights.reader import WeightReader
 
 # Of the norms of latents, in DeepSeek's own code as in transformers, whatever the config says of others.
 _EPS = 1e-6
@@ -37,7 +34,7 @@ class LatentAttention:
     model.layers.3.input_layernorm. Ranks have a part of the heads each, and all of what makes latents."""
 
     def __init__(
-        self, config: ModelConfig, layer: int, prefix: str, norm: str, take: TakeTensor, path: ComputePath
+        self, config: ModelConfig, layer: int, prefix: str, norm: str, take: WeightReader, path: Backend
     ) -> None:
         latent = config.latent
         assert latent is not None
@@ -115,7 +112,7 @@ class LatentAttention:
         return paged_attention(
             q_THE,
             context.kv_cache.of_layer(self._layer),
-            context.attention_plans[Reach()],
+            context.attention_plans[AttentionSpan()],
             latent.scale,
             out=context.workspace.take("sums of latents", *q_THE.shape[:2], latent.latent_size),
             kv_scales=self._kv_scales,

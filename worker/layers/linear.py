@@ -1,23 +1,23 @@
-"""Linear layers as models have them: by the names of their weights, several fused into one where inputs are shared."""
+"""Linear layers, loaded by the names of their weights; several fused where inputs are shared."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
-from kernels.compute_path import ComputePath
+from kernels.backend import Backend
+from kernels.elementwise.silu_mul import Activation
 from kernels.linear import PackedLinear
 from kernels.linear.weights import Weight, map_rows
-from kernels.silu_mul import Activation
-from worker.take_tensor import TakeTensor
+from worker.weights.reader import WeightReader
 
 
 def load_linear(
-    take: TakeTensor,
+    take: WeightReader,
     names: Sequence[str],
     *,
     bias: bool,
-    path: ComputePath,
+    path: Backend,
     norm: str | None = None,
     eps: float = 0.0,
     gated: bool = False,
@@ -55,7 +55,7 @@ def load_linear(
 
 
 def load_head(
-    take: TakeTensor, name: str, *, path: ComputePath, norm: str, eps: float, outputs: slice | None = None
+    take: WeightReader, name: str, *, path: Backend, norm: str, eps: float, outputs: slice | None = None
 ) -> PackedLinear:
     """The output head, behind the model's last norm. name: of its weights, which may be the embeddings'. outputs: this
     rank's part of the vocabulary."""
@@ -68,11 +68,11 @@ def load_head(
 
 
 def _packed(
-    take: TakeTensor,
+    take: WeightReader,
     names: Sequence[str],
     weight: Callable[[], Weight | Sequence[Weight]],
     bias_O: torch.Tensor | None,
-    path: ComputePath,
+    path: Backend,
     norm_I: torch.Tensor | None,
     eps: float,
     *,
@@ -87,3 +87,32 @@ def _packed(
     if kept is None and linear.packed is not None:
         take.keep(names, linear.packed)
     return linear
+
+
+class HeadLinears:
+    """y[t, h] = weight[h] x[t, h]."""
+
+    def __init__(self, weight_HOI: torch.Tensor, path: Backend) -> None:
+        """weight_HOI: of the model's dtype. On the paths whose result does not depend on the batch, heads are
+        multiplied one by one, for a product of batches of matrices does."""
+        self._linears: list[PackedLinear] = []
+        self._weight_HIO: torch.Tensor | None = None
+        if path.native is not None or (path.gpu is not None and path.gpu.batch_invariant):
+            self._linears = [PackedLinear(weight_OI.contiguous(), None, path) for weight_OI in weight_HOI]
+        else:
+            self._weight_HIO = weight_HOI.to(path.device, path.compute_dtype).transpose(1, 2).contiguous()
+
+    @property
+    def num_bytes(self) -> int:
+        if self._weight_HIO is not None:
+            return self._weight_HIO.nbytes
+        return sum(linear.num_bytes for linear in self._linears)
+
+    def __call__(self, x_THI: torch.Tensor, out_THO: torch.Tensor) -> None:
+        """Both of any strides."""
+        if self._weight_HIO is not None:
+            x_HTI = x_THI.transpose(0, 1).to(self._weight_HIO.dtype)
+            out_THO.copy_(torch.bmm(x_HTI, self._weight_HIO).transpose(0, 1))
+            return
+        for head, linear in enumerate(self._linears):
+            out_THO[:, head] = linear(x_THI[:, head].contiguous())

@@ -5,14 +5,13 @@ Legend: T tokens, E hidden size, F intermediate size.
 
 from functools import partial
 
-from kernels.compute_path import ComputePath
+from kernels.backend import Backend
 from kernels.linear import Stream
-from worker.forward_context import current
-from worker.layers.added_norm import AddedNorm
+from worker.layers.forward_context import current
 from worker.layers.linear import load_linear
-from worker.layers.sum_of_ranks import add_sum_of_ranks_
+from worker.layers.residual import AddedNorm, add_sum_of_ranks_
 from worker.model_config import ModelConfig
-from worker.take_tensor import TakeTensor
+from worker.weights.reader import WeightReader
 
 
 class GatedMLP:
@@ -24,8 +23,8 @@ class GatedMLP:
         config: ModelConfig,
         prefix: str,
         norm: str,
-        take: TakeTensor,
-        path: ComputePath,
+        take: WeightReader,
+        path: Backend,
         *,
         added_norm: AddedNorm | None = None,
     ) -> None:

@@ -5,22 +5,22 @@ Legend: T tokens, N numbers of a row.
 
 import torch
 
-from kernels.compute_path import ComputePath
-from kernels.rms_norm import add_rms_norm_, rms_norm
-from worker.take_tensor import TakeTensor
+from kernels.backend import Backend
+from kernels.elementwise.rms_norm import add_rms_norm_, rms_norm
+from worker.weights.reader import WeightReader
 
 
 class Norm:
     """name: of its tensor, such as model.layers.3.self_attn.kv_a_layernorm."""
 
-    def __init__(self, name: str, eps: float, take: TakeTensor, path: ComputePath) -> None:
+    def __init__(self, name: str, eps: float, take: WeightReader, path: Backend) -> None:
         self._weight_N = take(f"{name}.weight").float().contiguous().to(path.device)
         self._eps, self._path = eps, path
 
     def __call__(self, x_TN: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """The norm, in `out`, contiguous. x_TN: of any strides but 1 in the last dim."""
         if self._path.gpu is not None:
-            from kernels.rms_norm.gpu import rms_norm as norm_on_gpu  # imports Triton
+            from kernels.elementwise.rms_norm.triton import rms_norm as norm_on_gpu  # imports Triton
 
             return norm_on_gpu(x_TN, self._weight_N, self._eps, out=out)
         if self._path.native is not None:

@@ -5,25 +5,25 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.compute_path import ComputePath
-from kernels.rope import RopeTurns
-from worker.rope_config import RopeConfig
-from worker.workspace import Workspace
+from kernels.backend import Backend
+from kernels.elementwise.rope import CosSinTable
+from worker.layers.forward_context import Workspace
+from worker.model_config import RopeConfig
 
 
 class Rotary:
     """Turns of a step's positions, computed as they come: a table for the longest context would be larger than it
     is quick."""
 
-    def __init__(self, ropes: Sequence[RopeConfig], head_size: int, path: ComputePath) -> None:
+    def __init__(self, ropes: Sequence[RopeConfig], head_size: int, path: Backend) -> None:
         """ropes: all that a model's layers have."""
         self._turns = [
-            (f"turns {i}", RopeTurns(path, rope_frequencies(rope, head_size), rope.attention_factor))
+            (f"turns {i}", CosSinTable(path, rope_frequencies(rope, head_size), rope.attention_factor))
             for i, rope in enumerate(ropes)
         ]
 
     def __call__(self, positions_T: torch.Tensor, workspace: Workspace) -> tuple[torch.Tensor, ...]:
-        """Of each rope, as kernels.rope_cache_write takes them, in the workspace."""
+        """Of each rope, as kernels.kv_cache.write takes them, in the workspace."""
         return tuple(
             turns(positions_T, workspace.take(name, len(positions_T), *turns.shape, dtype=turns.dtype))
             for name, turns in self._turns

@@ -1,29 +1,54 @@
-"""What decoder models have in common: embeddings, layers one after the other, a head; on CPUs and on GPUs.
+"""What decoder models share: embeddings, layers, a head; recorded and replayed on a CPU.
 
 Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Protocol, overload
 
 import torch
 
-from kernels.compute_path import ComputePath
+from kernels.backend import Backend
 from kernels.linear import PackedLinear, Residual, Stream
-from worker.expert_load import ExpertLoad
-from worker.forward_context import ForwardContext, Pieces, call, forward_context
-from worker.gpu.batch import GpuBatch
-from worker.input_batch import InputBatch
-from worker.kv_cache import KVCache
+from kernels.native.library import Recording
+from worker.layers.attention import QueryTemperature
 from worker.layers.attention_plans import CpuAttentionPlans, GpuAttentionPlans
 from worker.layers.embedding import Embedding
-from worker.layers.query_temperature import QueryTemperature
+from worker.layers.forward_context import ExpertLoad, ForwardContext, Pieces, Workspace, call, forward_context
+from worker.layers.kv_cache import KVCache
 from worker.layers.rotary import Rotary
 from worker.model_config import ModelConfig
-from worker.parallel.group import Group
-from worker.parallel.groups import Groups
-from worker.replay import Replay
-from worker.workspace import Workspace
+from worker.parallel.groups import Group, Groups
+from worker.step.batch import GpuBatch, InputBatch
+
+
+class Replay:
+    """Records the kernel calls of one step, and makes them again in the following ones.
+
+    With PyTorch's kernels there is nothing to record, and Python makes each call in each step; so it does if steps
+    differ in more than their numbers.
+    """
+
+    def __init__(self, path: Backend, *, records: bool = True) -> None:
+        self._kernels = path.native if records else None
+        self._memory: tuple[object, ...] = ()
+        self._recording: Recording | None = None
+
+    def run(self, body: Callable[[], object], num_tokens: int, *, memory: tuple[object, ...]) -> None:
+        """body: makes the same kernel calls for any number of tokens, and does nothing else; what it passes to them has
+        the same addresses as long as `memory` holds the same objects."""
+        if self._kernels is not None and self._recording is not None and all(map(is_, memory, self._memory)):
+            self._kernels.replay(self._recording, num_tokens)
+            return
+        # Not around whole steps: entering and leaving it takes 50 us when the weights have just emptied the caches.
+        with torch.inference_mode():
+            if self._kernels is None:
+                body()
+                return
+            with self._kernels.recording() as recording:
+                body()
+        self._recording, self._memory = recording, memory
 
 
 class Layer(Protocol):
@@ -41,7 +66,7 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        path: ComputePath,
+        path: Backend,
         *,
         embed: Embedding | None,
         rotary: Rotary,
@@ -134,8 +159,8 @@ class Decoder:
 
     def likeliest(self, part_SP: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The likeliest token of the whole vocabulary (int64 [S]) and its logit (float32 [S]), from the part of it that
-        each rank has written; see kernels.sampling.gpu.greedy."""
-        from kernels.sampling.gpu import greedy  # imports Triton
+        each rank has written; see kernels.sampling.triton.greedy."""
+        from kernels.sampling.triton import greedy  # imports Triton
 
         ids_S, largest_S = greedy(part_SP[:, : self.head.num_outputs])
         return self._of_all_ranks(ids_S.long(), largest_S)

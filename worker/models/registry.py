@@ -5,21 +5,19 @@ from typing import Protocol, overload
 
 import torch
 
-from kernels.compute_path import ComputePath
+from kernels.backend import Backend
 from kernels.linear import PackedLinear, Residual, Stream
-from worker.expert_load import ExpertLoad
-from worker.forward_context import Pieces
-from worker.gpu.batch import GpuBatch
-from worker.input_batch import InputBatch
-from worker.kv_cache import KVCache
+from worker.layers.forward_context import ExpertLoad, Pieces
+from worker.layers.kv_cache import KVCache
 from worker.model_config import ModelConfig
-from worker.models.deepseek import DeepseekModel
-from worker.models.gemma3 import Gemma3Model
-from worker.models.llama import LlamaModel
-from worker.models.llama4 import Llama4Model
-from worker.models.mixtral import MixtralModel, Qwen3MoeModel
+from worker.models.deepseek.model import DeepseekModel
+from worker.models.gemma3.model import Gemma3Model
+from worker.models.llama.model import LlamaModel
+from worker.models.llama4.model import Llama4Model
+from worker.models.mixtral.model import MixtralModel, Qwen3MoeModel
 from worker.parallel.groups import Groups
-from worker.take_tensor import Shape, TakeTensor
+from worker.step.batch import GpuBatch, InputBatch
+from worker.weights.reader import Shape, WeightReader
 
 
 class Model(Protocol):
@@ -28,13 +26,13 @@ class Model(Protocol):
     config: ModelConfig
     # How it computes: names the arithmetic for a replica's numerics fingerprint, and says the dtype of a KV cache that
     # attention reads as it is.
-    path: ComputePath
+    path: Backend
     # Whom it computes with.
     groups: Groups
     # Of a model with experts, on a CPU.
     expert_load: ExpertLoad | None
 
-    def __init__(self, config: ModelConfig, take: TakeTensor, path: ComputePath) -> None: ...
+    def __init__(self, config: ModelConfig, take: WeightReader, path: Backend) -> None: ...
 
     @classmethod
     def tensor_shapes(cls, config: ModelConfig) -> Mapping[str, Shape]:

@@ -1,6 +1,13 @@
-"""Which ranks of a replica belong together."""
+"""Divides the ranks of a replica into axes, and says which part of the model a rank computes."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernels.shard import NOT_SHARED, ExpertShard, Shard, Stage
+
+if TYPE_CHECKING:
+    # The GPU engine runs without pydantic.
+    from configs.options import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +61,37 @@ class Axes:
     def returns_results(self, rank: int) -> bool:
         """One rank of a replica does: the first of the last stage."""
         return rank == self.world_size - self.tensor_size
+
+
+def axes_of(options: "Options") -> Axes:
+    return Axes(
+        tensor_size=options.tensor_parallel_size,
+        pipeline_size=options.pipeline_parallel_size,
+        data_size=options.data_parallel_size if options.in_lockstep else 1,
+    )
+
+
+def shard_of(options: "Options", rank: int) -> Shard:
+    """What a rank computes of each layer of its stage."""
+    axes = axes_of(options)
+    return Shard(axes.tensor_rank(rank), axes.tensor_size)
+
+
+def experts_of(options: "Options", rank: int, replica: int = 0) -> ExpertShard:
+    """Which of the whole experts of a mixture a rank has; all of one, if each expert is cut as all layers are."""
+    axes = axes_of(options)
+    if not options.enable_expert_parallel:
+        return NOT_SHARED
+    members = axes.expert_group(rank)
+    return ExpertShard(
+        members.index(axes.global_rank(rank, replica if axes.data_size > 1 else 0)),
+        len(members),
+        options.num_redundant_experts,
+        options.eplb_step_interval,
+    )
+
+
+def stage_of(options: "Options", rank: int) -> Stage:
+    """Which layers a rank computes."""
+    axes = axes_of(options)
+    return Stage(axes.stage(rank), axes.pipeline_size, options.pipeline_layers)

@@ -20,13 +20,13 @@ import torch
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, AllToAllOptions, Store
 
 from configs.options import Options
+from worker.device.select import gpu_index
 from worker.errors import CollectiveError
-from worker.gpu.select import gpu_index
 from worker.parallel.gloo import GlooGroup, first_line
 
 
 class NcclGroup:
-    """worker.parallel.group.Group, of CUDA tensors, on the current stream: nothing here waits for the GPU. Traffic is
+    """worker.parallel.groups.Group, of CUDA tensors, on the current stream: nothing here waits for the GPU. Traffic is
     not encrypted."""
 
     def __init__(

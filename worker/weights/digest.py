@@ -1,4 +1,4 @@
-"""A name for what is in weight files, so that replicas of equal weights can be told."""
+"""Digests of weight files: by content for a replica's fingerprint, by date for the cache of one machine."""
 
 import hashlib
 import logging
@@ -62,3 +62,9 @@ def _remembered(file: Path, directory: Path) -> bytes:
     except OSError as error:
         _log.warning("the digest of %s cannot be kept: %s", file, error)
     return digest
+
+
+def dated_digest(digest: str, files: Iterable[Path]) -> str:
+    """From a files_digest: of large files, which that sees in parts, the times of their last change count, too."""
+    times = {file.name: stat.st_mtime_ns for file in files if (stat := file.stat()).st_size >= WHOLE_BELOW}
+    return hashlib.sha256(f"{digest} {sorted(times.items())}".encode()).hexdigest()

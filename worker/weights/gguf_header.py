@@ -15,8 +15,7 @@ from typing import Any
 
 from gguf import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGMLQuantizationType, GGUFValueType
 
-from worker.take_tensor import Shape
-from worker.weights.errors import WeightsError
+from worker.weights.reader import Shape, WeightsError
 
 VERSIONS = (2, 3)
 # Longer arrays are the tokenizer's: of those only the length is kept, as a range.

@@ -1,21 +1,120 @@
-"""Tensors of a Hugging Face directory, quantized ones with the scales that belong to them.
+"""Tensors of a Hugging Face directory: its files, and the scales of quantized tensors."""
 
-Legend: O outputs, I inputs, Y and X blocks of them that share a scale.
-"""
-
-from collections.abc import Collection
+import json
+import math
+from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-from kernels.linear.fp8_weight import Fp8Weight, e4m3_floats, scaled_
-from kernels.linear.weights import Int8Weight, Weight
-from worker.take_tensor import Shape
-from worker.weights.errors import WeightsError, some
-from worker.weights.kv_scales import kv_scale
-from worker.weights.pieces import converted
-from worker.weights.safetensors_files import SafetensorsFiles
-from worker.weights.stored_quantization import FP8_BLOCKS, Scheme, StoredQuantization
+from kernels.linear.weights import Fp8Weight, Int8Weight, Weight, e4m3_floats, scaled_
+from worker.weights.conversion import converted
+from worker.weights.quantization import FP8_BLOCKS, Scheme, StoredQuantization
+from worker.weights.reader import Shape, WeightsError, some
+
+INDEX = "model.safetensors.index.json"
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a directory, by name. Raises WeightsError if there are none, or shards are missing."""
+    index = directory / INDEX
+    if not index.is_file():
+        files = sorted(directory.glob("*.safetensors"))
+        if not files:
+            raise WeightsError(f"{directory}: no *.safetensors file; weights come from safetensors or GGUF only")
+        return files
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WeightsError(f"{index}: not an index with a weight_map: {error}") from None
+    # An index is data from elsewhere: a name in it must not lead out of the directory.
+    bad = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if bad:
+        raise WeightsError(f"{index}: {some([repr(name) for name in bad])} is no file name")
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise WeightsError(
+            f"{directory}: {len(missing)} of the {len(names)} shards in {INDEX} are missing: {some(missing)}"
+        )
+    return [directory / name for name in names]
+
+
+class SafetensorsFiles:
+    """The safetensors files of a directory, mapped into memory. Raises WeightsError for a damaged one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory
+        self.files = weight_files(directory)
+        self.shapes: dict[str, Shape] = {}
+        # As safetensors spells them, such as BF16 and F8_E4M3.
+        self.dtypes: dict[str, str] = {}
+        self._owner: dict[str, safe_open] = {}
+        for file in self.files:
+            try:
+                opened = safe_open(file, framework="pt")
+                for name in opened.keys():  # noqa: SIM118 - a safe_open is no dict
+                    stored = opened.get_slice(name)
+                    self.shapes[name] = tuple(stored.get_shape())
+                    self.dtypes[name] = stored.get_dtype()
+                    self._owner[name] = opened
+            except (SafetensorError, OSError) as error:
+                raise WeightsError(f"{file}: damaged or cut short: {error}") from None
+
+    def stored_name(self, name: str) -> str:
+        """What the checkpoint calls it, and so does its config.json."""
+        return name
+
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
+        """As it is stored, a view of the file. rows: of it, those alone."""
+        return self._read_rows(name, rows)
+
+    def _read_rows(self, stored: str, rows: slice | None) -> torch.Tensor:
+        if rows is None:
+            return self._read(stored, lambda file, stored: file.get_tensor(stored))
+        return self._read(stored, lambda file, stored: file.get_slice(stored)[rows.start : rows.stop])
+
+    def _read(self, stored: str, get: Callable[[safe_open, str], torch.Tensor]) -> torch.Tensor:
+        try:
+            return get(self._owner[stored], stored)
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(f"{self.path}: {stored} cannot be read: {error}") from None
+
+
+# At the attention, or at the layer that makes k or v; compressed-tensors calls it the scale of that layer's output, and
+# the first AutoFP8 had one for both.
+_K_NAMES, _V_NAMES = (
+    (f"{x}_scale", f"attn.{x}_scale", f"{x}_proj.{x}_scale", f"{x}_proj.output_scale", "kv_scale", "attn.kv_scale")
+    for x in "kv"
+)
+
+
+def kv_scale(files: SafetensorsFiles, attention: str) -> tuple[float, float] | None:
+    """Of keys and of values; None if there are none. attention: such as model.layers.3.self_attn. Raises WeightsError
+    for a scale that is not one positive number, and for one without the other."""
+    k, v = _found(files, attention, _K_NAMES), _found(files, attention, _V_NAMES)
+    if k is None and v is None:
+        return None
+    if k is None or v is None:
+        missing = _K_NAMES[0] if k is None else _V_NAMES[0]
+        raise WeightsError(f"{files.path}: {attention}.{missing} is missing beside {v or k}; a KV cache needs both")
+    return _scale_number(files, k), _scale_number(files, v)
+
+
+def _found(files: SafetensorsFiles, attention: str, names: tuple[str, ...]) -> str | None:
+    return next((name for name in (f"{attention}.{name}" for name in names) if name in files.shapes), None)
+
+
+def _scale_number(files: SafetensorsFiles, name: str) -> float:
+    scale = files.read(name)
+    if scale.numel() != 1:
+        raise WeightsError(f"{files.path}: {name} has shape {list(scale.shape)}; one scale for a layer is supported")
+    number = float(scale)
+    if not (number > 0 and math.isfinite(number)):
+        raise WeightsError(f"{files.path}: {name} is {number}; a scale is positive and finite")
+    return number
+
 
 _FLOATS = ("F32", "BF16", "F16", "F64")
 # A quantized layer may have these, too. They are left aside on purpose: inputs get scales of their own as they come (in

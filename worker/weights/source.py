@@ -1,6 +1,7 @@
-"""Where tensors come from, and whether they are those that the model needs."""
+"""Where tensors come from: checks a checkpoint's tensors, reads them, or makes random ones."""
 
 import logging
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -8,12 +9,10 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from kernels.linear.packed_weight import PackedWeight
-from kernels.linear.weights import Weight, map_tensors
-from worker.take_tensor import Shape
-from worker.weights.errors import WeightsError, some
-from worker.weights.pieces import columns_of, in_pieces, part_of
+from kernels.linear.weights import PackedWeight, Weight, map_tensors
+from worker.weights.conversion import columns_of, in_pieces, part_of
 from worker.weights.quantization import Quantization, head_quantization, quantized, quantized_expert
+from worker.weights.reader import Shape, WeightsError, some
 
 _T = TypeVar("_T")
 _CPU = torch.device("cpu")
@@ -79,7 +78,7 @@ def check_tensors(
         raise WeightsError(f"{source.path}: {len(unexpected)} tensors are not of this architecture: {some(unexpected)}")
 
 
-class Take:
+class SourceReader:
     """A TakeTensor over a source. Reports the fraction of all elements given out so far."""
 
     def __init__(
@@ -170,3 +169,31 @@ class Take:
         self._taken += torch.Size(self._expected[name]).numel()
         self._progress(min(1.0, self._taken / self._total))
         return taken
+
+
+class DummySource:
+    """A TensorSource whose tensors depend on nothing but their names and shapes."""
+
+    def __init__(self, path: Path, shapes: Mapping[str, Shape]) -> None:
+        self.path = path
+        self.shapes = shapes
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
+        values = self._values(name).to(dtype or torch.float32)
+        return values if rows is None else values[rows].clone()
+
+    def _values(self, name: str) -> torch.Tensor:
+        shape = self.shapes[name]
+        if name.endswith("norm.weight"):
+            return torch.ones(shape)
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        return torch.randn(shape, generator=generator).mul_(0.02)
+
+    def weight(self, name: str, rows: slice | None = None) -> torch.Tensor:
+        return self.tensor(name, None, rows)
+
+    def is_left_out(self, name: str) -> bool:
+        return False
+
+    def kv_scale(self, attention: str) -> tuple[float, float] | None:
+        return None

@@ -18,11 +18,11 @@ from benchmarks.fuzz.edges.cluster import CHAT, CHAT_WITH_JSON, REQUESTS, SmallC
 from benchmarks.fuzz.mutation import malformed
 from protos import inference_pb2 as pb
 from protos import kserve_pb2 as kserve
-from router.compat.kserve.convert import read
-from router.compat.vllm_engine.convert import generate_request
+from router.api.compat.kserve.convert import read
+from router.api.compat.vllm_engine.convert import generate_request
+from router.api.inference_service import InferenceService
 from router.errors import RequestError
-from router.intake import Intake
-from router.service import InferenceService
+from router.intake.intake import Intake
 
 # A client goes away after so many messages.
 _MOST_READ = 3

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.fuzz.edge import Edge
 from benchmarks.fuzz.edges.cluster import SmallCluster, small_cluster
 from benchmarks.fuzz.mutation import change_bytes
-from router.gateway.app import Gateway
+from router.api.gateway.app import Gateway
 from router.security.keys import Keys
 
 _KEY = "fuzz-0123456789abcdef"

@@ -14,15 +14,14 @@ from benchmarks.fuzz.edge import Edge
 from benchmarks.fuzz.mutation import malformed
 from configs.options import Options
 from protos import coordination_pb2 as pb
-from runtime.version import octavo_version
-from runtime.wire import PROTOCOL_VERSION, coordination_endpoint, replica_identity
-from scheduler.heartbeats import Heartbeats
-from scheduler.invalid import InvalidMessages
+from runtime.wire import PROTOCOL_VERSION, coordination_endpoint, octavo_version, replica_identity
 from scheduler.lockstep.agreement import common_options
 from scheduler.lockstep.coordinator import Coordinator
 from scheduler.lockstep.member import Member
-from scheduler.membership import Terms
-from scheduler.workers import Workers
+from scheduler.ranks.heartbeats import Heartbeats
+from scheduler.ranks.membership import Terms
+from scheduler.ranks.workers import Workers
+from scheduler.sockets import InvalidMessages
 
 _INSTANCE = 77
 

@@ -17,19 +17,18 @@ from protos import inference_pb2, step_pb2
 from protos import scheduler_pb2 as pb
 from protos.inference_pb2 import SamplingParams
 from router.errors import RequestError
-from router.metrics import RouterMetrics
-from router.outbox import Outbox
-from router.prefix_index import PrefixIndex
+from router.replicas.policies.prefix_index import PrefixIndex
+from router.replicas.session import Session, SessionError
 from router.request import Request
-from router.session import Session, SessionError
-from router.streams import Stream
-from router.turns import Turns
-from scheduler import commands
-from scheduler.core import Core
-from scheduler.requests import Requests
+from router.streams.outbox import Outbox, WriteQueue
+from router.streams.stream import Stream
+from router.telemetry.metrics import RouterMetrics
+from scheduler.core.core import Core
+from scheduler.ranks.step_wire import StepCodec
+from scheduler.sessions import commands
+from scheduler.sessions.requests import Requests
+from scheduler.sessions.submissions import Intake, ProtocolError
 from scheduler.settings import core_settings
-from scheduler.step_wire import StepCodec
-from scheduler.submissions import Intake, ProtocolError
 from tests.fakes.hash_runner import HashModel, HashRunner
 from tests.fakes.routers import smollm2_tokenizer
 
@@ -248,7 +247,7 @@ class ToRouter:
         return self._streams[1].num_output_tokens
 
     def _receive(self, message: pb.SchedulerMessage) -> None:
-        """As router.replica."""
+        """As router.replicas.replica."""
         self._session.receive(message)
         self._index.resize(0, self._session.welcome.model.num_blocks)
         try:
@@ -271,7 +270,7 @@ class ToRouter:
             request_id=name, scoped_id=name, model="m", prompt_token_ids=[5, 6, 7], sampling=params,
             arrival=time.monotonic(), eos_token_ids=[2],
         )  # fmt: skip
-        outbox = Outbox(2**20, Turns())
+        outbox = Outbox(2**20, WriteQueue())
         stream = Stream(request, self._tokenizer, _Nowhere(), self._metrics, outbox)
         stream.begin(self._session, exact=True)
         return stream

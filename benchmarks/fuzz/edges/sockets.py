@@ -19,11 +19,11 @@ from benchmarks.fuzz.edges.raw import RawMessages, RawSocket
 from benchmarks.fuzz.mutation import change_bytes
 from protos import admin_pb2, inference_pb2
 from protos import scheduler_pb2 as session
-from router.gateway.app import Gateway
-from router.gateway.server import GatewayServer
-from runtime.curve import client_curve, make_keys, server_curve, start_authenticator
-from runtime.http import ObservabilityServer
-from tests.support.scheduling import make_options, running_scheduler, running_worker
+from router.api.gateway.app import Gateway
+from router.api.gateway.server import GatewayServer
+from runtime.security.curve import client_curve, make_keys, server_curve, start_authenticator
+from runtime.telemetry.http_server import ObservabilityServer
+from tests.support.scheduler.scheduling import make_options, running_scheduler, running_worker
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _GET = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"

@@ -17,20 +17,19 @@ from configs.options import Options
 from protos import inference_pb2
 from protos import step_pb2 as pb
 from protos.inference_pb2 import SamplingParams
-from runtime.version import octavo_version
-from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint, plan_digest
-from scheduler.core import Core
-from scheduler.heartbeats import Heartbeats
-from scheduler.invalid import InvalidMessages
-from scheduler.membership import Terms
-from scheduler.messages import ChoiceStart, GroupRequest, StopRules
+from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint, octavo_version, plan_digest
+from scheduler.core.core import Core
+from scheduler.core.messages import ChoiceStart, GroupRequest, StopRules
+from scheduler.ranks.heartbeats import Heartbeats
+from scheduler.ranks.membership import Terms
+from scheduler.ranks.step_wire import GroupSampling, ResultError, StepCodec
+from scheduler.ranks.workers import Workers
 from scheduler.settings import core_settings
-from scheduler.step_wire import GroupSampling, ResultError, StepCodec
-from scheduler.workers import Workers
+from scheduler.sockets import InvalidMessages
 from tests.fakes.fake_runner import fake_runner
 from tests.fakes.hash_runner import HashModel, HashRunner
 from worker.errors import PlanError
-from worker.plan_chain import PlanChain
+from worker.process.loop import PlanChain
 
 _NUM_SEQUENCES = 4
 _IDENTITIES = (b"join-1", b"join-2", b"1:0", b"2:0", b"", b"\0", b"x" * 255, b"heartbeat-0-1")

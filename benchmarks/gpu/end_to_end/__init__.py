@@ -16,8 +16,8 @@ from benchmarks.gpu.end_to_end.random_weights import RandomWeights
 from benchmarks.gpu.end_to_end.schedule import num_blocks_of
 from benchmarks.gpu.end_to_end.shapes import TOY_VARIANTS, VARIANTS, Variant
 from benchmarks.gpu.report import Report
-from worker.gpu.device import CudaDevice, Device, InterpretedDevice
-from worker.kv_cache import KVCache
+from worker.device.device import CudaDevice, Device, InterpretedDevice
+from worker.layers.kv_cache import KVCache
 
 OP = "end_to_end"
 

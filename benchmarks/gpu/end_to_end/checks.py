@@ -9,9 +9,9 @@ from benchmarks.gpu.end_to_end.reference import reference_logits
 from benchmarks.gpu.end_to_end.schedule import Request, Schedule
 from benchmarks.gpu.end_to_end.shapes import Variant
 from benchmarks.gpu.report import Report
-from worker.gpu.batch import GpuBatch
-from worker.kv_cache import KVCache
-from worker.models.llama import LlamaModel
+from worker.layers.kv_cache import KVCache
+from worker.models.llama.model import LlamaModel
+from worker.step.batch import GpuBatch
 
 
 def check_logits(report: Report, op: str, variant: Variant, device: torch.device, step_tokens: tuple[int, ...]) -> None:

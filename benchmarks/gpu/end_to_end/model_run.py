@@ -10,14 +10,13 @@ import torch
 from benchmarks.gpu.end_to_end.random_weights import RandomWeights
 from benchmarks.gpu.end_to_end.schedule import Schedule
 from benchmarks.gpu.end_to_end.shapes import Variant
-from kernels.compute_path import ComputePath, gpu_path
-from worker.gpu.device import Device
+from kernels.backend import Backend, gpu_backend
+from worker.device.device import Device
 from worker.gpu.engine import GpuEngine
-from worker.gpu.graphs.captured import CapturedGraphs
-from worker.gpu.graphs.sizes import graph_sizes
-from worker.gpu.sampling.sampling import SamplingKind
-from worker.kv_cache import KVCache
-from worker.models.llama import LlamaModel
+from worker.gpu.graphs import CapturedGraphs, graph_sizes
+from worker.gpu.sampler import SamplingKind
+from worker.layers.kv_cache import KVCache
+from worker.models.llama.model import LlamaModel
 
 BLOCK_SIZE = 16
 MAX_STEPS_IN_FLIGHT = 2
@@ -52,8 +51,8 @@ WAYS = tuple(
 )
 
 
-def path_of(variant: Variant, device: torch.device) -> ComputePath:
-    return gpu_path(torch.bfloat16, device, kv_cache_dtype=variant.kv_cache_dtype)
+def path_of(variant: Variant, device: torch.device) -> Backend:
+    return gpu_backend(torch.bfloat16, device, kv_cache_dtype=variant.kv_cache_dtype)
 
 
 class ModelRun:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.gpu.end_to_end.shapes import Variant
-from kernels.linear.fp8_weight import quantize_fp8
-from kernels.linear.weights import Weight
-from worker.models.llama import LlamaModel
+from kernels.linear.weights import Weight, quantize_fp8
+from worker.models.llama.model import LlamaModel
 
 
 class RandomWeights:
-    """A worker.take_tensor.TakeTensor. A tensor's numbers follow from its name, so that whoever takes it gets the
+    """A worker.weights.reader.TakeTensor. A tensor's numbers follow from its name, so that whoever takes it gets the
     same; their size is such that activations stay about 1 in any layer."""
 
     def __init__(self, variant: Variant, device: torch.device, dtype: torch.dtype) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.gpu.step_inputs import LAST_SAMPLED, RowSampling, StepInputs, StepOutputs, TableChanges
+from worker.sampling.adjustments import RowSampling
+from worker.step.inputs import LAST_SAMPLED, StepInputs, StepOutputs, TableChanges
 
 
 @dataclass(frozen=True, slots=True)

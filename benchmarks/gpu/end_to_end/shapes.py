@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from worker.model_config import ModelConfig
-from worker.rope_config import RopeConfig
+from worker.model_config import ModelConfig, RopeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

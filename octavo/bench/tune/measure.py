@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import triton
 
-from kernels.fp8_gemm.gpu import fp8_gemm
-from kernels.fp8_quantize.gpu import quantize_blocks, quantize_groups, quantize_tokens
-from kernels.fp8_quantize.reference import GROUP, spread
-from kernels.tiles.tuned_tile import Tile, tile_from_json
+from kernels.gemm.fp8.dispatch import fp8_gemm
+from kernels.gemm.quantize.reference import GROUP, spread
+from kernels.gemm.quantize.triton import quantize_blocks, quantize_groups, quantize_tokens
+from kernels.triton_common.tuned_tiles import Tile, tile_from_json
 from octavo.bench.tune.problem import Shape
 
 # Largest error over the largest output: bfloat16 rounds by 2^-9 of a number, sums of e4m3 products add less.

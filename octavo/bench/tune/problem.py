@@ -1,8 +1,14 @@
-"""What is tuned, and what a try of it brings."""
+"""Defines a tuning problem: the shapes, the device and the tiles to try.
+
+The tiles are those that vLLM's tuner tries, without what cannot be the fastest.
+"""
 
 from dataclasses import dataclass
+from itertools import product
 
 from configs.load import ConfigError
+from kernels.gemm.fp8.choose import with_parts_of_k
+from kernels.triton_common.tuned_tiles import Tile
 
 
 class TuneError(ConfigError):
@@ -37,3 +43,37 @@ class Measurement:
     microseconds: float | None
     # Why there is none: the GPU has no room for the tile, or its results are wrong.
     error: str = ""
+
+
+# Those of the files published for vLLM.
+BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
+
+_BLOCK_M, _BLOCK_N, _BLOCK_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (64, 128)
+_GROUP_M, _NUM_WARPS, _NUM_STAGES = (1, 16, 32, 64), (4, 8), (2, 3, 4, 5)
+# Up to here a tile of more rows than the batch can pay: Hopper multiplies 64 rows at once.
+_WGMMA_ROWS = 64
+# Float32 sums of a thread. 128 x 128 at 4 warps is 128 of them, twice where they are promoted: that spills.
+_MAX_SUMS_PER_THREAD = 64
+
+
+def candidates(M: int, shape: Shape, device: Device) -> list[Tile]:
+    """In a fixed order."""
+    tiles = []
+    for block_m, block_n, block_k, num_warps, num_stages in product(
+        _BLOCK_M, _BLOCK_N, _BLOCK_K, _NUM_WARPS, _NUM_STAGES
+    ):
+        if block_m > _WGMMA_ROWS and block_m >= 2 * M:
+            continue
+        if block_m * block_n > _MAX_SUMS_PER_THREAD * 32 * num_warps:
+            continue
+        if num_stages * block_k * (block_m + block_n) > device.shared_memory:
+            continue
+        # With one row of tiles there is nothing to group.
+        for group_m in _GROUP_M if block_m < M else (1,):
+            tile = Tile(
+                block_m=block_m, block_n=block_n, block_k=block_k, group_m=group_m,
+                num_warps=num_warps, num_stages=num_stages,
+            )  # fmt: skip
+            # Where programs are few, also with K split among more of them.
+            tiles += dict.fromkeys((tile, with_parts_of_k(tile, M, shape.N, shape.K, device.num_sms)))
+    return tiles

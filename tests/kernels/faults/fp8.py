@@ -1,42 +1,42 @@
 """Faults of quantizing to and multiplying e4m3."""
 
-from tests.support.faults import Fault
+from tests.support.kernels.faults import Fault
 
-_QUANTIZE = "tests/kernels/test_fp8_quantize_gpu.py::"
-_GEMM = "tests/kernels/test_fp8_gemm_gpu.py::"
+_QUANTIZE = "tests/kernels/gemm/test_quantize_triton.py::"
+_GEMM = "tests/kernels/gemm/test_fp8_triton.py::"
 
 FAULTS = [
     Fault(
         name="scales of groups are stored by row",
-        path="kernels/fp8_quantize/gpu.py",
+        path="kernels/gemm/quantize/triton.py",
         old="scales + group.to(tl.int64) * num_rows + row",
         new="scales + row * tl.num_programs(1) + group",
         test=f"{_QUANTIZE}test_bits_are_those_of_the_formula[shape3-dtype0-groups]",
     ),
     Fault(
         name="scales of the step before",
-        path="kernels/fp8_gemm/triton_gemm.py",
+        path="kernels/gemm/fp8/triton.py",
         old="tl.minimum(step + 1, last - 1) * BLOCK_K // 128",
         new="step * BLOCK_K // 128",
         test=f"{_GEMM}test_is_the_formula[shape3-block]",
     ),
     Fault(
         name="the weight's blocks are twice as wide",
-        path="kernels/fp8_gemm/triton_gemm.py",
+        path="kernels/gemm/fp8/triton.py",
         old="(tile_n * BLOCK_N // 128) * w_scale_row_stride",
         new="(tile_n * BLOCK_N // 256) * w_scale_row_stride",
         test=f"{_GEMM}test_is_the_formula[shape3-block]",
     ),
     Fault(
         name="the last step of K has no mask",
-        path="kernels/fp8_gemm/triton_gemm.py",
+        path="kernels/gemm/fp8/triton.py",
         old="EVEN_K=K % tile.block_k == 0",
         new="EVEN_K=True",
         test=f"{_GEMM}test_only_its_own_memory[block-1]",
     ),
     Fault(
         name="one padding row is written",
-        path="kernels/fp8_gemm/triton_gemm.py",
+        path="kernels/gemm/fp8/triton.py",
         old="mask=(row < M)[:, None]",
         new="mask=(row < M + 1)[:, None]",
         test=f"{_GEMM}test_only_its_own_memory[channel-1]",

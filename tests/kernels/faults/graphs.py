@@ -1,14 +1,14 @@
 """Faults of CUDA graphs."""
 
-from tests.support.faults import Fault
+from tests.support.kernels.faults import Fault
 
 FAULTS = [
     Fault(
         name="a piece holds attention by the plan of the step that it was captured with",
-        path="worker/gpu/graphs/pieces.py",
+        path="worker/gpu/graphs.py",
         old="return self._device.between_graphs(attend)",
         new="return attend()",
-        test="tests/models/test_gpu_pieces.py::test_steps_in_pieces_equal_steps_without_graphs_bit_for_bit",
+        test="tests/worker/gpu_models/test_piecewise_graphs.py::test_steps_in_pieces_equal_steps_without_graphs_bit_for_bit",
     ),
     Fault(
         # Row 0's: what memory held before might be any number, and with it the interpreter would read anywhere.
@@ -16,6 +16,6 @@ FAULTS = [
         path="worker/gpu/engine.py",
         old="    arrays.rows_R[num_rows:size] = -1\n",
         new="    arrays.rows_R[num_rows:size] = 0\n",
-        test="tests/models/test_gpu_graphs.py::test_steps_in_graphs_say_and_write_what_steps_without_do",
+        test="tests/worker/gpu_models/test_graphs.py::test_steps_in_graphs_say_and_write_what_steps_without_do",
     ),
 ]

@@ -1,9 +1,9 @@
 """Faults in a step's batch."""
 
-from tests.support.faults import Fault
+from tests.support.kernels.faults import Fault
 
-_PATH = "kernels/step_inputs/gpu.py"
-_TESTS = "tests/kernels/test_step_inputs_gpu.py"
+_PATH = "kernels/step_inputs/triton.py"
+_TESTS = "tests/kernels/test_step_inputs_triton.py"
 
 FAULTS = [
     Fault(

@@ -8,16 +8,16 @@ from functools import partial
 
 import torch
 
-from kernels.compute_path import ComputePath
+from kernels.backend import Backend
+from kernels.elementwise.rms_norm import rms_norm
 from kernels.linear import PackedLinear, PackedWeight, Stream
-from kernels.rms_norm import rms_norm
-from worker.experts_config import ExpertsConfig
-from worker.forward_context import current
 from worker.layers.experts.router import Router
 from worker.layers.experts.shared import SharedExpert
+from worker.layers.forward_context import current
 from worker.layers.linear import load_linear
-from worker.layers.sum_of_ranks import add_sum_of_ranks_
-from worker.take_tensor import TakeTensor
+from worker.layers.residual import add_sum_of_ranks_
+from worker.model_config import ExpertsConfig
+from worker.weights.reader import WeightReader
 
 
 class CpuExpert:
@@ -27,7 +27,7 @@ class CpuExpert:
         self._gate_up, self._down = gate_up, down
 
     @classmethod
-    def load(cls, names: Sequence[str], take: TakeTensor, path: ComputePath, part: slice | None = None) -> "CpuExpert":
+    def load(cls, names: Sequence[str], take: WeightReader, path: Backend, part: slice | None = None) -> "CpuExpert":
         """names: of gate, up and down. part: of the numbers between, this rank's; None: all."""
         gate, up, down = names
         outputs = None if part is None else (lambda name: part)
@@ -37,7 +37,7 @@ class CpuExpert:
         )
 
     @classmethod
-    def of_packed(cls, packed: Sequence[PackedWeight], path: ComputePath) -> "CpuExpert":
+    def of_packed(cls, packed: Sequence[PackedWeight], path: Backend) -> "CpuExpert":
         """packed: of `packed` at any rank."""
         gate_up, down = packed
         return cls(PackedLinear(gate_up, None, path, gated=True), PackedLinear(down, None, path))
@@ -69,8 +69,8 @@ class CpuExperts:
         norm_E: torch.Tensor,
         eps: float,
         tensors: Sequence[Sequence[str]],
-        take: TakeTensor,
-        path: ComputePath,
+        take: WeightReader,
+        path: Backend,
         *,
         shared: SharedExpert | None = None,
         layer: int,

@@ -8,17 +8,15 @@ from functools import partial
 
 import torch
 
-from kernels.compute_path import ComputePath
+from kernels.backend import Backend
 from kernels.linear import Residual, Stream
-from kernels.linear.fp8_weight import Fp8Weight
-from kernels.linear.slices import slice_inputs, slice_outputs
-from kernels.linear.weights import Weight, concatenate, dequantize
-from worker.experts_config import ExpertsConfig
+from kernels.linear.weights import Fp8Weight, Weight, concatenate, dequantize, slice_inputs, slice_outputs
 from worker.layers.experts.router import Router
 from worker.layers.experts.shared import SharedExpert
-from worker.layers.sum_of_ranks import add_sum_of_ranks_
+from worker.layers.residual import add_sum_of_ranks_
+from worker.model_config import ExpertsConfig
 from worker.parallel.expert_placement import ExpertPlacement
-from worker.take_tensor import TakeTensor
+from worker.weights.reader import WeightReader
 
 
 class GpuExperts:
@@ -32,14 +30,14 @@ class GpuExperts:
         norm_E: torch.Tensor,
         eps: float,
         tensors: Sequence[Sequence[str]],
-        take: TakeTensor,
-        path: ComputePath,
+        take: WeightReader,
+        path: Backend,
         *,
         shared: SharedExpert | None = None,
     ) -> None:
         """tensors: names of each expert's gate, up and down; those of other ranks are not read. Experts of e4m3 in
         blocks stay so; others are of the path's compute dtype: there are grouped GEMMs for these two."""
-        from kernels.moe_gemm.gpu import Experts  # imports Triton
+        from kernels.moe.gemm.triton import Experts  # imports Triton
 
         assert path.gpu is not None
         self._norm_E, self._eps = norm_E, eps
@@ -81,8 +79,8 @@ class GpuExperts:
 
     def _add_to_(self, x_TE: Stream) -> None:
         assert isinstance(x_TE, Residual)
-        from kernels.linear.gpu import normed
-        from kernels.moe_gemm.gpu import run_experts
+        from kernels.linear.triton import normed
+        from kernels.moe.gemm.triton import run_experts
 
         h_TE = normed(x_TE, self._norm_E, self._eps, self._dtype)
         weights_TK, experts_TK = self._router(h_TE)
@@ -107,7 +105,7 @@ class GpuExperts:
 class _Stack:
     """The weights of all experts in one tensor, filled one by one: no second copy of all ever exists."""
 
-    def __init__(self, num_experts: int, path: ComputePath) -> None:
+    def __init__(self, num_experts: int, path: Backend) -> None:
         self._num_experts, self._path = num_experts, path
         self.values = torch.empty(0)
         self.scales: torch.Tensor | None = None

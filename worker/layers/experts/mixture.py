@@ -1,18 +1,33 @@
-"""Mixtures of experts in place of an MLP.
+"""A mixture of experts in place of an MLP, and the names of its tensors."""
 
-Legend: T tokens, E hidden size, N experts.
-"""
+from dataclasses import dataclass
 
-from kernels.compute_path import ComputePath
+from kernels.backend import Backend
 from kernels.linear import Stream
 from worker.layers.experts.cpu import CpuExperts
 from worker.layers.experts.cpu_parallel import ParallelCpuExperts
 from worker.layers.experts.gpu import GpuExperts
-from worker.layers.experts.names import ExpertNames
 from worker.layers.experts.router import Router
 from worker.layers.experts.shared import SharedExpert
 from worker.model_config import ModelConfig
-from worker.take_tensor import TakeTensor
+from worker.weights.reader import WeightReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertNames:
+    """Of a mixture's tensors, below its prefix, without ".weight"."""
+
+    router: str = "gate"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    # Of the expert of all tokens, if there is one.
+    shared: str = "shared_experts"
+
+    def tensors(self, expert: int) -> tuple[str, str, str]:
+        """Of one expert: gate, up, down."""
+        gate, up, down = (f"experts.{expert}.{name}" for name in (self.gate, self.up, self.down))
+        return gate, up, down
 
 
 class MixtureOfExperts:
@@ -22,7 +37,7 @@ class MixtureOfExperts:
     model.layers.3.post_attention_layernorm."""
 
     def __init__(
-        self, config: ModelConfig, prefix: str, norm: str, names: ExpertNames, take: TakeTensor, path: ComputePath
+        self, config: ModelConfig, prefix: str, norm: str, names: ExpertNames, take: WeightReader, path: Backend
     ) -> None:
         experts = config.experts
         assert experts is not None

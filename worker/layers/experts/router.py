@@ -5,17 +5,17 @@ Legend: T tokens, E hidden size, N experts, K experts of a token.
 
 import torch
 
-from kernels.compute_path import ComputePath
+from kernels.backend import Backend
 from kernels.linear import PackedLinear
-from kernels.moe_routing.cpu import route
-from worker.experts_config import ExpertsConfig
-from worker.take_tensor import TakeTensor
+from kernels.moe.routing.torch_cpu import route
+from worker.model_config import ExpertsConfig
+from worker.weights.reader import WeightReader
 
 
 class Router:
     """A linear layer, and the experts that it scores highest. Each rank of a tensor-parallel group has all of it."""
 
-    def __init__(self, config: ExpertsConfig, name: str, take: TakeTensor, path: ComputePath) -> None:
+    def __init__(self, config: ExpertsConfig, name: str, take: WeightReader, path: Backend) -> None:
         """name: of its tensors, without ".weight"."""
         self._config, self._on_gpu = config, path.gpu is not None
         self._linear = PackedLinear(take(f"{name}.weight"), None, path)
@@ -29,7 +29,7 @@ class Router:
         """weights_TK float32 and experts_TK (int64, on a GPU int32), the best first, of normed activations in the
         path's compute dtype."""
         if self._on_gpu:
-            from kernels.moe_routing.gpu import route as choose  # imports Triton
+            from kernels.moe.routing.triton import route as choose  # imports Triton
         else:
             choose = route
         config = self._config

@@ -5,17 +5,17 @@ Legend: T tokens, E hidden size, F intermediate size.
 
 import torch
 
-from kernels.compute_path import ComputePath
+from kernels.backend import Backend
 from kernels.linear import Residual, Stream
-from worker.forward_context import current
+from worker.layers.forward_context import current
 from worker.layers.linear import load_linear
-from worker.take_tensor import TakeTensor
+from worker.weights.reader import WeightReader
 
 
 class SharedExpert:
     """down(silu(gate(h)) * up(h)) of what its mixture's experts get, too. Its ranks have a part of F each."""
 
-    def __init__(self, intermediate_size: int, prefix: str, take: TakeTensor, path: ComputePath) -> None:
+    def __init__(self, intermediate_size: int, prefix: str, take: WeightReader, path: Backend) -> None:
         """prefix: of its tensors, such as model.layers.3.mlp.shared_experts."""
         part = path.shard.of(intermediate_size, "shared expert's intermediate size")
         gate_up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]

@@ -1,0 +1,255 @@
+"""Foreign clients against a local cluster, each in an environment of its own: what they print is what Octavo's says.
+
+    python -m benchmarks.cluster.foreign_clients                          all that this machine can run
+    python -m benchmarks.cluster.foreign_clients --clients smg,triton     some of them: smg triton python node cpp go
+    python -m benchmarks.cluster.foreign_clients --directory DIR          environments elsewhere than in
+    ~/.cache/octavo/peers
+
+Environments are made with venv, pip, npm and go, and kept for the next time;
+tests/integration/clients/test_foreign_clients.py makes those of smg and tritonclient itself if there are none, and
+runs in them. What a client needs and the machine lacks (npm, libgrpc++-dev, go) is said, and the client is left out.
+A line for each: what it printed, or why it did not run. Exits with 1 if any printed something else. A minute or two
+the first time.
+"""
+
+import argparse
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from http.client import HTTPResponse
+from pathlib import Path
+
+from benchmarks.peers.directory import peer_directory
+from benchmarks.peers.server_process import end, free_port
+from octavo import Client, SamplingParams
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = ROOT / "docs" / "clients"
+PROMPT, MAX_TOKENS = "The capital of France is", 16
+_START_S, _INSTALL_S, _RUN_S = 120, 300, 60
+_PACKAGES = {"smg": "smg>=1.13,<2", "triton": "tritonclient[grpc]>=2.73,<3", "python": "grpcio-tools>=1.85,<2"}
+
+# Runs in tritonclient's own environment: its protobuf is not ours.
+_TRITON = """
+import json, queue, sys
+import numpy as np
+import tritonclient.grpc as triton
+
+def tensor(name, value, datatype, dtype):
+    made = triton.InferInput(name, [1], datatype)
+    made.set_data_from_numpy(np.array([value], dtype=dtype))
+    return made
+
+address, prompt, max_tokens = sys.argv[1:]
+parameters = json.dumps({"max_tokens": max_tokens, "temperature": "0"})
+pieces = queue.Queue()
+client = triton.InferenceServerClient(address)
+assert client.is_server_ready()
+client.start_stream(lambda result, error: pieces.put((result, error)))
+client.async_stream_infer("", [
+    tensor("text_input", prompt.encode(), "BYTES", object),
+    tensor("stream", True, "BOOL", bool),
+    tensor("sampling_parameters", parameters.encode(), "BYTES", object),
+])
+final = False
+while not final:
+    result, error = pieces.get(timeout=60)
+    if error:
+        raise error
+    print(result.as_numpy("text_output")[0].decode(), end="")
+    final = result.get_response().parameters["triton_final_response"].bool_param
+client.stop_stream()
+"""
+
+
+class LackingError(Exception):
+    """The machine lacks what a client needs."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", default=",".join(_RUNS), help="comma-separated")
+    parser.add_argument("--directory", type=Path, default=environments(), help="where environments are kept")
+    arguments = parser.parse_args()
+    chosen = arguments.clients.split(",")
+    if unknown := set(chosen) - set(_RUNS):
+        parser.error(f"--clients: {', '.join(sorted(unknown))}: there are {', '.join(_RUNS)}")
+    failed = False
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = arguments.directory.resolve()
+        with _cluster(Path(temporary)) as address:
+            expected, seeded = _expected(address)
+            for name in chosen:
+                outcome, is_right = _outcome(name, directory / name, address, seeded if name in _SEEDED else expected)
+                failed |= not is_right
+                print(f"{name:8} {outcome}", flush=True)
+    return int(failed)
+
+
+def environments() -> Path:
+    """Where they are unless --directory says otherwise."""
+    return peer_directory("clients")
+
+
+def _outcome(name: str, directory: Path, address: str, expected: str) -> tuple[str, bool]:
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        text = _RUNS[name](directory, address)
+    except LackingError as lacking:
+        return f"left out: {lacking}", True
+    except subprocess.CalledProcessError as error:
+        return f"FAILED: {error}: {(error.stderr or error.stdout or '').strip()[-800:]}", False
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return f"FAILED: {error}", False
+    return (f"ok {text!r}", True) if text == expected else (f"WRONG {text!r}, not {expected!r}", False)
+
+
+def _expected(address: str) -> tuple[str, str]:
+    """The greedy text, and that of seed 0."""
+    with Client(address) as client:
+        greedy = client.generate(PROMPT, SamplingParams(max_tokens=MAX_TOKENS, temperature=0)).text
+        return greedy, client.generate(PROMPT, SamplingParams(max_tokens=MAX_TOKENS, seed=0)).text
+
+
+@contextlib.contextmanager
+def _cluster(directory: Path) -> Iterator[str]:
+    """The small model on this machine. Gives the router's address."""
+    port = free_port()
+    up = ["-c", "from octavo.cli.main import main; main()", "up", "-c", str(ROOT / "configs/local.yaml")]
+    flags = {"port": port, "http-port": 0, "metrics-port": 0, "runtime-dir": directory / "run", "compat": "vllm,kserve"}
+    command = [sys.executable, *up, *(f"--{name}={value}" for name, value in flags.items())]
+    with (directory / "cluster.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+    address = f"127.0.0.1:{port}"
+    try:
+        with Client(address, retry_for=_START_S) as client:
+            client.model()
+        yield address
+    finally:
+        end(process)
+
+
+def _run(*command: object, timeout: float = _RUN_S, **options: object) -> str:
+    """Its output. Raises CalledProcessError."""
+    done = subprocess.run(
+        [str(part) for part in command], check=True, capture_output=True, text=True, timeout=timeout, **options  # type: ignore[call-overload]
+    )  # fmt: skip
+    return done.stdout
+
+
+def install(name: str, directory: Path) -> Path:
+    """bin/ of the virtual environment of a client, made if there is none. Raises subprocess.SubprocessError."""
+    folder = directory / "venv" / "bin"
+    installed = directory / "installed"
+    if not installed.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        _run(sys.executable, "-m", "venv", "--clear", directory / "venv")
+        _run(folder / "python", "-m", "pip", "install", "--quiet", _PACKAGES[name], timeout=_INSTALL_S)
+        installed.touch()
+    return folder
+
+
+def _needed(command: str, package: str) -> str:
+    found = shutil.which(command)
+    if found is None:
+        raise LackingError(f"{command} is not there; install {package}")
+    return found
+
+
+def run_smg(directory: Path, address: str) -> str:
+    """What an OpenAI client of the SMG gateway streams from the router at `address`, with greedy sampling.
+
+    directory: with an environment, or for one.
+    """
+    folder = install("smg", directory)
+    port = free_port()
+    command = [folder / "smg", "launch", "--host", "127.0.0.1", "--port", port, "--prometheus-port", free_port()]
+    command += ["--worker-urls", f"grpc://{address}", "--policy", "round_robin"]
+    with (directory / "smg.log").open("w") as log:
+        gateway = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log)
+    try:
+        url = f"http://127.0.0.1:{port}/v1"
+        with _when_served(f"{url}/models") as answer:
+            model = json.load(answer)["data"][0]["id"]
+        body = {"model": model, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
+        request = urllib.request.Request(
+            f"{url}/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        text = ""
+        with _when_served(request) as answer:
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
+        return text
+    finally:
+        end(gateway)
+
+
+def _when_served(request: urllib.request.Request | str) -> HTTPResponse:
+    """What it is answered, once there are workers and then a tokenizer: without them it is refused, or 503."""
+    give_up = time.monotonic() + _RUN_S
+    while True:
+        try:
+            return urllib.request.urlopen(request, timeout=_RUN_S)
+        except OSError as error:
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"the gateway does not serve within {_RUN_S} s: {error}") from error
+        time.sleep(0.2)
+
+
+def run_triton(directory: Path, address: str) -> str:
+    """What tritonclient streams from the router at `address`; else as `run_smg`."""
+    folder = install("triton", directory)
+    return _run(folder / "python", "-c", _TRITON, address, PROMPT, MAX_TOKENS)
+
+
+def _python(directory: Path, address: str) -> str:
+    folder = install("python", directory)
+    return _program(address, folder / "python", CLIENTS / "python" / "from_proto.py")
+
+
+def _node(directory: Path, address: str) -> str:
+    node, npm = _needed("node", "Node 18 or newer"), _needed("npm", "npm")
+    shutil.copy(CLIENTS / "node" / "package.json", directory)
+    _run(npm, "install", "--no-audit", "--no-fund", cwd=directory, timeout=_INSTALL_S)
+    # A program finds its packages beside itself, and the .proto three folders up.
+    program = directory / "docs" / "clients" / "node" / "client.js"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(CLIENTS / "node" / "client.js", program)
+    shutil.copytree(ROOT / "protos", directory / "protos", dirs_exist_ok=True)
+    return _program(address, node, program)
+
+
+def _cpp(directory: Path, address: str) -> str:
+    for command in ("make", "g++", "protoc", "grpc_cpp_plugin", "pkg-config"):
+        _needed(command, "g++, make, pkg-config, libgrpc++-dev, protobuf-compiler-grpc")
+    _run("make", f"BUILD={directory}", cwd=CLIENTS / "cpp", timeout=_INSTALL_S)
+    return _program(address, directory / "client")
+
+
+def _go(directory: Path, address: str) -> str:
+    _needed("go", "Go 1.19 or newer")
+    _needed("protoc", "protobuf-compiler")
+    _run(CLIENTS / "go" / "build.sh", directory, timeout=_INSTALL_S)
+    return _program(address, directory / "client")
+
+
+def _program(address: str, *command: object) -> str:
+    return _run(*command, address, PROMPT, MAX_TOKENS, 0)
+
+
+_RUNS: Mapping[str, Callable[[Path, str], str]] = {
+    "smg": run_smg, "triton": run_triton, "python": _python, "node": _node, "cpp": _cpp, "go": _go
+}  # fmt: skip
+# Programs of docs/clients sample with a seed, the others are greedy.
+_SEEDED = {"python", "node", "cpp", "go"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

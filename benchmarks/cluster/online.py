@@ -1,0 +1,209 @@
+"""Octavo's local cluster and the peers' servers as their clients see them, one after the other in one run.
+
+    python -m benchmarks.cluster.online                                    beside `vllm serve` and llama-server
+    python -m benchmarks.cluster.online --servers octavo,vllm --rounds 3   some of them; medians of so many
+    python -m benchmarks.cluster.online --quantization int8 --json         another class of precision; a line of JSON
+    a figure python -m benchmarks.cluster.online --smoke                            that all of them run; the figures
+    mean nothing
+
+SmolLM2-135M, random prompts of 128 tokens, 128 out, greedy, streamed. Requests come at an infinite rate, of which so
+many are under way at once: 64, then 8, then 1. Router, scheduler, worker and client share the cores, as do a peer's
+processes and the same client. Octavo is called by gRPC, the others by HTTP. Reported are output tokens/s, the time to
+the first token (median), the time between tokens (median and 99th percentile), and the largest PSS of all processes of
+a server together, `octavo up` itself among Octavo's. Octavo comes first and last. A server that is not installed is
+named and left out. About 8 minutes, of which vLLM takes 2 to start.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.engine.workload import VOCAB_SIZE
+from benchmarks.peers import http_client
+from benchmarks.peers.engine_process import MemoryPeak
+from benchmarks.peers.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, OCTAVO, QUANTIZATIONS
+from benchmarks.peers.prepare_models import prepare
+from benchmarks.peers.server_process import end, free_port, running_server
+from benchmarks.peers.servers import SERVERS, ServerSpec, servers
+from octavo.bench.serve import Load, measure
+from octavo.bench.workload import random_prompts
+from octavo.cluster.serving import wait_until_serving
+from octavo.reports import RequestTrace
+
+# Requests for each that is under way at once: enough that beginning and end weigh little.
+TURNS = {64: 2, 8: 3, 1: 4}
+READY_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    prompt: int = 128
+    output: int = 128
+
+
+SMOKE_LENGTHS = Lengths(prompt=16, output=4)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One that serves. send(concurrency, number of requests, seed of their prompts)."""
+
+    pid: int
+    send: Callable[[int, int, int], list[RequestTrace]]
+
+
+@contextlib.contextmanager
+def octavo_cluster(quantization: str, threads: int, lengths: Lengths, log: int) -> Iterator[Server]:
+    """`octavo up` with one replica."""
+    target = f"localhost:{free_port()}"
+    with tempfile.TemporaryDirectory() as directory:
+        up = subprocess.Popen(
+            [
+                *(str(Path(sys.executable).with_name("octavo")), "up", f"--runtime-dir={directory}/run"),
+                *(
+                    f"--port={target.partition(':')[2]}",
+                    "--metrics-port=0",
+                    "--http-port=0",
+                    f"--worker-threads={threads}",
+                ),
+                *(f"--quantization={quantization}", f"--max-num-seqs={MAX_NUM_SEQS}"),
+                f"--max-num-batched-tokens={MAX_NUM_BATCHED_TOKENS}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+
+        def send(concurrency: int, number: int, seed: int) -> list[RequestTrace]:
+            load = Load(
+                target=target,
+                num_requests=number,
+                rate=float("inf"),
+                concurrency=concurrency,
+                prompt_len=lengths.prompt,
+                output_len=lengths.output,
+                seed=seed,
+            )
+            return list(asyncio.run(measure(load, lambda trace: None)).traces)
+
+        try:
+            asyncio.run(asyncio.wait_for(wait_until_serving(target), READY_TIMEOUT))
+            yield Server(up.pid, send)
+        finally:
+            end(up)
+
+
+@contextlib.contextmanager
+def peer_server(spec: ServerSpec, lengths: Lengths, log: int) -> Iterator[Server]:
+    port = free_port()
+
+    def send(concurrency: int, number: int, seed: int) -> list[RequestTrace]:
+        prompts = random_prompts(number, lengths.prompt, VOCAB_SIZE, seed)
+        return asyncio.run(http_client.measure(port, spec.api, prompts, lengths.output, concurrency))
+
+    command = [*spec.command, "--port", str(port)]
+    health = f"http://127.0.0.1:{port}/health"
+    with running_server(command, health, environment=spec.environment, log=log) as process:
+        yield Server(process.pid, send)
+
+
+class Run:
+    def __init__(self, arguments: argparse.Namespace, log: int) -> None:
+        self._arguments, self._log = arguments, log
+        self._lengths = SMOKE_LENGTHS if arguments.smoke else Lengths()
+        self._seed = 0
+
+    def all_servers(self) -> None:
+        wanted = self._arguments.servers
+        if OCTAVO in wanted:
+            self._octavo()
+        for spec in servers(self._arguments.quantization, self._arguments.threads):
+            if spec.server not in wanted:
+                continue
+            if not spec.program.exists():
+                print(f"{spec.name} is left out, for it is not installed: run {spec.installed_by}", file=sys.stderr)
+                continue
+            with self._timed(spec.name, peer_server(spec, self._lengths, self._log)) as server:
+                self._measure(spec.name, server)
+        if OCTAVO in wanted and len(wanted) > 1:
+            self._octavo()
+
+    def _octavo(self) -> None:
+        quantization, threads = self._arguments.quantization, self._arguments.threads
+        with self._timed(OCTAVO, octavo_cluster(quantization, threads, self._lengths, self._log)) as server:
+            self._measure(OCTAVO, server)
+
+    @contextlib.contextmanager
+    def _timed(self, name: str, starting: contextlib.AbstractContextManager[Server]) -> Iterator[Server]:
+        start = time.monotonic()
+        with starting as server, MemoryPeak(server.pid) as memory:
+            start_seconds = time.monotonic() - start
+            yield server
+        self._show({"server": name, "start_s": round(start_seconds, 1), "peak_mib": memory.mib})
+
+    def _measure(self, name: str, server: Server) -> None:
+        self._send(server, 8, 8)
+        for concurrency, turns in TURNS.items():
+            rounds = [self._send(server, concurrency, concurrency * turns) for _ in range(self._arguments.rounds)]
+            medians = {key: round(statistics.median(each[key] for each in rounds), 2) for key in rounds[0]}
+            self._show({"server": name, "concurrency": concurrency, **medians})
+
+    def _send(self, server: Server, concurrency: int, number: int) -> dict[str, float]:
+        """Raises RuntimeError if a request failed: a rate of the others would say nothing."""
+        self._seed += 1
+        traces = server.send(concurrency, number, self._seed)
+        for trace in traces:
+            if trace.error:
+                raise RuntimeError(f"a request failed: {trace.error}")
+        duration = max(trace.ended for trace in traces) - min(trace.began for trace in traces)
+        gaps_ms = [1e3 * gap for trace in traces for gap in trace.itl]
+        return {
+            "output_tok_s": sum(trace.num_tokens for trace in traces) / duration,
+            "ttft_s_p50": statistics.median(trace.ttft for trace in traces),
+            "itl_ms_p50": statistics.median(gaps_ms),
+            "itl_ms_p99": float(np.percentile(gaps_ms, 99)),
+        }
+
+    def _show(self, values: dict[str, object]) -> None:
+        if self._arguments.json:
+            print(json.dumps({"quantization": self._arguments.quantization, **values}), flush=True)
+        else:
+            print("  ".join(f"{name} {value}" for name, value in values.items()), flush=True)
+
+
+def _servers(text: str) -> list[str]:
+    wanted = text.split(",")
+    if unknown := set(wanted) - {OCTAVO, *SERVERS}:
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: known are {OCTAVO}, {', '.join(SERVERS)}")
+    return wanted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    everything = ",".join((OCTAVO, *SERVERS))
+    parser.add_argument("--servers", type=_servers, default=everything, help="default: %(default)s")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
+    parser.add_argument("--threads", type=int, default=2, help="that each server computes on")
+    parser.add_argument("--rounds", type=int, default=1, help="medians are of so many")
+    parser.add_argument("--smoke", action="store_true", help="short prompts and outputs")
+    parser.add_argument("--log", default="/dev/null", help="file for what servers print")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.servers != [OCTAVO]:
+        prepare()
+    with open(arguments.log, "wb") as log:
+        Run(arguments, log.fileno()).all_servers()
+
+
+if __name__ == "__main__":
+    main()

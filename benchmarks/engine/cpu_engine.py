@@ -1,0 +1,236 @@
+"""Octavo's engine on a CPU beside its peers, and beside the floor that its own linears set, in one run.
+
+    python -m benchmarks.engine.cpu_engine                                  Octavo alone, in bfloat16
+    python -m benchmarks.engine.cpu_engine --quantization none,int8,int4    in three precisions
+    python -m benchmarks.engine.cpu_engine --peers all                      the peers, one after the other
+    python -m benchmarks.engine.cpu_engine --peers openvino,llama.cpp:F16   some of them, or one form of one of them
+    python -m benchmarks.engine.cpu_engine --peers all --smoke              that all of them run; the figures mean
+    nothing
+    --json: a line of JSON for each figure, instead of a table. --concurrency 1,8 --rounds 1: less.
+
+SmolLM2-135M, greedy, random prompts that no round repeats, every engine in a process of its own and one at a time:
+- throughput: output tokens/s of requests of 128 in, 128 out that begin together, and its share of the GEMM floor: the
+  same tokens, prompts counted, at the speed of the fastest linears measured in this run, and nothing else;
+- prefill: of one prompt of 1,500 tokens, tokens/s, and its share of the floor;
+- shared_prefix: 16 requests of 1,088 tokens that share 1,024, 32 out, arriving together: seconds.
+Octavo is measured before and after its peers. Values are medians of the rounds; peak memory is PSS. The classes: none
+(floats of 16 bits and more), int8, int4; a peer's best form counts in each. Peers' settings are in
+benchmarks/peers/engines.py. Scripts of benchmarks/peers/ install them; a peer that is not there is named and left out.
+A class takes about 10 minutes with all peers, of which vLLM takes 2 to start.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+from benchmarks.engine.workload import SMOKE_SIZES, Figure, Sizes, measure
+from benchmarks.kernels.gemm_floor import GemmFloor
+from benchmarks.peers.engine_process import EngineFailedError, EngineProcess
+from benchmarks.peers.engines import OCTAVO, PEERS, QUANTIZATIONS, EngineSpec, octavo_engine, peer_engines
+from benchmarks.peers.prepare_models import prepare
+from worker.weights.quantization import Quantization
+
+UNITS = {"throughput": "output_tok_s", "prefill": "tok_s", "shared_prefix": "seconds"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table. ratio: how many times as fast as the best peer; None where there is none. share: of the
+    GEMM floor. drift: Octavo's second turn over its first."""
+
+    quantization: Quantization
+    kind: str
+    concurrency: int
+    unit: str
+    octavo: float
+    best_peer: str | None
+    peer: float | None
+    ratio: float | None
+    share: float | None
+    drift: float | None
+
+    def as_json(self) -> dict[str, object]:
+        rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(self).items()}
+        return {"figure": "comparison", "class": rounded.pop("quantization"), **rounded}
+
+    def as_text(self) -> str:
+        peer = f"{self.best_peer} {self.peer:.4g}, {self.ratio:.2f} times" if self.peer and self.ratio else "no peer"
+        share = f", {self.share:.0%} of the GEMM floor" if self.share is not None else ""
+        drift = f", drift {self.drift:.2f}" if self.drift is not None else ""
+        what = f"{self.quantization} {self.kind} {self.concurrency}"
+        return f"{what:<24} octavo {self.octavo:.4g} {self.unit}; {peer}{share}{drift}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """One class of precision."""
+
+    quantization: Quantization
+    floor: GemmFloor
+    sizes: Sizes
+    # By kind and concurrency, then by engine: the figures of its turns.
+    _turns: dict[tuple[str, int], dict[str, list[Figure]]] = field(default_factory=dict)
+
+    def add(self, engine: str, figure: Figure) -> None:
+        self._turns.setdefault(figure.key, {}).setdefault(engine, []).append(figure)
+
+    def floor_of(self, figure: Figure) -> float | None:
+        """In the figure's unit."""
+        if figure.kind == "throughput":
+            return self.floor.output_rate(figure.concurrency, self.sizes.prompt, self.sizes.output)
+        return self.floor.prompt_rate if figure.kind == "prefill" else None
+
+    def rows(self) -> list[Row]:
+        return [self._row(turns) for turns in self._turns.values()]
+
+    def _row(self, turns: dict[str, list[Figure]]) -> Row:
+        medians = {name: _median(figures) for name, figures in turns.items()}
+        ours = next(name for name in turns if name.startswith(f"{OCTAVO}:"))
+        octavo, first = medians.pop(ours), turns[ours][0]
+        smaller_is_better = first.kind == "shared_prefix"
+        best = (min if smaller_is_better else max)(medians, key=medians.__getitem__, default=None)
+        ratio = None
+        if best is not None:
+            ratio = medians[best] / octavo if smaller_is_better else octavo / medians[best]
+        floor = self.floor_of(first)
+        return Row(
+            quantization=self.quantization,
+            kind=first.kind,
+            concurrency=first.concurrency,
+            unit=UNITS[first.kind],
+            octavo=octavo,
+            best_peer=best,
+            peer=None if best is None else medians[best],
+            ratio=ratio,
+            share=None if floor is None else octavo / floor,
+            drift=None if len(turns[ours]) == 1 else turns[ours][-1].median / first.median,
+        )
+
+
+def _median(figures: list[Figure]) -> float:
+    """Of the rounds of all turns."""
+    return statistics.median(value for figure in figures for value in figure.values)
+
+
+class Run:
+    def __init__(self, arguments: argparse.Namespace, log: int) -> None:
+        self._arguments, self._log = arguments, log
+        self._sizes: Sizes = SMOKE_SIZES if arguments.smoke else Sizes()
+        self._concurrencies: list[int] = arguments.concurrency
+        self._seed = 0
+
+    def compare(self, quantization: Quantization) -> Comparison:
+        """One class of precision: Octavo, its peers, and Octavo again if there were any."""
+        floor = GemmFloor(getattr(torch, self._arguments.dtype), quantization, self._concurrencies)
+        comparison = Comparison(quantization=quantization, floor=floor, sizes=self._sizes)
+        octavo = octavo_engine(quantization, self._arguments.dtype, self._arguments.threads)
+        peers = list(self._peers(quantization))
+        for spec in (octavo, *peers, *([octavo] if peers else [])):
+            try:
+                self._measure(spec, comparison)
+            except EngineFailedError as error:
+                if spec is octavo:
+                    raise
+                self._say(f"{quantization}: {error}")
+        return comparison
+
+    def _peers(self, quantization: Quantization) -> Iterator[EngineSpec]:
+        for spec in peer_engines(quantization, self._arguments.threads, self._arguments.peers):
+            if spec.to_install is None:
+                yield spec
+            else:
+                self._say(f"{spec.name} is left out, for it is not installed: run {spec.to_install}")
+
+    def _measure(self, spec: EngineSpec, comparison: Comparison) -> None:
+        self._seed += 1000
+        with EngineProcess(spec, self._log) as engine:
+            for figure in measure(
+                engine,
+                self._sizes,
+                self._concurrencies,
+                rounds=self._arguments.rounds,
+                seconds=self._arguments.seconds,
+                seed=self._seed,
+            ):
+                comparison.add(spec.name, figure)
+                self._show(spec, figure, comparison)
+            about = {"start_s": round(engine.start_seconds, 1), "peak_mib": engine.peak_mib, **engine.settings}
+        if self._arguments.json:
+            print(json.dumps({"figure": "engine", "class": comparison.quantization, "engine": spec.name, **about}))
+        else:
+            self._say(f"{spec.name}: {about}")
+
+    def _show(self, spec: EngineSpec, figure: Figure, comparison: Comparison) -> None:
+        shown = {
+            "figure": figure.kind,
+            "class": comparison.quantization,
+            "engine": spec.name,
+            "concurrency": figure.concurrency,
+            UNITS[figure.kind]: round(figure.median, 3),
+            "values": [round(value, 3) for value in figure.values],
+        }
+        if (floor := comparison.floor_of(figure)) is not None:
+            shown |= {"gemm_floor": round(floor, 1), "share": round(figure.median / floor, 3)}
+        if figure.prompt_tokens_computed is not None:
+            shown["prompt_tokens_computed"] = figure.prompt_tokens_computed
+        if self._arguments.json:
+            print(json.dumps(shown), flush=True)
+        else:
+            self._say("  ".join(f"{name} {value}" for name, value in shown.items()))
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr if self._arguments.json else sys.stdout, flush=True)
+
+
+def _peers(text: str) -> list[str]:
+    wanted = [*PEERS] if text == "all" else [each for each in text.split(",") if each]
+    if unknown := [each for each in wanted if each.partition(":")[0] not in PEERS]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are all, {', '.join(PEERS)}")
+    return wanted
+
+
+def _quantizations(text: str) -> list[str]:
+    wanted = text.split(",")
+    if unknown := [each for each in wanted if each not in QUANTIZATIONS]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {', '.join(QUANTIZATIONS)}")
+    return wanted
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", type=_numbers, default=[1, 8, 32, 64])
+    parser.add_argument("--quantization", type=_quantizations, default=["none"], help="of none, int8, int4")
+    parser.add_argument("--peers", type=_peers, default=[], help=f"all, or some of {', '.join(PEERS)}")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="Octavo's")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every engine")
+    parser.add_argument("--rounds", type=int, default=3, help="medians are of so many")
+    parser.add_argument("--seconds", type=float, default=10, help="no further round of a figure begins after so many")
+    parser.add_argument("--smoke", action="store_true", help="short prompts and outputs")
+    parser.add_argument("--log", default="/dev/null", help="file for what engines print")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    if arguments.peers:
+        prepare()
+    with open(arguments.log, "wb") as log:
+        run = Run(arguments, log.fileno())
+        for quantization in arguments.quantization:
+            for row in run.compare(quantization).rows():
+                print(json.dumps(row.as_json()) if arguments.json else row.as_text(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

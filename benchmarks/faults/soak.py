@@ -1,0 +1,327 @@
+"""Random load of all manners, good and bad, while processes are killed: afterwards nothing may be left over.
+
+    python -m benchmarks.faults.soak --minutes 10
+    python -m benchmarks.faults.soak --minutes 1 --clients 8 --seed 7 --json
+
+`octavo up` with two replicas of two pipeline stages each and two routers, each with its HTTP server. Clients come at
+random: most finish their streams, others cancel them, run out of time, read slowly, vanish, or send what is invalid,
+too large, or no message at all. Now and then a process is killed with -9; the first router, the first scheduler and the
+first worker live through it all. Every request has to end in one of the ways that its kind may.
+
+At the end, when nothing runs any more, each process is compared with what the one in its place held before: live
+streams, sequences, KV blocks in use, host blocks and workers' rows have to be 0, tasks of event loops and file
+descriptors what they were. Exits with 1 if anything is left over, or a request ended as it must not. Growth of memory
+is told.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import psutil
+
+from benchmarks.faults import bad_input, traffic
+from benchmarks.faults.bad_input import MAX_MESSAGE_BYTES
+from benchmarks.faults.cluster import Cluster, Kind, Place, Samples
+from benchmarks.faults.command import FLAGS, NUM_REPLICAS, NUM_ROUTERS, Say, add_arguments, run_command
+from benchmarks.faults.kills import Killer, names_of
+from benchmarks.faults.traffic import Edge, Surprise
+from octavo import AsyncClient, SamplingParams
+from octavo.client.errors import OctavoError
+from tests.support.up import free_ports
+
+# Metrics that are 0 when nothing runs, by kind of process.
+_IDLE_AT_ZERO: dict[Kind, tuple[str, ...]] = {
+    Kind.ROUTER: ("octavo_streams", "octavo_router_held_streams"),
+    Kind.SCHEDULER: (
+        "octavo_num_requests_running",
+        "octavo_num_requests_waiting",
+        "octavo_kv_cache_usage_ratio",
+        "octavo_swap_space_usage_ratio",
+    ),
+    Kind.WORKER: (),
+}
+# A thread more of a pool, or a connection that gRPC keeps for a while: what leaks does so again and again.
+_FEW_DESCRIPTORS, _FEW_TASKS = 6, 4
+# Workers hear of rows that are free with the next plan: those of the last step's sequences are held meanwhile.
+_FEW_ROWS = 4
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Of one process. started: when, in seconds of psutil; num_tasks: 0 for what has no event loop that tells;
+    num_rows: of a worker; rss_mib: memory that is its own or shared. held: metrics that should be 0 and are not."""
+
+    started: float
+    num_descriptors: int
+    num_tasks: int
+    num_rows: int
+    rss_mib: float
+    held: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Of one place, from the cluster's first rest to its last. is_same: one process lived through it all."""
+
+    name: str
+    is_same: bool
+    before: Level
+    after: Level
+
+    @property
+    def leaks(self) -> list[str]:
+        """For people; empty if there are none."""
+        found = [f"{self.name}: {metric} is {value:g}" for metric, value in self.after.held.items()]
+        for what, few in (("num_descriptors", _FEW_DESCRIPTORS), ("num_tasks", _FEW_TASKS)):
+            was, is_now = getattr(self.before, what), getattr(self.after, what)
+            if is_now > was + few:
+                found.append(f"{self.name}: {what} is {is_now}, and was {was}")
+        if self.after.num_rows > _FEW_ROWS:
+            found.append(f"{self.name}: {self.after.num_rows} rows are held, {_FEW_ROWS} could be")
+        return found
+
+    def as_json(self) -> dict[str, object]:
+        return {"process": self.name, "same": self.is_same, "before": asdict(self.before), "after": asdict(self.after)}
+
+
+async def read_levels(cluster: Cluster) -> dict[str, Level]:
+    """By name, of all processes that answer, and of `octavo up` itself."""
+    levels = {}
+    for place, process in sorted(cluster.processes().items()):
+        samples = await cluster.samples(place)
+        if samples is None:
+            continue
+        held = {name: value for name in _IDLE_AT_ZERO[place.kind] if (value := samples.value(name))}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            levels[str(place)] = _level(process, samples, held)
+    levels["octavo up"] = _level(psutil.Process(cluster.up.process.pid), Samples(), {})
+    return levels
+
+
+async def rest(cluster: Cluster, before: dict[str, Level], *, patience_s: float) -> list[Growth]:
+    """What has grown since, once nothing of it is a leak or `patience_s` have passed."""
+    give_up = time.monotonic() + patience_s
+    while True:
+        after = await read_levels(cluster)
+        growths = [
+            Growth(name=name, is_same=after[name].started == level.started, before=level, after=after[name])
+            for name, level in before.items()
+            if name in after
+        ]
+        is_whole = after.keys() == before.keys()
+        if (is_whole and not any(growth.leaks for growth in growths)) or time.monotonic() > give_up:
+            assert is_whole, f"processes that do not answer: {sorted(before.keys() - after.keys())}"
+            return growths
+        await asyncio.sleep(_POLL_S)
+
+
+def _level(process: psutil.Process, samples: Samples, held: dict[str, float]) -> Level:
+    with process.oneshot():
+        return Level(
+            started=process.create_time(),
+            num_descriptors=process.num_fds(),
+            num_tasks=round(samples.value("octavo_asyncio_tasks")),
+            num_rows=round(samples.value("octavo_worker_rows")),
+            rss_mib=round(process.memory_info().rss / 2**20, 1),
+            held=held,
+        )
+
+
+# Buffers of slow readers, and what is too large, are small: both are met sooner.
+SOAK_FLAGS = (*FLAGS, f"--max-message-bytes={MAX_MESSAGE_BYTES}", "--stream-buffer-bytes=16384")
+_MANNERS = traffic.MANNERS | bad_input.MANNERS
+_SURVIVORS = frozenset((Place(Kind.ROUTER, 0), Place(Kind.SCHEDULER, 0), Place(Kind.WORKER, 0, 0)))
+# Between two requests of one client, and between a kill's end and the next: means.
+_PAUSE_S, _KILL_PAUSE_S = 0.3, 12.0
+# Of the time. Afterwards what was started again gets old enough to show what it leaks.
+_SHARE_WITH_KILLS = 0.7
+# What gRPC closes by itself, it closes within that.
+_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    seconds: float
+    ends: Counter[str]
+    kills: list[str]
+    surprises: list[str]
+    # Seconds until nothing was held any more, after the last request.
+    rest_s: float
+    growths: list[Growth]
+
+    @property
+    def leaks(self) -> list[str]:
+        return [leak for growth in self.growths for leak in growth.leaks]
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.leaks and not self.surprises
+
+
+@dataclass(slots=True)
+class _Clients:
+    """Those that come at random."""
+
+    edge: Edge
+    seed: int
+    ends: Counter[str] = field(default_factory=Counter)
+    surprises: list[str] = field(default_factory=list)
+
+    async def each_manner_once(self) -> None:
+        """What processes make at their first request of a kind is there afterwards."""
+        for manner in _MANNERS:
+            await self._request(manner, random.Random(f"{self.seed}/{manner.__name__}"))
+
+    async def come(self, index: int, stop: asyncio.Event) -> None:
+        """One after the other."""
+        choose = random.Random(f"{self.seed}/{index}")
+        manners, weights = list(_MANNERS), list(_MANNERS.values())
+        while not stop.is_set():
+            await asyncio.sleep(choose.expovariate(1 / _PAUSE_S))
+            await self._request(choose.choices(manners, weights)[0], choose)
+
+    async def _request(self, manner: traffic.Manner, choose: random.Random) -> None:
+        name = manner.__name__
+        try:
+            self.ends[f"{name}: {await manner(self.edge, choose)}"] += 1
+        except (OctavoError, Surprise, TimeoutError) as error:
+            self.surprises.append(f"{name}: {error!r}")
+
+
+async def run_soak(
+    cluster: Cluster,
+    *,
+    seconds: float,
+    num_clients: int,
+    seed: int,
+    say: Say,
+    kills: bool = True,
+) -> Report:
+    """On a cluster that serves, with HTTP. kills: whether processes are killed meanwhile."""
+    routers = range(cluster.options.num_routers)
+    edge = Edge(targets=cluster.targets, http_ports=[cluster.options.router_http_port(router) for router in routers])
+    clients = _Clients(edge, seed)
+    await clients.each_manner_once()
+    before = await _levels_at_rest(cluster)
+    say(
+        "at rest: "
+        + ", ".join(f"{name} has {level.num_descriptors}" for name, level in before.items())
+        + " descriptors"
+    )
+    began = time.monotonic()
+    stop, killed = asyncio.Event(), list[str]()
+    async with asyncio.TaskGroup() as tasks:
+        for index in range(num_clients):
+            tasks.create_task(clients.come(index, stop))
+        # Served again means that tokens come: clients stay until then.
+        if kills:
+            until = began + _SHARE_WITH_KILLS * seconds
+            await _kill_now_and_then(cluster, random.Random(f"{seed}/kills"), until, killed, say)
+        await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
+        stop.set()
+    loaded_s, ended = time.monotonic() - began, time.monotonic()
+    say(f"{clients.ends.total()} requests in {loaded_s:.0f} s")
+    await _compute_little(cluster)
+    growths = await rest(cluster, before, patience_s=_PATIENCE_S)
+    return Report(
+        seconds=round(loaded_s, 1),
+        ends=clients.ends,
+        kills=killed,
+        surprises=clients.surprises,
+        rest_s=round(time.monotonic() - ended, 1),
+        growths=growths,
+    )
+
+
+async def _kill_now_and_then(
+    cluster: Cluster, choose: random.Random, until: float, killed: list[str], say: Say
+) -> None:
+    """Until a time of time.monotonic()."""
+    killer = Killer(cluster, lambda: None)
+    mortals = [place for place in cluster.places() if place not in _SURVIVORS]
+    began = time.monotonic()
+    while True:
+        pause = choose.expovariate(1 / _KILL_PAUSE_S)
+        if time.monotonic() + pause > until:
+            return
+        await asyncio.sleep(pause)
+        victims = tuple(choose.sample(mortals, choose.choice([1, 1, 1, 2])))
+        at = time.monotonic() - began
+        back_after = await killer.kill(victims)
+        killed.append(f"{at:.1f} s: {names_of(victims)}; served again after {back_after:.1f} s")
+        say(f"killed {names_of(victims)}; served again after {back_after:.1f} s")
+
+
+async def _compute_little(cluster: Cluster) -> None:
+    """A token or two at each replica: their plans free the rows of what ended before."""
+    async with AsyncClient(cluster.targets[0], retry_for=_PATIENCE_S) as client, asyncio.TaskGroup() as tasks:
+        for _ in range(2 * NUM_REPLICAS):
+            tasks.create_task(client.generate([5], SamplingParams(max_tokens=2)))
+
+
+async def _levels_at_rest(cluster: Cluster) -> dict[str, Level]:
+    give_up = time.monotonic() + _PATIENCE_S
+    while True:
+        levels = await read_levels(cluster)
+        if not any(level.held for level in levels.values()):
+            return levels
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"still held before there was any load: {levels}")
+        await asyncio.sleep(0.5)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--clients", type=int, default=16, help="at once")
+    add_arguments(parser, seed_of="load and kills")
+    arguments = parser.parse_args()
+    seconds = 60 * arguments.minutes
+
+    def run(cluster: Cluster, seed: int, say: Say) -> Coroutine[Any, Any, Report]:
+        return run_soak(cluster, seconds=seconds, num_clients=arguments.clients, seed=seed, say=say)
+
+    flags = (*SOAK_FLAGS, f"--http-port={free_ports(NUM_ROUTERS)}")
+    return run_command(arguments, flags, run, as_json=_as_json, summary=summary)
+
+
+def _as_json(report: Report) -> dict[str, object]:
+    return {
+        "clean": report.is_clean,
+        "seconds": report.seconds,
+        "rest_s": report.rest_s,
+        "leaks": report.leaks,
+        "surprises": report.surprises,
+        "kills": report.kills,
+        "ends": report.ends,
+        "processes": [growth.as_json() for growth in report.growths],
+    }
+
+
+def summary(report: Report) -> str:
+    """For people."""
+    lines = ["", "how requests ended"]
+    lines += [f"  {count:6}  {end}" for end, count in sorted(report.ends.items())]
+    lines += ["", "process         descriptors     tasks   rows          MiB  (one process all along: *)"]
+    for growth in report.growths:
+        before, after = growth.before, growth.after
+        counts = f"{before.num_descriptors:5} -> {after.num_descriptors:3} {before.num_tasks:5} -> {after.num_tasks:3}"
+        memory = f"{before.rss_mib:7.0f} -> {after.rss_mib:4.0f}"
+        lines.append(f"{growth.name:14} {counts} {after.num_rows:6} {memory}  {'*' * growth.is_same}")
+    lines += ["", f"{len(report.kills)} kills; at rest {report.rest_s:.1f} s after the last request"]
+    lines += [f"LEFT OVER: {leak}" for leak in report.leaks] or ["nothing is left over"]
+    lines += [f"SURPRISE: {surprise}" for surprise in report.surprises]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

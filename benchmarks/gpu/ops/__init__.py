@@ -1,0 +1,1 @@
+"""A benchmark an op: `run(report, *, toy)`."""

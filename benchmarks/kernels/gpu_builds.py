@@ -1,0 +1,45 @@
+"""Every configuration of every kernel that ships, compiled for sm_80, sm_89 and sm_90 without a GPU.
+
+    python -m benchmarks.kernels.gpu_builds [--op paged_attention] [--json]
+
+A table of registers, shared memory and wgmma; exits 1 if one spills, asks for more than there is or lost an instruction
+that it should have. Two compilers run at once, some minutes for all; Triton's cache makes the next time quick.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+
+from tests.support.kernels.ahead_of_time import Compilations, objections, shipped_targets
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kernels as they ship, compiled ahead of time.")
+    parser.add_argument("--op", default="", help="this one alone; all by default")
+    parser.add_argument("--json", action="store_true", help="a line for each build")
+    arguments = parser.parse_args()
+    targets = [target for target in shipped_targets() if arguments.op in ("", target.op)]
+    if not targets:
+        parser.error(f"--op {arguments.op}: choose of {', '.join(sorted({each.op for each in shipped_targets()}))}")
+    compilations = Compilations(targets)
+    num_bad = 0
+    try:
+        for target in targets:
+            result = compilations.results[str(target)].result()
+            found = objections(target, result)
+            num_bad += bool(found)
+            if arguments.json:
+                print(json.dumps({**dataclasses.asdict(result), "objections": found}), flush=True)
+                continue
+            wgmma = ", ".join(result.wgmma) or "-"
+            numbers = f"{result.registers:4} registers {result.shared:7} B shared  wgmma {wgmma}"
+            print(f"sm_{target.arch} {target.op:16} {target.build:40} {'; '.join(found) or numbers}", flush=True)
+    finally:
+        compilations.stop()
+    print(f"{len(targets) - num_bad} of {len(targets)} builds are as they should be", file=sys.stderr)
+    return 1 if num_bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

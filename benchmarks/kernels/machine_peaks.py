@@ -1,0 +1,38 @@
+"""What this machine can do at best: machine_peaks.cpp beside this file, compiled as the kernels are."""
+
+import json
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.native.build import path_of_this_cpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachinePeaks:
+    """With some threads, a second."""
+
+    # Bytes from memory.
+    read: float
+    # Operations (a product and its addition are two), by the type that is multiplied: float32; int16 (vpmaddwd) and
+    # int8_pairs (vpmaddubsw) with AVX2; bfloat16 (vdpbf16ps) and int8 (vpdpbusd) where the kernels use them.
+    operations: dict[str, float]
+
+
+def measure_peaks(threads: int) -> MachinePeaks:
+    """Takes some seconds. Raises RuntimeError where there is no compiler, or no path for the CPU."""
+    path = path_of_this_cpu()
+    if path is None:
+        raise RuntimeError("floors are known for CPUs with AVX2 only")
+    source = Path(__file__).with_suffix(".cpp")
+    with tempfile.TemporaryDirectory() as directory:
+        program = Path(directory) / "peaks"
+        command = ["c++", "-O2", "-std=c++17", "-pthread", *path.compiler_flags, str(source), "-o", str(program)]
+        try:
+            subprocess.run(command, check=True)
+        except FileNotFoundError:
+            raise RuntimeError("floors need a C++ compiler: apt-get install g++") from None
+        output = subprocess.run([program, str(threads)], check=True, capture_output=True, text=True).stdout
+    rates: dict[str, float] = json.loads(output)
+    return MachinePeaks(read=rates.pop("read"), operations=rates)

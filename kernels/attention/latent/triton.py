@@ -1,0 +1,280 @@
+"""Multi-head latent attention on a GPU (DeepSeek-V2, arXiv 2405.04434), with weights absorbed: heads share the
+cache.
+
+Legend: T tokens, S rows, H heads, L latent size, R rope size; the cache as kernels.kv_cache.layout has it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention.latent.triton_schedule import MlaSchedule
+from kernels.attention.paged.triton_kernels import reduce_kernel
+from kernels.attention.triton_schedule import PARTIALS
+from kernels.attention.triton_softmax import LOG2E, NOTHING, find_row, fold, normalized, table_of
+from kernels.kv_cache.layout import LatentShape, check_mla_cache, check_mla_scale, kernel_view
+from kernels.triton_common.jit import jit
+from kernels.triton_common.numbers import dot, narrow, widen_to
+
+# Triton 3.6 does not compile a pipeline with an `if` between its dots, 3.9 does; see `_attend`.
+_IF_ENDS_CHAIN = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9))
+# Numbers of a latent that are folded at once.
+_PIECE = tl.constexpr(64)
+
+
+@jit
+def mla_decode_kernel(
+    q, cache, out, query_starts, context_lens, block_tables, table_rows, starts, partial_sums, partial_values,
+    own_values, kv_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
+    HEAD_GROUPS: tl.constexpr, GROUP: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    LANES: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """A fixed number of programs take piece after piece: of a row, a tile of queries, a group of heads, and a chunk or
+    all. own_values: [programs, 2, LANES, LATENT], memory of each for what it folds."""
+    QUERIES: tl.constexpr = LANES // GROUP
+    HEADS: tl.constexpr = HEAD_GROUPS * GROUP
+    lane = tl.arange(0, LANES)
+    number = tl.arange(0, LATENT)
+    if kv_scale is None:
+        value_scale = 1.0
+    else:
+        value_scale = tl.load(kv_scale)
+    factor *= value_scale
+    # Accumulator and addresses leave no register for what is the same in each round: it is computed anew.
+    num_items = tl.load(starts + num_rows) * HEAD_GROUPS
+    for item in tl.range(  # pyright: ignore[reportGeneralTypeIssues] - Triton's own compiler iterates
+        tl.program_id(0), num_items, tl.num_programs(0), disable_licm=True
+    ):
+        row = find_row(starts, item // HEAD_GROUPS, num_rows)
+        first_query = tl.load(query_starts + row)
+        queries = tl.load(query_starts + row + 1) - first_query
+        context = tl.load(context_lens + row)
+        row_start = tl.load(starts + row)
+        tiles = tl.cdiv(queries, QUERIES)
+        num_chunks = (tl.load(starts + row + 1) - row_start) // tiles
+        first_partial = tl.load(starts + PARTIALS * line_stride + row)
+        is_split = tl.load(starts + PARTIALS * line_stride + row + 1) > first_partial
+        # Groups of heads that read the same entries are neighbours: one finds in L2 what the other has read.
+        within = item - row_start * HEAD_GROUPS
+        head_group = within % HEAD_GROUPS
+        first_of_tile = within // HEAD_GROUPS % tiles * QUERIES
+        chunk = within // HEAD_GROUPS // tiles
+
+        lane_query = first_of_tile + lane // GROUP
+        lane_head = head_group * GROUP + lane % GROUP
+        active = (lane < QUERIES * GROUP) & (lane_query < queries)
+        lane_position = tl.where(active, context - queries + lane_query, -1)
+        last_query = tl.minimum(first_of_tile + QUERIES, queries) - 1
+        low, high = 0, tl.minimum(context - queries + last_query + 1, context)
+        if is_split:
+            low = chunk * CHUNK
+            high = tl.minimum(high, low + CHUNK)
+        folds = high - low > CHUNK
+
+        lane_start = (first_query + lane_query).to(tl.int64) * q_stride + lane_head * (LATENT + ROPE)
+        q_lanes = q + lane_start[:, None]
+        q_latent = tl.load(q_lanes + number[None], mask=active[:, None], other=0.0)
+        q_rope = tl.load(q_lanes + LATENT + tl.arange(0, ROPE)[None], mask=active[:, None], other=0.0)
+        table = table_of(block_tables, table_rows, row, table_stride)
+        own = own_values + item % tl.num_programs(0) * (2 * LANES * LATENT)
+        all_m, all_w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
+        acc = tl.zeros((LANES, LATENT), tl.float32)
+        for chunk_start in tl.range(low, high, CHUNK, disable_licm=True):  # pyright: ignore[reportGeneralTypeIssues]
+            m, w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
+            acc = tl.zeros((LANES, LATENT), tl.float32)
+            for start in range(chunk_start, tl.minimum(high, chunk_start + CHUNK), TOKENS):
+                latent, rope = _load_entries(cache, table, start, high, LATENT, ROPE, BLOCK_SIZE, TOKENS)
+                m, w, acc = _attend(m, w, acc, q_latent, q_rope, latent, rope, start, high, lane_position, factor)
+            if folds:
+                all_m, all_w = _fold_in_memory(own, all_m, all_w, m, w, acc, chunk_start // CHUNK)
+            else:
+                all_m, all_w = m, w
+
+        out_lanes = out + ((first_query + lane_query).to(tl.int64) * out_stride + lane_head * LATENT)[:, None]
+        if is_split:
+            partial = (first_partial + lane_query * num_chunks + chunk).to(tl.int64) * HEADS + lane_head
+            tl.store(partial_sums + partial * 2, all_m, mask=active)
+            tl.store(partial_sums + partial * 2 + 1, all_w, mask=active)
+            tl.store(partial_values + partial[:, None] * LATENT + number[None], acc, mask=active[:, None])
+        elif folds:
+            last = own + (high - 1) // CHUNK % 2 * (LANES * LATENT)
+            tl.debug_barrier()
+            for first in range(0, LATENT, _PIECE):
+                result = normalized(all_w, tl.load(last + _piece_of_latents(LANES, LATENT, first)), value_scale)
+                piece = (first + tl.arange(0, _PIECE))[None]
+                tl.store(out_lanes + piece, narrow(result, out.dtype.element_ty), mask=active[:, None])
+        else:
+            result = normalized(all_w, acc, value_scale)
+            tl.store(out_lanes + number[None], narrow(result, out.dtype.element_ty), mask=active[:, None])
+
+
+@jit
+def _load_entries(
+    cache, table, start, high,
+    LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Latents [TOKENS, LATENT] and rope parts [TOKENS, ROPE] of the tokens from `start` on; zeros (unread) from `high`
+    on."""
+    token = start + tl.arange(0, TOKENS)
+    inside = token < high
+    block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    entries = cache + ((block * BLOCK_SIZE + token % BLOCK_SIZE) * (LATENT + ROPE))[:, None]
+    latent = tl.load(entries + tl.arange(0, LATENT)[None], mask=inside[:, None], other=0.0)
+    rope = tl.load(entries + LATENT + tl.arange(0, ROPE)[None], mask=inside[:, None], other=0.0)
+    return latent, rope
+
+
+@jit
+def _attend(m, w, acc, q_latent, q_rope, latent, rope, start, high, lane_position, factor):
+    """The running softmax after one tile of entries more. lane_position: of each lane's query; -1 sees nothing."""
+    LANES: tl.constexpr = q_latent.shape[0]
+    TOKENS: tl.constexpr = latent.shape[0]
+    values = widen_to(latent, q_latent.dtype)
+    none = tl.zeros((LANES, TOKENS), tl.float32)
+    s = dot(q_latent, tl.trans(values), none)
+    s_rope = dot(q_rope, tl.trans(widen_to(rope, q_rope.dtype)), none)
+    # If a dot's result goes into another dot, Triton gives all warps to its lanes: with 64 of them both warp groups of
+    # Hopper would compute the same scores. It doesn't look through an `if`, though this one is true for every tile; and
+    # for the same reason the two products are no sum before it.
+    if _IF_ENDS_CHAIN:
+        if start < high:
+            m, w, shrink, weights = _weigh(m, w, s, s_rope, start, lane_position, factor, values.dtype)
+        else:
+            shrink, weights = m, narrow(s, values.dtype)
+    else:
+        m, w, shrink, weights = _weigh(m, w, s, s_rope, start, lane_position, factor, values.dtype)
+    return m, w, dot(weights, values, acc * shrink[:, None])
+
+
+@jit
+def _weigh(m, w, s, s_rope, start, lane_position, factor, dtype: tl.constexpr):
+    """m and w after one tile more, what the sums before it shrink by, and its weights in dtype."""
+    visible = lane_position[:, None] >= (start + tl.arange(0, s.shape[1]))[None]
+    s = tl.where(visible, s * factor + s_rope * factor, NOTHING)
+    m_new = tl.maximum(m, tl.max(s, axis=1))
+    safe = tl.where(m_new == NOTHING, 0.0, m_new)
+    p = tl.exp2(s - safe[:, None])
+    shrink = tl.exp2(m - safe)
+    return m_new, w * shrink + tl.sum(p, axis=1), shrink, narrow(p, dtype)
+
+
+@jit
+def _fold_in_memory(own, all_m, all_w, m, w, acc, chunk):
+    """m and w of all chunks up to this one; their values are in own[chunk % 2] then, a program's own memory, which
+    mostly stays in L2. Registers don't hold two accumulators of 64 lanes."""
+    LANES: tl.constexpr = acc.shape[0]
+    LATENT: tl.constexpr = acc.shape[1]
+    before = own + (chunk + 1) % 2 * (LANES * LATENT)
+    own += chunk % 2 * (LANES * LATENT)
+    # Threads store and load different numbers.
+    tl.debug_barrier()
+    tl.store(own + tl.arange(0, LANES)[:, None] * LATENT + tl.arange(0, LATENT)[None], acc)
+    tl.debug_barrier()
+    new_m, new_w = all_m, all_w
+    for first in range(0, LATENT, _PIECE):
+        piece = _piece_of_latents(LANES, LATENT, first)
+        all_acc = tl.load(before + piece, mask=(piece >= 0) & (chunk > 0), other=0.0)
+        new_m, new_w, values = fold(all_m, all_w, all_acc, m, w, tl.load(own + piece))
+        tl.store(own + piece, values)
+    return new_m, new_w
+
+
+@jit
+def _piece_of_latents(LANES: tl.constexpr, LATENT: tl.constexpr, first):
+    """Offsets, [LANES, _PIECE]."""
+    return tl.arange(0, LANES)[:, None] * LATENT + (first + tl.arange(0, _PIECE))[None]
+
+
+# Programs of the reduction for each one that reads contexts: a warp each, which waits for memory most of the time.
+_REDUCTIONS_PER_PROGRAM = 8
+
+
+def mla_attention(
+    q_THE: torch.Tensor,
+    cache: torch.Tensor,
+    *,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+    schedule: MlaSchedule,
+    table_rows: torch.Tensor | None = None,
+    kv_scale: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """softmax(scale * q . (latent | rope)) @ latent of each query over its row's context, [T, H, L] in q's dtype;
+    softmax and sums are float32.
+
+    Row i's queries are tokens query_starts[i] : query_starts[i + 1], and the last of its context_lens[i] tokens, whose
+    entries are in the cache. Nothing else of the cache is read. Rows of no queries are skipped; a row whose context is
+    0 (padding of a captured graph) gets zeros; tokens from query_starts[-1] on stay as they are in `out`.
+
+    For decodes, drafts and short chunks. Long prompts work, tile by tile, but each product takes L + R numbers here:
+    a model computes them in less time with keys and values expanded, by kernels.attention.paged.
+
+    q_THE: bf16, fp16 or fp32, E = L + R: what was multiplied with the absorbed key weight, then the part turned by
+    rope; heads are contiguous, tokens may be any stride apart.
+    query_starts: int32 [S + 1]. context_lens: int32 [S]. block_tables: int32 [S, any], block ids in order.
+    table_rows: int32 [S]; row i's blocks are block_tables[table_rows[i]], so that tables of permanent rows stay where
+    they are; -1 for padding, which has no table to read. None: block_tables[i].
+    scale: of products of queries and entries, above 0; of the expanded head size, (128 + 64) ** -0.5 for DeepSeek.
+    schedule: made for this step by `MlaSchedule.update`. kv_scale: float32 [1], of a cache of e4m3.
+
+    Raises ValueError for shapes, dtypes and layouts that differ from these.
+    """
+    shape, tiles = schedule.shape, schedule.decode
+    _check(q_THE, cache, schedule, block_tables, scale)
+    check_mla_scale(cache, kv_scale)
+    if table_rows is not None and (table_rows.shape != context_lens.shape or table_rows.dtype is not torch.int32):
+        raise ValueError(
+            f"table_rows is {table_rows.dtype} {tuple(table_rows.shape)}: torch.int32 {tuple(context_lens.shape)}, one "
+            "for each context, is due"
+        )
+    out_shape = (len(q_THE), shape.num_heads, shape.latent_size)
+    out_THL = torch.empty(out_shape, dtype=q_THE.dtype, device=q_THE.device) if out is None else out
+    if out_THL.shape != out_shape or out_THL.stride()[1:] != (shape.latent_size, 1):
+        raise ValueError(
+            f"out of shape {tuple(out_THL.shape)}, strides {out_THL.stride()}: {out_shape} is due, heads contiguous"
+        )
+
+    num_rows, starts, groups = len(context_lens), schedule.starts, schedule.heads
+    partials = (schedule.partial_sums, schedule.partial_values)
+    mla_decode_kernel[(schedule.num_programs,)](
+        q_THE, kernel_view(cache), out_THL, query_starts, context_lens, block_tables, table_rows, starts, *partials,
+        schedule.own_values, kv_scale, scale * LOG2E.value,
+        num_rows, q_THE.stride(0), out_THL.stride(0), block_tables.stride(0), starts.stride(0),
+        HEAD_GROUPS=groups.num_kv_heads, GROUP=groups.group_size, LATENT=shape.latent_size, ROPE=shape.rope_size,
+        BLOCK_SIZE=cache.shape[1], LANES=tiles.lanes, TOKENS=tiles.tokens, CHUNK=schedule.chunk,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+    if schedule.num_partials:
+        reduce_kernel[(min(len(q_THE) * shape.num_heads, schedule.num_programs * _REDUCTIONS_PER_PROGRAM),)](
+            out_THL, query_starts, starts, *partials, None, kv_scale,
+            num_rows, out_THL.stride(0), starts.stride(0),
+            KV_HEADS=groups.num_kv_heads, GROUP=groups.group_size, D=shape.latent_size, D_PADDED=shape.latent_size,
+            SCALE_PER_HEAD=False, num_warps=1, num_stages=4,
+        )  # fmt: skip
+    return out_THL
+
+
+def _check(
+    q_THE: torch.Tensor, cache: torch.Tensor, schedule: MlaSchedule, block_tables: torch.Tensor, scale: float
+) -> None:
+    shape = schedule.shape
+    check_mla_cache(cache, shape.entry_size)
+    if q_THE.shape[1:] != (shape.num_heads, shape.entry_size) or q_THE.stride()[1:] != (shape.entry_size, 1):
+        raise ValueError(
+            f"q of shape {tuple(q_THE.shape)}, strides {q_THE.stride()}: [tokens, {shape.num_heads}, "
+            f"{shape.entry_size}], heads contiguous, is due for {shape}"
+        )
+    if cache.dtype is not schedule.cache_dtype:
+        raise ValueError(f"the cache is of {cache.dtype}, the schedule for {schedule.cache_dtype}")
+    if cache.dtype.itemsize > q_THE.dtype.itemsize:
+        raise ValueError(f"a cache of {cache.dtype} is wider than queries of {q_THE.dtype}")
+    if block_tables.stride(1) != 1:
+        raise ValueError(f"block tables of strides {block_tables.stride()}: rows have to be contiguous")
+    if scale <= 0:
+        raise ValueError(f"scale {scale} has to be above 0")
+
+
+__all__ = ["LatentShape", "MlaSchedule", "mla_attention"]

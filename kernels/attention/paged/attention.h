@@ -1,0 +1,341 @@
+// Attention over blocks in place.
+//
+// A query's keys are reduced in chunks of 64 positions, chunks in segments of 512, both counted from the sequence's
+// start and always combined in order. What a tile computes for a query that sees none of a chunk changes no bit of its
+// result. So that result depends on nothing but the query and its context: not on the batch, the chunk of the prompt,
+// the block size, the number of threads or the width of the vectors.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "../../kv_cache/cache_layout.h"
+#include "../../native/cpp/accumulate.h"
+#include "../../native/cpp/pool.h"
+#include "../../native/cpp/vec.h"
+
+namespace octavo {
+
+constexpr int64_t kChunk = 64;
+constexpr int64_t kSegment = 512;
+// Vectors of a tile of R query heads. Of 16 floats 4 are a chunk's scores, and 6 x 4 sums fit into the 32 registers.
+// Of 8 floats: 3 heads share keys in many models; 3 x 4 sums would spill (16 registers), and 3 x 2 would wait for each
+// other.
+template <class V, int R>
+constexpr int kVectors = V::W == 16 ? 4 : R == 3 ? 3 : kTileVectors<R>;
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+// As kernels/attention/paged/native.py lays it out; the arrays are those of one step.
+struct AttentionStep {
+    const int32_t* query_starts;
+    const int32_t* context_lens;
+    const int32_t* block_tables;
+    int32_t* items;   // [num_items][6]: see Item
+    int32_t* splits;  // [num_splits][3]: see Split
+    int64_t table_stride, num_items, num_splits, num_partials;
+    int32_t heads, kv_heads, head_size;
+    int32_t block_size;  // a power of 2 from 8 to 64
+    int32_t window;  // positions that a query sees, its own included; 0: all before it
+    int32_t attention_chunk;  // positions of a chunk, of which a query sees none but its own; 0: there are no chunks
+    int32_t bf16_cache;
+
+    // The first position that the query at `position` sees.
+    int64_t first_key(int64_t position) const {
+        const int64_t of_window = window ? std::max<int64_t>(0, position - window + 1) : 0;
+        return attention_chunk ? std::max(of_window, position / attention_chunk * attention_chunk) : of_window;
+    }
+};
+
+// Some queries of one row, over some segments of its context.
+struct Item {
+    int32_t row, first_query, num_queries, first_segment, end_segment;
+    int32_t partial;  // -1: the result is whole and goes to the output
+};
+
+// A row of one query whose segments are computed apart: where their results are.
+struct Split {
+    int32_t row, first_partial, num_partials;
+};
+
+// Maxima, sums and weighted values of some query heads, over the keys seen so far.
+struct Running {
+    float *maxima, *sums, *values;  // [heads], [heads], [heads][head_size]
+
+    void clear(int64_t heads, int64_t size) {
+        std::fill(maxima, maxima + heads, kNothing);
+        std::fill(sums, sums + heads, 0.0f);
+        std::fill(values, values + heads * size, 0.0f);
+    }
+
+    // What later keys have given is added. A side without keys leaves the other as it is, to the bit.
+    template <class V>
+    void fold(const Running& later, int64_t heads, int64_t size) {
+        for (int64_t h = 0; h < heads; h++) {
+            const float both = std::max(maxima[h], later.maxima[h]);
+            if (both == kNothing) continue;
+            const V old = exp2(V::all(maxima[h] - both)), more = exp2(V::all(later.maxima[h] - both));
+            float *to = values + h * size, *from = later.values + h * size;
+            for (int64_t i = 0; i < size; i += V::W) fma(V::load(from + i), more, V::load(to + i) * old).store(to + i);
+            sums[h] = std::fma(later.sums[h], first(more), sums[h] * first(old));
+            maxima[h] = both;
+        }
+    }
+};
+
+// V: the vectors it computes with. The head size is a multiple of their width, and the block size not less. A: what
+// queries and weights are rounded to before they multiply keys and values, which are of type T.
+template <class V, class A, class T>
+class TileAttention {
+public:
+    TileAttention(const AttentionStep& step, const T* cache, float scale, const Item& item, int64_t kv_head)
+        : step_(step), cache_(cache), scale_(scale), layout_{step.kv_heads, step.head_size, step.block_size},
+          table_(step.block_tables + item.row * step.table_stride), kv_head_(kv_head),
+          group_(step.heads / step.kv_heads), rows_(item.num_queries * group_),
+          block_shift_(__builtin_ctz(step.block_size)) {
+        const int64_t queries = step.query_starts[item.row + 1] - step.query_starts[item.row];
+        first_token_ = step.query_starts[item.row] + item.first_query;
+        first_position_ = step.context_lens[item.row] - queries + item.first_query;
+        end_ = first_position_ + item.num_queries;
+        begin_ = step.first_key(first_position_);
+        const int64_t size = step.head_size;
+        float* memory = static_cast<float*>(scratch(kSlotTile, rows_ * (3 * size + kChunk + 4) * 4 + 64));
+        queries_ = reinterpret_cast<A*>(memory);
+        scores_ = memory + rows_ * size;
+        part_ = {scores_ + rows_ * (kChunk + 2 * size), nullptr, scores_ + rows_ * kChunk};
+        part_.sums = part_.maxima + rows_;
+        whole_ = {part_.sums + rows_, part_.sums + 2 * rows_, part_.values + rows_ * size};
+    }
+
+    // q: this step's queries, `stride` floats a token. Leaves the result in `whole`.
+    const Running& compute(const float* q, int64_t stride, int64_t first_segment, int64_t end_segment) {
+        load_queries(q, stride);
+        const int64_t size = step_.head_size;
+        whole_.clear(rows_, size);
+        for (int64_t segment = first_segment; segment < end_segment; segment++) {
+            part_.clear(rows_, size);
+            const int64_t stop = std::min(end_, (segment + 1) * kSegment);
+            for (int64_t base = segment * kSegment; base < stop; base += kChunk) {
+                if (base + kChunk > begin_) chunk(base, std::min(kChunk, stop - base));
+            }
+            whole_.template fold<V>(part_, rows_, size);
+        }
+        return whole_;
+    }
+
+    int64_t rows() const { return rows_; }
+
+    void write(float* out, int64_t stride) const {
+        for (int64_t r = 0; r < rows_; r++) {
+            normalized(whole_, r, step_.head_size, out + place(r, stride));
+        }
+    }
+
+    static void normalized(const Running& running, int64_t r, int64_t size, float* out) {
+        const V total = V::all(running.sums[r]);
+        for (int64_t i = 0; i < size; i += V::W) (V::load(running.values + r * size + i) / total).store(out + i);
+    }
+
+private:
+    static constexpr int W = V::W;
+
+    static int64_t vectors_of(int64_t count) { return (count + W - 1) / W; }
+
+    // Returns what was stored.
+    static V store(V v, float* p) {
+        v.store(p);
+        return v;
+    }
+    static V store(V v, bf16* p) { return store_rounded(v, p); }
+
+    // A row's weights take the place of its scores.
+    A* weights(int64_t r) { return reinterpret_cast<A*>(scores_ + r * kChunk); }
+
+    // Of row r, which is a head of a query, among floats of `stride` a token.
+    int64_t place(int64_t r, int64_t stride) const {
+        return (first_token_ + r / group_) * stride + (kv_head_ * group_ + r % group_) * step_.head_size;
+    }
+
+    void load_queries(const float* q, int64_t stride) {
+        const V scale = V::all(scale_ * kLog2E);  // weights are powers of 2
+        for (int64_t r = 0; r < rows_; r++) {
+            for (int64_t i = 0; i < step_.head_size; i += W) {
+                store(V::load(q + place(r, stride) + i) * scale, queries_ + r * step_.head_size + i);
+            }
+        }
+    }
+
+    // Positions [base, base + count).
+    void chunk(int64_t base, int64_t count) {
+        find(base, count);
+        for (int64_t r = 0; r < rows_; r += 6) with_rows<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
+            score<rows()>(r, count);
+        });
+        for (int64_t r = 0; r < rows_; r++) weigh(r, base, count);
+        for (int64_t r = 0; r < rows_; r += 6) with_rows<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
+            add_values<rows()>(r, count);
+        });
+    }
+
+    // Where the keys and values of each W positions of the chunk are, and the keys of the next chunk.
+    void find(int64_t base, int64_t count) {
+        for (int64_t v = 0; v < vectors_of(count); v++) {
+            const int64_t position = base + W * v, offset = position & (step_.block_size - 1);
+            const int64_t block = table_[position >> block_shift_];
+            keys_[v] = cache_ + layout_.keys(block, kv_head_) + layout_.key(offset, 0);
+            values_[v] = cache_ + layout_.values(block, kv_head_) + layout_.value(offset, 0);
+            const int64_t later = std::min(position + kChunk, end_ - 1) >> block_shift_;
+            next_keys_[v] = reinterpret_cast<const char*>(cache_ + layout_.keys(table_[later], kv_head_));
+        }
+    }
+
+    template <int R, class F>
+    static void with_rows(int64_t rows, F&& f) {
+        if (rows == R) return f(std::integral_constant<int, R>{});
+        if constexpr (R > 1) with_rows<R - 1>(rows, f);
+    }
+
+    // Brings the values of the same positions along, which are needed next.
+    template <int R>
+    void score(int64_t r, int64_t count) {
+        constexpr int N = kVectors<V, R>;
+        const int64_t vectors = vectors_of(count), size = step_.head_size;
+        for (int64_t first = 0; first < vectors; first += N) {
+            V acc[R][N];
+            const T* b[N];
+            const char* ahead[N];
+            for (int v = 0; v < N; v++) {
+                b[v] = keys_[std::min(first + v, vectors - 1)];
+                ahead[v] = reinterpret_cast<const char*>(values_[std::min(first + v, vectors - 1)]);
+                for (int i = 0; i < R; i++) acc[i][v] = V::zero();
+            }
+            // W values of D numbers over D numbers, or D / 2 pairs.
+            accumulate(acc, queries_ + r * size, size, b, step_.block_size * layout_.kPair, size, [&](int64_t k) {
+                for (const char* place : ahead) _mm_prefetch(place + k * W * 4, _MM_HINT_T0);
+            });
+            for (int v = 0; v < N && first + v < vectors; v++) {
+                for (int i = 0; i < R; i++) acc[i][v].store(scores_ + (r + i) * kChunk + (first + v) * W);
+            }
+        }
+    }
+
+    // From scores to weights; rescales the row's sums to its new maximum.
+    void weigh(int64_t r, int64_t base, int64_t count) {
+        const int64_t position = first_position_ + r / group_, size = step_.head_size;
+        const int64_t end = std::min(count, position + 1 - base);
+        const int64_t begin = std::max<int64_t>(0, step_.first_key(position) - base);
+        const int64_t vectors = vectors_of(count);
+        float* scores = scores_ + r * kChunk;
+        if (begin >= end) {
+            std::fill(scores, scores + vectors * W, 0.0f);  // zeros of A, too
+            return;
+        }
+        if (begin > 0 || end < vectors * W) {
+            std::fill(scores, scores + begin, kNothing);
+            std::fill(scores + end, scores + vectors * W, kNothing);
+        }
+        V most = V::load(scores);
+        for (int64_t v = 1; v < vectors; v++) most = max(most, V::load(scores + v * W));
+        const float old = part_.maxima[r], maximum = std::max(old, largest(most));
+        V8 total = V8::zero();
+        for (int64_t v = 0; v < vectors; v++) {
+            const V weight = store(exp2(V::load(scores + v * W) - V::all(maximum)), weights(r) + v * W);
+            total = add_by_eights(total, weight);
+        }
+        part_.maxima[r] = maximum;
+        if (old == maximum) {
+            part_.sums[r] += sum(total);
+            return;
+        }
+        const V shrink = exp2(V::all(old - maximum));
+        part_.sums[r] = std::fma(part_.sums[r], first(shrink), sum(total));
+        float* values = part_.values + r * size;
+        for (int64_t i = 0; i < size; i += W) (V::load(values + i) * shrink).store(values + i);
+    }
+
+    // Brings the keys of the next chunk along.
+    template <int R>
+    void add_values(int64_t r, int64_t count) {
+        constexpr int N = kVectors<V, R>;
+        const int64_t size = step_.head_size, vectors = size / W, tokens = std::min<int64_t>(step_.block_size, 16);
+        constexpr int64_t kShare = N * W * 4;  // bytes of keys that go with a number, or a pair, of N vectors
+        for (int64_t first = 0; first < vectors; first += N) {
+            V acc[R][N];
+            for (int v = 0; v < N; v++) {
+                const int64_t column = W * std::min(first + v, vectors - 1);
+                for (int i = 0; i < R; i++) acc[i][v] = V::load(part_.values + (r + i) * size + column);
+            }
+            for (int64_t done = 0; done < count; done += tokens) {
+                const T* b[N];
+                for (int v = 0; v < N; v++) {
+                    b[v] = values_[done / W] + layout_.value(0, W * std::min(first + v, vectors - 1));
+                }
+                const char* ahead = next_keys_[done / W] + first / N * (kShare * step_.block_size / layout_.kPair);
+                accumulate(acc, weights(r) + done, kChunk * sizeof(float) / sizeof(A), b, size * layout_.kPair,
+                           std::min(tokens, count - done), [&](int64_t k) {
+                               for (int64_t i = 0; i < kShare; i += 64) {
+                                   _mm_prefetch(ahead + k * kShare + i, _MM_HINT_T0);
+                               }
+                           });
+            }
+            for (int v = 0; v < N && first + v < vectors; v++) {
+                for (int i = 0; i < R; i++) acc[i][v].store(part_.values + (r + i) * size + (first + v) * W);
+            }
+        }
+    }
+
+    const AttentionStep& step_;
+    const T* cache_;
+    const float scale_;
+    const CacheLayout<T> layout_;
+    const int32_t* table_;
+    const int64_t kv_head_, group_, rows_;
+    const int block_shift_;
+    int64_t first_token_, first_position_, begin_, end_;  // of the positions that any of the queries sees
+    A* queries_;
+    float* scores_;
+    const T *keys_[kChunk / W], *values_[kChunk / W];
+    const char* next_keys_[kChunk / W];
+    Running part_, whole_;
+};
+
+// out[tokens, heads * head_size] from q, whose tokens are `stride` floats apart.
+template <class V, class A, class T>
+void attention(const AttentionStep& step, const float* q, int64_t stride, const T* cache, float scale,
+               float* out) {
+    if constexpr (V::W > 8) {
+        const bool fits = step.head_size % V::W == 0 && step.block_size >= V::W;
+        if (!fits) return attention<V8, A>(step, q, stride, cache, scale, out);
+    }
+    const int64_t group = step.heads / step.kv_heads, size = step.head_size, width = step.heads * size;
+    const int64_t partial_size = group * (size + 2);
+    auto* partials = static_cast<float*>(
+        scratch(kSlotPartials, step.num_partials * step.kv_heads * partial_size * sizeof(float)));
+    auto partial = [&](int64_t index, int64_t head) {
+        float* start = partials + (index * step.kv_heads + head) * partial_size;
+        return Running{start, start + group, start + 2 * group};
+    };
+    parallel(step.num_items * step.kv_heads, [&](int64_t task) {
+        const Item& item = reinterpret_cast<const Item*>(step.items)[task / step.kv_heads];
+        const int64_t head = task % step.kv_heads;
+        TileAttention<V, A, T> tile(step, cache, scale, item, head);
+        const Running& result = tile.compute(q, stride, item.first_segment, item.end_segment);
+        if (item.partial < 0) return tile.write(out, width);
+        const Running kept = partial(item.partial, head);
+        std::copy(result.maxima, result.maxima + group, kept.maxima);
+        std::copy(result.sums, result.sums + group, kept.sums);
+        std::copy(result.values, result.values + group * size, kept.values);
+    });
+    parallel(step.num_splits * step.kv_heads, [&](int64_t task) {
+        const Split& split = reinterpret_cast<const Split*>(step.splits)[task / step.kv_heads];
+        const int64_t head = task % step.kv_heads;
+        Running whole = partial(split.first_partial, head);
+        for (int64_t i = 1; i < split.num_partials; i++) {
+            whole.template fold<V>(partial(split.first_partial + i, head), group, size);
+        }
+        float* place = out + step.query_starts[split.row] * width + head * group * size;
+        for (int64_t h = 0; h < group; h++) TileAttention<V, A, T>::normalized(whole, h, size, place + h * size);
+    });
+}
+
+}  // namespace octavo

@@ -1,0 +1,115 @@
+"""Paged attention by the C++ kernel, attention.h beside this file; work.h lists what there is to do in a step.
+
+Legend: S rows.
+"""
+
+import ctypes
+from ctypes import c_int32, c_int64, c_void_p
+
+import numpy as np
+import torch
+
+from kernels.kv_cache.layout import HeadShape, KVScales
+from kernels.native.library import NativeKernels
+
+# kSegment of attention.h: the keys that one item of a decode reads at most, so that a long context is dealt out to
+# several threads.
+SEGMENT = 512
+# Query heads of a tile. 6 fill the registers; some tiles of 6 share a chunk of keys that is in L1.
+ROWS_PER_TILE = 24
+# int32 of an item, and of a split.
+_ITEM, _SPLIT = 6, 3
+
+
+class AttentionStepStruct(ctypes.Structure):
+    """`AttentionStep` of kernels/attention/paged/attention.h."""
+
+    _fields_ = (
+        ("query_starts", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("items", c_void_p),
+        ("splits", c_void_p),
+        ("table_stride", c_int64),
+        ("num_items", c_int64),
+        ("num_splits", c_int64),
+        ("num_partials", c_int64),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_size", c_int32),
+        ("block_size", c_int32),
+        ("window", c_int32),
+        ("attention_chunk", c_int32),
+        ("bf16_cache", c_int32),
+    )
+
+
+class NativeAttentionPlan:
+    """The attention of one step after the other, in the same memory: addresses that a recording holds stay valid."""
+
+    def __init__(self, kernels: NativeKernels, heads: HeadShape, window: int, attention_chunk: int) -> None:
+        assert heads.head_size % 8 == 0
+        self._kernels = kernels
+        self._struct = AttentionStepStruct(
+            heads=heads.num_heads, kv_heads=heads.num_kv_heads, head_size=heads.head_size, window=window,
+            attention_chunk=attention_chunk,
+        )  # fmt: skip
+        # What the struct points to.
+        self._arrays: tuple[np.ndarray, ...] = ()
+        self._items, self._splits = np.empty(0, np.int32), np.empty(0, np.int32)
+
+    def reserve(self, *, num_queries: int, num_rows: int, context: int) -> None:
+        """See `AttentionPlanner.reserve`."""
+        # Memory that is never written costs nothing. What is a bound on items: see work.h.
+        num_items = num_queries + num_rows * (1 + context // SEGMENT)
+        if num_items * _ITEM > len(self._items):
+            self._items = np.empty(num_items * _ITEM, np.int32)
+            self._struct.items = self._items.ctypes.data
+        if num_rows * _SPLIT > len(self._splits):
+            self._splits = np.empty(num_rows * _SPLIT, np.int32)
+            self._struct.splits = self._splits.ctypes.data
+
+    def update(
+        self,
+        *,
+        query_starts: np.ndarray,
+        context_lens: np.ndarray,
+        block_tables: np.ndarray,
+        block_size: int,
+        cache_dtype: torch.dtype,
+    ) -> None:
+        """From here on it is the plan of another step. Arguments as of `AttentionPlanner.plan`; rows of the tables may
+        lie apart."""
+        assert block_size in (8, 16, 32)
+        assert query_starts.dtype == context_lens.dtype == block_tables.dtype == np.int32
+        assert query_starts.strides == context_lens.strides == block_tables.strides[1:] == (4,)
+        num_tokens, num_rows = int(query_starts[-1]), len(context_lens)
+        self.reserve(num_queries=num_tokens, num_rows=num_rows, context=block_tables.shape[1] * block_size)
+        struct, self._arrays = self._struct, (query_starts, context_lens, block_tables)
+        struct.query_starts = query_starts.ctypes.data
+        struct.context_lens = context_lens.ctypes.data
+        struct.block_tables = block_tables.ctypes.data
+        struct.table_stride = block_tables.strides[0] // 4
+        struct.block_size = block_size
+        struct.bf16_cache = cache_dtype is torch.bfloat16
+        self._kernels.plan_attention(ctypes.addressof(struct), num_tokens, ROWS_PER_TILE)
+
+    def attend(
+        self,
+        q_THD: torch.Tensor,
+        cache: torch.Tensor,
+        scale: float,
+        out: torch.Tensor | None = None,
+        kv_scales: KVScales | None = None,
+    ) -> torch.Tensor:
+        assert kv_scales is None
+        assert q_THD.dtype is torch.float32
+        assert q_THD.stride()[1:] == (q_THD.shape[2], 1)
+        out_THD = torch.empty(q_THD.shape) if out is None else out
+        assert out_THD.shape == q_THD.shape
+        assert out_THD.is_contiguous()
+        self._kernels.attention(
+            ctypes.addressof(self._struct), q_THD.data_ptr(), q_THD.stride(0), cache.data_ptr(), scale,
+            out_THD.data_ptr(),
+        )  # fmt: skip
+        return out_THD

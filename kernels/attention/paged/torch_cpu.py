@@ -1,0 +1,297 @@
+"""Paged attention in PyTorch: decodes of similar length in groups, prompts in tiles of queries."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from kernels.kv_cache.layout import HeadShape, KVScales
+
+with warnings.catch_warnings():
+    # torch says once a process that its CSR tensors are beta, on the first that is made: here, where it can be
+    # silenced.
+    warnings.simplefilter("ignore", UserWarning)
+    torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.empty(0, dtype=torch.int64), torch.empty(0), (1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Rows that are computed together. Buffers are shared by the layers of a step."""
+
+    # int64 [R] on the token axis; None: all tokens of the step, in order.
+    token_indices_R: torch.Tensor
+    # int64, the blocks to convert to float32 before they are read; None: the cache is read in place.
+    converted_blocks: torch.Tensor | None
+    # float32, -inf where a row must not look.
+    mask_R1L: torch.Tensor
+    # CSR [R * H, table rows]; its values are overwritten by each layer.
+    scores: torch.Tensor
+    # int32 [C]: table rows of the keys; those of the values lie num_kv_heads further.
+    columns_C: torch.Tensor
+    # int32 [R * H]: where each bag begins in columns_C.
+    offsets: torch.Tensor
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        token_indices: np.ndarray,
+        block_ids: torch.Tensor,
+        hidden_before: np.ndarray,
+        hidden_from: np.ndarray,
+        block_size: int,
+        cache_dtype: torch.dtype,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+    ) -> "DecodeGroup":
+        """block_ids: int64 [R, blocks]. A row sees its tokens from hidden_before up to, not including, hidden_from."""
+        convert = cache_dtype is not torch.float32
+        num_rows, num_blocks = block_ids.shape
+        length = num_blocks * block_size
+        # A converted copy holds the blocks in the order in which they are read.
+        places = torch.arange(block_ids.numel()).view(num_rows, num_blocks) if convert else block_ids
+        tokens_R1L = (places[:, :, None] * block_size + torch.arange(block_size)).view(num_rows, 1, length)
+        kv_heads_1H1 = torch.arange(num_heads).div(num_heads // num_kv_heads, rounding_mode="floor").view(1, -1, 1)
+        columns_C = (tokens_R1L * (2 * num_kv_heads) + kv_heads_1H1).view(-1).int()
+        row_starts = torch.arange(0, columns_C.numel() + 1, length, dtype=torch.int32)
+        num_table_rows = (int(places.max()) + 1) * block_size * 2 * num_kv_heads
+        positions_L = np.arange(length)
+        hidden_RL = (positions_L < hidden_before[:, None]) | (positions_L >= hidden_from[:, None])
+        return cls(
+            token_indices_R=torch.from_numpy(token_indices.astype(np.int64)),
+            converted_blocks=block_ids.view(-1) if convert else None,
+            mask_R1L=torch.zeros(num_rows, 1, length).masked_fill_(torch.from_numpy(hidden_RL)[:, None], float("-inf")),
+            scores=torch.sparse_csr_tensor(
+                row_starts,
+                columns_C,
+                torch.zeros(columns_C.numel()),
+                (num_rows * num_heads, num_table_rows),
+                check_invariants=False,
+            ),
+            columns_C=columns_C,
+            offsets=row_starts[:-1],
+        )
+
+    def attend(self, q_RHD: torch.Tensor, cache_NB2KD: torch.Tensor, scale: float) -> torch.Tensor:
+        """float32 [R, H, D] from q of float32."""
+        num_rows, num_heads, head_size = q_RHD.shape
+        num_kv_heads = cache_NB2KD.shape[3]
+        if self.converted_blocks is not None:
+            cache_NB2KD = cache_NB2KD.index_select(0, self.converted_blocks).float()
+        table = cache_NB2KD.view(-1, head_size)[: self.scores.shape[1]]
+        torch.sparse.sampled_addmm(
+            self.scores, q_RHD.reshape(-1, head_size), table.t(), beta=0.0, alpha=scale, out=self.scores
+        )
+        values = self.scores.values()
+        values.view(num_rows, num_heads, -1).add_(self.mask_R1L)
+        scores_XL = values.view(num_rows * num_heads, -1)
+        torch.softmax(scores_XL, -1, out=scores_XL)
+        out, *_ = torch.embedding_bag(
+            table[num_kv_heads:],
+            self.columns_C,
+            self.offsets,
+            False,
+            0,
+            False,
+            values,  # mode 0: sum
+        )
+        return out.view(num_rows, num_heads, head_size)
+
+
+# Queries that share one call: keys after the tile's last query, or before its window, are not computed.
+QUERIES_PER_TILE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTile:
+    # On the step's token axis.
+    first_query: int
+    num_queries: int
+    # On the axis of the row's gathered keys.
+    first_key: int
+    num_keys: int
+    # float32 [Q, L] for queries in reverse order; see PrefillRow.build.
+    mask_QL: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    block_ids: torch.Tensor  # int64
+    tiles: list[QueryTile]
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        first_query: int,
+        num_queries: int,
+        num_keys: int,
+        block_ids: torch.Tensor,
+        first_position: int,
+        window: int,
+        attention_chunk: int,
+    ) -> "PrefillRow":
+        """The queries are the last num_queries of the row's num_keys tokens in block_ids, the first of which is at
+        first_position.
+
+        Whether key j is visible to query i depends on j - i alone, for a tile ends where a chunk of positions does.
+        With the queries in reverse order, the mask of every tile is therefore a view of one vector, with stride 1 along
+        both dims: no [Q, L] mask is ever stored.
+        """
+        offset = num_keys - num_queries
+        # distance[d] is for a key that lies num_keys - d tokens before the query.
+        distances = torch.arange(num_keys, -num_queries, -1)
+        hidden = distances < 0
+        if window:
+            hidden |= distances >= window
+        band = torch.zeros(distances.shape).masked_fill_(hidden, float("-inf"))
+        tiles: list[QueryTile] = []
+        start = 0
+        while start < num_queries:
+            stop = min(start + QUERIES_PER_TILE, num_queries)
+            first_key = max(0, offset + start + 1 - window) if window else 0
+            if attention_chunk:
+                within = (first_position + offset + start) % attention_chunk
+                stop = min(stop, start + attention_chunk - within)
+                first_key = max(first_key, offset + start - within)
+            length = offset + stop - first_key
+            # Row 0 is query stop - 1, at token offset + stop - 1; its first key lies length - 1 before it.
+            mask_QL = band.as_strided((stop - start, length), (1, 1), num_keys - (length - 1))
+            tiles.append(QueryTile(first_query + start, stop - start, first_key, length, mask_QL))
+            start = stop
+        return cls(block_ids.view(-1), tiles)
+
+    def attend(self, q_THD: torch.Tensor, cache_NB2KD: torch.Tensor, scale: float, out_THD: torch.Tensor) -> None:
+        """Writes the row's outputs, in q's dtype, to its tokens of out_THD."""
+        num_kv_heads = cache_NB2KD.shape[3]
+        kv_L2KD = cache_NB2KD.index_select(0, self.block_ids).to(q_THD.dtype).flatten(0, 1)
+        # KV heads take the batch dim and each is expanded over its query heads, so that none is copied.
+        k_K1LD, v_K1LD = kv_L2KD.permute(1, 2, 0, 3).unsqueeze(2)
+        for tile in self.tiles:
+            queries = slice(tile.first_query, tile.first_query + tile.num_queries)
+            keys = slice(tile.first_key, tile.first_key + tile.num_keys)
+            q_KGQD = q_THD[queries].flip(0).unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
+            k_KGLD, v_KGLD = (x[:, :, keys].expand(-1, q_KGQD.shape[1], -1, -1) for x in (k_K1LD, v_K1LD))
+            o_KGQD = F.scaled_dot_product_attention(
+                q_KGQD, k_KGLD, v_KGLD, attn_mask=tile.mask_QL.to(q_THD.dtype), scale=scale
+            )
+            out_THD[queries] = o_KGQD.permute(2, 0, 1, 3).flatten(1, 2).flip(0)
+
+
+# Rows of one decode group are computed as if all were as long as its longest. That is cheap, for padding reads block 0
+# again and again: 64 rows of 128 to 512 tokens take 125, 106, 101, 93, 93 and 92 ms in 16, 8, 6, 4, 2 groups and one
+# (30 layers, float32, AVX2, 2 threads). The bound is there for one long row among many short ones.
+PADDED_TOKENS_PER_GROUP = 4096
+# A cache that must be converted to float32 is converted a group at a time, so that a group's copy stays in L3: 64 rows
+# of 193 tokens take 84, 78, 90 and 86 ms at 2048, 4096, 8192 and all tokens; read in place, 50.
+CONVERTED_TOKENS_PER_GROUP = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TorchAttentionPlan:
+    """One step's attention, for all layers whose queries see equally far."""
+
+    decode_groups: list[DecodeGroup]
+    prefill_rows: list[PrefillRow]
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        query_starts: np.ndarray,
+        context_lens: np.ndarray,
+        block_tables: np.ndarray,
+        block_size: int,
+        cache_dtype: torch.dtype,
+        heads: HeadShape,
+        window: int = 0,
+        attention_chunk: int = 0,
+    ) -> "TorchAttentionPlan":
+        """Arguments as of `AttentionPlanner`."""
+        query_lens = np.diff(query_starts)
+        positions = context_lens - query_lens  # of each row's first query
+        first_tokens = np.maximum(positions + 1 - window, 0) if window else np.zeros_like(positions)
+        if attention_chunk:
+            first_tokens = np.maximum(first_tokens, positions // attention_chunk * attention_chunk)
+        first_blocks = first_tokens // block_size
+        lengths = context_lens - first_blocks * block_size  # of what is read: from a block's start on
+
+        decode_rows = np.flatnonzero(query_lens == 1)
+        groups = _group(decode_rows, lengths, block_size, convert=cache_dtype is not torch.float32)
+        return cls(
+            [
+                DecodeGroup.build(
+                    token_indices=query_starts[rows],
+                    block_ids=_blocks_from(block_tables, rows, first_blocks, int(lengths[rows].max()), block_size),
+                    hidden_before=(first_tokens - first_blocks * block_size)[rows],
+                    hidden_from=lengths[rows],
+                    block_size=block_size,
+                    cache_dtype=cache_dtype,
+                    num_heads=heads.num_heads,
+                    num_kv_heads=heads.num_kv_heads,
+                    head_size=heads.head_size,
+                )
+                for rows in groups
+            ],
+            [
+                PrefillRow.build(
+                    first_query=int(query_starts[row]),
+                    num_queries=int(query_lens[row]),
+                    num_keys=int(lengths[row]),
+                    block_ids=_blocks_from(block_tables, np.array([row]), first_blocks, int(lengths[row]), block_size),
+                    first_position=int(first_blocks[row]) * block_size,
+                    window=window,
+                    attention_chunk=attention_chunk,
+                )
+                for row in np.flatnonzero(query_lens > 1)
+            ],
+        )
+
+    def attend(
+        self,
+        q_THD: torch.Tensor,
+        cache: torch.Tensor,
+        scale: float,
+        out: torch.Tensor | None = None,
+        kv_scales: KVScales | None = None,
+    ) -> torch.Tensor:
+        """The result is in memory of its own, never in `out`."""
+        assert kv_scales is None
+        if len(self.decode_groups) == 1 and not self.prefill_rows:
+            return self.decode_groups[0].attend(q_THD.float(), cache, scale).to(q_THD.dtype)
+        out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+        for group in self.decode_groups:
+            o_RHD = group.attend(q_THD[group.token_indices_R].float(), cache, scale)
+            out_THD[group.token_indices_R] = o_RHD.to(q_THD.dtype)
+        for row in self.prefill_rows:
+            row.attend(q_THD, cache, scale, out_THD)
+        return out_THD
+
+
+def _group(rows: np.ndarray, lengths: np.ndarray, block_size: int, *, convert: bool) -> list[np.ndarray]:
+    """Splits rows into groups of similar lengths; a single group keeps its order."""
+    ordered = rows[np.argsort(-lengths[rows], kind="stable")]
+    groups: list[list[int]] = []
+    padded = width = 0
+    for row in ordered:
+        length = int(lengths[row])
+        padded += width - length
+        too_many = convert and groups and (len(groups[-1]) + 1) * width > CONVERTED_TOKENS_PER_GROUP
+        if not groups or too_many or padded > PADDED_TOKENS_PER_GROUP:
+            groups.append([])
+            width, padded = -(-length // block_size) * block_size, 0
+        groups[-1].append(row)
+    return [rows] if len(groups) == 1 else [np.array(group) for group in groups]
+
+
+def _blocks_from(
+    block_tables: np.ndarray, rows: np.ndarray, first_blocks: np.ndarray, longest: int, block_size: int
+) -> torch.Tensor:
+    """int64 [rows, blocks of the longest]: each row's blocks from its first visible one on, padded with block 0."""
+    wanted = first_blocks[rows, None] + np.arange(-(-longest // block_size))
+    inside = wanted < block_tables.shape[1]
+    ids = block_tables[rows[:, None], np.where(inside, wanted, 0)]
+    return torch.from_numpy(np.where(inside, ids, 0).astype(np.int64))

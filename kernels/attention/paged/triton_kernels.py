@@ -1,0 +1,208 @@
+"""The Triton kernels of paged attention: decodes in one pass (v1) or in chunks reduced afterwards (v2), and
+prefills.
+
+v1 and v2 keep a running softmax for each chunk and fold chunks from left to right, v1 in registers, v2 through memory.
+The bits are the same, so only time decides which one computes a row.
+"""
+
+import triton.language as tl
+
+from kernels.attention.triton_schedule import PARTIALS, PREFILL, REDUCED, first_token
+from kernels.attention.triton_softmax import (
+    NOTHING,
+    attend_tile,
+    before_any,
+    find_row,
+    fold,
+    lane_slopes,
+    load_lanes,
+    load_scale,
+    load_tile,
+    normalized,
+    store_lanes,
+    table_of,
+)
+from kernels.triton_common.jit import jit
+
+
+@jit
+def decode_kernel(
+    q, cache, out, query_starts, context_lens, block_tables, table_rows, starts, partial_sums, partial_values,
+    sinks, alibi_slopes, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    LANES: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
+    ATTENTION_CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
+):  # fmt: skip
+    """A fixed number of programs take piece after piece: of a row, a tile of queries, a KV head, and a chunk or all."""
+    QUERIES: tl.constexpr = LANES // GROUP
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    lane = tl.arange(0, LANES)
+    for item in range(tl.program_id(0), tl.load(starts + num_rows) * KV_HEADS, tl.num_programs(0)):
+        row = find_row(starts, item // KV_HEADS, num_rows)
+        first_query = tl.load(query_starts + row)
+        queries = tl.load(query_starts + row + 1) - first_query
+        context = tl.load(context_lens + row)
+        row_start = tl.load(starts + row)
+        tiles = tl.cdiv(queries, QUERIES)
+        num_chunks = (tl.load(starts + row + 1) - row_start) // tiles
+        first_partial = tl.load(starts + PARTIALS * line_stride + row)
+        is_split = tl.load(starts + PARTIALS * line_stride + row + 1) > first_partial
+        # Tiles that read the same keys are neighbours.
+        within = item - row_start * KV_HEADS
+        first_of_tile = within % tiles * QUERIES
+        kv_head = within // tiles % KV_HEADS
+        chunk = within // tiles // KV_HEADS
+
+        lane_query = first_of_tile + lane // GROUP
+        lane_head = kv_head * GROUP + lane % GROUP
+        active = (lane < QUERIES * GROUP) & (lane_query < queries)
+        lane_position = tl.where(active, context - queries + lane_query, -1)
+        last_query = tl.minimum(first_of_tile + QUERIES, queries) - 1
+        low = first_token(context, queries - first_of_tile, WINDOW, ATTENTION_CHUNK)
+        high = tl.minimum(context - queries + last_query + 1, context)
+        if is_split:
+            chunk_start = (first_token(context, queries, WINDOW, ATTENTION_CHUNK) // CHUNK + chunk) * CHUNK
+            low = tl.maximum(low, chunk_start)
+            high = tl.minimum(high, chunk_start + CHUNK)
+
+        q_tile = load_lanes(q, first_query, lane_query, lane_head, active, q_stride, D, D_PADDED)
+        key_factor = factor * load_scale(k_scale, kv_head, SCALE_PER_HEAD)
+        slope = lane_slopes(alibi_slopes, lane_head, active, LANES)
+        all_m, all_w = before_any(sinks, lane_head, active, LANES)
+        all_acc = tl.zeros((LANES, D_PADDED), tl.float32)
+        m, w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
+        acc = tl.zeros((LANES, D_PADDED), tl.float32)
+        table = table_of(block_tables, table_rows, row, table_stride)
+        # Every tile is masked: memory decides here, and a loop of its own for the last tile would fill the pipeline
+        # anew.
+        for start in range(low // TOKENS * TOKENS, high, TOKENS):
+            if start == start // CHUNK * CHUNK:
+                all_m, all_w, all_acc = fold(all_m, all_w, all_acc, m, w, acc)
+                m, w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
+                acc = tl.zeros((LANES, D_PADDED), tl.float32)
+            k, v = load_tile(
+                cache, table, kv_head, start, low, high, KV_HEADS, D, D_PADDED, BLOCK_SIZE, TOKENS, MASKED=True
+            )
+            m, w, acc = attend_tile(
+                m, w, acc, q_tile, k, v, start, lane_position, key_factor, slope,
+                SOFT_CAP, alibi_slopes is not None, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
+            )  # fmt: skip
+
+        if is_split:
+            partial = (first_partial + lane_query * num_chunks + chunk).to(tl.int64) * HEADS + lane_head
+            tl.store(partial_sums + partial * 2, m, mask=active)
+            tl.store(partial_sums + partial * 2 + 1, w, mask=active)
+            d = tl.arange(0, D_PADDED)
+            tl.store(partial_values + partial[:, None] * D + d[None], acc, mask=active[:, None] & (d < D)[None])
+        else:
+            all_m, all_w, all_acc = fold(all_m, all_w, all_acc, m, w, acc)
+            result = normalized(all_w, all_acc, load_scale(v_scale, kv_head, SCALE_PER_HEAD))
+            store_lanes(out, result, first_query, lane_query, lane_head, active, out_stride, D, D_PADDED)
+
+
+@jit
+def reduce_kernel(
+    out, query_starts, starts, partial_sums, partial_values, sinks, v_scale, num_rows, out_stride, line_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
+):  # fmt: skip
+    """Folds the chunks of query after query and head after head."""
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    d = tl.arange(0, D_PADDED)
+    reduced = starts + REDUCED * line_stride
+    for item in range(tl.program_id(0), tl.load(reduced + num_rows) * HEADS, tl.num_programs(0)):
+        row = find_row(reduced, item // HEADS, num_rows)
+        query = item // HEADS - tl.load(reduced + row)
+        first_query = tl.load(query_starts + row)
+        queries = tl.load(query_starts + row + 1) - first_query
+        first_partial = tl.load(starts + PARTIALS * line_stride + row)
+        num_chunks = (tl.load(starts + PARTIALS * line_stride + row + 1) - first_partial) // queries
+        # A single lane.
+        head = item - item // HEADS * HEADS
+        lane_query, lane_head = tl.full((1,), query, tl.int32), tl.full((1,), head, tl.int32)
+        active = lane_query >= 0
+        m, w = before_any(sinks, lane_head, active, 1)
+        acc = tl.zeros((1, D_PADDED), tl.float32)
+        first = (first_partial + query * num_chunks).to(tl.int64) * HEADS + lane_head
+        for chunk in range(num_chunks):
+            partial = first + chunk * HEADS
+            chunk_acc = tl.load(partial_values + partial[:, None] * D + d[None], mask=(d < D)[None], other=0.0)
+            chunk_m, chunk_w = tl.load(partial_sums + partial * 2), tl.load(partial_sums + partial * 2 + 1)
+            m, w, acc = fold(m, w, acc, chunk_m, chunk_w, chunk_acc)
+        result = normalized(w, acc, load_scale(v_scale, head // GROUP, SCALE_PER_HEAD))
+        store_lanes(out, result, first_query, lane_query, lane_head, active, out_stride, D, D_PADDED)
+
+
+@jit
+def prefill_kernel(
+    q, cache, out, query_starts, context_lens, block_tables, table_rows, starts,
+    sinks, alibi_slopes, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    LANES: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr,
+    SOFT_CAP: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
+):  # fmt: skip
+    """A program a KV head and tile of queries. There are as many as rows and tokens could need; the others end at once.
+
+    Tiles begin from the last, whose queries see most, so that short ones fill the gaps at the end. Those of one head
+    run side by side, and find its keys and values in the L2 cache.
+    """
+    QUERIES: tl.constexpr = LANES // GROUP
+    starts += PREFILL * line_stride
+    kv_head = tl.program_id(1)
+    tile = tl.load(starts + num_rows) - 1 - tl.program_id(0)
+    if tile >= 0:
+        row = find_row(starts, tile, num_rows)
+        first_query = tl.load(query_starts + row)
+        queries = tl.load(query_starts + row + 1) - first_query
+        context = tl.load(context_lens + row)
+        first_of_tile = (tile - tl.load(starts + row)) * QUERIES
+
+        lane = tl.arange(0, LANES)
+        lane_query = first_of_tile + lane // GROUP
+        lane_head = kv_head * GROUP + lane % GROUP
+        active = (lane < QUERIES * GROUP) & (lane_query < queries)
+        first_position = context - queries + first_of_tile
+        last_position = tl.minimum(first_position + QUERIES, context) - 1
+        lane_position = tl.where(active, first_position + lane // GROUP, -1)
+
+        q_tile = load_lanes(q, first_query, lane_query, lane_head, active, q_stride, D, D_PADDED)
+        key_factor = factor * load_scale(k_scale, kv_head, SCALE_PER_HEAD)
+        slope = lane_slopes(alibi_slopes, lane_head, active, LANES)
+        m, w = before_any(sinks, lane_head, active, LANES)
+        acc = tl.zeros((LANES, D_PADDED), tl.float32)
+        table = table_of(block_tables, table_rows, row, table_stride)
+
+        low = first_token(context, queries - first_of_tile, WINDOW, ATTENTION_CHUNK)
+        high = last_position + 1
+        begin = low // TOKENS * TOKENS
+        # Whole tiles that all of these queries see.
+        diagonal = (first_position + 1) // TOKENS * TOKENS
+        if WINDOW + ATTENTION_CHUNK > 0:
+            seen_by_all = first_token(high, 1, WINDOW, ATTENTION_CHUNK)
+            whole = tl.minimum(tl.cdiv(seen_by_all, TOKENS) * TOKENS, high)
+            for start in range(begin, whole, TOKENS):
+                k, v = load_tile(
+                    cache, table, kv_head, start, low, high, KV_HEADS, D, D_PADDED, BLOCK_SIZE, TOKENS, MASKED=True
+                )
+                m, w, acc = attend_tile(
+                    m, w, acc, q_tile, k, v, start, lane_position, key_factor, slope,
+                    SOFT_CAP, alibi_slopes is not None, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
+                )  # fmt: skip
+            begin = tl.maximum(begin, tl.cdiv(whole, TOKENS) * TOKENS)
+        for start in range(begin, diagonal, TOKENS):
+            k, v = load_tile(
+                cache, table, kv_head, start, low, high, KV_HEADS, D, D_PADDED, BLOCK_SIZE, TOKENS, MASKED=False
+            )
+            m, w, acc = attend_tile(
+                m, w, acc, q_tile, k, v, start, lane_position, key_factor, slope,
+                SOFT_CAP, alibi_slopes is not None, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=False,
+            )  # fmt: skip
+        for start in range(tl.maximum(begin, diagonal), high, TOKENS):
+            k, v = load_tile(
+                cache, table, kv_head, start, low, high, KV_HEADS, D, D_PADDED, BLOCK_SIZE, TOKENS, MASKED=True
+            )
+            m, w, acc = attend_tile(
+                m, w, acc, q_tile, k, v, start, lane_position, key_factor, slope,
+                SOFT_CAP, alibi_slopes is not None, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
+            )  # fmt: skip
+        result = normalized(w, acc, load_scale(v_scale, kv_head, SCALE_PER_HEAD))
+        store_lanes(out, result, first_query, lane_query, lane_head, active, out_stride, D, D_PADDED)

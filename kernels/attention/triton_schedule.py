@@ -1,0 +1,316 @@
+"""Tile sizes of attention, and the schedule: which program does what of a step, decided on the GPU.
+
+Rows of few queries (decodes) go to programs that take one piece of work after another: the whole context of a row (v1),
+or one chunk of it, whose sums are reduced afterwards (v2). Rows of many queries go to programs for prefills. The host
+reads none of it and grids depend on shapes alone, so a captured graph stays valid for any rows.
+
+Tile sizes are not measured yet; each says what it was reasoned from.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.kv_cache.layout import HeadShape
+from kernels.triton_common.jit import jit
+
+# Tokens of a partition of v2. Its sums are reduced in order, wherever they are computed, so that where a context is
+# split changes no bit; and a program that reads only one has 8 tiles to fill its pipeline with. A partition's sums take
+# under 1% of the bytes of its keys and values then.
+CHUNK = 512
+# Shared memory that one block of threads may have, and all blocks of an SM, of which each takes 1 KiB more.
+_SHARED_PER_BLOCK = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
+_SHARED_PER_SM = {80: 164 << 10, 89: 100 << 10, 90: 228 << 10}
+# Keys and values that a program of a decode loads at once, at most. Three times that in flight, twice on an SM, is more
+# than an H200 reads in its latency (4.3 TB/s and 1 us: 33 KiB an SM); and an Ada has a fifth of the bandwidth.
+_TILE_BYTES = {80: 32 << 10, 89: 16 << 10, 90: 32 << 10}
+_MAX_BUFFERS = 3
+# Lanes of a tile in decodes: the least a tensor core takes.
+_MIN_LANES = 16
+# Lanes under batch_invariant, for decodes and prefills alike: they share one program, since the order of a tensor
+# core's sums is another for other shapes. 64 is the least of wgmma; before it, more would not fit into registers.
+_INVARIANT_LANES = {80: 32, 89: 32, 90: 64}
+_WGMMA_LANES = 64
+MAX_GROUP = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    # Lanes are pairs of a query and a query head of one KV head: lane = query * group + head.
+    lanes: int
+    # Tokens of keys and values that are loaded at once.
+    tokens: int
+    num_warps: int
+    # Of Triton. Looking up blocks takes as many stages as the loads that wait for it: n buffers of keys and values are
+    # 2n + 1 stages, or 2n - 1 with wgmma, whose operands stay where they are until it ends (as Triton 3.9 compiles it).
+    num_stages: int
+    # How many programs an SM holds at once, and so how many are started where programs take work after work.
+    programs_per_sm: int
+
+    def queries(self, group: int) -> int:
+        return self.lanes // group
+
+
+def padded(head_size: int) -> int:
+    """Tiles have powers of two; what is beyond the head size is masked."""
+    return 1 << (head_size - 1).bit_length()
+
+
+def decode_tiles(heads: HeadShape, cache_dtype: torch.dtype, arch: int, *, batch_invariant: bool) -> Tiles:
+    """For few queries and long contexts, where memory decides: two programs an SM if they fit, so that one loads while
+    the other reduces, with as many tiles in flight as there is room for."""
+    head_size = padded(heads.head_size)
+    lanes = max(_INVARIANT_LANES[arch] if batch_invariant else _MIN_LANES, _power_of_two(heads.group_size))
+    token_bytes = 2 * head_size * cache_dtype.itemsize
+    # More than 64 tokens of 64 lanes, or 32 of 256 numbers, don't fit into the registers of one and two warp groups.
+    most = 128 if lanes < _WGMMA_LANES else 64 if head_size <= 128 else 32
+    if arch < 89 and cache_dtype.itemsize == 1:
+        # Converting e4m3 by bits takes registers.
+        most = min(most, 64 if lanes < _WGMMA_LANES else 32)
+    tokens = next((n for n in (128, 64) if n <= most and n * token_bytes <= _TILE_BYTES[arch]), 32)
+    # Before wgmma operands are in registers, too.
+    room_of_4_warps = 64 * 128 if arch == 90 else 16 * 128 * cache_dtype.itemsize
+    num_warps = 8 if lanes > _MIN_LANES and lanes * head_size > room_of_4_warps else 4
+    # Queries, weights, and what goes between warps; an e4m3 tile is multiplied as a copy of 16 bits.
+    others = lanes * (head_size + tokens) * 2 + (4 << 10)
+    if cache_dtype.itemsize == 1 and lanes >= _WGMMA_LANES:
+        others += 2 * token_bytes * tokens
+    for programs in (2, 1):
+        room = min(_SHARED_PER_BLOCK[arch], _SHARED_PER_SM[arch] // programs - (1 << 10)) - others
+        buffers = min(_MAX_BUFFERS, room // (tokens * token_bytes))
+        if buffers >= 2:
+            break
+    return Tiles(lanes, tokens, num_warps, _stages(buffers, lanes, arch), programs)
+
+
+def prefill_tiles(heads: HeadShape, cache_dtype: torch.dtype, arch: int, *, has_chunks: bool) -> Tiles:
+    """For many queries, where tensor cores decide: 128 lanes on two warp groups of Hopper, and 128 tokens a tile, which
+    halve what is rescaled, where registers hold the scores of as many. has_chunks: queries see none but their own chunk
+    of positions, whose edge takes registers, too (255 and up to 56 bytes of stack with twice as many tokens)."""
+    head_size = padded(heads.head_size)
+    if arch == 90:
+        # Masks of padded head sizes, and copies of e4m3, take registers, too.
+        roomy = head_size == heads.head_size and cache_dtype.itemsize == 2 and not has_chunks
+        lanes, tokens = 128, 32 if head_size > 128 else 128 if roomy else 64
+    else:
+        lanes = 128 if head_size <= 128 else 64
+        narrow = head_size > 64 and (arch == 89 or has_chunks)
+        tokens = 32 if narrow or head_size > 128 or cache_dtype.itemsize == 1 else 64
+    lanes = max(lanes, _power_of_two(heads.group_size))
+    room = _SHARED_PER_BLOCK[arch] - lanes * head_size * 2 - (4 << 10)
+    buffers = 2 if room >= 2 * 2 * tokens * head_size * cache_dtype.itemsize else 1
+    return Tiles(lanes, tokens, 8, _stages(buffers, lanes, arch), 1)
+
+
+def _stages(buffers: int, lanes: int, arch: int) -> int:
+    return 2 * max(buffers, 1) + (-1 if arch == 90 and lanes >= _WGMMA_LANES else 1)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+# A context is read in one pass if it is at most this part of what a program has to read on average, for then the last
+# pass to end makes nobody wait for long.
+_ONE_PASS_SHARE = 4
+# Of the partial sums. Contexts that don't fit any more are read in one pass.
+WORKSPACE_BYTES = 256 << 20
+# Lines of `AttentionSchedule.starts`: each row's first number of something, and behind the last row how many there are.
+# Pieces of work per KV head; partial sums (one for each query and chunk); queries whose sums are reduced; tiles of
+# prefills.
+WORK, PARTIALS, REDUCED, PREFILL = (tl.constexpr(line) for line in range(4))
+# Rows that the schedule's kernel looks at together.
+_ROWS = 1024
+
+
+class AttentionSchedule:
+    """A step's, for all layers of one head shape and window, in memory that stays where it is."""
+
+    def __init__(
+        self,
+        heads: HeadShape,
+        *,
+        max_num_seqs: int,
+        max_context_len: int,
+        cache_dtype: torch.dtype,
+        device: torch.device | str,
+        window: int = 0,
+        attention_chunk: int = 0,
+        batch_invariant: bool = False,
+        tiles: Tiles | None = None,
+        chunk: int = CHUNK,
+        num_programs: int | None = None,
+        workspace_bytes: int = WORKSPACE_BYTES,
+    ) -> None:
+        """window: tokens that a query sees, itself included; 0: all before it. attention_chunk: positions are cut into
+        chunks of so many, and a query sees none but its own; 0: they are not.
+
+        batch_invariant: a query's result has the same bits however its row is cut into chunks of prefill and decodes;
+        that it doesn't depend on other rows is so in any case. tiles: of a kernel for another cache than that of keys
+        and values (kernels.attention.latent), which computes all rows. chunk: tokens of a partition, a multiple of 128.
+        num_programs: that read decodes' contexts; None: as many as the GPU holds at once.
+
+        Raises ValueError for head shapes and windows that the kernels don't know.
+        """
+        if heads.num_heads % heads.num_kv_heads or heads.group_size > MAX_GROUP:
+            raise ValueError(
+                f"{heads.num_heads} heads on {heads.num_kv_heads} KV heads: there have to be equally many, {MAX_GROUP} "
+                "at most, on each"
+            )
+        if window < 0:
+            raise ValueError(f"window {window}: 0 is none, others are above it")
+        if attention_chunk < 0:
+            raise ValueError(f"attention_chunk {attention_chunk}: 0 is none, others are above it")
+        if chunk % 128 or chunk < 128:
+            raise ValueError(f"chunk {chunk} is no multiple of 128, the largest tile")
+        self.heads, self.window, self.attention_chunk = heads, window, attention_chunk
+        self.chunk, self.batch_invariant = chunk, batch_invariant
+        arch = tile_arch(device)
+        self.cache_dtype = cache_dtype
+        self.decode: Tiles = tiles or decode_tiles(heads, cache_dtype, arch, batch_invariant=batch_invariant)
+        self.prefill: Tiles | None = None
+        if not (batch_invariant or tiles):
+            self.prefill = prefill_tiles(heads, cache_dtype, arch, has_chunks=attention_chunk > 0)
+        self.num_programs = num_programs or _num_sms(device) * self.decode.programs_per_sm
+        max_partials = max_num_seqs * triton.cdiv(max_context_len, chunk)
+        partial_bytes = 4 * heads.num_heads * (heads.head_size + 2)
+        self.num_partials = min(max_partials, workspace_bytes // partial_bytes)
+        size = (self.num_partials, heads.num_heads)
+        # int32 [4, max_num_seqs + 1].
+        self.starts = torch.zeros(4, max_num_seqs + 1, dtype=torch.int32, device=device)
+        # Running softmaxes of a query, a head and a chunk: greatest score and sum of weights; sum of weighted values.
+        self.partial_sums = torch.empty(*size, 2, dtype=torch.float32, device=device)
+        self.partial_values = torch.empty(*size, heads.head_size, dtype=torch.float32, device=device)
+
+    @property
+    def queries_per_tile(self) -> int:
+        """Rows of at most so many queries are decodes, unless all rows are treated alike."""
+        return self.decode.queries(self.heads.group_size)
+
+    def update(self, query_starts: torch.Tensor, context_lens: torch.Tensor) -> None:
+        """From here on it is another step's. query_starts: int32 [S + 1], context_lens: int32 [S], on the GPU.
+
+        Padding rows have no queries, or a context of 0 tokens. Raises ValueError for more rows than there is room for.
+        """
+        num_rows, max_rows = len(context_lens), self.starts.shape[1] - 1
+        if num_rows > max_rows or len(query_starts) != num_rows + 1:
+            raise ValueError(
+                f"{num_rows} contexts and {len(query_starts)} starts of queries: one start more than contexts, and "
+                f"max_num_seqs={max_rows} contexts at most"
+            )
+        schedule_kernel[(1,)](
+            query_starts, context_lens, self.starts, self.starts.stride(0), num_rows, self.num_programs,
+            self.num_partials,
+            **schedule_constants(
+                self.heads, self.window, self.attention_chunk, self.chunk, self.decode, self.prefill
+            ),
+            num_warps=4,
+        )  # fmt: skip
+
+
+def schedule_constants(
+    heads: HeadShape, window: int, attention_chunk: int, chunk: int, decode: Tiles, prefill: Tiles | None
+) -> dict[str, int]:
+    """What `schedule_kernel` is compiled for."""
+    return {
+        "KV_HEADS": heads.num_kv_heads,
+        "WINDOW": window,
+        "ATTENTION_CHUNK": attention_chunk,
+        "CHUNK": chunk,
+        "QUERIES": decode.queries(heads.group_size),
+        "PREFILL_QUERIES": 0 if prefill is None else prefill.queries(heads.group_size),
+        "ONE_PASS_SHARE": _ONE_PASS_SHARE,
+        "ROWS": _ROWS,
+    }
+
+
+@jit
+def first_token(context, queries, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr):
+    """The first token that a row's first query sees, if its queries are the last of the context."""
+    result = context * 0
+    if WINDOW > 0:
+        result = tl.maximum(context - queries - (WINDOW - 1), 0)
+    if ATTENTION_CHUNK > 0:
+        result = tl.maximum(result, (context - queries) // ATTENTION_CHUNK * ATTENTION_CHUNK)
+    return result
+
+
+@jit
+def _row_work(
+    query_starts, context_lens, row, num_rows,
+    WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr, CHUNK: tl.constexpr, QUERIES: tl.constexpr,
+    PREFILL_QUERIES: tl.constexpr,
+):  # fmt: skip
+    """Of each row: queries, tiles of decodes and of prefills, tokens that a tile reads, and the chunks they lie in."""
+    exists = row < num_rows
+    queries = tl.load(query_starts + row + 1, exists, 0) - tl.load(query_starts + row, exists, 0)
+    context = tl.load(context_lens + row, exists, 0)
+    first = first_token(context, queries, WINDOW, ATTENTION_CHUNK)
+    chunks = tl.where(context > 0, (context - 1) // CHUNK - first // CHUNK + 1, 0)
+    tiles = (queries + QUERIES - 1) // QUERIES
+    prefill_tiles = tiles * 0
+    if PREFILL_QUERIES > 0:
+        prefill_tiles = tl.where(queries > QUERIES, (queries + PREFILL_QUERIES - 1) // PREFILL_QUERIES, 0)
+        tiles = tl.where(queries > QUERIES, 0, tiles)
+    return queries, tiles, prefill_tiles, context - first, chunks
+
+
+@jit
+def schedule_kernel(
+    query_starts, context_lens, starts, line_stride, num_rows, num_programs, num_partials,
+    KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr, CHUNK: tl.constexpr,
+    QUERIES: tl.constexpr, PREFILL_QUERIES: tl.constexpr, ONE_PASS_SHARE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    all_tokens = tl.zeros((), tl.int64)
+    for first_row in range(0, num_rows, ROWS):
+        row = first_row + tl.arange(0, ROWS)
+        _, tiles, _, tokens, _ = _row_work(
+            query_starts, context_lens, row, num_rows, WINDOW, ATTENTION_CHUNK, CHUNK, QUERIES, PREFILL_QUERIES
+        )
+        all_tokens += tl.sum(tiles.to(tl.int64) * tokens, axis=0)
+    work, partials, reduced, prefill = 0, 0, 0, 0
+    requested = tl.zeros((), tl.int64)
+    for first_row in range(0, num_rows, ROWS):
+        row = first_row + tl.arange(0, ROWS)
+        queries, tiles, prefill_tiles, tokens, chunks = _row_work(
+            query_starts, context_lens, row, num_rows, WINDOW, ATTENTION_CHUNK, CHUNK, QUERIES, PREFILL_QUERIES
+        )
+        too_long = tokens.to(tl.int64) * num_programs * ONE_PASS_SHARE > all_tokens * KV_HEADS
+        wanted = tl.where(too_long & (chunks > 1) & (tiles > 0), queries * chunks, 0).to(tl.int64)
+        wanted_to_here = requested + tl.cumsum(wanted, axis=0)
+        requested += tl.sum(wanted, axis=0)
+        split = (wanted > 0) & (wanted_to_here <= num_partials)
+        row_partials = tl.where(split, wanted, 0).to(tl.int32)
+        work = _store_starts(starts, row, num_rows, work, tiles * tl.where(split, chunks, 1))
+        partials = _store_starts(starts + line_stride, row, num_rows, partials, row_partials)
+        reduced = _store_starts(starts + 2 * line_stride, row, num_rows, reduced, tl.where(split, queries, 0))
+        prefill = _store_starts(starts + 3 * line_stride, row, num_rows, prefill, prefill_tiles)
+
+
+@jit
+def _store_starts(line, row, num_rows, before, numbers):
+    """Where the next row begins; a row's start is stored by the row before it, and the first one's is always 0."""
+    tl.store(line + row + 1, before + tl.cumsum(numbers, axis=0), mask=row < num_rows)
+    return before + tl.sum(numbers, axis=0)
+
+
+def tile_arch(device: torch.device | str) -> int:
+    """The newest one that there are tile sizes for and the device can do; the interpreter stands for Hopper."""
+    if torch.device(device).type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    arch = 10 * major + minor
+    if arch < 80:
+        raise ValueError(
+            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; 8.0 is the least"
+        )
+    # 8.6 has as little shared memory as 8.9.
+    return 80 if arch in (80, 87) else 89 if arch < 90 or arch >= 120 else 90
+
+
+def _num_sms(device: torch.device | str) -> int:
+    if torch.device(device).type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count

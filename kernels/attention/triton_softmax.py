@@ -1,0 +1,195 @@
+"""The parts that the attention kernels share: reading tiles of a paged cache, scores, and the running softmax.
+
+A running softmax is (m, w, acc) of each lane: the greatest score so far in units of log2, the sum of weights, and the
+sum of weighted values, weights being 2^(score - m). Nothing seen yet: (-inf, 0, 0).
+"""
+
+import triton.language as tl
+
+from kernels.triton_common.jit import jit
+from kernels.triton_common.numbers import dot, narrow, widen_to
+
+LOG2E = tl.constexpr(1.4426950408889634)
+NOTHING = tl.constexpr(float("-inf"))
+
+
+@jit
+def find_row(starts, item, num_rows):
+    """The row that `item` belongs to: the last one with starts[row] <= item."""
+    low, high = 0, num_rows - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tl.load(starts + middle) <= item:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@jit
+def load_lanes(
+    tensor, first_token, lane_query, lane_head, active, token_stride, D: tl.constexpr, D_PADDED: tl.constexpr
+):
+    """[lanes, D_PADDED] of a tensor [T, H, D]."""
+    d = tl.arange(0, D_PADDED)
+    offsets = (first_token + lane_query).to(tl.int64) * token_stride + lane_head * D
+    mask = active[:, None]
+    if D != D_PADDED:
+        mask = mask & (d < D)[None]
+    return tl.load(tensor + offsets[:, None] + d[None], mask=mask, other=0.0)
+
+
+@jit
+def store_lanes(
+    out, x, first_token, lane_query, lane_head, active, token_stride, D: tl.constexpr, D_PADDED: tl.constexpr
+):
+    d = tl.arange(0, D_PADDED)
+    offsets = (first_token + lane_query).to(tl.int64) * token_stride + lane_head * D
+    mask = active[:, None]
+    if D != D_PADDED:
+        mask = mask & (d < D)[None]
+    tl.store(out + offsets[:, None] + d[None], narrow(x, out.dtype.element_ty), mask=mask)
+
+
+@jit
+def table_of(block_tables, table_rows, row, table_stride):
+    """Where a row's block ids are. A row of padding has none, and no context that somebody would look up in it."""
+    if table_rows is not None:
+        row = tl.load(table_rows + row)
+    return block_tables + row.to(tl.int64) * table_stride
+
+
+@jit
+def load_tile(
+    cache, table, kv_head, start, low, high,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Keys and values [TOKENS, D_PADDED] of the tokens from `start` on, zeros (unread) where not low <= token < high.
+
+    A token's block is looked up for itself: programs gather whole rows of D numbers, whatever the block size is. If a
+    tile lies in one block, one look-up does.
+    """
+    token = start + tl.arange(0, TOKENS)
+    d = tl.arange(0, D_PADDED)
+    if BLOCK_SIZE % TOKENS == 0:
+        # A tile that begins at `start` lies within the block that holds start; a row that reads it has that block.
+        block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
+        offsets = block * (2 * KV_HEADS * BLOCK_SIZE * D) + (kv_head * BLOCK_SIZE + token % BLOCK_SIZE) * D
+    else:
+        if MASKED:
+            block = tl.load(table + token // BLOCK_SIZE, mask=(token >= low) & (token < high), other=0).to(tl.int64)
+        else:
+            block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)
+        offsets = block * (2 * KV_HEADS * BLOCK_SIZE * D) + (kv_head * BLOCK_SIZE + token % BLOCK_SIZE) * D
+    pointers = cache + offsets[:, None] + d[None]
+    values = KV_HEADS * BLOCK_SIZE * D
+    if MASKED:
+        mask = ((token >= low) & (token < high))[:, None]
+        if D != D_PADDED:
+            mask = mask & (d < D)[None]
+        k, v = tl.load(pointers, mask=mask, other=0.0), tl.load(pointers + values, mask=mask, other=0.0)
+    elif D != D_PADDED:
+        mask = (d < D)[None]
+        k, v = tl.load(pointers, mask=mask, other=0.0), tl.load(pointers + values, mask=mask, other=0.0)
+    else:
+        k, v = tl.load(pointers), tl.load(pointers + values)
+    return k, v
+
+
+@jit
+def attend_tile(
+    m, w, acc, q, k, v, start, lane_position, factor, slope,
+    SOFT_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr,
+    TOKENS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """The running softmax after one tile more.
+
+    lane_position: of each lane's query; -1 sees nothing. factor: what makes a product of query and key a score in units
+    of log2, or with SOFT_CAP in units of the cap. slope: of each lane, in units of log2.
+    """
+    token = start + tl.arange(0, TOKENS)
+    s = dot(q, tl.trans(widen_to(k, q.dtype)), tl.zeros((q.shape[0], TOKENS), tl.float32))
+    distance = lane_position[:, None] - token[None]
+    if SOFT_CAP != 0.0:
+        # tanh(x) = 1 - 2 / (1 + e^2x), which neither overflows nor needs libdevice.
+        s = (SOFT_CAP * LOG2E) * (1.0 - 2.0 / (1.0 + tl.exp2(s * factor * (2.0 * LOG2E))))
+    elif HAS_ALIBI:
+        s = s * factor
+    if HAS_ALIBI:
+        s = s - slope[:, None] * distance.to(tl.float32)
+    if MASKED:
+        visible = distance >= 0
+        if WINDOW > 0:
+            visible = visible & (distance < WINDOW)
+        if ATTENTION_CHUNK > 0:
+            visible = visible & (distance <= (lane_position % ATTENTION_CHUNK)[:, None])
+        s = tl.where(visible, s, NOTHING)
+    if SOFT_CAP != 0.0 or HAS_ALIBI:
+        m_new = tl.maximum(m, tl.max(s, axis=1))
+        safe = _finite(m_new)
+        p = tl.exp2(s - safe[:, None])
+    else:
+        # The factor is positive, so the greatest product is the greatest score; s * factor - safe is one instruction.
+        m_new = tl.maximum(m, tl.max(s, axis=1) * factor)
+        safe = _finite(m_new)
+        p = tl.exp2(s * factor - safe[:, None])
+    shrink = tl.exp2(m - safe)
+    w = w * shrink + tl.sum(p, axis=1)
+    acc = dot(narrow(p, q.dtype), widen_to(v, q.dtype), acc * shrink[:, None])
+    return m_new, w, acc
+
+
+@jit
+def fold(m, w, acc, chunk_m, chunk_w, chunk_acc):
+    """Two running softmaxes as one. All kernels reduce chunks with it from left to right, the first one with what there
+    is before any. With nothing on either side the other comes out bit by bit; fma, so that no compiler chooses."""
+    m_new = tl.maximum(m, chunk_m)
+    safe = _finite(m_new)
+    shrink, chunk_shrink = tl.exp2(m - safe), tl.exp2(chunk_m - safe)
+    w_new = tl.fma(w, shrink, chunk_w * chunk_shrink)
+    acc_new = tl.fma(acc, shrink[:, None], chunk_acc * chunk_shrink[:, None])
+    return m_new, w_new, acc_new
+
+
+@jit
+def normalized(w, acc, value_scale):
+    """What comes out; zeros for a lane that saw nothing."""
+    return acc * (value_scale / tl.where(w == 0.0, 1.0, w))[:, None]
+
+
+@jit
+def load_scale(scale, kv_head, PER_HEAD: tl.constexpr):
+    """Of an e4m3 cache; 1 if there is none."""
+    if scale is None:
+        result = 1.0
+    elif PER_HEAD:
+        result = tl.load(scale + kv_head)
+    else:
+        result = tl.load(scale)
+    return result
+
+
+@jit
+def before_any(sinks, lane_head, active, LANES: tl.constexpr):
+    """m and w before the first token: a sink is a score that has no value."""
+    if sinks is None:
+        m, w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
+    else:
+        m = tl.load(sinks + lane_head, mask=active, other=0.0).to(tl.float32) * LOG2E
+        w = tl.full((LANES,), 1.0, tl.float32)
+    return m, w
+
+
+@jit
+def lane_slopes(alibi_slopes, lane_head, active, LANES: tl.constexpr):
+    if alibi_slopes is None:
+        slope = tl.zeros((LANES,), tl.float32)
+    else:
+        slope = tl.load(alibi_slopes + lane_head, mask=active, other=0.0).to(tl.float32) * LOG2E
+    return slope
+
+
+@jit
+def _finite(m):
+    return tl.where(m == NOTHING, 0.0, m)

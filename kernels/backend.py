@@ -1,0 +1,94 @@
+"""The backend that computes a model: its kernels, device and dtypes, and this rank's share of the layers."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.native.library import NativeKernels
+from kernels.shard import ALL_LAYERS, NOT_SHARED, WHOLE, ExpertShard, Shard, Stage
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuBackend:
+    """What Triton's kernels, and torch's GEMMs where those are faster, compute with."""
+
+    # A GPU, or the CPU where Triton interprets its kernels (TRITON_INTERPRET=1).
+    device: torch.device
+    # A row's result has the same bits in any batch and however its prompt was cut.
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    # Goes into a replica's numerics fingerprint.
+    name: str
+    # Of the activations that go into linears and attention. The residual stream is float32 in any case.
+    compute_dtype: torch.dtype
+    # Of a KV cache that attention reads as it is.
+    kv_cache_dtype: torch.dtype
+    # C++ kernels for CPUs.
+    native: NativeKernels | None = None
+    # Kernels for GPUs. Neither: PyTorch computes on a CPU.
+    gpu: GpuBackend | None = None
+    # What of each layer this rank computes.
+    shard: Shard = WHOLE
+    # Which layers.
+    stage: Stage = ALL_LAYERS
+    # Of each mixture's experts, which whole ones. Of one: of each expert this rank computes what `shard` says.
+    experts: ExpertShard = NOT_SHARED
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights, KV cache and activations are."""
+        return _CPU if self.gpu is None else self.gpu.device
+
+
+def native_backend(dtype: torch.dtype, kernels: NativeKernels) -> Backend:
+    kernels.set_threads(torch.get_num_threads())
+    name = str(dtype).removeprefix("torch.")
+    return Backend(
+        name=f"cpu-{kernels.path.name}-{name}", compute_dtype=torch.float32, kv_cache_dtype=dtype, native=kernels
+    )
+
+
+def torch_backend(dtype: torch.dtype) -> Backend:
+    if dtype is torch.float32:
+        return Backend(name="cpu-onednn-float32", compute_dtype=dtype, kv_cache_dtype=dtype)
+    # torch's own bf16 check is content with AVX512BW, where oneDNN emulates.
+    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        return Backend(name="cpu-onednn-bfloat16", compute_dtype=dtype, kv_cache_dtype=dtype)
+    # Without bf16 instructions a bf16 GEMM is emulated, at a tenth of float32's speed (M = 64, 576x3072: 11.5 ms
+    # against 1.4). Weights rounded to bf16 are therefore held, and multiplied, as float32; and KV is kept so, too, for
+    # converting it in each step costs more than reading it.
+    return Backend(name="cpu-onednn-bfloat16-as-float32", compute_dtype=torch.float32, kv_cache_dtype=torch.float32)
+
+
+def gpu_backend(
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    kv_cache_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
+) -> Backend:
+    """The path for a model of `dtype` (bfloat16, float16 or float32) on a GPU. kv_cache_dtype: None is dtype."""
+    kv_cache_dtype = kv_cache_dtype or dtype
+    parts = [_architecture(device), str(dtype).removeprefix("torch.")]
+    if kv_cache_dtype is not dtype:
+        parts.append(f"kv-{str(kv_cache_dtype).removeprefix('torch.')}")
+    if batch_invariant:
+        parts.append("invariant")
+    return Backend(
+        name=f"triton-{'-'.join(parts)}",
+        compute_dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        gpu=GpuBackend(device=device, batch_invariant=batch_invariant),
+    )
+
+
+def _architecture(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "interpreted"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm{major}{minor}"

@@ -1,0 +1,240 @@
+"""RMS norm on a GPU, with the residual's addition before it and quantization to e4m3 after it if asked.
+
+All functions: x_TN of fp32, bf16 or fp16, contiguous in the last dim, N up to 32768; computed in float32. weight_N: any
+float dtype, contiguous. residual_TN, if given: contiguous in the last dim, of its own float dtype; it becomes residual
++ x, rounded to its dtype, and that is what is normed. out_dtype: what the norm is rounded to, fp32, bf16 or fp16; None
+is x's. Quantization is that of kernels.gemm.quantize, applied to the result so rounded. So each fused function equals
+its parts one after the other, and a float32 stream's norm is the same whether x was added to it just now or before.
+
+Legend: T tokens, N numbers of a row, G = ceil(N / 128).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gemm.quantize.checks import check_device
+from kernels.gemm.quantize.triton import quantized, scale_of, size_bits
+from kernels.triton_common.jit import jit
+from kernels.triton_common.numbers import narrow, widen
+
+GROUP = 128
+# A row stays in registers between its sum and its output, so a program has it whole: at 16 warps 64 numbers a thread.
+_MAX_SIZE = 32768
+# Numbers of the heads that a program norms: at 4 warps two 16-byte vectors of bf16 a thread.
+_HEADS_TILE, _MAX_HEAD_SIZE = 2048, 1024
+_TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_NOT_QUANTIZED, _BY_TOKEN, _BY_GROUP = (tl.constexpr(i) for i in range(3))
+
+
+def rms_norm(
+    x_TN: torch.Tensor,
+    weight_N: torch.Tensor,
+    eps: float,
+    *,
+    residual_TN: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dim, [T, N] in out_dtype; x is left alone.
+
+    out: memory for the result, contiguous in the last dim; it may be x itself. Raises ValueError for tensors and dtypes
+    that are not as above.
+    """
+    out_dtype = out_dtype or x_TN.dtype
+    if out is None:
+        out = torch.empty(x_TN.shape, dtype=out_dtype, device=x_TN.device)
+    elif out.shape != x_TN.shape or out.dtype is not out_dtype or out.stride(1) != 1:
+        raise ValueError(
+            f"out of shape {tuple(out.shape)}, strides {out.stride()} and {out.dtype}: {tuple(x_TN.shape)} of "
+            f"{out_dtype}, contiguous in the last dim, is expected"
+        )
+    _launch(x_TN, weight_N, eps, residual_TN, out_dtype, out, None, _NOT_QUANTIZED, False)
+    return out
+
+
+def rms_norm_quantize_tokens(
+    x_TN: torch.Tensor,
+    weight_N: torch.Tensor,
+    eps: float,
+    *,
+    residual_TN: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    power_of_two: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(q_TN of float8_e4m3fn, scales_T1 of float32), as kernels.gemm.quantize.triton.quantize_tokens of `rms_norm`.
+
+    Raises ValueError for tensors and dtypes that are not as above, or a GPU without e4m3 (before sm_89).
+    """
+    check_device(x_TN.device)
+    q_TN = torch.empty(x_TN.shape, dtype=torch.float8_e4m3fn, device=x_TN.device)
+    scales_T1 = torch.empty(len(x_TN), 1, dtype=torch.float32, device=x_TN.device)
+    _launch(x_TN, weight_N, eps, residual_TN, out_dtype, q_TN, scales_T1, _BY_TOKEN, power_of_two)
+    return q_TN, scales_T1
+
+
+def rms_norm_quantize_groups(
+    x_TN: torch.Tensor,
+    weight_N: torch.Tensor,
+    eps: float,
+    *,
+    residual_TN: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    power_of_two: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(q_TN of float8_e4m3fn, scales_TG of float32), as kernels.gemm.quantize.triton.quantize_groups of `rms_norm`: a
+    scale for each 128 columns, of strides (1, T).
+
+    Errors as of `rms_norm_quantize_tokens`.
+    """
+    check_device(x_TN.device)
+    q_TN = torch.empty(x_TN.shape, dtype=torch.float8_e4m3fn, device=x_TN.device)
+    num_groups = triton.cdiv(x_TN.shape[1], GROUP)
+    scales_TG = torch.empty(num_groups, len(x_TN), dtype=torch.float32, device=x_TN.device).t()
+    _launch(x_TN, weight_N, eps, residual_TN, out_dtype, q_TN, scales_TG, _BY_GROUP, power_of_two)
+    return q_TN, scales_TG
+
+
+def head_norms_(heads_TKD: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """Norms every head in place: heads of q or of k, a slice of qkv.
+
+    heads_TKD: fp32, bf16 or fp16, of any strides but 1 in the last dim, D up to 1024. weight: [D], or [K, D] of a
+    weight a head; contiguous in the last dim. Raises ValueError for a weight of another shape.
+    """
+    num_tokens, num_heads, head_size = heads_TKD.shape
+    if weight.shape not in ((head_size,), (num_heads, head_size)) or weight.stride(-1) != 1:
+        raise ValueError(
+            f"weight of shape {tuple(weight.shape)}, strides {weight.stride()}: ({head_size},) or ({num_heads}, "
+            f"{head_size}), contiguous in the last dim, is expected"
+        )
+    assert heads_TKD.stride(2) == 1
+    assert head_size <= _MAX_HEAD_SIZE
+    if num_tokens:
+        tile = triton.next_power_of_2(head_size)
+        rows = max(1, _HEADS_TILE // tile)
+        _head_norms_kernel[(triton.cdiv(num_tokens * num_heads, rows),)](
+            heads_TKD, weight, eps, num_tokens, heads_TKD.stride(0), heads_TKD.stride(1),
+            weight.stride(0) if weight.dim() == 2 else 0,
+            NUM_HEADS=num_heads, HEAD_SIZE=head_size, ROWS=rows, TILE=tile, num_warps=4,
+        )  # fmt: skip
+
+
+def tile_of(size: int) -> tuple[int, int]:
+    """(groups of 128 columns, a power of two; warps) of the program of a row: a function of the row's size alone, so
+    that a row's sum has one order whatever the batch is. 16 numbers a thread are two 16-byte vectors of bf16 on their
+    way."""
+    groups = triton.next_power_of_2(triton.cdiv(size, GROUP))
+    return groups, min(16, max(1, groups * GROUP // 512))
+
+
+def _launch(
+    x_TN: torch.Tensor,
+    weight_N: torch.Tensor,
+    eps: float,
+    residual_TN: torch.Tensor | None,
+    norm_dtype: torch.dtype | None,
+    out_TN: torch.Tensor,
+    scales: torch.Tensor | None,
+    quantization: tl.constexpr,
+    power_of_two: bool,
+) -> None:
+    if x_TN.dim() != 2 or x_TN.stride(1) != 1 or not 0 < x_TN.shape[1] <= _MAX_SIZE:
+        raise ValueError(
+            f"x of shape {tuple(x_TN.shape)}, strides {x_TN.stride()}: has to be a matrix of 1 to {_MAX_SIZE} columns, "
+            "contiguous in the last dim"
+        )
+    if weight_N.shape != x_TN.shape[1:] or weight_N.stride(0) != 1:
+        raise ValueError(f"weight of shape {tuple(weight_N.shape)}: a row of x has {x_TN.shape[1]} numbers")
+    norm_dtype = norm_dtype or x_TN.dtype
+    if norm_dtype not in _TRITON_DTYPES:
+        raise ValueError(f"out_dtype {norm_dtype}: a norm is rounded to one of {', '.join(map(str, _TRITON_DTYPES))}")
+    if residual_TN is not None and (residual_TN.shape != x_TN.shape or residual_TN.stride(1) != 1):
+        raise ValueError(
+            f"residual of shape {tuple(residual_TN.shape)}, strides {residual_TN.stride()}: {tuple(x_TN.shape)}, "
+            "contiguous in the last dim, is expected"
+        )
+    if not len(x_TN):
+        return
+    groups, num_warps = tile_of(x_TN.shape[1])
+    _rms_norm_kernel[(len(x_TN),)](
+        x_TN, residual_TN, weight_N, out_TN, scales, eps, len(x_TN),
+        x_TN.stride(0), 0 if residual_TN is None else residual_TN.stride(0), out_TN.stride(0),
+        SIZE=x_TN.shape[1], NORM_DTYPE=_TRITON_DTYPES[norm_dtype], QUANTIZATION=quantization.value,
+        POWER_OF_TWO=power_of_two, GROUPS=groups, num_warps=num_warps,
+    )  # fmt: skip
+
+
+@jit(do_not_specialize=["num_tokens"])
+def _rms_norm_kernel(
+    x_TN,
+    residual_TN,
+    weight_N,
+    out_TN,
+    scales,
+    eps,
+    num_tokens,
+    x_stride,
+    residual_stride,
+    out_stride,
+    SIZE: tl.constexpr,
+    NORM_DTYPE: tl.constexpr,
+    QUANTIZATION: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """A row as [groups, 128], which is what scales are for. Also without quantization, for sums of one order."""
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.arange(0, GROUPS)
+    columns = groups[:, None] * 128 + tl.arange(0, 128)[None]
+    mask = columns < SIZE
+    x = widen(tl.load(x_TN + row * x_stride + columns, mask=mask, other=0.0))
+    weight = widen(tl.load(weight_N + columns, mask=mask, other=0.0))
+    if residual_TN is not None:
+        residual_ptrs = residual_TN + row * residual_stride + columns
+        total = narrow(x + widen(tl.load(residual_ptrs, mask=mask, other=0.0)), residual_TN.dtype.element_ty)
+        tl.store(residual_ptrs, total, mask=mask)
+        x = widen(total)
+    mean_square = tl.sum(tl.sum(x * x, 1), 0) / SIZE
+    y = narrow(x * tl.rsqrt(mean_square + eps) * weight, NORM_DTYPE)
+    out_ptrs = out_TN + row * out_stride + columns
+    out_dtype: tl.constexpr = out_TN.dtype.element_ty
+    if QUANTIZATION == _NOT_QUANTIZED:
+        tl.store(out_ptrs, y, mask=mask)
+    elif QUANTIZATION == _BY_TOKEN:
+        y = widen(y)
+        scale = scale_of(tl.max(tl.max(size_bits(y), 1), 0), POWER_OF_TWO)
+        tl.store(out_ptrs, quantized(y, scale, out_dtype), mask=mask)
+        tl.store(scales + row, scale)
+    else:
+        y = widen(y)
+        scale = scale_of(tl.max(size_bits(y), 1), POWER_OF_TWO)
+        tl.store(out_ptrs, quantized(y, scale[:, None], out_dtype), mask=mask)
+        # M-major, as a GEMM reads the scales of one group for the rows of its tile.
+        tl.store(scales + groups.to(tl.int64) * num_tokens + row, scale, mask=groups * 128 < SIZE)
+
+
+@jit(do_not_specialize=["num_tokens"])
+def _head_norms_kernel(
+    heads_TKD,
+    weight,
+    eps,
+    num_tokens,
+    token_stride,
+    head_stride,
+    weight_stride,
+    NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """A row is one head of one token."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token = (row // NUM_HEADS).to(tl.int64)
+    head = row % NUM_HEADS
+    numbers = tl.arange(0, TILE)[None]
+    ptrs = heads_TKD + (token * token_stride + head * head_stride)[:, None] + numbers
+    mask = (token < num_tokens)[:, None] & (numbers < HEAD_SIZE)
+    x = widen(tl.load(ptrs, mask=mask, other=0.0))
+    w = widen(tl.load(weight + (head * weight_stride)[:, None] + numbers, mask=numbers < HEAD_SIZE, other=0.0))
+    inverse = tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) / HEAD_SIZE + eps)
+    tl.store(ptrs, narrow(x * inverse * w, heads_TKD.dtype.element_ty), mask=mask)

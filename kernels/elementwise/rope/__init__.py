@@ -1,0 +1,62 @@
+"""Rotary position embeddings (arXiv 2104.09864): the cosines and sines of a step's positions, by C++, PyTorch or
+Triton.
+"""
+
+import ctypes
+from ctypes import c_float, c_int32, c_void_p
+
+import torch
+
+from kernels.backend import Backend
+from kernels.elementwise.rope.torch_cpu import apply_rope_, cos_sin_table, interleave_rope_pairs, turn_pairs_
+
+
+class CosSinTableStruct(ctypes.Structure):
+    """`CosSinTable` of kernels/elementwise/rope/cos_sin_table.h."""
+
+    _fields_ = (("frequencies", c_void_p), ("magnitude", c_float), ("pairs", c_int32))
+
+
+class CosSinTable:
+    """Of one model, in the form that kernels.kv_cache.write takes on the same path.
+
+    Legend: T tokens, P = half the head size.
+    """
+
+    def __init__(self, path: Backend, frequencies_P: torch.Tensor, magnitude: float) -> None:
+        """frequencies: radians a token. magnitude: of each turn."""
+        self._kernels, self._gpu = path.native, path.gpu
+        self._frequencies_P, self._magnitude = frequencies_P.float().contiguous().to(path.device), magnitude
+        self._struct = CosSinTableStruct(
+            frequencies=self._frequencies_P.data_ptr(), magnitude=magnitude, pairs=len(frequencies_P)
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a token's turns: [1, P] complex ones, on a GPU [2 P] cosines and sines."""
+        num_pairs = len(self._frequencies_P)
+        return (1, num_pairs) if self._gpu is None else (2 * num_pairs,)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.complex64 if self._gpu is None else torch.float32
+
+    def __call__(self, positions_T: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """out, [T, *shape] of dtype and contiguous, with the turns at positions_T, int64 (on a GPU also int32)."""
+        assert out.shape == (len(positions_T), *self.shape)
+        assert out.dtype is self.dtype
+        assert out.is_contiguous()
+        if self._gpu is not None:
+            from kernels.elementwise.rope.triton import cos_sin_rows  # imports Triton
+
+            return cos_sin_rows(positions_T, self._frequencies_P, self._magnitude, out=out)
+        if self._kernels is None:
+            return out.copy_(cos_sin_table(positions_T, self._frequencies_P, self._magnitude))
+        assert positions_T.dtype is torch.int64
+        self._kernels.rope_turns(
+            ctypes.addressof(self._struct), positions_T.data_ptr(), len(positions_T), out.data_ptr()
+        )
+        return out
+
+
+__all__ = ["CosSinTable", "apply_rope_", "cos_sin_table", "interleave_rope_pairs", "turn_pairs_"]

@@ -1,0 +1,136 @@
+"""Who computes a GEMM, in which tiles, and why.
+
+What this decides by has not been measured by this project yet: `python -m benchmarks.gpu.run_all` prints both paths.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+
+from kernels.gemm.fp8.scaled_mm import cuda_version, is_available, shape_obstacle
+from kernels.gemm.quantize.reference import GROUP
+from kernels.triton_common.tuned_tiles import Tile
+
+Path = Literal["auto", "triton", "scaled_mm"]
+PATHS: tuple[Path, ...] = ("auto", "triton", "scaled_mm")
+
+# Fewer rows are bound by reading the weights, for which the Triton kernel has tiles of 16 rows and parts of K; cuBLASLt
+# computes 64 rows and more in any case.
+SCALED_MM_MIN_ROWS = 65
+
+# The same for every M: a row's sums are then added up by the same instructions in the same order in every batch. 64
+# rows are the fewest that wgmma takes; more would compute more for nothing in decodes.
+BATCH_INVARIANT_TILE = Tile(block_m=64, block_n=128, block_k=128, group_m=16, num_warps=4, num_stages=3)
+
+# Where nothing is tuned: what vLLM publishes for an H200 at N = 12288, K = 7168, M = 8 and 16, and 256 to 3072. In
+# between narrower tiles, for there are few. By the largest M each is for.
+_DEFAULT_TILES = (
+    (16, Tile(block_m=16, block_n=32, block_k=128, num_warps=4, num_stages=5)),
+    (32, Tile(block_m=32, block_n=64, block_k=128, num_warps=4, num_stages=4)),
+    (128, Tile(block_m=64, block_n=64, block_k=128, num_warps=4, num_stages=3)),
+)
+_LARGEST_TILE = Tile(block_m=64, block_n=128, block_k=128, group_m=16, num_warps=4, num_stages=3)
+
+# Loads that hide HBM's latency come from two programs an SM; a part of K should still be long enough to fill its
+# stages.
+_PROGRAMS_PER_SM, _MIN_PART_OF_K, _MAX_SPLIT_K = 2, 1024, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What of a device decides."""
+
+    # Compute capability, 90 for Hopper; 0: no GPU, Triton interprets.
+    capability: int
+    num_sms: int
+    # As CUDA has it; files of tuned configurations bear it.
+    name: str
+    # That torch was built with.
+    cuda_version: tuple[int, ...]
+    has_scaled_mm: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A GEMM as far as it decides."""
+
+    M: int
+    N: int
+    K: int
+    blockwise: bool
+    out_dtype: torch.dtype
+    has_bias: bool
+    # Whether the scales of groups are M-major.
+    scales_are_m_major: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    path: Literal["triton", "scaled_mm"]
+    reason: str
+
+
+@lru_cache
+def device_of(device: torch.device) -> Device:
+    if device.type != "cuda":
+        return Device(capability=0, num_sms=1, name="interpreter", cuda_version=cuda_version(), has_scaled_mm=False)
+    properties = torch.cuda.get_device_properties(device)
+    return Device(
+        capability=properties.major * 10 + properties.minor,
+        num_sms=properties.multi_processor_count,
+        name=properties.name,
+        cuda_version=cuda_version(),
+        has_scaled_mm=is_available(),
+    )
+
+
+def choose_path(problem: Problem, device: Device, *, batch_invariant: bool) -> Choice:
+    """Triton or scaled_mm, and the reason in words."""
+    if batch_invariant:
+        return Choice(path="triton", reason="batch_invariant: one tile for every M; scaled_mm chooses its kernel by M")
+    against = obstacle(problem, device)
+    if against is not None:
+        return Choice(path="triton", reason=f"scaled_mm does not take it: {against}")
+    if problem.M < SCALED_MM_MIN_ROWS:
+        return Choice(path="triton", reason=f"M={problem.M} is below {SCALED_MM_MIN_ROWS}: bound by reading weights")
+    return Choice(path="scaled_mm", reason=f"M={problem.M} is {SCALED_MM_MIN_ROWS} or more: bound by tensor cores")
+
+
+def obstacle(problem: Problem, device: Device) -> str | None:
+    """Why scaled_mm cannot compute a problem; None if it can."""
+    if device.capability == 0:
+        return "there is no GPU"
+    if not device.has_scaled_mm:
+        return "this torch has no torch.nn.functional.scaled_mm"
+    if problem.blockwise and (device.capability // 10 != 9 or device.cuda_version < (12, 9)):
+        version = ".".join(map(str, device.cuda_version))
+        return f"scales of blocks need sm_90 and CUDA 12.9, here are sm_{device.capability} and CUDA {version}"
+    if problem.blockwise and not problem.scales_are_m_major:
+        return "scales of groups have to be M-major, as quantize_groups makes them"
+    if problem.has_bias and problem.out_dtype == torch.float32:
+        return "a bias goes with outputs of bfloat16 and float16 only"
+    return shape_obstacle(problem.M, problem.N, problem.K, blockwise=problem.blockwise)
+
+
+def default_tile(M: int, N: int, K: int, num_sms: int) -> Tile:
+    """Where nothing is tuned."""
+    tile = next((tile for largest, tile in _DEFAULT_TILES if largest >= M), _LARGEST_TILE)
+    return with_parts_of_k(tile, M, N, K, num_sms)
+
+
+def with_parts_of_k(tile: Tile, M: int, N: int, K: int, num_sms: int) -> Tile:
+    """With K split among more programs, if there are too few for so many SMs. Depends on M: not batch-invariant."""
+    programs = -(-M // tile.block_m) * -(-N // tile.block_n)
+    split = 1
+    while (
+        split < _MAX_SPLIT_K
+        and programs * split * 2 <= _PROGRAMS_PER_SM * num_sms
+        and K // (split * 2) >= max(_MIN_PART_OF_K, GROUP)
+    ):
+        split *= 2
+    return Tile(
+        block_m=tile.block_m, block_n=tile.block_n, block_k=tile.block_k, group_m=tile.group_m,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, split_k=split,
+    )  # fmt: skip

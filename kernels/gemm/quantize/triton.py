@@ -1,0 +1,226 @@
+"""Quantizes to e4m3 on a GPU: by tensor, token, group of 128, or block of 128 x 128.
+
+Legend: M rows, K columns, N outputs, G = ceil(K / 128).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gemm.quantize.checks import check_input, check_scale
+from kernels.triton_common.jit import jit
+from kernels.triton_common.numbers import E4M3_MAX, narrow
+
+_INFINITY_BITS = tl.constexpr(0x7F800000)
+# Scales are no smaller than this over 448: far below what activations and weights hold, and far enough from float32's
+# smallest numbers for 1 / scale to be finite. A group of zeros gets it.
+MIN_AMAX = tl.constexpr(1e-10)
+
+
+@jit
+def size_bits(x):
+    """|x| of float32 as an int32 that compares as |x| does; infinity and NaN are above all finite ones."""
+    return tl.abs(x).to(tl.int32, bitcast=True)
+
+
+@jit
+def scale_of(amax_bits, POWER_OF_TWO: tl.constexpr):
+    """Scale of groups whose largest `size_bits` is amax_bits: amax / 448, or the power of two at or above it.
+
+    NaN if anything in the group is not finite.
+    """
+    amax = tl.maximum(amax_bits.to(tl.float32, bitcast=True), MIN_AMAX)
+    scale = tl.div_rn(amax, tl.full(amax.shape, E4M3_MAX, tl.float32))
+    if POWER_OF_TWO:
+        # One is carried into the exponent unless the mantissa is 0.
+        bits = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+        scale = bits.to(tl.float32, bitcast=True)
+    return tl.where(amax_bits < _INFINITY_BITS, scale, float("nan"))
+
+
+@jit
+def quantized(x, scale, dtype: tl.constexpr):
+    """e4m3 of float32 x / scale, saturated at +-448; NaN where x is not finite or the scale is NaN.
+
+    scale: broadcasts against x. dtype: that of the output, as kernels.triton_common.numbers.narrow has it.
+    """
+    inverse = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+    is_finite = size_bits(x) < _INFINITY_BITS
+    return narrow(tl.where(is_finite, x * inverse, float("nan")), dtype)
+
+
+GROUP = 128
+# A row of up to so many numbers is read once and kept in registers; a longer one is read again, from L2.
+_MAX_TILE = 8192
+# 128 numbers of one row are 256 bytes of bf16, 16 rows of them 32 numbers a thread. Few rows are spread over more
+# programs.
+_ROWS_PER_PROGRAM, _FEW_ROWS = 16, 64
+# Programs of the pass that looks for a tensor's largest number: 8 for each SM of an H200. Each program of the second
+# pass reads what all of these found, 4 KiB.
+_AMAX_PROGRAMS, _AMAX_TILE = 1024, 4096
+
+
+@jit(do_not_specialize=["num_rows"])
+def _amax_kernel(x, amax, num_rows, row_stride, K, TILE: tl.constexpr):
+    """amax[program]: the largest size_bits of the tiles program, program + programs, ..."""
+    tiles_per_row = tl.cdiv(K, TILE)
+    found = tl.zeros((TILE,), tl.int32)
+    for tile in range(tl.program_id(0).to(tl.int64), num_rows.to(tl.int64) * tiles_per_row, tl.num_programs(0)):
+        column = (tile % tiles_per_row) * TILE + tl.arange(0, TILE)
+        numbers = tl.load(x + (tile // tiles_per_row) * row_stride + column, mask=column < K, other=0.0)
+        found = tl.maximum(found, size_bits(numbers.to(tl.float32)))
+    tl.store(amax + tl.program_id(0), tl.max(found, 0))
+
+
+@jit(do_not_specialize=["num_amax"])
+def _tensor_kernel(
+    x, q, scale, amax, row_stride, K, num_amax, POWER_OF_TWO: tl.constexpr, NUM_AMAX: tl.constexpr, TILE: tl.constexpr
+):
+    """With NUM_AMAX = 0 the scale is read, else made of the largest of amax, and written."""
+    row = tl.program_id(0).to(tl.int64)
+    if NUM_AMAX:
+        i = tl.arange(0, NUM_AMAX)
+        s = scale_of(tl.max(tl.load(amax + i, mask=i < num_amax, other=0), 0), POWER_OF_TWO)
+        if (row == 0) & (tl.program_id(1) == 0):
+            tl.store(scale, s)
+    else:
+        s = tl.load(scale)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    numbers = tl.load(x + row * row_stride + column, mask=column < K, other=0.0).to(tl.float32)
+    tl.store(q + row * K + column, quantized(numbers, s, q.dtype.element_ty), mask=column < K)
+
+
+@jit
+def _tokens_kernel(x, q, scales, row_stride, K, POWER_OF_TWO: tl.constexpr, WHOLE: tl.constexpr, TILE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    x += row * row_stride
+    q += row * K
+    column = tl.arange(0, TILE)
+    if WHOLE:
+        numbers = tl.load(x + column, mask=column < K, other=0.0).to(tl.float32)
+        s = scale_of(tl.max(size_bits(numbers), 0), POWER_OF_TWO)
+        tl.store(q + column, quantized(numbers, s, q.dtype.element_ty), mask=column < K)
+    else:
+        found = tl.zeros((TILE,), tl.int32)
+        for start in range(0, K, TILE):
+            numbers = tl.load(x + start + column, mask=start + column < K, other=0.0).to(tl.float32)
+            found = tl.maximum(found, size_bits(numbers))
+        s = scale_of(tl.max(found, 0), POWER_OF_TWO)
+        for start in range(0, K, TILE):
+            mask = start + column < K
+            numbers = tl.load(x + start + column, mask=mask, other=0.0).to(tl.float32)
+            tl.store(q + start + column, quantized(numbers, s, q.dtype.element_ty), mask=mask)
+    tl.store(scales + row, s)
+
+
+@jit(do_not_specialize=["num_rows"])
+def _groups_kernel(x, q, scales, num_rows, row_stride, K, POWER_OF_TWO: tl.constexpr, ROWS: tl.constexpr):
+    """A program quantizes ROWS rows of one group; scales of successive rows lie together."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    group = tl.program_id(1)
+    column = group * 128 + tl.arange(0, 128)
+    mask = (row < num_rows)[:, None] & (column < K)[None]
+    numbers = tl.load(x + row[:, None] * row_stride + column[None], mask=mask, other=0.0).to(tl.float32)
+    s = scale_of(tl.max(size_bits(numbers), 1), POWER_OF_TWO)
+    tl.store(q + row[:, None] * K + column[None], quantized(numbers, s[:, None], q.dtype.element_ty), mask=mask)
+    tl.store(scales + group.to(tl.int64) * num_rows + row, s, mask=row < num_rows)
+
+
+@jit(do_not_specialize=["num_rows"])
+def _blocks_kernel(w, q, scales, num_rows, row_stride, scale_stride, K, POWER_OF_TWO: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * 128 + tl.arange(0, 128)
+    column = tl.program_id(1) * 128 + tl.arange(0, 128)
+    mask = (row < num_rows)[:, None] & (column < K)[None]
+    numbers = tl.load(w + row[:, None] * row_stride + column[None], mask=mask, other=0.0).to(tl.float32)
+    s = scale_of(tl.max(tl.max(size_bits(numbers), 1), 0), POWER_OF_TWO)
+    tl.store(q + row[:, None] * K + column[None], quantized(numbers, s, q.dtype.element_ty), mask=mask)
+    tl.store(scales + tl.program_id(0) * scale_stride + tl.program_id(1), s)
+
+
+def quantize_tensor(
+    x_MK: torch.Tensor, scale: torch.Tensor | None = None, *, power_of_two: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One scale for all: (q_MK of float8_e4m3fn, scale of float32 and shape [1]).
+
+    scale: given (static: a calibrated one), or None (dynamic: computed, without a read by the host). A dynamic one
+    depends on all rows, so a row's result depends on its batch; quantize_tokens has no such dependence. Raises
+    ValueError for inputs that are not as above, or a GPU without e4m3 (before sm_89).
+    """
+    check_input("x", x_MK)
+    M, K = x_MK.shape
+    q_MK = torch.empty((M, K), dtype=torch.float8_e4m3fn, device=x_MK.device)
+    tile = min(triton.next_power_of_2(max(K, 1)), _AMAX_TILE)
+    if scale is not None:
+        check_scale("scale", scale, x_MK)
+        partial, num_amax = scale, 0
+    elif not q_MK.numel():
+        return q_MK, torch.full((1,), MIN_AMAX.value / 448, dtype=torch.float32, device=x_MK.device)
+    else:
+        scale = torch.empty(1, dtype=torch.float32, device=x_MK.device)
+        num_amax = min(_AMAX_PROGRAMS, M * triton.cdiv(K, tile))
+        partial = torch.empty(num_amax, dtype=torch.int32, device=x_MK.device)
+        _amax_kernel[(num_amax,)](x_MK, partial, M, x_MK.stride(0), K, TILE=tile, num_warps=8)
+    if q_MK.numel():
+        _tensor_kernel[(M, triton.cdiv(K, tile))](
+            x_MK, q_MK, scale, partial, x_MK.stride(0), K, num_amax,
+            POWER_OF_TWO=power_of_two, NUM_AMAX=triton.next_power_of_2(num_amax) if num_amax else 0, TILE=tile,
+            num_warps=8,
+        )  # fmt: skip
+    return q_MK, scale
+
+
+def quantize_tokens(x_MK: torch.Tensor, *, power_of_two: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """A scale for each row: (q_MK of float8_e4m3fn, scales_M1 of float32). Of a weight [N, K]: per output channel.
+
+    Raises ValueError as quantize_tensor.
+    """
+    check_input("x", x_MK)
+    M, K = x_MK.shape
+    q_MK = torch.empty((M, K), dtype=torch.float8_e4m3fn, device=x_MK.device)
+    scales_M1 = torch.empty((M, 1), dtype=torch.float32, device=x_MK.device)
+    tile = min(triton.next_power_of_2(max(K, 1)), _MAX_TILE)
+    if M:
+        _tokens_kernel[(M,)](
+            x_MK, q_MK, scales_M1, x_MK.stride(0), K,
+            POWER_OF_TWO=power_of_two, WHOLE=tile >= K, TILE=tile, num_warps=8 if tile > 2048 else 4,
+        )  # fmt: skip
+    return q_MK, scales_M1
+
+
+def quantize_groups(x_MK: torch.Tensor, *, power_of_two: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """A scale for each 128 of a row: (q_MK of float8_e4m3fn, scales_MG of float32).
+
+    scales_MG is M-major, strides (1, M): a GEMM reads the scales of one group for the rows of its tile, which lie
+    together then, and scaled_mm wants them so. Raises ValueError as quantize_tensor.
+    """
+    check_input("x", x_MK)
+    M, K = x_MK.shape
+    num_groups = triton.cdiv(K, GROUP)
+    q_MK = torch.empty((M, K), dtype=torch.float8_e4m3fn, device=x_MK.device)
+    scales_MG = torch.empty((num_groups, M), dtype=torch.float32, device=x_MK.device).t()
+    if q_MK.numel():
+        rows = 1 if M <= _FEW_ROWS else _ROWS_PER_PROGRAM
+        _groups_kernel[(triton.cdiv(M, rows), num_groups)](
+            x_MK, q_MK, scales_MG, M, x_MK.stride(0), K,
+            POWER_OF_TWO=power_of_two, ROWS=rows, num_warps=1 if rows == 1 else 4,
+        )  # fmt: skip
+    return q_MK, scales_MG
+
+
+def quantize_blocks(weight_NK: torch.Tensor, *, power_of_two: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """A scale for each 128 x 128: (q_NK of float8_e4m3fn, scales of float32 [ceil(N / 128), G]).
+
+    What DeepSeek's checkpoints hold as weight and weight_scale_inv. Rows of the scales lie a multiple of 4 apart, as
+    scaled_mm wants them. Raises ValueError as quantize_tensor.
+    """
+    check_input("weight", weight_NK)
+    N, K = weight_NK.shape
+    grid = (triton.cdiv(N, GROUP), triton.cdiv(K, GROUP))
+    q_NK = torch.empty((N, K), dtype=torch.float8_e4m3fn, device=weight_NK.device)
+    padded = torch.zeros((grid[0], triton.cdiv(grid[1], 4) * 4), dtype=torch.float32, device=weight_NK.device)
+    if q_NK.numel():
+        _blocks_kernel[grid](
+            weight_NK, q_NK, padded, N, weight_NK.stride(0), padded.stride(0), K,
+            POWER_OF_TWO=power_of_two, num_warps=8,
+        )  # fmt: skip
+    return q_NK, padded[:, : grid[1]]

@@ -1,0 +1,97 @@
+"""Prepares q, k and v for attention: head norms, rope, and the write of k and v into the KV cache."""
+
+import torch
+
+from kernels.backend import Backend
+from kernels.kv_cache.layout import KVScales
+from kernels.kv_cache.write.native import NativeRopeCacheWrite
+from kernels.kv_cache.write.torch_cpu import TorchRopeCacheWrite
+
+
+class TritonRopeCacheWrite:
+    """What RopeCacheWrite is on a GPU. Turns are cosines and sines."""
+
+    __slots__ = ("_eps", "_interleaved", "_kv_scales", "_norms", "_num_heads")
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_norm_HD: torch.Tensor | None,
+        eps: float,
+        kv_scales: KVScales | None,
+        device: torch.device,
+        *,
+        interleaved: bool,
+    ) -> None:
+        """head_norm_HD: one norm for all heads of q, one for all of k. interleaved: pairs that rope turns lie side by
+        side, not half a head apart."""
+        self._num_heads, self._eps, self._kv_scales, self._interleaved = num_heads, eps, kv_scales, interleaved
+        self._norms: tuple[torch.Tensor, torch.Tensor] | None = None
+        if head_norm_HD is not None:
+            self._norms = head_norm_HD[0].contiguous().to(device), head_norm_HD[-1].contiguous().to(device)
+
+    def __call__(
+        self, qkv_TF: torch.Tensor, cos_sin_TR: torch.Tensor, cache: torch.Tensor, slots_T: torch.Tensor
+    ) -> torch.Tensor:
+        from kernels.kv_cache.write.triton import HeadNorms, rope_cache_write
+
+        scales = self._kv_scales
+        return rope_cache_write(
+            qkv_TF,
+            cos_sin_TR,
+            cache,
+            slots_T,
+            num_heads=self._num_heads,
+            head_norms=None if self._norms is None else HeadNorms(*self._norms, self._eps),
+            interleaved=self._interleaved,
+            k_scale=None if scales is None else scales.k,
+            v_scale=None if scales is None else scales.v,
+        )
+
+
+class RopeCacheWrite:
+    """One layer's.
+
+    Legend: T tokens, H heads, K KV heads, D head size, F = (H + 2 K) * D.
+    """
+
+    __slots__ = ("_op",)
+
+    def __init__(
+        self,
+        path: Backend,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        head_norm_HD: torch.Tensor | None = None,
+        eps: float = 0.0,
+        kv_scales: KVScales | None = None,
+        interleaved: bool = False,
+    ) -> None:
+        """head_norm_HD: weights of RMS norms (with `eps`), float32 [H + K, D], of each head of q, then of k; on a GPU
+        all of q's are the same, and all of k's. kv_scales: of a cache of e4m3. interleaved: pairs that rope turns
+        lie side by side on a GPU, too."""
+        if path.gpu is not None:
+            self._op = TritonRopeCacheWrite(
+                num_heads, head_norm_HD, eps, kv_scales, path.device, interleaved=interleaved
+            )
+        elif path.native is not None:
+            self._op = NativeRopeCacheWrite(path.native, num_heads, num_kv_heads, head_size, head_norm_HD, eps)
+        else:
+            self._op = TorchRopeCacheWrite(num_heads, num_kv_heads, head_size, head_norm_HD, eps)
+
+    def __call__(
+        self, qkv_TF: torch.Tensor, turns: torch.Tensor, cache: torch.Tensor, slots_T: torch.Tensor
+    ) -> torch.Tensor:
+        """q, [T, H, D], normed and turned, a view of qkv_TF, which is changed in place; k and v go to the cache.
+
+        Pairs that rope turns lie side by side (kernels.elementwise.rope.interleave_rope_pairs), on a GPU half a head
+        apart, unless they are said to be `interleaved` there, too. turns:
+        of kernels.elementwise.rope.RopeTurns. cache: one layer's blocks (worker.layers.kv_cache). slots_T: int64,
+        block * block size + offset, all different; on a GPU -1 is padding, whose k and v go nowhere.
+        """
+        return self._op(qkv_TF, turns, cache, slots_T)
+
+
+__all__ = ["RopeCacheWrite"]

@@ -1,0 +1,62 @@
+// What happens to q, k and v between their projection and attention: head norms, rope, and the KV cache.
+#pragma once
+
+#include <algorithm>
+
+#include "../../native/cpp/pool.h"
+#include "../../native/cpp/vec.h"
+#include "../../elementwise/rms_norm/rms_norm.h"
+#include "../cache_layout.h"
+
+namespace octavo {
+
+// As kernels/kv_cache/write/native.py lays it out.
+struct RopeCacheWrite {
+    const float* head_norm;  // [heads + kv_heads, head_size] or null
+    float eps;
+    int32_t heads, kv_heads, head_size, block_size;
+    int32_t bf16_cache;
+};
+
+// Turns the pairs (2i, 2i + 1) of a head: turns[2i] is the cosine, turns[2i + 1] the sine. head_size % 8 == 0.
+inline void turn(float* head, const float* turns, int64_t head_size) {
+    for (int64_t i = 0; i < head_size; i += 8) {
+        __m256 x = _mm256_loadu_ps(head + i), t = _mm256_loadu_ps(turns + i);
+        __m256 crossed = _mm256_mul_ps(_mm256_permute_ps(x, 0xb1), _mm256_movehdup_ps(t));
+        _mm256_storeu_ps(head + i, _mm256_fmaddsub_ps(x, _mm256_moveldup_ps(t), crossed));
+    }
+}
+
+// q stays in qkv[tokens, (heads + 2 kv_heads) * head_size], turned; k, turned, and v go to their slots of the cache.
+template <class T>
+void rope_cache_write(const RopeCacheWrite& shape, float* qkv, int64_t tokens, const float* turns,
+                      const int64_t* slots, T* cache) {
+    const CacheLayout<T> layout{shape.kv_heads, shape.head_size, shape.block_size};
+    const int64_t size = shape.head_size, turned = shape.heads + shape.kv_heads;
+    const int64_t width = (turned + shape.kv_heads) * size;
+    auto token = [&](int64_t t) {
+        float* row = qkv + t * width;
+        for (int64_t h = 0; h < turned; h++) {
+            float* head = row + h * size;
+            if (shape.head_norm) input_row(head, shape.head_norm + h * size, shape.eps, size, head);
+            turn(head, turns + t * size, size);
+        }
+        const int64_t block = slots[t] / shape.block_size, offset = slots[t] % shape.block_size;
+        for (int64_t h = 0; h < shape.kv_heads; h++) {
+            const float* k = row + (shape.heads + h) * size;
+            const float* v = k + shape.kv_heads * size;
+            T* keys = cache + layout.keys(block, h);
+            T* values = cache + layout.values(block, h);
+            for (int64_t i = 0; i < size; i++) {
+                put(k[i], keys[layout.key(offset, i)]);
+                put(v[i], values[layout.value(offset, i)]);
+            }
+        }
+    };
+    const int64_t at_once = 8;
+    parallel((tokens + at_once - 1) / at_once, [&](int64_t task) {
+        for (int64_t t = task * at_once; t < std::min(tokens, (task + 1) * at_once); t++) token(t);
+    });
+}
+
+}  // namespace octavo

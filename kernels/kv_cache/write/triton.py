@@ -1,0 +1,298 @@
+"""Head norms, rope and cache write in one Triton kernel, quantizing if the cache is e4m3.
+
+Legend: T tokens, H heads, K KV heads, D head size, F >= (H + 2 K) * D, L rows of the table, R <= D rotary dims,
+N blocks, B tokens of a block.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.elementwise.rope.triton import check_cos_sin, load_cos_sin, load_pairs, store_pairs
+from kernels.gemm.quantize.triton import quantized
+from kernels.kv_cache.layout import check_gpu_cache, kernel_view
+from kernels.triton_common.jit import jit
+from kernels.triton_common.numbers import narrow, widen
+
+# Numbers of the keys, and as many of the values, that a program moves: with 4 warps, a 16-byte vector of each a thread,
+# both loaded before the slots, on which they don't depend, have come.
+_PLAIN_TILE = 1024
+_PLAIN_WARPS = 4
+
+
+def cache_write(
+    k_TKD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    cache_N2KBD: torch.Tensor,
+    slots_T: torch.Tensor,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> None:
+    """Writes token t's keys and values to slot slots_T[t] = block * B + offset; a negative slot, as padding has it,
+    touches nothing.
+
+    k_TKD, v_TKD: fp32, bf16 or fp16, of any strides but 1 in the last dim (slices of qkv). Rounded to the cache's
+    dtype. slots_T: int32 or int64; those not negative are all different. May be shorter than T: the rest is not
+    written. k_scale, v_scale: float32 [1] or [K] on the device, of an e4m3 cache: what is stored is number / scale,
+    saturated at 448.
+
+    Raises ValueError for a cache in another layout, shapes that differ, an e4m3 cache without scales, scales of another
+    shape, and scales of a cache that has none.
+    """
+    check_gpu_cache(cache_N2KBD)
+    num_kv_heads, block_size, head_size = cache_N2KBD.shape[2:]
+    for name, x_TKD in (("k", k_TKD), ("v", v_TKD)):
+        if x_TKD.shape[1:] != (num_kv_heads, head_size) or x_TKD.stride(2) != 1 or len(x_TKD) < len(slots_T):
+            raise ValueError(
+                f"{name} of shape {tuple(x_TKD.shape)}, strides {x_TKD.stride()}: for {len(slots_T)} slots of this "
+                f"cache it has to be [at least {len(slots_T)}, {num_kv_heads}, {head_size}], contiguous in the last dim"
+            )
+    check_kv_scales(cache_N2KBD, k_scale, v_scale)
+    if not len(slots_T):
+        return
+    rows, tile = tile_of(head_size)
+    cache_N2KBD = kernel_view(cache_N2KBD)
+    _cache_write_kernel[(triton.cdiv(len(slots_T) * num_kv_heads, rows),)](
+        k_TKD, v_TKD, cache_N2KBD, slots_T, k_scale, v_scale, len(slots_T),
+        k_TKD.stride(0), k_TKD.stride(1), v_TKD.stride(0), v_TKD.stride(1),
+        NUM_KV_HEADS=num_kv_heads, BLOCK_SIZE=block_size, HEAD_SIZE=head_size,
+        K_SCALES=0 if k_scale is None else len(k_scale), V_SCALES=0 if v_scale is None else len(v_scale),
+        ROWS=rows, TILE=tile, num_warps=_PLAIN_WARPS,
+    )  # fmt: skip
+
+
+def tile_of(head_size: int) -> tuple[int, int]:
+    """(heads, numbers of a head, a power of two) of a program."""
+    tile = triton.next_power_of_2(head_size)
+    return max(1, _PLAIN_TILE // tile), tile
+
+
+def check_kv_scales(cache_N2KBD: torch.Tensor, k_scale: torch.Tensor | None, v_scale: torch.Tensor | None) -> None:
+    """Raises ValueError unless both scales are there, float32 [1] or [K], for an e4m3 cache, and neither for
+    another."""
+    shapes = ((1,), (cache_N2KBD.shape[2],))
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if cache_N2KBD.dtype is not torch.float8_e4m3fn:
+            if scale is not None:
+                raise ValueError(f"{name} is for a cache of float8_e4m3fn; kv_cache_dtype is {cache_N2KBD.dtype}")
+        elif scale is None:
+            raise ValueError(f"{name} is None; a cache of float8_e4m3fn needs it (ones, if nothing better is known)")
+        elif scale.dtype is not torch.float32 or tuple(scale.shape) not in shapes:
+            raise ValueError(
+                f"{name} is {scale.dtype} {tuple(scale.shape)}; float32 {shapes[0]} or {shapes[1]} is expected"
+            )
+
+
+@jit
+def head_scales(scale_ptr, heads, NUM_SCALES: tl.constexpr):
+    """float32 scales of `heads`, of any shape; NUM_SCALES is 0 (ones), 1 (the same for all) or one a head."""
+    if NUM_SCALES == 0:
+        result = tl.full(heads.shape, 1.0, tl.float32)
+    elif NUM_SCALES == 1:
+        result = tl.full(heads.shape, 1.0, tl.float32) * tl.load(scale_ptr)
+    else:
+        result = tl.load(scale_ptr + heads, mask=(heads >= 0) & (heads < NUM_SCALES), other=1.0)
+    return result
+
+
+@jit
+def to_cache(x, scale, dtype: tl.constexpr):
+    """float32 x as a cache of `dtype` stores it; scale broadcasts against x, and is not looked at unless that is
+    e4m3."""
+    if (dtype == tl.float8e4nv) | (dtype == tl.uint8):
+        result = quantized(x, scale, dtype)
+    else:
+        result = narrow(x, dtype)
+    return result
+
+
+@jit(do_not_specialize=["num_tokens"])
+def _cache_write_kernel(
+    k_TKD,
+    v_TKD,
+    cache_N2KBD,
+    slots_T,
+    k_scale,
+    v_scale,
+    num_tokens,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    K_SCALES: tl.constexpr,
+    V_SCALES: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """A row is one head of one token: so a rank's single KV head fills a program as well as 32 do."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token = (row // NUM_KV_HEADS).to(tl.int64)
+    head = row % NUM_KV_HEADS
+    numbers = tl.arange(0, TILE)[None]
+    inside = (token < num_tokens)[:, None] & (numbers < HEAD_SIZE)
+    k = widen(tl.load(k_TKD + (token * k_token_stride + head * k_head_stride)[:, None] + numbers, mask=inside))
+    v = widen(tl.load(v_TKD + (token * v_token_stride + head * v_head_stride)[:, None] + numbers, mask=inside))
+    slot = tl.load(slots_T + token, mask=token < num_tokens, other=-1).to(tl.int64)
+    mask = (slot >= 0)[:, None] & (numbers < HEAD_SIZE)
+    # The block's keys are [K, B, D], its values the next K * B * D numbers.
+    keys = (slot // BLOCK_SIZE) * (2 * NUM_KV_HEADS * BLOCK_SIZE) + head * BLOCK_SIZE + slot % BLOCK_SIZE
+    key_ptrs = cache_N2KBD + keys[:, None] * HEAD_SIZE + numbers
+    k_scales, v_scales = head_scales(k_scale, head[:, None], K_SCALES), head_scales(v_scale, head[:, None], V_SCALES)
+    dtype: tl.constexpr = cache_N2KBD.dtype.element_ty
+    tl.store(key_ptrs, to_cache(k, k_scales, dtype), mask=mask)
+    tl.store(key_ptrs + NUM_KV_HEADS * BLOCK_SIZE * HEAD_SIZE, to_cache(v, v_scales, dtype), mask=mask)
+
+
+# Numbers that a program moves: with 4 warps two 16-byte vectors of bf16 a thread. The heads of a program are one
+# token's, so that it reads the turns once.
+_TILE, _NUM_WARPS = 2048, 4
+
+
+class HeadNorms(NamedTuple):
+    """RMS norms of each head of q and of k, before rope."""
+
+    # [D] each, any float dtype, contiguous.
+    q_weight: torch.Tensor
+    k_weight: torch.Tensor
+    eps: float
+
+
+def rope_cache_write(
+    qkv_TF: torch.Tensor,
+    cos_sin_LR: torch.Tensor,
+    cache_N2KBD: torch.Tensor,
+    slots_T: torch.Tensor,
+    *,
+    num_heads: int,
+    head_norms: HeadNorms | None = None,
+    positions_T: torch.Tensor | None = None,
+    interleaved: bool = False,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """q, [T, H, D], normed and turned, a view of qkv_TF, where it is changed in place; k, normed and turned, and v go
+    to the cache, and stay as they are in qkv_TF.
+
+    qkv_TF: fp32, bf16 or fp16, a row the heads of q, of k, of v; contiguous in the last dim. cos_sin_LR, positions_T,
+    interleaved: of kernels.elementwise.rope.triton.rope_. slots_T, k_scale, v_scale: of
+    kernels.kv_cache.write.triton.cache_write, a slot for each token: where it is negative, as padding has it, the
+    cache is not touched.
+
+    Raises ValueError for a cache in another layout, tensors that do not fit together, and scales that the cache's dtype
+    does not go with.
+    """
+    check_gpu_cache(cache_N2KBD)
+    num_kv_heads, block_size, head_size = cache_N2KBD.shape[2:]
+    num_tokens, row = len(qkv_TF), (num_heads + 2 * num_kv_heads) * head_size
+    if qkv_TF.shape[1] < row or qkv_TF.stride(1) != 1:
+        raise ValueError(
+            f"qkv of shape {tuple(qkv_TF.shape)}, strides {qkv_TF.stride()}: {num_heads} + 2 * {num_kv_heads} heads of "
+            f"{head_size} are {row} columns, contiguous"
+        )
+    if len(slots_T) != num_tokens:
+        raise ValueError(f"{len(slots_T)} slots for {num_tokens} tokens; padding has slots too, negative ones")
+    num_pairs = check_cos_sin(cos_sin_LR, positions_T, num_tokens, head_size)
+    check_kv_scales(cache_N2KBD, k_scale, v_scale)
+    if head_norms is not None and not head_norms.q_weight.shape == head_norms.k_weight.shape == (head_size,):
+        raise ValueError(
+            f"head norms of shapes {tuple(head_norms.q_weight.shape)}, {tuple(head_norms.k_weight.shape)}: "
+            f"({head_size},) is expected"
+        )
+    if num_tokens:
+        pairs, rest = triton.next_power_of_2(num_pairs), triton.next_power_of_2(max(1, head_size - 2 * num_pairs))
+        all_heads = num_heads + 2 * num_kv_heads
+        heads = min(max(1, _TILE // triton.next_power_of_2(head_size)), triton.next_power_of_2(all_heads))
+        _rope_cache_write_kernel[(num_tokens, triton.cdiv(all_heads, heads))](
+            qkv_TF, cos_sin_LR, positions_T, kernel_view(cache_N2KBD), slots_T,
+            None if head_norms is None else head_norms.q_weight, None if head_norms is None else head_norms.k_weight,
+            k_scale, v_scale, 0.0 if head_norms is None else head_norms.eps, qkv_TF.stride(0), cos_sin_LR.stride(0),
+            NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_SIZE=head_size, BLOCK_SIZE=block_size,
+            NUM_PAIRS=num_pairs, INTERLEAVED=interleaved,
+            K_SCALES=0 if k_scale is None else len(k_scale), V_SCALES=0 if v_scale is None else len(v_scale),
+            HEADS=heads, PAIRS=pairs, REST=rest, num_warps=_NUM_WARPS,
+        )  # fmt: skip
+    return qkv_TF[:, : num_heads * head_size].unflatten(1, (num_heads, head_size))
+
+
+@jit
+def _rope_cache_write_kernel(
+    qkv_TF,
+    cos_sin_LR,
+    positions_T,
+    cache_N2KBD,
+    slots_T,
+    q_weight_D,
+    k_weight_D,
+    k_scale,
+    v_scale,
+    eps,
+    token_stride,
+    row_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_PAIRS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    K_SCALES: tl.constexpr,
+    V_SCALES: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    REST: tl.constexpr,
+):
+    """Some heads of one token, which may be q's, k's and v's: a head of v is one with weights of 1 and turns of 0. REST
+    is at least as many as a head's numbers that are not turned, which may be none."""
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    is_q, is_v = head < NUM_HEADS, head >= NUM_HEADS + NUM_KV_HEADS
+    inside = head < NUM_HEADS + 2 * NUM_KV_HEADS
+    head_ptrs = qkv_TF + token * token_stride + head * HEAD_SIZE
+    first, second = load_pairs(head_ptrs, inside, NUM_PAIRS, PAIRS, INTERLEAVED)
+    rest_number = 2 * NUM_PAIRS + tl.arange(0, REST)[None]
+    rest_mask = inside & (rest_number < HEAD_SIZE)
+    rest = widen(tl.load(head_ptrs + rest_number, mask=rest_mask, other=0.0))
+    if positions_T is None:
+        row = token
+    else:
+        row = tl.load(positions_T + token).to(tl.int64)
+    cos, sin = load_cos_sin(cos_sin_LR, row, row_stride, NUM_PAIRS, PAIRS)
+    # One number as a tensor, not a scalar: the interpreter makes integers of a scalar's comparisons when it spreads
+    # them.
+    slot = tl.load(slots_T + token + tl.arange(0, 1)[None]).to(tl.int64)
+
+    if q_weight_D is not None:
+        square = tl.sum(first * first + second * second, 1, keep_dims=True)
+        square += tl.sum(rest * rest, 1, keep_dims=True)
+        inverse = tl.rsqrt(square / HEAD_SIZE + eps)
+        one = tl.arange(0, 1)[None]
+        q_weight_first, q_weight_second = load_pairs(q_weight_D + one, one == 0, NUM_PAIRS, PAIRS, INTERLEAVED)
+        k_weight_first, k_weight_second = load_pairs(k_weight_D + one, one == 0, NUM_PAIRS, PAIRS, INTERLEAVED)
+        first *= tl.where(is_v, 1.0, inverse * tl.where(is_q, q_weight_first, k_weight_first))
+        second *= tl.where(is_v, 1.0, inverse * tl.where(is_q, q_weight_second, k_weight_second))
+        q_rest = widen(tl.load(q_weight_D + rest_number, mask=rest_number < HEAD_SIZE, other=0.0))
+        k_rest = widen(tl.load(k_weight_D + rest_number, mask=rest_number < HEAD_SIZE, other=0.0))
+        rest *= tl.where(is_v, 1.0, inverse * tl.where(is_q, q_rest, k_rest))
+    turned_first = tl.where(is_v, first, first * cos - second * sin)
+    turned_second = tl.where(is_v, second, second * cos + first * sin)
+
+    q_dtype: tl.constexpr = qkv_TF.dtype.element_ty
+    q_first, q_second = narrow(turned_first, q_dtype), narrow(turned_second, q_dtype)
+    store_pairs(head_ptrs, is_q, q_first, q_second, NUM_PAIRS, PAIRS, INTERLEAVED)
+    tl.store(head_ptrs + rest_number, narrow(rest, q_dtype), mask=rest_mask & is_q)
+
+    kv_head = tl.where(is_q, 0, head - tl.where(is_v, NUM_HEADS + NUM_KV_HEADS, NUM_HEADS))
+    # The block's keys are [K, B, D], its values the next K * B * D numbers.
+    cache_row = ((slot // BLOCK_SIZE * 2 + is_v.to(tl.int64)) * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
+    cache_ptrs = cache_N2KBD + cache_row * HEAD_SIZE
+    is_written = (slot >= 0) & inside & (head >= NUM_HEADS)
+    scale = tl.where(is_v, head_scales(v_scale, kv_head, V_SCALES), head_scales(k_scale, kv_head, K_SCALES))
+    cache_dtype: tl.constexpr = cache_N2KBD.dtype.element_ty
+    kv_first, kv_second = to_cache(turned_first, scale, cache_dtype), to_cache(turned_second, scale, cache_dtype)
+    store_pairs(cache_ptrs, is_written, kv_first, kv_second, NUM_PAIRS, PAIRS, INTERLEAVED)
+    tl.store(cache_ptrs + rest_number, to_cache(rest, scale, cache_dtype), mask=rest_mask & is_written)

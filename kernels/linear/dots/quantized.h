@@ -1,0 +1,105 @@
+// y = x W^T + b by register tiles over packed weights: on integers within each block of inputs, in float32 from block
+// to block. Of weights in 8 or 4 bits, for which reference.py beside this file has the formulas, and of bf16 ones in
+// fixed point (dots_fixed.h).
+//
+// Dot products of integers are exact, and sums of floats run over the blocks in their order, in one accumulator: a
+// row's result has the same bits whatever the other rows are, and however rows and columns are dealt out to tiles and
+// threads.
+//
+// How weights are packed, and a dot product steps, is up to a path's Dots:
+//     V                   its outputs come as vectors of these, two for a panel's columns
+//     Inputs              rows of inputs, as quantized_rows.h and fixed_rows.h have them
+//     kRows               most rows of a tile
+//     kBlockBytes         of a panel, for each block of inputs
+//     kPanelBytes         of a panel, after those of its blocks
+//     pack(...)           packs one panel
+//     panel(...)          brings the sums of one panel for some rows to an output
+#pragma once
+
+#include "../outputs.h"
+#include "quantized_rows.h"
+
+namespace octavo {
+
+// What to bring into L2 meanwhile: with each block, so many bytes of the next panel.
+struct AheadOfBlocks {
+    const char* place;
+    int64_t step;
+    void operator()(int64_t block) const {
+        for (int64_t i = 0; i < step; i += 64) _mm_prefetch(place + block * step + i, _MM_HINT_T1);
+    }
+};
+
+// Of Dots that have, instead of `panel`,
+//     sums<R>(...)        computes R rows times one panel
+template <class Dots>
+struct TileByTile {
+    // Rows [first, last) times panel p, in tiles of nearly equal heights, of which each brings its share of the next
+    // panel from memory.
+    template <class Inputs, class Output>
+    static void panel(const Inputs& inputs, int64_t first, int64_t last, const char* panel, const char* next, int64_t p,
+                      const Output& output) {
+        const int64_t rows = last - first, tiles = (rows + Dots::kRows - 1) / Dots::kRows;
+        for (int64_t n = 0; n < tiles; n++) {
+            const int64_t top = rows * n / tiles, bottom = rows * (n + 1) / tiles;
+            tile<Dots::kRows>(bottom - top, inputs, first + top, panel, p,
+                              AheadOfBlocks{next + (next - panel) * n / tiles, Dots::kBlockBytes / tiles}, output);
+        }
+    }
+
+   private:
+    // `rows`, at most R, from row r on.
+    template <int R, class Inputs, class Output>
+    static void tile(int64_t rows, const Inputs& inputs, int64_t r, const char* panel, int64_t p, AheadOfBlocks ahead,
+                     const Output& output) {
+        if (rows < R) {
+            if constexpr (R > 1) tile<R - 1>(rows, inputs, r, panel, p, ahead, output);
+            return;
+        }
+        typename Dots::V sums[R][2];
+        Dots::template sums<R>(sums, inputs, r, panel, ahead);
+        for (int i = 0; i < R; i++) output.panel(sums[i], r + i, p);
+    }
+};
+
+// Linears whose inner loop is Dots.
+template <class Dots>
+struct DotsLinear {
+    using V = typename Dots::V;
+    using Inputs = typename Dots::Inputs;
+
+    static int64_t bytes(const Linear& linear) { return num_panels<V>(linear) * panel_bytes(linear); }
+
+    // `panels` holds zeros.
+    static void pack(const Linear& linear, const WeightRows& weights, char* panels) {
+        parallel(num_panels<V>(linear),
+                 [&](int64_t p) { Dots::pack(linear, weights, p, panels + p * panel_bytes(linear)); });
+    }
+
+    // Brings the sums of all panels for x[rows, inputs] to `output`.
+    template <class Output>
+    static void forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
+        const Inputs inputs = Inputs::of(linear, x, rows);
+        // Rows of a block of rows stay in half of a 512 KiB L2 while all panels pass by, a panel in L1 for all its tiles.
+        const int64_t row_bytes = inputs.blocks * Inputs::kBlock * sizeof(typename Inputs::Value);
+        const int64_t fitting = std::max<int64_t>(1, 196608 / row_bytes / Dots::kRows) * Dots::kRows;
+        const int64_t row_blocks = (rows + fitting - 1) / fitting, panels = num_panels<V>(linear);
+        // Some tasks for each thread, so that one with a busy core does fewer.
+        const int64_t groups = std::min(panels, std::max<int64_t>(1, (8 * threads() + row_blocks - 1) / row_blocks));
+        parallel(row_blocks * groups, [&](int64_t task) {
+            const int64_t i = task / groups, g = task % groups;
+            const int64_t first = rows * i / row_blocks, last = rows * (i + 1) / row_blocks;
+            for (int64_t p = panels * g / groups; p < panels * (g + 1) / groups; p++) {
+                const char* panel = static_cast<const char*>(linear.panels) + p * panel_bytes(linear);
+                Dots::panel(inputs, first, last, panel, panel + panel_bytes(linear), p, output);
+            }
+        });
+    }
+
+   private:
+    static int64_t panel_bytes(const Linear& linear) {
+        return (linear.inputs + Inputs::kBlock - 1) / Inputs::kBlock * Dots::kBlockBytes + Dots::kPanelBytes;
+    }
+};
+
+}  // namespace octavo

@@ -1,0 +1,125 @@
+"""Linear layers of e4m3 weights on a GPU: inputs become e4m3, too, in the kernel that makes them where one goes before
+(a norm, a gate), else in one of its own.
+
+Inputs have a scale for each token beside weights with scales of a tensor or of outputs, and for each 128 of a token
+beside weights with scales of blocks. None of them depends on other tokens, and none comes from the checkpoint: what one
+calibrated there cannot hold would be cut off.
+
+Legend: T tokens, I inputs, O outputs, E hidden size, X ceil(I / 128).
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from kernels.backend import GpuBackend
+from kernels.elementwise.rms_norm.triton import rms_norm_quantize_groups, rms_norm_quantize_tokens
+from kernels.elementwise.silu_mul.torch_cpu import Activation
+from kernels.elementwise.silu_mul.triton import silu_mul, silu_mul_quantize_groups, silu_mul_quantize_tokens
+from kernels.gemm.fp8.dispatch import fp8_gemm
+from kernels.gemm.quantize.checks import check_device
+from kernels.gemm.quantize.triton import quantize_groups, quantize_tokens
+from kernels.linear.residual import Residual
+from kernels.linear.weights import Fp8Weight
+
+
+class Fp8Rows(NamedTuple):
+    """Inputs as a layer computes with them: float8_e4m3fn, and float32 [T, 1] or [T, X]."""
+
+    values_TI: torch.Tensor
+    scales: torch.Tensor
+
+
+class GpuFp8Linear:
+    """What PackedLinear is for e4m3 weights on a GPU."""
+
+    __slots__ = ("_activation", "_bias_O", "_by_group", "_dtype", "_eps", "_gated", "_invariant", "_norm_I", "_scales",
+                 "_values_OI", "num_outputs")  # fmt: skip
+
+    def __init__(
+        self,
+        weight: Fp8Weight,
+        bias_O: torch.Tensor | None,
+        norm_I: torch.Tensor | None,
+        eps: float,
+        *,
+        gated: bool,
+        activation: Activation = "silu",
+        dtype: torch.dtype,
+        gpu: GpuBackend,
+    ) -> None:
+        """dtype: of inputs and outputs. Raises ValueError for a GPU without e4m3 (before sm_89)."""
+        check_device(gpu.device)
+        self._values_OI = weight.values_OI.to(gpu.device).contiguous()
+        self._by_group = weight.has_blocks
+        scales = weight.scales.to(gpu.device)
+        if weight.has_blocks:
+            self._scales = _apart(scales)
+        else:
+            # The GEMM takes [1] for a tensor, [O, 1] for outputs.
+            self._scales = scales[0] if len(scales) == 1 else scales.contiguous()
+        self.num_outputs = len(self._values_OI) // 2 if gated else len(self._values_OI)
+        self._bias_O = None if bias_O is None else bias_O.to(gpu.device, dtype).contiguous()
+        self._norm_I = None if norm_I is None else norm_I.to(gpu.device)
+        self._eps, self._gated, self._dtype, self._invariant = eps, gated, dtype, gpu.batch_invariant
+        self._activation: Activation = activation
+
+    @property
+    def packed(self) -> None:
+        """Nothing is packed."""
+        return None
+
+    @property
+    def num_bytes(self) -> int:
+        return self._values_OI.nbytes + self._scales.nbytes
+
+    def __call__(self, x: torch.Tensor | Residual, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, O] from [T, I] of the layer's dtype or, if there is a norm, from the residual stream."""
+        if not self._gated:
+            return self._multiplied(self._quantized(x), out)
+        return silu_mul(self._multiplied(self._quantized(x), None), activation=self._activation, out=out)
+
+    def add_to_(self, residual: Residual, x_TI: torch.Tensor | Fp8Rows) -> None:
+        """The result is what the residual stream has pending."""
+        assert not residual.is_pending
+        rows = x_TI if isinstance(x_TI, Fp8Rows) else self._quantized(x_TI)
+        self._multiplied(rows, residual.delta_TE)
+        residual.is_pending = True
+
+    def gated_for(self, other: "GpuFp8Linear", x: torch.Tensor | Residual) -> Fp8Rows:
+        """What a call gives, as inputs of `other`: gated and quantized in one kernel."""
+        assert self._gated
+        gate_up_T2O = self._multiplied(self._quantized(x), None)
+        quantize = silu_mul_quantize_groups if other._by_group else silu_mul_quantize_tokens
+        return Fp8Rows(*quantize(gate_up_T2O, activation=self._activation))
+
+    def _quantized(self, x: torch.Tensor | Residual) -> Fp8Rows:
+        if isinstance(x, torch.Tensor):
+            assert self._norm_I is None
+            return Fp8Rows(*(quantize_groups(x) if self._by_group else quantize_tokens(x)))
+        assert self._norm_I is not None
+        normed = rms_norm_quantize_groups if self._by_group else rms_norm_quantize_tokens
+        if not x.is_pending:
+            return Fp8Rows(*normed(x.x_TE, self._norm_I, self._eps, out_dtype=self._dtype))
+        x.is_pending = False
+        return Fp8Rows(*normed(x.delta_TE, self._norm_I, self._eps, residual_TN=x.x_TE, out_dtype=self._dtype))
+
+    def _multiplied(self, rows: Fp8Rows, out: torch.Tensor | None) -> torch.Tensor:
+        return fp8_gemm(
+            rows.values_TI,
+            self._values_OI,
+            rows.scales,
+            self._scales,
+            bias_N=self._bias_O,
+            out_dtype=self._dtype,
+            batch_invariant=self._invariant,
+            out=out,
+        )
+
+
+def _apart(scales_YX: torch.Tensor) -> torch.Tensor:
+    """With rows a multiple of 4 apart, which spares scaled_mm a copy in each call."""
+    num_rows, num_groups = scales_YX.shape
+    padded = scales_YX.new_zeros(num_rows, -(-num_groups // 4) * 4)
+    padded[:, :num_groups] = scales_YX
+    return padded[:, :num_groups]

@@ -1,0 +1,270 @@
+"""Mixture of experts on a GPU: gate and up with SiLU, down, and the sum by the router's weights.
+
+In bf16 or fp16, or with e4m3 weights in blocks of 128 x 128 and activations quantized in groups of 128 numbers, as
+kernels.gemm.quantize has both. No sum is by atomics: each row is added up in the order of K, and the experts of a token
+in the order of its routing.
+
+T tokens, K experts of a token, E experts, H hidden size, I size of an expert's MLP, N = T * K pairs; BM, BN, BK a tile.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gemm.fp8.choose import device_of
+from kernels.gemm.quantize.triton import quantize_groups
+from kernels.moe.align.triton import AlignedPairs, align
+from kernels.moe.gemm.tiles import INVARIANT, MoeTile, tile_for, tuned_tile
+from kernels.triton_common.jit import jit
+from kernels.triton_common.numbers import dot, narrow, tile_of_program, widen
+
+# Of a block-quantized weight, rows and columns that share a scale; of activations, columns.
+GROUP = 128
+# Numbers of a token that one program adds up: with 4 warps a 16-byte vector of bf16 a thread.
+_COMBINE_TILE, _COMBINE_WARPS = 1024, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Weights of this rank's experts, contiguous: bf16 or fp16, or e4m3 with float32 scales of blocks of 128 x 128."""
+
+    gate_up_E2IH: torch.Tensor  # the gate's rows, then up's
+    down_EHI: torch.Tensor
+    gate_up_scales: torch.Tensor | None = None  # [E, 2I / 128, H / 128]
+    down_scales: torch.Tensor | None = None  # [E, H / 128, I / 128]
+
+    def __post_init__(self) -> None:
+        num_experts, rows, hidden_size = self.gate_up_E2IH.shape
+        size = rows // 2
+        if self.down_EHI.shape != (num_experts, hidden_size, size):
+            raise ValueError(
+                f"down_EHI is {tuple(self.down_EHI.shape)}; gate_up_E2IH of {tuple(self.gate_up_E2IH.shape)} goes with "
+                f"{(num_experts, hidden_size, size)}"
+            )
+        is_fp8 = self.gate_up_E2IH.dtype is torch.float8_e4m3fn
+        if not is_fp8 and (self.gate_up_scales is not None or self.down_scales is not None):
+            raise ValueError(f"scales are for e4m3 weights; these are {self.gate_up_E2IH.dtype}")
+        if not is_fp8:
+            return
+        if size % GROUP or hidden_size % GROUP:
+            raise ValueError(f"e4m3 experts of size {size} and hidden size {hidden_size}; multiples of {GROUP} work")
+        groups, hidden_groups = size // GROUP, hidden_size // GROUP
+        for name, scales, shape in (
+            ("gate_up_scales", self.gate_up_scales, (num_experts, 2 * groups, hidden_groups)),
+            ("down_scales", self.down_scales, (num_experts, hidden_groups, groups)),
+        ):
+            if scales is None or scales.shape != shape:
+                found = None if scales is None else tuple(scales.shape)
+                raise ValueError(f"{name} is {found}; e4m3 weights need {shape}")
+            assert scales.is_contiguous()
+
+
+def run_experts(
+    x_TH: torch.Tensor,
+    experts: Experts,
+    weights_TK: torch.Tensor,
+    experts_TK: torch.Tensor,
+    *,
+    num_experts: int | None = None,
+    batch_invariant: bool = False,
+    tile: MoeTile | None = None,
+    tuned_folder: str | Path | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """sum over k of weights_TK[t, k] * down(silu(gate(x_t)) * up(x_t)) of expert experts_TK[t, k]: [T, H] in x's dtype.
+
+    x_TH: bf16 or fp16, the experts' dtype unless that is e4m3, contiguous. weights_TK: float32. experts_TK: int32, this
+    rank's index of an expert, or -1 where another rank has it or the token is padding: such pairs add nothing, and a
+    token that has no others is 0. Sums are float32; what is between the GEMMs, and a pair's result, are x's dtype.
+    num_experts: of all ranks, for the mean number of pairs that one has; this rank's if None. tile: if None and
+    batch_invariant, the same for all batches, so that a token's result never depends on what else is computed; else the
+    tuned one (tuned.py; tuned_folder comes before its other folders), or one chosen by shapes. out: memory for the
+    result, like x.
+
+    Raises ValueError for dtypes that do not go together, and TunedConfigError for a malformed configuration.
+    """
+    num_tokens, hidden_size = x_TH.shape
+    num_local_experts, _, size = experts.down_EHI.shape
+    top_k = experts_TK.shape[1]
+    is_fp8 = experts.down_EHI.dtype is torch.float8_e4m3fn
+    if x_TH.dtype is not experts.down_EHI.dtype and not is_fp8:
+        raise ValueError(
+            f"x of {x_TH.dtype} and experts of {experts.down_EHI.dtype}; both are one, or experts are e4m3"
+        )
+    assert x_TH.is_contiguous()
+    assert experts.gate_up_E2IH.is_contiguous()
+    assert experts.down_EHI.is_contiguous()
+    out_TH = torch.empty_like(x_TH) if out is None else out
+    if (out_TH.shape, out_TH.dtype) != (x_TH.shape, x_TH.dtype) or not out_TH.is_contiguous():
+        raise ValueError(
+            f"out is {out_TH.dtype} {tuple(out_TH.shape)}; {x_TH.dtype} {tuple(x_TH.shape)}, contiguous, is due"
+        )
+    if not num_tokens:
+        return out_TH
+    num_pairs = num_tokens * top_k
+    if tile is None and batch_invariant:
+        tile = INVARIANT
+    elif tile is None:
+        device = device_of(x_TH.device)
+        # Nobody tunes the interpreter.
+        if device.capability:
+            tile = tuned_tile(num_tokens, num_local_experts, size, device.name, is_fp8=is_fp8, folder=tuned_folder)
+        tile = tile or tile_for(num_pairs, num_experts or num_local_experts)
+    pairs = align(experts_TK, num_local_experts, tile.block_m)
+    gated_NI = torch.empty(num_pairs, size, dtype=x_TH.dtype, device=x_TH.device)
+    _grouped_gemm(x_TH, experts.gate_up_E2IH, experts.gate_up_scales, gated_NI, pairs, tile, top_k=top_k, gated=True)
+    down_NH = torch.empty(num_pairs, hidden_size, dtype=x_TH.dtype, device=x_TH.device)
+    _grouped_gemm(gated_NI, experts.down_EHI, experts.down_scales, down_NH, pairs, tile, top_k=1, gated=False)
+    _combine_kernel[(num_tokens, triton.cdiv(hidden_size, _COMBINE_TILE))](
+        down_NH, weights_TK, experts_TK, out_TH, hidden_size,
+        TOP_K=top_k, TILE=_COMBINE_TILE, num_warps=_COMBINE_WARPS,
+    )  # fmt: skip
+    return out_TH
+
+
+def _grouped_gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scales: torch.Tensor | None,
+    out: torch.Tensor,
+    pairs: AlignedPairs,
+    tile: MoeTile,
+    *,
+    top_k: int,
+    gated: bool,
+) -> None:
+    """Row p of out from row p // top_k of x, for each pair p that has an expert; other rows are left as they are."""
+    x_scales = None
+    if weight_scales is not None:
+        x, x_scales = quantize_groups(x)
+    num_blocks, columns, depth = len(pairs.block_experts_B), out.shape[1], x.shape[1]
+    block_n = tile.gated_block_n if gated else tile.down_block_n
+    block_k = tile.depth_bytes // x.element_size()
+    _grouped_gemm_kernel[(num_blocks * triton.cdiv(columns, block_n),)](
+        x, weight, out, x_scales, weight_scales, pairs.pairs_BM, pairs.block_experts_B, num_blocks, columns, depth,
+        *((0, 0) if x_scales is None else x_scales.stride()),
+        TOP_K=top_k, GATED=gated, IS_FP8=x_scales is not None, EVEN_K=depth % block_k == 0, GROUP_M=tile.group_m,
+        BLOCK_M=pairs.block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+
+
+@jit
+def _load_scales(x_scale, w_scale, up_scale_rows, group, group_stride, IS_FP8: tl.constexpr, GATED: tl.constexpr):
+    """Of 128 columns of rows of x, and of their blocks of the weight: gate's or down's, and up's."""
+    a_scale, b_scale, up_scale = 1.0, 1.0, 1.0
+    if IS_FP8:
+        a_scale = tl.load(x_scale + (group + tl.zeros((), tl.int64)) * group_stride)
+        b_scale = tl.load(w_scale + group)
+        if GATED:
+            up_scale = tl.load(w_scale + up_scale_rows + group)
+    return a_scale, b_scale, up_scale
+
+
+@jit(do_not_specialize=["num_blocks", "x_scale_group_stride"])
+def _grouped_gemm_kernel(
+    x,
+    weight,
+    out,
+    x_scales,
+    weight_scales,
+    pairs_BM,
+    block_experts_B,
+    num_blocks,
+    N,
+    K,
+    x_scale_row_stride,
+    x_scale_group_stride,
+    TOP_K: tl.constexpr,
+    GATED: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """N: columns of the result. Columns beyond N and rows without a pair are computed as copies of others, so that no
+    load needs a mask for them."""
+    block, tile_n = tile_of_program(num_blocks, tl.cdiv(N, BLOCK_N), GROUP_M)
+    expert = tl.load(block_experts_B + block).to(tl.int64)
+    if expert < 0:
+        return
+    pair = tl.load(pairs_BM + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    x_row = (tl.maximum(pair, 0) // TOP_K).to(tl.int64)
+    column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    x_tile = x + x_row[:, None] * K + k[None]
+    if GATED:
+        rows_of_expert = 2 * N
+    else:
+        rows_of_expert = N
+    w_tile = weight + (expert * rows_of_expert + column % N)[None] * K + k[:, None]
+    up_rows = N.to(tl.int64) * K
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    up_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    x_scale = x_scales
+    w_scale = weight_scales
+    up_scale_rows = N // 128 * (K // 128)
+    if IS_FP8:
+        x_scale = x_scales + x_row * x_scale_row_stride
+        # A tile's columns are within one block of the weight.
+        w_scale = weight_scales + (expert * (rows_of_expert // 128) + tile_n * BLOCK_N // 128) * (K // 128)
+
+    steps = tl.cdiv(K, BLOCK_K)
+    # Triton keeps several steps of what goes into a dot on the way, but not scales: those are read a step ahead by
+    # hand.
+    a_scale, b_scale, up_scale = _load_scales(x_scale, w_scale, up_scale_rows, 0, x_scale_group_stride, IS_FP8, GATED)
+    for step in range(steps):
+        ahead = tl.minimum(step + 1, steps - 1) * BLOCK_K // 128
+        next_a, next_b, next_up = _load_scales(
+            x_scale, w_scale, up_scale_rows, ahead, x_scale_group_stride, IS_FP8, GATED
+        )
+        if EVEN_K:
+            a = tl.load(x_tile)
+            b = tl.load(w_tile)
+        else:
+            a = tl.load(x_tile, mask=(step * BLOCK_K + k < K)[None], other=0.0)
+            b = tl.load(w_tile, mask=(step * BLOCK_K + k < K)[:, None], other=0.0)
+        if IS_FP8:
+            product = dot(a, b, tl.zeros((BLOCK_M, BLOCK_N), tl.float32))
+            acc += product * (a_scale * b_scale)[:, None]
+        else:
+            acc = dot(a, b, acc)
+        if GATED:
+            if EVEN_K:
+                up = tl.load(w_tile + up_rows)
+            else:
+                up = tl.load(w_tile + up_rows, mask=(step * BLOCK_K + k < K)[:, None], other=0.0)
+            if IS_FP8:
+                product = dot(a, up, tl.zeros((BLOCK_M, BLOCK_N), tl.float32))
+                up_acc += product * (a_scale * up_scale)[:, None]
+            else:
+                up_acc = dot(a, up, up_acc)
+        a_scale, b_scale, up_scale = next_a, next_b, next_up
+        x_tile += BLOCK_K
+        w_tile += BLOCK_K
+
+    if GATED:
+        # Beyond the bound exp would overflow, and what it divides is 0 in either case.
+        acc = acc / (1.0 + tl.exp(tl.minimum(-acc, 87.0))) * up_acc
+    out_tile = out + pair.to(tl.int64)[:, None] * N + column[None]
+    tl.store(out_tile, narrow(acc, out.dtype.element_ty), mask=(pair >= 0)[:, None] & (column < N)[None])
+
+
+@jit
+def _combine_kernel(down_NH, weights_TK, experts_TK, out_TH, hidden_size, TOP_K: tl.constexpr, TILE: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    acc = tl.zeros((TILE,), tl.float32)
+    for k in tl.static_range(TOP_K):  # pyright: ignore[reportGeneralTypeIssues]
+        pair = token * TOP_K + k
+        # Rows without an expert were not written; their weight may be anything.
+        is_here = tl.load(experts_TK + pair) >= 0
+        end = tl.where(is_here, hidden_size, 0)
+        weight = tl.where(is_here, tl.load(weights_TK + pair), 0.0)
+        acc += weight * widen(tl.load(down_NH + pair * hidden_size + column, mask=column < end, other=0.0))
+    tl.store(out_TH + token * hidden_size + column, narrow(acc, out_TH.dtype.element_ty), mask=column < hidden_size)

@@ -1,0 +1,5 @@
+"""Routing of tokens to experts."""
+
+from typing import Literal
+
+Scoring = Literal["softmax", "sigmoid"]

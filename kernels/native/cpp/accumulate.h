@@ -1,0 +1,88 @@
+// The inner loops of linears and attention: tiles of sums that stay in registers.
+#pragma once
+
+#include <cstdint>
+
+#include "vec.h"
+
+namespace octavo {
+
+// Most rows of a tile: with two vectors of columns, what the registers hold (16 of AVX2, 32 of AVX-512).
+template <class V>
+constexpr int kTileRows = V::W == 8 ? 6 : 12;
+
+// Vectors of columns of a tile with so many rows: enough sums to hide the latency of an addition (8 with AVX2), and
+// few enough that none is spilled.
+template <int R>
+constexpr int kTileVectors = R == 1 ? 8 : R == 2 ? 4 : 2;
+
+// What to bring into L2 meanwhile: a line of each of some panels, `step` bytes further with each step of a sum.
+template <int kPanels>
+struct Ahead {
+    const char* place;
+    int64_t apart, step;
+    void operator()(int64_t k) const {
+        for (int i = 0; i < kPanels; i++) _mm_prefetch(place + i * apart + k * step, _MM_HINT_T1);
+    }
+};
+
+struct NothingAhead {
+    void operator()(int64_t) const {}
+};
+
+struct FusedMultiplyAdd {
+    template <class V>
+    V operator()(V a, V b, V c) const {
+        return fma(a, b, c);
+    }
+};
+
+// acc[r][v] += row(r) * column(v). What there are fewer of is held in registers, beside the sums.
+template <class V, int R, int N, class Row, class Column, class Op = FusedMultiplyAdd>
+inline void multiply_add(V (&acc)[R][N], Row&& row, Column&& column, Op op = {}) {
+    if constexpr (R <= N) {
+        V rows[R];
+        for (int r = 0; r < R; r++) rows[r] = row(r);
+        for (int v = 0; v < N; v++) {
+            V x = column(v);
+            for (int r = 0; r < R; r++) acc[r][v] = op(rows[r], x, acc[r][v]);
+        }
+    } else {
+        V columns[N];
+        for (int v = 0; v < N; v++) columns[v] = column(v);
+        for (int r = 0; r < R; r++) {
+            V x = row(r);
+            for (int v = 0; v < N; v++) acc[r][v] = op(x, columns[v], acc[r][v]);
+        }
+    }
+}
+
+// acc[r][v] += sum over k of a[r][k] * b[v][k], in order of k. b[v]: the first of a vector's columns, `stride` elements
+// from one k (float32) or pair of k (bf16) to the next.
+template <class V, int R, int N, class Fetch = NothingAhead>
+inline void accumulate(V (&acc)[R][N], const float* a, int64_t lda, const float* const (&b)[N], int64_t stride,
+                       int64_t count, Fetch ahead = {}) {
+    for (int64_t k = 0; k < count; k++) {
+        ahead(k);
+        multiply_add(acc, [&](int r) { return V::all(a[r * lda + k]); },
+                     [&](int v) { return V::load(b[v] + k * stride); });
+    }
+}
+
+template <class V, int R, int N, class Fetch = NothingAhead>
+inline void accumulate(V (&acc)[R][N], const float* a, int64_t lda, const bf16* const (&b)[N], int64_t stride,
+                       int64_t count, Fetch ahead = {}) {
+    for (int64_t k = 0; k < count / 2; k++) {
+        ahead(k);
+        multiply_add(acc, [&](int r) { return V::all(a[r * lda + 2 * k]); },
+                     [&](int v) { return V::first(b[v] + k * stride); });
+        multiply_add(acc, [&](int r) { return V::all(a[r * lda + 2 * k + 1]); },
+                     [&](int v) { return V::second(b[v] + k * stride); });
+    }
+    if (count % 2) {
+        multiply_add(acc, [&](int r) { return V::all(a[r * lda + count - 1]); },
+                     [&](int v) { return V::first(b[v] + count / 2 * stride); });
+    }
+}
+
+}  // namespace octavo

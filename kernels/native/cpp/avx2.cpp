@@ -1,0 +1,12 @@
+// For CPUs with AVX2 and FMA. Linears of bf16 or quantized weights multiply integers (see dots_fixed.h and dots_avx2.h);
+// all other arithmetic is float32.
+#include "../../linear/dots/dots_avx2.h"
+#include "../../linear/dots/dots_fixed.h"
+
+namespace octavo {
+using Vector = V8;
+using HalfLinear = DotsLinear<FixedDots>;
+using HalfQuery = float;
+}  // namespace octavo
+
+#include "exports.h"

@@ -1,0 +1,14 @@
+// For CPUs with AVX512_BF16 and AVX512_VNNI. What multiplies bf16, weights or KV, is rounded to bf16; sums are float32.
+#include "vec16.h"
+
+#include "../../linear/dots/dots_vnni.h"
+#include "../../linear/dots/dots_bf16.h"
+#include "../../linear/linear.h"
+
+namespace octavo {
+using Vector = V16;
+using HalfLinear = FloatLinear<V16, bf16, bf16>;
+using HalfQuery = bf16;
+}  // namespace octavo
+
+#include "exports.h"

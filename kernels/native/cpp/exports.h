@@ -1,0 +1,139 @@
+// The functions of a path, as C. A path's file defines Vector; HalfLinear, its linears of bf16 weights; HalfQuery, what
+// its attention over a bf16 cache multiplies that with; Int8Dots and Int4Dots, which quantized.h describes.
+#pragma once
+
+#include "../../elementwise/embedding/embedding.h"
+#include "../../linear/linear.h"
+#include "../../linear/dots/quantized.h"
+#include "../../attention/latent/mla_attention.h"
+#include "../../attention/paged/attention.h"
+#include "../../attention/paged/work.h"
+#include "../../elementwise/rope/cos_sin_table.h"
+#include "../../kv_cache/write/rope_cache_write.h"
+#include "../../sampling/draw.h"
+#include "../../step_inputs/decode_rows.h"
+
+#define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace octavo {
+namespace {
+
+OCTAVO_EXPORT void octavo_set_threads(int32_t count, bool spins) { set_threads(count, spins); }
+
+OCTAVO_EXPORT int32_t octavo_set_cores(const int32_t* cores, int32_t count) { return set_cores(cores, count); }
+
+// f(FloatLinear<...>{} or DotsLinear<...>{}), what computes linears of such weights.
+template <class F>
+auto with(WeightKind weights, F&& f) {
+    switch (weights) {
+        case kFloat32: return f(FloatLinear<Vector, float, float>{});
+        case kBfloat16: return f(HalfLinear{});
+        case kInt8: return f(DotsLinear<Int8Dots<false>>{});
+        case kGroupedInt8: return f(DotsLinear<Int8Dots<true>>{});
+        case kInt4: return f(DotsLinear<Int4Dots>{});
+    }
+    __builtin_unreachable();
+}
+
+// Columns of a panel.
+OCTAVO_EXPORT int32_t octavo_panel_width(const Linear* linear) {
+    return with(linear->weights, [](auto kind) { return kPanel<typename decltype(kind)::V>; });
+}
+
+// Of the panels that octavo_pack writes.
+OCTAVO_EXPORT int64_t octavo_packed_bytes(const Linear* linear) {
+    return with(linear->weights, [&](auto kind) { return kind.bytes(*linear); });
+}
+
+// See WeightRows. `panels` holds zeros.
+OCTAVO_EXPORT void octavo_pack(const Linear* linear, const void* values, const void* scales, const uint16_t* minima,
+                               void* panels) {
+    const WeightRows weights = {values, scales, minima};
+    with(linear->weights, [&](auto kind) { kind.pack(*linear, weights, static_cast<char*>(panels)); });
+}
+
+// Brings the sums to an Output{linear, rest...}.
+template <template <class> class Output, class... Rest>
+void forward(const Linear& linear, const float* x, int64_t rows, Rest... rest) {
+    with(linear.weights, [&](auto kind) {
+        kind.forward(linear, x, rows, Output<typename decltype(kind)::V>{linear, rest...});
+    });
+}
+
+OCTAVO_EXPORT void octavo_linear(const Linear* linear, const float* x, int64_t rows, float* y, int32_t epilogue) {
+    forward<StoreOutput>(*linear, x, rows, y, static_cast<Epilogue>(epilogue));
+}
+
+// ids[rows] and values[rows] of each row's largest output: see ArgmaxOutput.
+OCTAVO_EXPORT void octavo_linear_argmax(const Linear* linear, const float* x, int64_t rows, int64_t* ids,
+                                        float* values) {
+    using Argmax = ArgmaxOutput<Vector>;
+    auto* best = reinterpret_cast<uint64_t*>(ids);
+    std::fill(best, best + rows, Argmax::kNothing);
+    forward<ArgmaxOutput>(*linear, x, rows, best);
+    for (int64_t r = 0; r < rows; r++) {
+        values[r] = Argmax::value(best[r]);
+        ids[r] = Argmax::column(best[r]);
+    }
+}
+
+OCTAVO_EXPORT void octavo_rope_cache_write(const RopeCacheWrite* shape, float* qkv, int64_t tokens, const float* turns,
+                                           const int64_t* slots, void* cache) {
+    if (shape->bf16_cache) {
+        rope_cache_write(*shape, qkv, tokens, turns, slots, static_cast<bf16*>(cache));
+    } else {
+        rope_cache_write(*shape, qkv, tokens, turns, slots, static_cast<float*>(cache));
+    }
+}
+
+OCTAVO_EXPORT void octavo_embedding(const int64_t* ids, int64_t tokens, const void* table, int64_t size, float scale,
+                                    float* out, int32_t is_bf16) {
+    if (is_bf16) return embedding(ids, tokens, static_cast<const bf16*>(table), size, scale, out);
+    embedding(ids, tokens, static_cast<const float*>(table), size, scale, out);
+}
+
+OCTAVO_EXPORT void octavo_zero(float* x, int64_t rows, int64_t size) { std::fill(x, x + rows * size, 0.0f); }
+
+OCTAVO_EXPORT void octavo_add_rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t size,
+                                       float* y) {
+    add_rms_norm(x, weight, eps, rows, size, y);
+}
+
+OCTAVO_EXPORT void octavo_rope_turns(const RopeTurns* rope, const int64_t* positions, int64_t tokens, float* turns) {
+    rope_turns(*rope, positions, tokens, turns);
+}
+
+OCTAVO_EXPORT void octavo_plan_attention(AttentionStep* step, int64_t tokens, int64_t tile_rows) {
+    plan_attention(*step, tokens, tile_rows);
+}
+
+OCTAVO_EXPORT void octavo_attention(const AttentionStep* step, const float* q, int64_t stride, const void* cache,
+                                    float scale, float* out) {
+    if (step->bf16_cache) {
+        attention<Vector, HalfQuery>(*step, q, stride, static_cast<const bf16*>(cache), scale, out);
+    } else {
+        attention<Vector, float>(*step, q, stride, static_cast<const float*>(cache), scale, out);
+    }
+}
+
+OCTAVO_EXPORT void octavo_mla_attention(const MlaStep* step, const float* q, const void* cache, float scale,
+                                        float* out) {
+    if (step->bf16_cache) return mla_attention(*step, q, static_cast<const bf16*>(cache), scale, out);
+    mla_attention(*step, q, static_cast<const float*>(cache), scale, out);
+}
+
+OCTAVO_EXPORT void octavo_draw(const Draws* all, int64_t* tokens) { draws(*all, tokens); }
+
+OCTAVO_EXPORT int64_t octavo_begin_decodes(const DecodeRows* all, const uint16_t* rows, int64_t count) {
+    return begin_decodes(*all, rows, count);
+}
+
+OCTAVO_EXPORT bool octavo_end_decodes(const DecodeRows* all, const uint16_t* rows, int64_t count, const int64_t* tokens,
+                                      const float* logits, int64_t* sequences, int32_t* positions, int32_t* token_ids) {
+    return end_decodes(*all, rows, count, tokens, logits, sequences, positions, token_ids);
+}
+
+}  // namespace
+}  // namespace octavo
+
+#include "replay.h"

@@ -1,0 +1,68 @@
+// The calls of a forward pass as data: a step runs them one after the other, without Python in between.
+#pragma once
+
+#include <chrono>
+
+namespace octavo {
+namespace {
+
+// As kernels/native/library.py lays it out. What differs from step to step is behind the pointers, but for the number
+// of tokens.
+struct Call {
+    enum Op : int32_t {
+        kLinear, kRopeCacheWrite, kAttention, kEmbedding, kRopeTurns, kPlanAttention, kZero, kAddRmsNorm
+    } op;
+    int32_t variant;  // of a linear: its epilogue; of embeddings: whether they are bf16
+    void* operation;  // Linear, RopeCacheWrite, AttentionStep, RopeTurns, or the weights of a norm
+    void* input;
+    void* output;
+    void* cache;
+    const float* turns;
+    const int64_t* numbers;  // token ids, positions or slots
+    float* largest;  // of a linear: null, or where its rows' largest outputs go, and to `output` their columns
+    int64_t size;  // of a row; between the tokens of attention's input; of a tile of its plan
+    float scale;  // of attention, of embeddings; of a norm its eps
+};
+
+inline void run(const Call& call, int64_t tokens) {
+    auto *input = static_cast<float*>(call.input), *output = static_cast<float*>(call.output);
+    auto* step = static_cast<AttentionStep*>(call.operation);
+    switch (call.op) {
+        case Call::kLinear:
+            if (call.largest) {
+                return octavo_linear_argmax(static_cast<const Linear*>(call.operation), input, tokens,
+                                            static_cast<int64_t*>(call.output), call.largest);
+            }
+            return octavo_linear(static_cast<const Linear*>(call.operation), input, tokens, output, call.variant);
+        case Call::kRopeCacheWrite:
+            return octavo_rope_cache_write(static_cast<const RopeCacheWrite*>(call.operation), input, tokens,
+                                           call.turns, call.numbers, call.cache);
+        case Call::kAttention: return octavo_attention(step, input, call.size, call.cache, call.scale, output);
+        case Call::kEmbedding:
+            return octavo_embedding(call.numbers, tokens, input, call.size, call.scale, output, call.variant);
+        case Call::kRopeTurns:
+            return octavo_rope_turns(static_cast<const RopeTurns*>(call.operation), call.numbers, tokens, output);
+        case Call::kPlanAttention: return octavo_plan_attention(step, tokens, call.size);
+        case Call::kZero: return octavo_zero(output, tokens, call.size);
+        case Call::kAddRmsNorm:
+            return octavo_add_rms_norm(input, static_cast<const float*>(call.operation), call.scale, tokens, call.size,
+                                       output);
+    }
+}
+
+// seconds: null, or what each call took, added to what is there.
+OCTAVO_EXPORT void octavo_replay(const Call* calls, int64_t count, int64_t tokens, double* seconds) {
+    if (seconds == nullptr) {
+        for (int64_t i = 0; i < count; i++) run(calls[i], tokens);
+        return;
+    }
+    using Clock = std::chrono::steady_clock;
+    for (int64_t i = 0; i < count; i++) {
+        const auto start = Clock::now();
+        run(calls[i], tokens);
+        seconds[i] += std::chrono::duration<double>(Clock::now() - start).count();
+    }
+}
+
+}  // namespace
+}  // namespace octavo

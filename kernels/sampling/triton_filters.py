@@ -1,0 +1,285 @@
+"""Top-k, top-p and min-p on a GPU without a sort: a search by histograms for the least weight that stays."""
+
+import triton.language as tl
+
+from kernels.sampling.triton_weights import (
+    cannot_reach,
+    count_of,
+    is_finite,
+    key_of,
+    mass_of,
+    row_maximum,
+    scale_of,
+    sum_of,
+    weigh,
+    weight_of_key,
+)
+from kernels.triton_common.jit import jit
+from kernels.triton_common.numbers import widen
+
+NUM_PASSES = 7
+NUM_STEPS = 2 * NUM_PASSES - 1
+# The first pass has a bin for every two exponents, 22 in all; the others have 16, for 4 bits: more would cost
+# instructions for each token, fewer would take more passes.
+FIRST_BINS, BINS = 22, 16
+_FIRST_SHIFT = tl.constexpr(24)
+_BITS = tl.constexpr(4)
+MAX_BINS = tl.constexpr(32)
+# int64 numbers of a search before a step: see _store.
+STATE_SIZE = tl.constexpr(8)
+
+_LAST_TOP_K_STEP = tl.constexpr(NUM_PASSES - 1)
+_LAST_STEP = tl.constexpr(NUM_STEPS - 1)
+
+
+@jit
+def bin_shift(STEP: tl.constexpr):
+    """Bits of a key that a step leaves to those after it."""
+    if STEP <= _LAST_TOP_K_STEP:
+        shift: tl.constexpr = _FIRST_SHIFT - STEP * _BITS
+    else:
+        shift: tl.constexpr = _FIRST_SHIFT - (STEP - _LAST_TOP_K_STEP) * _BITS
+    return shift
+
+
+@jit
+def enter_step(states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p, writes, STEP: tl.constexpr):
+    """Of the search at `at`, before STEP: the least key's bits so far, and whether they already say what is kept. One
+    of the programs that enter writes this down for the next step. top_k: int64, above 0 if that is what STEP searches
+    for."""
+    zero = tl.full((), 0, tl.int64)
+    low = tl.full((), 0, tl.int32)
+    if STEP == 0:
+        state = (low, zero, zero, top_k, zero, zero)
+    elif STEP == _LAST_TOP_K_STEP + 1:
+        if top_k > 0:
+            _, _, _, _, total, _ = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, _LAST_TOP_K_STEP)
+        else:
+            total = tl.sum(_bins(masses_PLB, at, num_scored, 0))
+        wanted = top_p * total.to(tl.float64)
+        goal = wanted.to(tl.int64)
+        goal += (goal.to(tl.float64) < wanted).to(tl.int64)
+        state = _narrow(low, zero, zero, goal, zero, zero, counts_PLB, masses_PLB, at, num_scored, 0, True)
+    else:
+        state = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, STEP - 1)
+    place = states_PLX + (STEP * num_scored + at) * STATE_SIZE
+    for i in tl.static_range(6):  # pyright: ignore[reportGeneralTypeIssues]
+        tl.store(place + i, state[i].to(tl.int64), mask=writes)
+    return state[0], state[5] > 0
+
+
+@jit
+def least_key(states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p):
+    """What both searches found, after all steps."""
+    least = tl.full((), 0, tl.int32)
+    if top_k > 0:
+        low, _, _, _, _, _ = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, _LAST_TOP_K_STEP)
+        least = tl.maximum(least, low)
+    if top_p < 1.0:
+        low, _, _, _, _, _ = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, _LAST_STEP)
+        least = tl.maximum(least, low)
+    return least
+
+
+@jit
+def _bins(bins_PLB, at, num_scored, STEP: tl.constexpr):
+    return tl.load(bins_PLB + (STEP * num_scored + at) * MAX_BINS + tl.arange(0, MAX_BINS))
+
+
+@jit
+def _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, STEP: tl.constexpr):
+    """The state after STEP, from the one before it and its bins."""
+    place = states_PLX + (STEP * num_scored + at) * STATE_SIZE
+    low = tl.load(place).to(tl.int32)
+    count_above = tl.load(place + 1)
+    mass_above = tl.load(place + 2)
+    goal = tl.load(place + 3)
+    kept_mass = tl.load(place + 4)
+    settled = tl.load(place + 5)
+    return _narrow(
+        low, count_above, mass_above, goal, kept_mass, settled,
+        counts_PLB, masses_PLB, at, num_scored, STEP, STEP > _LAST_TOP_K_STEP,
+    )  # fmt: skip
+
+
+@jit
+def _narrow(
+    low,  # the least key's bits so far
+    count_above,  # tokens, and their mass, in the bins above those in question
+    mass_above,
+    goal,  # of count or mass
+    kept_mass,  # what top_k keeps, of several equals at the end as many as there is room for; known when settled
+    settled,  # whether all keys from `low` on are kept, so that the bits that are missing do not matter
+    counts_PLB,
+    masses_PLB,
+    at,
+    num_scored,
+    STEP: tl.constexpr,
+    BY_MASS: tl.constexpr,
+):
+    bins = tl.arange(0, MAX_BINS)
+    counts = _bins(counts_PLB, at, num_scored, STEP)
+    masses = _bins(masses_PLB, at, num_scored, STEP)
+    if BY_MASS:
+        reached = mass_above + tl.cumsum(masses, reverse=True) >= goal
+    else:
+        reached = count_above + tl.cumsum(counts, reverse=True) >= goal
+    # If all together do not reach the goal, the lowest.
+    chosen = tl.max(tl.where(reached, bins, 0))
+    new_low = low + (chosen << bin_shift(STEP))
+    new_count = count_above + sum_of(counts, bins > chosen)
+    new_mass = mass_above + sum_of(masses, bins > chosen)
+    count = sum_of(counts, bins == chosen)
+    if BY_MASS:
+        new_settled = count <= 1
+        new_kept = kept_mass
+    else:
+        room = goal - new_count
+        new_settled = count <= room
+        # Unless the bin is kept whole, this is right after the last step only, when it holds one key.
+        whole = sum_of(masses, bins == chosen)
+        new_kept = new_mass + tl.where(new_settled, whole, room * mass_of(weight_of_key(new_low)))
+    is_settled = settled > 0
+    return (
+        tl.where(is_settled, low, new_low),
+        tl.where(is_settled, count_above, new_count),
+        tl.where(is_settled, mass_above, new_mass),
+        goal,
+        tl.where(is_settled, kept_mass, new_kept),
+        tl.where(is_settled, settled, new_settled.to(tl.int64)),
+    )
+
+
+@jit
+def load_chunk(logits_LV, at, stride, chunk, vocabulary, CHUNK: tl.constexpr):
+    """float32 logits of a chunk of one position; -inf behind the vocabulary's end."""
+    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+    logits = tl.load(logits_LV + at.to(tl.int64) * stride + tokens, mask=tokens < vocabulary, other=float("-inf"))
+    return widen(logits)
+
+
+@jit
+def _maxima_kernel(
+    logits_LV,
+    rows_L,
+    maxima_LC,
+    tokens_LC,
+    vocabulary,
+    stride,
+    CHUNK: tl.constexpr,
+):
+    chunk, at = tl.program_id(0), tl.program_id(1)
+    if tl.load(rows_L + at) < 0:
+        return
+    logits = load_chunk(logits_LV, at, stride, chunk, vocabulary, CHUNK)
+    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+    # Maxima leave NaN out on a GPU.
+    has_nan = count_of(logits != logits) > 0
+    largest = tl.max(tl.where(logits == logits, logits, float("-inf")))
+    first = tl.min(tl.where(logits == largest, tokens, vocabulary))
+    place = at * tl.num_programs(0) + chunk
+    # A row with an infinite maximum cannot be sampled, as one with a NaN.
+    tl.store(maxima_LC + place, tl.where(has_nan, float("inf"), largest))
+    tl.store(tokens_LC + place, first)
+
+
+@jit(do_not_specialize=["num_scored"])
+def _bin_kernel(
+    logits_LV,
+    rows_L,
+    temperature_R,
+    top_k_R,
+    top_p_R,
+    maxima_LC,
+    states_PLX,
+    counts_PLB,
+    masses_PLB,
+    vocabulary,
+    stride,
+    num_scored,
+    STEP: tl.constexpr,
+    NUM_BINS: tl.constexpr,
+    FOR_TOP_P: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    chunk, at, num_chunks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    row = tl.load(rows_L + at)
+    if row < 0:
+        return
+    temperature = tl.load(temperature_R + row)
+    top_k = _top_k_of(top_k_R, row, vocabulary)
+    top_p = tl.load(top_p_R + row)
+    largest = row_maximum(maxima_LC, at, num_chunks, BLOCK_C)
+    if FOR_TOP_P:
+        wanted = top_p < 1.0
+    else:
+        # The first step also puts all tokens into top_p's bins.
+        wanted = (top_k > 0) | ((STEP == 0) & (top_p < 1.0))
+    if (temperature <= 0) | (not wanted) | (not is_finite(largest)):
+        return
+    low, settled = enter_step(states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p, chunk == 0, STEP)
+    scale = scale_of(temperature)
+    if settled | cannot_reach(tl.load(maxima_LC + at * num_chunks + chunk), largest, scale, low):
+        return
+    weights = weigh(load_chunk(logits_LV, at, stride, chunk, vocabulary, CHUNK), largest, scale)
+    keys = key_of(weights)
+    bins = tl.where(keys >= low, (keys - low) >> bin_shift(STEP), -1)
+    masses = mass_of(weights)
+    place = (STEP * num_scored + at) * MAX_BINS
+    for i in tl.static_range(NUM_BINS):  # pyright: ignore[reportGeneralTypeIssues]
+        count = count_of(bins == i)
+        mass = sum_of(masses, bins == i)
+        tl.atomic_add(counts_PLB + place + i, count.to(tl.int64), mask=count > 0, sem="relaxed")
+        tl.atomic_add(masses_PLB + place + i, mass, mask=count > 0, sem="relaxed")
+
+
+@jit(do_not_specialize=["num_scored"])
+def _kept_mass_kernel(
+    logits_LV,
+    rows_L,
+    temperature_R,
+    top_k_R,
+    top_p_R,
+    min_p_R,
+    maxima_LC,
+    states_PLX,
+    counts_PLB,
+    masses_PLB,
+    least_keys_L,
+    masses_LC,
+    vocabulary,
+    stride,
+    num_scored,
+    FILTERS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    chunk, at, num_chunks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    row = tl.load(rows_L + at)
+    if row < 0:
+        return
+    temperature = tl.load(temperature_R + row)
+    largest = row_maximum(maxima_LC, at, num_chunks, BLOCK_C)
+    if (temperature <= 0) | (not is_finite(largest)):
+        return
+    least = tl.full((), 0, tl.int32)
+    if FILTERS:
+        top_k, top_p = _top_k_of(top_k_R, row, vocabulary), tl.load(top_p_R + row)
+        least = least_key(states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p)
+        least = tl.maximum(least, key_of(tl.load(min_p_R + row)))
+    if chunk == 0:
+        tl.store(least_keys_L + at, least)
+    scale = scale_of(temperature)
+    mass = tl.full((), 0, tl.int64)
+    if not cannot_reach(tl.load(maxima_LC + at * num_chunks + chunk), largest, scale, least):
+        weights = weigh(load_chunk(logits_LV, at, stride, chunk, vocabulary, CHUNK), largest, scale)
+        mass = sum_of(mass_of(weights), key_of(weights) >= least)
+    tl.store(masses_LC + at * num_chunks + chunk, mass)
+
+
+@jit
+def _top_k_of(top_k_R, row, vocabulary):
+    """int64; 0 is off."""
+    top_k = tl.load(top_k_R + row).to(tl.int64)
+    return tl.where(top_k >= vocabulary, 0, top_k)

@@ -1,0 +1,61 @@
+"""Verification of drafts by exact match on a GPU.
+
+N rows, L scored positions: each row's last token before its drafts, then each draft; D drafts at most, and 1.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton_common.jit import jit
+
+
+def verify(
+    tokens_L: torch.Tensor,
+    starts_N: torch.Tensor,
+    num_drafts_N: torch.Tensor,
+    drafts_ND: torch.Tensor,
+    tokens_ND1: torch.Tensor,
+    counts_N: torch.Tensor,
+) -> None:
+    """What each row says: its own draws, up to and including the first that differs from the draft after it.
+
+    tokens_L: what `sample` chose at each position; -1 where it could not. starts_N: row n's positions are those from
+    starts_N[n] on, one more than it has drafts. num_drafts_N: negative is padding, of which nothing is read or written.
+    drafts_ND: entries beyond num_drafts_N are not read. Writes tokens_ND1[n, : counts_N[n]]; the last of them may be
+    -1. All int32, contiguous.
+
+    A draft is accepted if and only if the draw of (seed, choice, position) says the same token: so output never depends
+    on drafts, and counts_N[n] - 1 are accepted.
+    """
+    num_rows, width = tokens_ND1.shape
+    assert drafts_ND.shape == (num_rows, width - 1)
+    if num_rows:
+        _verify_kernel[(num_rows,)](
+            tokens_L, starts_N, num_drafts_N, drafts_ND, tokens_ND1, counts_N,
+            WIDTH=width, BLOCK_D=triton.next_power_of_2(width), num_warps=1,
+        )  # fmt: skip
+
+
+@jit
+def _verify_kernel(
+    tokens_L,
+    starts_N,
+    num_drafts_N,
+    drafts_ND,
+    tokens_ND1,
+    counts_N,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    n = tl.program_id(0)
+    num_drafts = tl.load(num_drafts_N + n)
+    if num_drafts < 0:
+        return
+    d = tl.arange(0, BLOCK_D)
+    said = tl.load(tokens_L + tl.load(starts_N + n) + d, mask=d <= num_drafts, other=-1)
+    drafts = tl.load(drafts_ND + n * (WIDTH - 1) + d, mask=d < num_drafts, other=-1)
+    # The first position whose token is not the draft after it; the last position has no draft.
+    last = tl.min(tl.where((said != drafts) | (said < 0), d, BLOCK_D))
+    tl.store(tokens_ND1 + n * WIDTH + d, said, mask=d <= last)
+    tl.store(counts_N + n, last + 1)  # pyright: ignore[reportOperatorIssue]

@@ -1,0 +1,80 @@
+// What a step whose rows all decode takes from the arrays of worker/step/rows.py, and gives back to them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace octavo {
+
+// The arrays of all rows, and those of a batch (worker/step/batch.py), as kernels/native/library.py lays them out.
+struct DecodeRows {
+    int32_t* token_ids;        // [num_rows][token_stride]
+    const int32_t* block_ids;  // [num_rows][block_stride]
+    const int64_t* num_blocks;
+    int64_t* num_tokens;
+    const int64_t* num_prompt_tokens;
+    int64_t* num_computed_tokens;
+    const int64_t* sequences;
+    const bool* failed;
+    int64_t num_rows, token_stride, block_stride, block_size, max_model_len;
+
+    int64_t *batch_token_ids, *positions, *slots;
+    int32_t *query_starts, *context_lens, *block_tables;
+    int64_t* logit_indices;
+    int64_t most_rows, table_stride;
+
+    bool decodes(int64_t row) const {
+        if (row >= num_rows) return false;
+        const int64_t after = num_computed_tokens[row] + 1;
+        return after == num_tokens[row] && after <= num_blocks[row] * block_size && after <= max_model_len;
+    }
+};
+
+// Counts the last token of each row as computed, and fills the batch with them. Returns how many blocks the longest
+// context has; 0, with nothing counted, if that is not what all rows can do next: there is no such row, it is named
+// twice, more or nothing of it is to be computed, its blocks do not suffice.
+inline int64_t begin_decodes(const DecodeRows& all, const uint16_t* rows, int64_t count) {
+    if (count < 1 || count > all.most_rows) return 0;
+    int64_t longest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t row = rows[i];
+        if (!all.decodes(row)) {  // nor does a row that has been counted already
+            while (i-- > 0) all.num_computed_tokens[rows[i]]--;
+            return 0;
+        }
+        longest = std::max(longest, ++all.num_computed_tokens[row]);
+    }
+    const int64_t blocks = (longest + all.block_size - 1) / all.block_size;
+    all.query_starts[0] = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t row = rows[i], position = all.num_computed_tokens[row] - 1;
+        const int32_t* table = all.block_ids + row * all.block_stride;
+        all.batch_token_ids[i] = all.token_ids[row * all.token_stride + position];
+        all.positions[i] = position;
+        all.slots[i] = table[position / all.block_size] * all.block_size + position % all.block_size;
+        all.query_starts[i + 1] = static_cast<int32_t>(i + 1);
+        all.context_lens[i] = static_cast<int32_t>(position + 1);
+        all.logit_indices[i] = i;
+        std::copy(table, table + blocks, all.block_tables + i * all.table_stride);
+    }
+    return blocks;
+}
+
+// Appends tokens[i] to rows[i], and says of each whose it is, its place in the output and its number. Returns false, with
+// nothing done, if a row has failed before, or its likeliest token's logit is not finite.
+inline bool end_decodes(const DecodeRows& all, const uint16_t* rows, int64_t count, const int64_t* tokens,
+                        const float* logits, int64_t* sequences, int32_t* positions, int32_t* token_ids) {
+    for (int64_t i = 0; i < count; i++) {
+        if (all.failed[rows[i]] || !std::isfinite(logits[i])) return false;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t row = rows[i], place = all.num_tokens[row]++;
+        sequences[i] = all.sequences[row];
+        positions[i] = static_cast<int32_t>(place - all.num_prompt_tokens[row]);
+        token_ids[i] = all.token_ids[row * all.token_stride + place] = static_cast<int32_t>(tokens[i]);
+    }
+    return true;
+}
+
+}  // namespace octavo

@@ -1,0 +1,27 @@
+"""What all Triton kernels share, and how one is written, tested and shipped.
+
+A kernel lives in `kernels/<op>/gpu.py`, or in files beside it that gpu.py imports: a public function with the contract
+and a private `_..._kernel`, decorated with `jit` of kernels.triton_common.jit. No `__init__.py` imports these files,
+so that Triton is loaded only by who computes on a GPU.
+
+In a kernel, from `kernels.triton_common.numbers`:
+
+    widen(x)               float32 of any dtype; uint8 are the bits of e4m3, as GPUs before sm_89 have to read it
+    widen_to(x, dtype)     the same, to the operand dtype of a dot
+    narrow(x, dtype)       float32 rounded to nearest, to the dtype of where it is stored; e4m3 saturates at 448
+    dot(a, b, acc)         tl.dot that is right under the interpreter and exact for float32
+
+Elementwise arithmetic is float32 always. Offsets into a KV cache are int64 (`.to(tl.int64)` on the block id).
+
+How it ships: `kernels/<op>/gpu_builds.py` has `shipped() -> list[KernelBuild]` (kernels.triton_common.kernel_build),
+one for each configuration that matters. benchmarks/kernels/gpu_builds.py finds that file by itself, and compiles each
+for each of its architectures without a GPU; tests/kernels/test_ahead_of_time.py does a sample, where `-k OP` leaves out
+the others.
+
+Tests import `DEVICE` from tests.support.gpu.gpu: the GPU if there is one, else the CPU, where Triton interprets.
+tests/conftest.py sets TRITON_INTERPRET for that before anything imports Triton. Deliberate faults are data, in
+tests/kernels/faults/<op>.py: `FAULTS = [Fault(...)]` (tests.support.kernels.faults).
+
+Benchmarks: `benchmarks/gpu/ops/<op>.py` has `run(report: Report, *, toy: bool) -> None`; benchmarks/gpu/run_all.py
+finds it. A file there whose name begins with _ is no benchmark.
+"""

@@ -1,0 +1,109 @@
+"""Device functions that kernels share: dots, conversions between dtypes, and the order of tiles.
+
+The interpreter (TRITON_INTERPRET=1) computes with numpy, which knows neither bf16 nor e4m3: dots of bf16 are wrong by
+factors of 1e10, bf16 stores truncate, and e4m3 stores miss by an ulp now and then. These functions give what a GPU
+gives.
+"""
+
+import triton.language as tl
+from triton import knobs
+
+from kernels.triton_common.jit import jit
+
+
+@jit
+def tile_of_program(tiles_m, tiles_n, group_m):
+    """(row, column) of tiles of program_id(0). Programs of successive numbers go down group_m tiles, then on to the
+    next column of tiles: those that run at the same time share rows and columns, which they find in L2."""
+    program = tl.program_id(0)
+    band = program // (group_m * tiles_n)
+    in_band = program % (group_m * tiles_n)
+    height = tl.minimum(tiles_m - band * group_m, group_m)
+    return band * group_m + in_band % height, in_band // height
+
+
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+
+E4M3_MAX = tl.constexpr(448.0)
+
+
+@jit
+def dot(a, b, acc):
+    """acc + a @ b in float32; a and b of one dtype: bf16, fp16, e4m3 or fp32, the last without rounding to tf32."""
+    if INTERPRETED:
+        # In float64, so that a row's result does not depend on where in the tile it is: numpy adds up in an order that
+        # differs from row to row, a tensor core does not.
+        a64, b64 = a.to(tl.float32).to(tl.float64), b.to(tl.float32).to(tl.float64)
+        result = tl.dot(a64, b64, acc.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
+    else:
+        result = tl.dot(a, b, acc, input_precision="ieee")
+    return result
+
+
+@jit
+def widen(x):
+    """float32 of x: fp16, bf16, fp32, e4m3, or the bits of e4m3 as uint8."""
+    if x.dtype == tl.uint8:
+        result = _e4m3_bits_to_fp16(x).to(tl.float32)
+    else:
+        result = x.to(tl.float32)
+    return result
+
+
+@jit
+def widen_to(x, dtype: tl.constexpr):
+    """x as an operand of a dot; x as of `widen`, no wider than dtype. Exact: bf16 and fp16 hold every e4m3."""
+    if x.dtype == tl.uint8:
+        if dtype == tl.float16:
+            result = _e4m3_bits_to_fp16(x)
+        else:
+            result = narrow(_e4m3_bits_to_fp16(x).to(tl.float32), dtype)
+    else:
+        result = x.to(dtype)
+    return result
+
+
+@jit
+def narrow(x, dtype: tl.constexpr):
+    """float32 x to dtype, to nearest, ties to even: fp32, fp16, bf16, e4m3 or uint8, which gets the bits of e4m3.
+
+    e4m3 saturates, and keeps NaN.
+    """
+    if dtype == tl.uint8:
+        result = _to_e4m3_bits(x)
+    elif dtype == tl.float8e4nv:
+        if INTERPRETED:
+            result = _to_e4m3_bits(x).to(tl.float8e4nv, bitcast=True)
+        else:
+            # The conversion saturates by itself, and has no other mode on a GPU.
+            result = x.to(tl.float8e4nv)
+    elif dtype == tl.bfloat16 and INTERPRETED:
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        result = tl.where(x == x, rounded.to(tl.float32, bitcast=True), x).to(tl.bfloat16)
+    else:
+        result = x.to(dtype)
+    return result
+
+
+@jit
+def _e4m3_bits_to_fp16(bits):
+    """Exponent and mantissa move to their places in fp16, whose bias is 8 more; subnormals come right with them. NaN
+    becomes 480."""
+    wide = bits.to(tl.uint16)
+    fp16 = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    return fp16.to(tl.float16, bitcast=True) * 256.0
+
+
+@jit
+def _to_e4m3_bits(x):
+    bits = x.to(tl.uint32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    size = tl.minimum(tl.abs(x), E4M3_MAX)
+    size_bits = size.to(tl.uint32, bitcast=True)
+    # Half of the last place kept is added, less one if that place is even; 120 is the difference of the biases.
+    normal = ((size_bits + 0x7FFFF + ((size_bits >> 20) & 1)) >> 20) - (120 << 3)
+    # 16384's last place is 2^-9, the smallest e4m3: adding it rounds to multiples of that.
+    subnormal = (size + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+    code = tl.where(size < 0.015625, subnormal, normal)
+    return tl.where(x == x, sign | code, 0x7F).to(tl.uint8)

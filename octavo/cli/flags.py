@@ -1,0 +1,157 @@
+"""Flags that several commands share: one for each option, made from its definition, and those for connecting to a
+cluster.
+"""
+
+import contextlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args, get_origin
+
+import annotated_types
+import typer
+from pydantic.fields import FieldInfo
+
+from configs.load import load_options
+from configs.options import Options
+from octavo.client.errors import Unavailable
+
+if TYPE_CHECKING:
+    import grpc
+
+# Lets --max_num_seqs stand for --max-num-seqs.
+SNAKE_CASE_FLAGS = {"token_normalize_func": lambda flag: flag.replace("_", "-")}
+
+CONFIG_FLAG = Annotated[
+    Path | None,
+    typer.Option(
+        "-c", "--config", help="YAML file of options, such as configs/local.yaml. Flags and OCTAVO_... variables win."
+    ),
+]
+
+
+def with_option_flags(command: Callable[..., Any], names: Collection[str] = Options.model_fields) -> Callable[..., Any]:
+    """Adds a flag for every option of Options, or those of these names, to a command that takes them as `**flags`."""
+    signature = inspect.signature(command)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    clashes = {p.name for p in own} & set(names)
+    assert not clashes, f"parameters that are options too: {clashes}"
+    flags = [_flag(name, info) for name, info in Options.model_fields.items() if name in names]
+    command.__signature__ = signature.replace(parameters=own + flags)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in own + flags}
+    return command
+
+
+def options_from_flags(config: Path | None, flags: dict[str, Any]) -> Options:
+    """The options of file, environment and the flags that were given. Raises ConfigError."""
+    return load_options(config, {name: value for name, value in flags.items() if value is not None})
+
+
+def _flag(name: str, info: FieldInfo) -> inspect.Parameter:
+    assert isinstance(info.json_schema_extra, dict)
+    kind = _plain_type(info.annotation)
+    long = "--" + name.replace("_", "-")
+    declaration = f"{long}/--no-{long[2:]}" if kind is bool else long
+    option = typer.Option(
+        declaration,
+        help=f"{info.description} {_range_and_default(info)}",
+        rich_help_panel=str(info.json_schema_extra["group"]),
+        metavar=None if kind is bool else _metavar(kind),
+        show_default=False,
+    )
+    # Values stay text: configs.load checks them all in one place, whatever they came by.
+    annotation = Annotated[(bool if kind is bool else str) | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _plain_type(annotation: Any) -> Any:
+    """Without Annotated, and a tuple for all its items."""
+    if get_origin(annotation) is Annotated:
+        return _plain_type(get_args(annotation)[0])
+    return annotation
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return "A,B,..."
+    return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+
+
+def _range_and_default(info: FieldInfo) -> str:
+    low = high = ""
+    for bound in info.metadata:
+        match bound:
+            case annotated_types.Ge(ge=value):
+                low = f"from {value:,}"
+            case annotated_types.Gt(gt=value):
+                low = f"above {value:,}"
+            case annotated_types.Le(le=value):
+                high = f"up to {value:,}"
+    default = info.get_default(call_default_factory=True, validated_data={})
+    shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default
+    parts = [f"default {shown}" if shown not in ("", ()) else "", " ".join(filter(None, (low, high)))]
+    return f"[dim]({'; '.join(filter(None, parts))})[/]" if any(parts) else ""
+
+
+TARGET = Annotated[str, typer.Option(metavar="HOST:PORT", help="A router, or one scheduler.")]
+_PANEL = "Connection"
+TLS = Annotated[bool, typer.Option("--tls", help="Speak TLS, and trust the usual CAs.", rich_help_panel=_PANEL)]
+TLS_CA = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Speak TLS, and trust these CAs (PEM).", rich_help_panel=_PANEL)
+]
+TLS_CERT = Annotated[
+    str | None, typer.Option(metavar="FILE", help="A certificate of yours, if asked for one.", rich_help_panel=_PANEL)
+]
+TLS_KEY = Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's key.", rich_help_panel=_PANEL)]
+# From the environment alone: everybody on a machine sees the flags of its processes.
+_API_KEY = "OCTAVO_API_KEY"
+
+
+class Connection(TypedDict):
+    """The arguments that all clients have."""
+
+    api_key: str
+    credentials: "grpc.ChannelCredentials | None"
+
+
+def connection(tls: bool, ca_file: str | None, cert_file: str | None, key_file: str | None) -> Connection:
+    """As flags and the environment say. Raises typer.BadParameter."""
+    credentials = None
+    if tls or ca_file or cert_file or key_file:
+        from octavo.client.connection import tls_credentials  # imports gRPC, which `--help` needs not wait for
+
+        try:
+            credentials = tls_credentials(ca_file, cert_file, key_file)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(f"--tls-ca, --tls-cert, --tls-key: {error}") from None
+    return Connection(api_key=os.environ.get(_API_KEY, ""), credentials=credentials)
+
+
+def separate(targets: Iterable[str]) -> list[str]:
+    """Of a flag that may be given several times, or name several, comma-separated. Raises typer.BadParameter."""
+    found = [part.strip() for target in targets for part in target.split(",") if part.strip()]
+    if not found:
+        raise typer.BadParameter("--target is empty: give HOST:PORT of a router")
+    return found
+
+
+@contextlib.contextmanager
+def reaching(*targets: str) -> Iterator[None]:
+    """Says in Unavailable what to do about it."""
+    try:
+        yield
+    except Unavailable as error:
+        raise Unavailable(
+            f"no cluster is ready at {' or '.join(targets)} ({error}): start one with `octavo up`, or name another "
+            f"with --target"
+        ) from None
+
+
+def note_unreachable(replicas: Iterable[str]) -> None:
+    """On stderr: the answer is not that of all replicas."""
+    for replica in replicas:
+        print(f"octavo: not reached: {replica}", file=sys.stderr)

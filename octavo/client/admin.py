@@ -1,0 +1,147 @@
+"""The client of those who run a cluster: what happened to a request, where it goes on, and a fresh prefix cache."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from octavo.client.connection import DEFAULT_TARGET, key_metadata, open_channel
+from octavo.client.errors import RequestNotFound, from_rpc_error
+from protos import admin_pb2 as pb
+from protos.admin_pb2_grpc import AdminStub
+
+# Longer than a router waits for its replicas.
+_DEFAULT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineEntry:
+    """Something that happened to a choice; the fields are those of `TimelineEntry` in protos/admin.proto."""
+
+    moment: str
+    time: float
+    choice: int
+    step: int
+    num_tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimeline:
+    """One attempt at a request on one replica. Times are in seconds since the first entry; now: when it was asked."""
+
+    request_id: str
+    replica_id: str
+    entries: tuple[TimelineEntry, ...]
+    # Of the middle.
+    num_dropped: int
+    finished: bool
+    now: float
+
+    @classmethod
+    def from_proto(cls, message: pb.RequestTimeline) -> "RequestTimeline":
+        return cls(
+            request_id=message.request_id,
+            replica_id=message.replica_id,
+            entries=tuple(
+                TimelineEntry(
+                    moment=entry.moment,
+                    time=entry.time,
+                    choice=entry.choice,
+                    step=entry.step,
+                    num_tokens=entry.num_tokens,
+                    reason=entry.reason,
+                )
+                for entry in message.entries
+            ),
+            num_dropped=message.num_dropped,
+            finished=message.finished,
+            now=message.now,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """timelines: the oldest first. unreachable: replicas that could not be asked, with addresses and causes."""
+
+    timelines: tuple[RequestTimeline, ...]
+    unreachable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReset:
+    """num_blocks: that could be found before, over all replicas. unreachable: replicas that were not told."""
+
+    num_blocks: int
+    unreachable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """moved_from, moved_to: replicas, as scheduler_addresses has them. num_output_tokens: that the client had then."""
+
+    moved_from: str
+    moved_to: str
+    num_output_tokens: int
+
+
+class Admin:
+    """Talks to a router, which asks all of its replicas, or to one scheduler.
+
+    Errors are those of `octavo.client.errors`. timeout: seconds for each call.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout: float = _DEFAULT_TIMEOUT_S,
+        api_key: str = "",
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._channel = open_channel(target, credentials)
+        self._metadata = key_metadata(api_key)
+        self._stub = AdminStub(self._channel)
+        self._timeout = timeout
+
+    def explain(self, request_id: str) -> Explanation:
+        """What happened to a request, live or recently finished, at every attempt. Raises RequestNotFound."""
+        answer = self._call(self._stub.Explain, pb.ExplainRequest(request_id=request_id))
+        return Explanation(
+            timelines=tuple(map(RequestTimeline.from_proto, answer.timelines)), unreachable=tuple(answer.unreachable)
+        )
+
+    def reset_prefix_cache(self) -> CacheReset:
+        """From now on no request finds blocks that were computed before."""
+        answer = self._call(self._stub.ResetPrefixCache, pb.ResetPrefixCacheRequest())
+        return CacheReset(num_blocks=answer.num_blocks, unreachable=tuple(answer.unreachable))
+
+    def migrate(self, request_id: str, replica: str = "") -> Migration:
+        """Has another replica go on with a live request of this router; its client sees a pause.
+
+        replica: which one, as scheduler_addresses has it; empty: the router chooses. Raises RequestNotFound, and
+        InvalidRequest if there is no such replica, or none that can go on exactly.
+        """
+        answer = self._call(self._stub.Migrate, pb.MigrateRequest(request_id=request_id, replica=replica))
+        return Migration(
+            moved_from=answer.moved_from, moved_to=answer.moved_to, num_output_tokens=answer.num_output_tokens
+        )
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> "Admin":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        try:
+            return method(request, timeout=self._timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, not_found=RequestNotFound) from None

@@ -1,0 +1,229 @@
+"""What a client holds of one request: a pure state machine that both clients drive.
+
+It takes the messages of any number of calls, of whichever routers, and puts them together as one output. What it holds
+is at any time enough to go on elsewhere: `next_call` says so in a Resume.
+"""
+
+from octavo.client.errors import ProtocolError
+from octavo.client.results import (
+    FINISH_REASONS,
+    Choice,
+    Delta,
+    Finished,
+    FinishReason,
+    Generation,
+    PositionLogprobs,
+    PromptScored,
+    Started,
+    StreamEvent,
+    Usage,
+)
+from protos import inference_pb2 as pb
+
+
+class _ChoiceState:
+    """The output of one choice so far."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.pieces: list[str] = []
+        self.logprobs: list[PositionLogprobs] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop: str | int | None = None
+        self.exact = True
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+class Assembly:
+    """One request, from its first call to its last message."""
+
+    def __init__(self, request: pb.GenerateRequest):
+        self._request = request
+        self._started: pb.Started | None = None
+        self._attempt = 0
+        self._num_resumes = 0
+        self.num_calls = 0
+        # Whether the last of these has said Started.
+        self.is_answered = False
+        self._choices: dict[int, _ChoiceState] = {}
+        self._prompt_logprobs: list[PositionLogprobs] = []
+        self._usage: Usage | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self._request.request_id
+
+    @property
+    def started(self) -> bool:
+        return self._started is not None
+
+    @property
+    def finished(self) -> bool:
+        return self._usage is not None
+
+    @property
+    def num_received(self) -> int:
+        """Grows with every new token and prompt logprob."""
+        return len(self._prompt_logprobs) + sum(len(choice.token_ids) for choice in self._choices.values())
+
+    def next_call(self) -> pb.GenerateRequest:
+        """The request to call with: the original one until a call has started, then one that resumes.
+
+        Each resume is a new attempt, above all made before, because a lost call may still be live at its router.
+        """
+        self.num_calls += 1
+        self.is_answered = False
+        if self._started is None:
+            return self._request
+        self._attempt += 1
+        self._num_resumes += 1
+        request = pb.GenerateRequest()
+        request.CopyFrom(self._request)
+        request.ClearField("input")
+        request.model = self._started.model
+        request.sampling.CopyFrom(self._started.sampling)
+        resume = request.resume
+        resume.attempt = self._attempt
+        resume.prompt_token_ids.extend(self._started.prompt_token_ids)
+        resume.fingerprint = self._started.fingerprint
+        resume.prompt_logprobs_delivered = self._prompt_logprobs_whole
+        for index, choice in sorted(self._choices.items()):
+            resume.choices.add(
+                index=index,
+                output_token_ids=choice.token_ids,
+                text_bytes_delivered=sum(len(piece.encode()) for piece in choice.pieces),
+                finished=choice.finish_reason is not None,
+            )
+        return request
+
+    def accept(self, message: pb.GenerateResponse) -> StreamEvent | None:
+        """What is new in the message; None if it holds nothing new. Raises ProtocolError."""
+        kind = message.WhichOneof("event")
+        if kind == "started":
+            return self._accept_started(message.started)
+        if self._started is None:
+            raise ProtocolError(f"the stream began with {kind or 'an empty message'}, not with started")
+        if self.finished:
+            return None
+        if kind == "chunk":
+            return self._accept_chunk(message.chunk)
+        if kind == "prompt_logprobs":
+            return self._accept_prompt_logprobs(message.prompt_logprobs)
+        if kind == "finished":
+            return self._accept_finished(message.finished)
+        raise ProtocolError("a message with no event that this client knows: is the server newer?")
+
+    def generation(self) -> Generation:
+        """What has arrived so far, or the whole result once finished."""
+        started = self._started or pb.Started(request_id=self.request_id)
+        return Generation(
+            request_id=self.request_id,
+            model=started.model,
+            seed=started.seed,
+            prompt_token_ids=tuple(started.prompt_token_ids),
+            choices=tuple(self._choice(index) for index in range(self._num_choices)),
+            prompt_logprobs=tuple(self._prompt_logprobs),
+            usage=self._usage,
+            fingerprint=started.fingerprint,
+            num_resumes=self._num_resumes,
+        )
+
+    @property
+    def _num_choices(self) -> int:
+        return max(1, (self._started or self._request).sampling.n)
+
+    @property
+    def _prompt_logprobs_whole(self) -> bool:
+        assert self._started is not None
+        wanted = self._started.sampling.HasField("prompt_logprobs")
+        return wanted and len(self._prompt_logprobs) == len(self._started.prompt_token_ids) - 1
+
+    def _choice(self, index: int) -> Choice:
+        state = self._choices.get(index) or _ChoiceState()
+        return Choice(
+            index=index,
+            text=state.text,
+            token_ids=tuple(state.token_ids),
+            logprobs=tuple(state.logprobs),
+            finish_reason=state.finish_reason,
+            stop=state.stop,
+            exact=state.exact,
+        )
+
+    def _accept_started(self, started: pb.Started) -> Started | None:
+        self.is_answered = True
+        if self._started is None:
+            self._started = started
+            self._attempt = max(self._attempt, started.attempt)
+            return Started(
+                request_id=started.request_id,
+                model=started.model,
+                seed=started.seed,
+                prompt_token_ids=tuple(started.prompt_token_ids),
+            )
+        held = self._started
+        for name in ("request_id", "seed", "prompt_token_ids"):
+            if getattr(started, name) != getattr(held, name):
+                raise ProtocolError(f"the resumed request {self.request_id} has another {name} than before")
+        return None
+
+    def _accept_chunk(self, chunk: pb.Chunk) -> Delta | None:
+        if chunk.index >= self._num_choices:
+            raise ProtocolError(f"a chunk of choice {chunk.index}, but n is {self._num_choices}")
+        state = self._choices.setdefault(chunk.index, _ChoiceState())
+        held = len(state.token_ids)
+        if chunk.first_token > held:
+            raise ProtocolError(f"choice {chunk.index}: a gap; tokens {held} to {chunk.first_token - 1} are missing")
+        if state.finish_reason is not None or chunk.first_token < held:
+            if chunk.first_token + len(chunk.token_ids) > held:
+                # Its text cannot be cut at a token's border.
+                raise ProtocolError(
+                    f"choice {chunk.index}: a chunk from token {chunk.first_token} reaches past the {held} held"
+                )
+            return None
+        logprobs = tuple(map(PositionLogprobs.from_proto, chunk.logprobs))
+        state.token_ids.extend(chunk.token_ids)
+        state.logprobs.extend(logprobs)
+        # The next replica may be as the first one was; what another gave in between stays as it is.
+        state.exact = state.exact and chunk.exact
+        if chunk.text:
+            state.pieces.append(chunk.text)
+        if chunk.HasField("finish"):
+            if chunk.finish.reason not in FINISH_REASONS:
+                raise ProtocolError(f"choice {chunk.index}: unknown finish reason {chunk.finish.reason}")
+            state.finish_reason = FINISH_REASONS[chunk.finish.reason]
+            stop = chunk.finish.WhichOneof("stop")
+            state.stop = getattr(chunk.finish, stop) if stop else None
+        return Delta(
+            index=chunk.index,
+            text=chunk.text,
+            token_ids=tuple(chunk.token_ids),
+            logprobs=logprobs,
+            finish_reason=state.finish_reason,
+            stop=state.stop,
+        )
+
+    def _accept_prompt_logprobs(self, frame: pb.PromptLogprobs) -> PromptScored | None:
+        next_position = 1 + len(self._prompt_logprobs)
+        if frame.first_position > next_position:
+            raise ProtocolError(
+                f"prompt logprobs: a gap; positions {next_position} to {frame.first_position - 1} are missing"
+            )
+        new = tuple(map(PositionLogprobs.from_proto, frame.logprobs[next_position - frame.first_position :]))
+        self._prompt_logprobs.extend(new)
+        return PromptScored(first_position=next_position, logprobs=new) if new else None
+
+    def _accept_finished(self, finished: pb.Finished) -> Finished:
+        running = [i for i in range(self._num_choices) if self._choice(i).finish_reason is None]
+        if running:
+            raise ProtocolError(f"the request finished before its choices {running}")
+        usage = finished.usage
+        self._usage = Usage(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
+        return Finished(usage=self._usage)

@@ -1,0 +1,190 @@
+"""What a client asks for: a prompt, sampling parameters and options, as the message that goes to the router."""
+
+import json
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict
+
+from octavo.client.errors import InvalidRequest
+from protos import inference_pb2 as pb
+from runtime.telemetry.tracing import TRACEPARENT, valid_traceparent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """The fields and ranges of `SamplingParams` in protos/inference.proto; the names are vLLM's.
+
+    None leaves a field to the model's generation_config.json, then to the server's default. The server checks ranges.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    include_stop_str_in_output: bool = False
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+
+    def to_proto(self) -> pb.SamplingParams:
+        """Raises InvalidRequest for a value that the wire cannot carry, such as a negative count."""
+        message = pb.SamplingParams()
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is None:
+                continue
+            try:
+                if each.name == "logit_bias":
+                    message.logit_bias.update(value)
+                elif each.name == "stop":
+                    message.stop.extend([value] if isinstance(value, str) else value)
+                elif each.name == "stop_token_ids":
+                    message.stop_token_ids.extend(value)
+                else:
+                    setattr(message, each.name, value)
+            except (TypeError, ValueError) as error:
+                raise InvalidRequest(f"{each.name}={value!r}: {error}") from None
+        return message
+
+    @classmethod
+    def from_proto(cls, message: pb.SamplingParams) -> "SamplingParams":
+        """The fields that are set; the others stay None."""
+        values: dict[str, object] = {}
+        for each in fields(cls):
+            described = message.DESCRIPTOR.fields_by_name[each.name]
+            if described.has_presence and not message.HasField(each.name):  # type: ignore[arg-type]
+                continue
+            value = getattr(message, each.name)
+            if each.name == "logit_bias":
+                value = dict(value)
+            elif each.name in ("stop", "stop_token_ids"):
+                value = tuple(value)
+            values[each.name] = value
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def trace_metadata(given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """The call's metadata. given: W3C's headers, of which `traceparent` is passed on; None: the calling program's
+    OpenTelemetry span at this moment, if it is in one.
+
+    Raises InvalidRequest if `given` holds a bad traceparent.
+    """
+    if given is None:
+        traceparent = _current_traceparent()
+    else:
+        traceparent = next((value for name, value in given.items() if name.lower() == TRACEPARENT), "")
+        if traceparent and not valid_traceparent(traceparent):
+            raise InvalidRequest(f"trace_headers: traceparent={traceparent!r}: W3C's has the form 00-TRACE-SPAN-FLAGS")
+    return ((TRACEPARENT, traceparent),) if traceparent else ()
+
+
+def _current_traceparent() -> str:
+    # A program that is in a span has imported this; whoever has not pays nothing.
+    if "opentelemetry.trace" not in sys.modules:
+        return ""
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    headers: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(headers)
+    return headers.get(TRACEPARENT, "")
+
+
+# {"role": ..., "content": ...}, and what else the model's template shows: {..., "tool_calls": [...]}.
+Message = Mapping[str, Any]
+# Plain text, messages for the chat template, or token ids.
+Prompt = str | Sequence[Message] | Sequence[int]
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a call can say besides prompt and sampling."""
+
+    # The served_model_name; empty: whichever is served.
+    model: str
+    # Unique among the caller's live requests; empty: one is made.
+    request_id: str
+    # Lower runs first, under scheduling_policy=priority.
+    priority: int
+    # Prefix-cache blocks are shared between requests of equal salt only.
+    cache_salt: str
+    # Requests of one session go to one replica, under routing_policy=consistent_hash.
+    session_key: str
+    # More variables for the chat template.
+    template_arguments: Mapping[str, Any]
+    # W3C's headers (traceparent) of the caller's span. Without them those of OpenTelemetry's current span, if there is
+    # one.
+    trace_headers: Mapping[str, str]
+
+
+def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions) -> pb.GenerateRequest:
+    """Always with a request_id, so that a retry before the first message is recognised as the same request.
+
+    Raises InvalidRequest.
+    """
+    request = pb.GenerateRequest(
+        request_id=options.get("request_id") or uuid.uuid4().hex,
+        model=options.get("model", ""),
+        sampling=(sampling or SamplingParams()).to_proto(),
+        priority=options.get("priority", 0),
+        cache_salt=options.get("cache_salt", ""),
+        session_key=options.get("session_key", ""),
+    )
+    if isinstance(prompt, str):
+        request.prompt = prompt
+    elif len(prompt) and isinstance(prompt[0], Mapping):
+        request.chat.CopyFrom(chat_prompt(prompt, options.get("template_arguments")))  # type: ignore[arg-type]
+    else:
+        try:
+            request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"a prompt is text, messages or token ids: {error}") from None
+        request.token_ids.SetInParent()
+    return request
+
+
+def chat_prompt(messages: Sequence[Message], template_arguments: Mapping[str, Any] | None) -> pb.ChatPrompt:
+    """Raises InvalidRequest."""
+    chat = pb.ChatPrompt()
+    for message in messages:
+        fields = dict(message)
+        role, content = fields.pop("role", None), fields.pop("content", None)
+        if not isinstance(role, str) or not isinstance(content, str | None) or (content is None and not fields):
+            raise InvalidRequest(f"a message has a role and a content, both text, but one has {_types(message)}")
+        chat.messages.add(role=role, content=content or "", fields_json=_json(fields, "a message's other fields"))
+    chat.template_arguments_json = _json(template_arguments or {}, "template_arguments")
+    return chat
+
+
+def _types(message: Message) -> str:
+    return ", ".join(f"{name}: {type(value).__name__}" for name, value in message.items()) or "nothing"
+
+
+def _json(fields: Mapping[str, Any], name: str) -> str:
+    """Nothing if there are none. Raises InvalidRequest."""
+    try:
+        return json.dumps(dict(fields), allow_nan=False) if fields else ""
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{name} are no JSON: {error}") from None
+
+
+def as_messages(messages: str | Sequence[Message]) -> Sequence[Message]:
+    """Text stands for one message of the user."""
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+
+
+def tokenize_request(prompt: str | Sequence[Message], model: str) -> pb.TokenizeRequest:
+    if isinstance(prompt, str):
+        return pb.TokenizeRequest(model=model, prompt=prompt)
+    return pb.TokenizeRequest(model=model, chat=chat_prompt(prompt, None))

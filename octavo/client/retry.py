@@ -1,0 +1,205 @@
+"""Decides when and where a client calls again, for both clients, and how often it may while servers are
+overloaded.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import tenacity
+
+from octavo.client.assembly import Assembly
+from octavo.client.errors import DeadlineExceeded, DuplicateRequest, Overloaded, Unavailable
+
+
+class RetryBudget:
+    """Of one client, all of whose threads and requests share it.
+
+    Every request pays in a fifth of a retry, and every retry of what a server refused for its load takes a whole one
+    (unless the client holds tokens of it): so retries add a fifth to what a client asks for, however busy servers are.
+    A reserve lets one that has asked for little try again, too. After Finagle's RetryBudget (Twitter) and gRPC's retry
+    throttling (proposal A6).
+    """
+
+    def __init__(self, *, per_request: float = 0.2, reserve: int = 10) -> None:
+        """reserve: retries that are there at first, and the most that are ever saved up."""
+        self._per_request, self._reserve = per_request, reserve
+        self._level = float(reserve)
+        self._lock = threading.Lock()
+
+    def note_request(self) -> None:
+        with self._lock:
+            self._level = min(self._level + self._per_request, self._reserve)
+
+    def take(self) -> bool:
+        """A retry; False if there is none left."""
+        with self._lock:
+            if self._level < 1:
+                return False
+            self._level -= 1
+            return True
+
+
+logger = logging.getLogger("octavo.client")
+
+# Seconds without a message during which a lost call is tried again: a restarted worker is back in about half of it.
+DEFAULT_RETRY_FOR = 60.0
+# A call that has started and lives so long does not count as a failed try.
+_HELD_S = 5.0
+
+
+class Targets:
+    """The routers a client knows, used in turn: a call stays with one until it fails."""
+
+    def __init__(self, targets: str | Sequence[str]):
+        self.all = (targets,) if isinstance(targets, str) else tuple(targets)
+        if not self.all:
+            raise ValueError("a client needs at least one target, such as 'localhost:50051'")
+        self._index = 0
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    @property
+    def current(self) -> str:
+        return self.all[self._index]
+
+    def advance(self) -> None:
+        self._index = (self._index + 1) % len(self.all)
+
+
+class Deadline:
+    """A timeout from now on; None is none."""
+
+    def __init__(self, timeout: float | None):
+        self._timeout = timeout
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    def remaining(self) -> float | None:
+        """Seconds, for gRPC. Raises DeadlineExceeded."""
+        if self._end is None:
+            return None
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded(str(self))
+        return left
+
+    def __str__(self) -> str:
+        return f"the timeout of {self._timeout:g} s passed"
+
+    def reached_within(self, seconds: float) -> bool:
+        return self._end is not None and time.monotonic() + seconds >= self._end
+
+
+class RetryPolicy:
+    """What tenacity needs to know about one request."""
+
+    def __init__(
+        self,
+        targets: Targets,
+        deadline: Deadline,
+        retry_for: float,
+        budget: RetryBudget,
+        assembly: Assembly | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """budget: the client's."""
+        self._targets = targets
+        self._deadline = deadline
+        self._retry_for = retry_for
+        self._budget = budget
+        self._assembly = assembly
+        self._clock = clock
+        # Since when nothing new has come, and what there was then.
+        self._failing_since: float | None = None
+        self._num_received = 0
+        # When the call began that is under way, and how many calls have been lost: all of them if none is under way.
+        self._call_began = clock()
+        self._num_lost = 0
+        self._backoff = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
+        budget.note_request()
+
+    def arguments(self) -> dict[str, Any]:
+        """For Retrying or AsyncRetrying. Each use counts its own attempts; any progress starts the time anew."""
+        return {
+            "before": self._note_call,
+            "retry": tenacity.retry_if_exception(self._is_worth_retrying),
+            "wait": self._wait,
+            "stop": self._must_stop,
+            "before_sleep": self._go_elsewhere,
+            "retry_error_callback": self._give_up,
+        }
+
+    def _is_worth_retrying(self, error: BaseException) -> bool:
+        self._note_failure()
+        if isinstance(error, Unavailable):
+            return True
+        has_begun = self._assembly is not None and self._assembly.started
+        if isinstance(error, Overloaded):
+            # One that had begun and was read too slowly goes on where it was, too.
+            return error.retry_after_s is not None or has_begun
+        # The call before this one still counts as live, until its router notices that the connection is gone.
+        return isinstance(error, DuplicateRequest) and self._assembly is not None and self._assembly.num_calls > 1
+
+    def _note_call(self, state: tenacity.RetryCallState) -> None:
+        # Every message of a stream is waited for by a try of its own.
+        if self._assembly is None or self._assembly.num_calls == self._num_lost:
+            self._call_began = self._clock()
+
+    def _note_failure(self) -> None:
+        now, assembly = self._clock(), self._assembly
+        num_received = 0 if assembly is None else assembly.num_received
+        # One that had started and waited for its tokens in peace was not failing meanwhile.
+        was_held = assembly is not None and assembly.is_answered and now - self._call_began >= _HELD_S
+        self._num_lost = 0 if assembly is None else assembly.num_calls
+        if self._failing_since is None or num_received != self._num_received or was_held:
+            self._failing_since, self._num_received = now, num_received
+
+    def _wait(self, state: tenacity.RetryCallState) -> float:
+        """What the server asks for, at least, if it is too busy: so is every other router of its schedulers. Else only
+        where there is no other to be asked."""
+        backoff, error = self._backoff(state), _error_of(state)
+        asked = error.retry_after_s if isinstance(error, Overloaded | Unavailable) else None
+        if asked is None or (isinstance(error, Unavailable) and len(self._targets) > 1):
+            return backoff
+        return max(backoff, asked * random.uniform(1.0, 1.25))
+
+    def _must_stop(self, state: tenacity.RetryCallState) -> bool:
+        if self._deadline.reached_within(state.upcoming_sleep):
+            return True
+        assert self._failing_since is not None
+        seconds = self._clock() - self._failing_since
+        if isinstance(_error_of(state), Overloaded):
+            # To wait for longer than that would be in vain. Of what has begun nothing is given up to save retries.
+            in_time = seconds + state.upcoming_sleep < self._retry_for
+            return not (in_time and (self._num_received or self._budget.take()))
+        return state.attempt_number >= len(self._targets) and seconds >= self._retry_for
+
+    def _give_up(self, state: tenacity.RetryCallState) -> NoReturn:
+        error = _error_of(state)
+        if self._deadline.reached_within(state.upcoming_sleep) and not isinstance(error, Overloaded):
+            raise DeadlineExceeded(f"{self._deadline}; the last try failed: {error}") from None
+        raise error
+
+    def _go_elsewhere(self, state: tenacity.RetryCallState) -> None:
+        error = _error_of(state)
+        lost = self._targets.current
+        self._targets.advance()
+        logger.info(
+            "%s: %s; %s at %s",
+            lost,
+            error,
+            "going on" if self._assembly and self._assembly.started else "calling again",
+            self._targets.current,
+        )
+
+
+def _error_of(state: tenacity.RetryCallState) -> BaseException:
+    """Of a try that failed."""
+    error = state.outcome and state.outcome.exception()
+    assert error is not None
+    return error

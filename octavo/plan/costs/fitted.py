@@ -1,0 +1,87 @@
+"""A cost model fitted to measured steps: a sum of terms, each with a coefficient of 0 or more."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from octavo.plan.costs.samples import StepSample
+from octavo.plan.costs.step_shape import StepShape
+
+_PARTS = (
+    "each step",
+    "decode rows",
+    "prefill tokens",
+    "prefill rows",
+    "sampling",
+    "decode context",
+    "prefill context",
+    "prefill attention",
+)
+# Residuals beyond so many median ones count less (Huber's weights): a step that met another process's burst.
+_HUBER = 3.0
+_NUM_REWEIGHTINGS = 5
+
+
+def _terms(num_steps: int, shape: StepShape) -> tuple[int, ...]:
+    """In the order of _PARTS; linear, so that a sum over steps has the sum of their terms."""
+    return (
+        num_steps,
+        shape.num_decodes,
+        shape.num_prefill_tokens,
+        shape.num_chunks,
+        shape.num_sampled,
+        shape.decode_context,
+        shape.chunk_context,
+        shape.attention_pairs,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A `CostModel` of one engine; copies of KV between device and host (swap) cost nothing in it."""
+
+    # By part: seconds a unit of its term.
+    coefficients: tuple[float, ...]
+    # |predicted - measured| / measured over the samples: the median one.
+    median_error: float
+    num_samples: int
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return _PARTS
+
+    @property
+    def num_stages(self) -> int:
+        return 1
+
+    @property
+    def host_seconds(self) -> float:
+        """0: the engine's steps were measured with its scheduling."""
+        return 0.0
+
+    def stage_seconds(self, shape: StepShape) -> Sequence[float]:
+        return [coefficient * term for coefficient, term in zip(self.coefficients, _terms(1, shape), strict=True)]
+
+
+def fit(samples: Sequence[StepSample]) -> Fitted:
+    """Least squares of relative errors: a slow step counts no more than a fast one. There must be a sample."""
+    terms = np.array([_terms(sample.num_steps, sample.shape) for sample in samples], np.float64)
+    seconds = np.array([sample.seconds for sample in samples])
+    relative = terms / seconds[:, None]
+    # Columns of very different size would make the solver stop early.
+    scale = np.maximum(relative.max(axis=0), 1e-300)
+    weights = np.sqrt([sample.num_steps for sample in samples])
+    trust = np.ones(len(samples))
+    coefficients = np.zeros(len(_PARTS))
+    for _ in range(_NUM_REWEIGHTINGS):
+        factor = weights * np.sqrt(trust)
+        coefficients = nnls(relative / scale * factor[:, None], factor)[0] / scale
+        errors = np.abs(relative @ coefficients - 1.0)
+        trust = np.minimum(1.0, _HUBER * max(float(np.median(errors)), 1e-9) / np.maximum(errors, 1e-12))
+    return Fitted(
+        coefficients=tuple(coefficients.tolist()),
+        median_error=float(np.median(np.abs(relative @ coefficients - 1.0))),
+        num_samples=len(samples),
+    )

@@ -1,0 +1,156 @@
+"""GPUs by name, with the dense rates of their data sheets, and the links between them."""
+
+import difflib
+from dataclasses import dataclass
+
+from octavo.plan.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One device. Bytes and bytes a second are decimal, as on a data sheet."""
+
+    name: str
+    memory: float
+    # Bytes a second of its memory.
+    bandwidth: float
+    # Operations a second of the matrix units, accumulating in float32. fp8 is None where there are no such units.
+    bf16_flops: float
+    fp8_flops: float | None
+    # Bytes a second in one direction, to the other GPUs of its host together; None: it has no such links.
+    link: float | None
+    # Bytes a second in one direction.
+    pcie: float
+
+
+def _gpu(name: str, gb: float, gb_s: float, bf16: float, fp8: float | None, link: float | None, pcie: float) -> Gpu:
+    """gb, gb_s: memory; bf16, fp8: TFLOP/s; link, pcie: GB/s in one direction (half of what data sheets add up)."""
+    return Gpu(
+        name=name,
+        memory=gb * 1e9,
+        bandwidth=gb_s * 1e9,
+        bf16_flops=bf16 * 1e12,
+        fp8_flops=fp8 and fp8 * 1e12,
+        link=link and link * 1e9,
+        pcie=pcie * 1e9,
+    )
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("B200", 180, 7700, 2250, 4500, 900, 64),
+        _gpu("H200", 141, 4800, 989, 1979, 450, 64),
+        _gpu("H100 SXM", 80, 3350, 989, 1979, 450, 64),
+        _gpu("H100 NVL", 94, 3900, 835, 1671, 300, 64),
+        _gpu("H100 PCIe", 80, 2000, 756, 1513, 300, 64),
+        _gpu("A100 80GB", 80, 2039, 312, None, 300, 32),
+        _gpu("A100 40GB", 40, 1555, 312, None, 300, 32),
+        _gpu("L40S", 48, 864, 362, 733, None, 32),
+        _gpu("L4", 24, 300, 121, 242, None, 32),
+        _gpu("A10", 24, 600, 125, None, None, 32),
+        _gpu("RTX 6000 Ada", 48, 960, 364, 728, None, 32),
+        _gpu("RTX 5090", 32, 1792, 209, 419, None, 64),
+        _gpu("RTX 4090", 24, 1008, 165, 330, None, 32),
+        _gpu("RTX 3090", 24, 936, 71, None, 56, 32),
+        _gpu("MI300X", 192, 5300, 1307, 2615, 448, 64),
+        _gpu("MI325X", 256, 6000, 1307, 2615, 448, 64),
+        _gpu("MI355X", 288, 8000, 2300, 4600, 538, 64),
+    )
+}
+# What people also call them.
+_ALIASES = {"h100": "H100 SXM", "a100": "A100 80GB", "4090": "RTX 4090", "5090": "RTX 5090", "3090": "RTX 3090"}
+
+
+def find_gpu(name: str) -> Gpu:
+    """The GPU of this name; case, spaces and dashes don't matter. Raises PlanError, which lists those known."""
+
+    def plain(text: str) -> str:
+        return "".join(letter for letter in text.lower() if letter.isalnum())
+
+    by_plain_name = {plain(known): gpu for known, gpu in GPUS.items()}
+    by_plain_name |= {alias: GPUS[known] for alias, known in _ALIASES.items()}
+    if found := by_plain_name.get(plain(name)):
+        return found
+    close = difflib.get_close_matches(plain(name), by_plain_name, n=1)
+    hint = f" (did you mean {by_plain_name[close[0]].name}?)" if close else ""
+    raise PlanError(f"--gpu {name!r} is not known{hint}; known are {', '.join(GPUS)}")
+
+
+# Share of a link's data-sheet rate that a large collective reaches.
+_EFFICIENCY = 0.75
+# Seconds for a small message from one GPU to the next, as collectives see it, with the start of their kernels.
+_LATENCY = {"nvlink": 3e-6, "pcie": 7e-6, "net": 12e-6}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """name: for people. bandwidth: bytes a second that one GPU sends, usable. latency: seconds of a small message."""
+
+    name: str
+    bandwidth: float
+    latency: float
+
+    def all_reduce_seconds(self, num_bytes: float, num_ranks: int) -> float:
+        """One all-reduce of so many bytes: a ring's traffic, and a tree's latency (NCCL picks the better one)."""
+        if num_ranks == 1:
+            return 0.0
+        hops = 2 * (num_ranks - 1).bit_length()
+        return hops * self.latency + 2 * (num_ranks - 1) / num_ranks * num_bytes / self.bandwidth
+
+    def send_seconds(self, num_bytes: float) -> float:
+        return self.latency + num_bytes / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interconnect:
+    """Hosts of gpus_per_node GPUs each; `within` connects those of one host, `between` the hosts."""
+
+    within: Link
+    between: Link
+    gpus_per_node: int
+
+    def link_of(self, num_ranks: int) -> Link:
+        """The slowest link that so many neighbouring ranks need."""
+        return self.within if num_ranks <= self.gpus_per_node else self.between
+
+
+def parse_interconnect(text: str, gpu: Gpu, gpus_per_node: int) -> Interconnect:
+    """KIND, or KIND,KIND for links within a host and between hosts. KIND: nvlink, pcie or net:GBIT (per GPU).
+
+    One kind alone connects all. Raises PlanError.
+    """
+    kinds = text.split(",")
+    if len(kinds) > 2:
+        raise PlanError(f"--interconnect={text!r}: give one kind, or two for within a host and between hosts")
+    links = [_parse_link(kind.strip(), gpu) for kind in kinds]
+    return Interconnect(within=links[0], between=links[-1], gpus_per_node=gpus_per_node)
+
+
+def default_interconnect(gpu: Gpu) -> str:
+    """The fastest that the GPU has."""
+    return "nvlink" if gpu.link else "pcie"
+
+
+def _parse_link(text: str, gpu: Gpu) -> Link:
+    kind, _, rate = text.partition(":")
+    if kind == "nvlink" and not rate:
+        if gpu.link is None:
+            raise PlanError(f"--interconnect=nvlink: the {gpu.name} has no NVLink; use pcie or net:GBIT")
+        return _link("nvlink", gpu.link, "nvlink")
+    if kind == "pcie" and not rate:
+        return _link("pcie", gpu.pcie, "pcie")
+    if kind == "net":
+        try:
+            gbit = float(rate)
+        except ValueError:
+            gbit = 0.0
+        if 0 < gbit < 1e6:
+            # What leaves a host goes through its PCIe as well.
+            return _link(text, min(gbit * 1e9 / 8, gpu.pcie), "net")
+        raise PlanError(f"--interconnect={text!r}: net needs a rate in Gbit/s for each GPU, such as net:400")
+    raise PlanError(f"--interconnect={text!r} is not known; use nvlink, pcie, net:GBIT or two of them with a comma")
+
+
+def _link(name: str, bandwidth: float, kind: str) -> Link:
+    return Link(name=name, bandwidth=bandwidth * _EFFICIENCY, latency=_LATENCY[kind])

@@ -1,0 +1,118 @@
+"""Describes a step by the few numbers that its cost depends on, and defines the interface of a cost model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from scheduler.core.messages import Plan, Result
+
+
+@dataclass(slots=True)
+class StepShape:
+    """The composition of one step, or the sum over several."""
+
+    # Rows that compute one token and sample the next.
+    num_decodes: int
+    # Tokens of all other rows, and how many rows these are.
+    num_prefill_tokens: int
+    num_chunks: int
+    # Rows that sample: the decodes, and the chunks that reach the end of what is known.
+    num_sampled: int
+    # Tokens whose KV the decodes read, their own included.
+    decode_context: int
+    # The same for the chunks, each row counted once.
+    chunk_context: int
+    # (query, key) pairs of the chunks' tokens: what their attention multiplies.
+    attention_pairs: int
+    # KV blocks copied between device and host.
+    num_swapped_blocks: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decodes + self.num_prefill_tokens
+
+
+class CostModel(Protocol):
+    """Seconds of a step, from what it computes. Two kinds: `fitted` to measured steps, and `roofline`."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What a step's time is made of, in words for people."""
+        ...
+
+    @property
+    def num_stages(self) -> int:
+        """Of the pipeline. A step passes through one after another, and each can hold a step of its own."""
+        ...
+
+    @property
+    def host_seconds(self) -> float:
+        """Time of the scheduler around a step, during which the device works only on other steps in flight."""
+        ...
+
+    def stage_seconds(self, shape: StepShape) -> Sequence[float]:
+        """Seconds that each part takes on one stage of the pipeline."""
+        ...
+
+
+
+
+class PaperRows:
+    """A worker's rows without a model: follows plans, and says that every row sampled token 0.
+
+    Columns by row, as `worker.step.rows` has them, for a step must cost little more with many rows than with one.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._sequence_R = np.zeros(max_num_seqs, np.int64)
+        self._num_prompt_R = np.zeros(max_num_seqs, np.int64)
+        self._num_computed_R = np.zeros(max_num_seqs, np.int64)
+        # Output index of the next token; so a row knows num_prompt + position tokens.
+        self._position_R = np.zeros(max_num_seqs, np.int32)
+        self._tokens_R = np.zeros(max_num_seqs, np.int32)
+
+    def apply(self, plan: Plan) -> tuple[StepShape, Result]:
+        """What the plan computes, and what workers would answer. Plans come in order; drafts are not known here."""
+        assert not plan.drafts, "speculation has no cost model"
+        for new in plan.new_rows:
+            row = new.row
+            self._sequence_R[row] = new.sequence
+            self._num_prompt_R[row] = new.num_prompt_tokens
+            self._num_computed_R[row] = new.num_computed_tokens
+            self._position_R[row] = len(new.token_ids) - new.num_prompt_tokens
+        sampling = decodes = plan.decode_rows.astype(np.intp)
+        contexts = self._num_computed_R[decodes] + 1
+        self._num_computed_R[decodes] = contexts
+        num_prefill_tokens = chunk_context = pairs = 0
+        ending: list[int] = []
+        for row, count in plan.chunks:
+            before = int(self._num_computed_R[row])
+            self._num_computed_R[row] = context = before + count
+            num_prefill_tokens += count
+            chunk_context += context
+            pairs += count * before + count * (count + 1) // 2
+            if context == self._num_prompt_R[row] + self._position_R[row]:
+                ending.append(row)
+        if ending:
+            sampling = np.concatenate((decodes, ending))
+        positions = self._position_R[sampling]
+        self._position_R[sampling] = positions + 1
+        result = Result(
+            step=plan.step,
+            sequences=self._sequence_R[sampling],
+            positions=positions,
+            token_ids=self._tokens_R[: len(sampling)],
+        )
+        shape = StepShape(
+            num_decodes=len(decodes),
+            num_prefill_tokens=num_prefill_tokens,
+            num_chunks=len(plan.chunks),
+            num_sampled=len(sampling),
+            decode_context=int(contexts.sum()),
+            chunk_context=chunk_context,
+            attention_pairs=pairs,
+            num_swapped_blocks=len(plan.swapped_out) + len(plan.swapped_in),
+        )
+        return shape, result

@@ -1,0 +1,104 @@
+"""The Admin service: asks all replicas and combines their answers, and migrates streams."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from protos import admin_pb2 as pb
+from protos.admin_pb2_grpc import AdminServicer, AdminStub
+from router.api.grpc_errors import grpc_errors
+from router.errors import Forbidden, InvalidRequest, UnknownRequest
+from router.replicas.broadcast import ANSWER_TIMEOUT_S, BroadcastTarget, broadcast
+from router.security.identity import caller
+from router.streams.migrations import Migration
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
+
+Context = grpc.aio.ServicerContext
+
+
+class Migrates(Protocol):
+    """router.streams.migrations."""
+
+    def migrate(self, request_id: str, scoped_id: str, address: str) -> Migration: ...
+
+
+class AdminService(AdminServicer):
+    """Replicas that can't be reached are named in the answer; if none answers, the call fails with UNAVAILABLE."""
+
+    def __init__(self, replicas: Sequence[BroadcastTarget], migrations: Migrates) -> None:
+        self._replicas = replicas
+        self._migrations = migrations
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
+        async with grpc_errors(context, request.request_id):
+            return await self._explain(request.request_id)
+        raise AssertionError("unreachable")
+
+    async def ResetPrefixCache(
+        self, request: pb.ResetPrefixCacheRequest, context: Context
+    ) -> pb.ResetPrefixCacheResponse:
+        async with grpc_errors(context):
+            return await self._reset_prefix_cache()
+        raise AssertionError("unreachable")
+
+    async def Migrate(self, request: pb.MigrateRequest, context: Context) -> pb.MigrateResponse:
+        async with grpc_errors(context, request.request_id):
+            return self._migrate(request.request_id, request.replica)
+        raise AssertionError("unreachable")
+
+    async def _explain(self, request_id: str) -> pb.ExplainResponse:
+        if not request_id:
+            raise InvalidRequest("request_id is empty: give that of a request")
+
+        scoped_id = caller().scoped_id(request_id)
+
+        async def ask(channel: grpc.aio.Channel) -> pb.ExplainResponse:
+            try:
+                return await _stub(channel).Explain(pb.ExplainRequest(request_id=scoped_id), timeout=ANSWER_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.NOT_FOUND:
+                    return pb.ExplainResponse()
+                raise
+
+        answers, unreachable = await broadcast(self._replicas, ask)
+        timelines = [timeline for answer in answers for timeline in answer.timelines]
+        if not timelines:
+            also = f"; not asked: {'; '.join(unreachable)}" if unreachable else ""
+            raise UnknownRequest(
+                f"request_id={request_id!r}: no replica knows it; each keeps what it has now and the latest that have "
+                f"finished since it started{also}"
+            )
+        for timeline in timelines:
+            timeline.request_id = request_id
+        # All were asked at about the same moment: what began the longest ago is the oldest.
+        timelines.sort(key=lambda timeline: timeline.now, reverse=True)
+        return pb.ExplainResponse(timelines=timelines, unreachable=unreachable)
+
+    async def _reset_prefix_cache(self) -> pb.ResetPrefixCacheResponse:
+        if not caller().is_admin:
+            raise Forbidden("this API key may not reset prefix caches, which all share: use one with `admin: true`")
+
+        async def ask(channel: grpc.aio.Channel) -> pb.ResetPrefixCacheResponse:
+            return await _stub(channel).ResetPrefixCache(pb.ResetPrefixCacheRequest(), timeout=ANSWER_TIMEOUT_S)
+
+        answers, unreachable = await broadcast(self._replicas, ask)
+        num_blocks = sum(answer.num_blocks for answer in answers)
+        return pb.ResetPrefixCacheResponse(num_blocks=num_blocks, unreachable=unreachable)
+
+    def _migrate(self, request_id: str, replica: str) -> pb.MigrateResponse:
+        if not caller().is_admin:
+            raise Forbidden("this API key may not move requests between replicas: use one with `admin: true`")
+        if not request_id:
+            raise InvalidRequest("request_id is empty: give that of a live request")
+        done = self._migrations.migrate(request_id, caller().scoped_id(request_id), replica)
+        return pb.MigrateResponse(
+            moved_from=done.moved_from, moved_to=done.moved_to, num_output_tokens=done.num_output_tokens
+        )
+
+
+def _stub(channel: grpc.aio.Channel) -> Any:
+    """The generated stub's types are those of the synchronous one."""
+    return AdminStub(channel)

@@ -1,0 +1,203 @@
+"""The VllmEngine service: converts its messages for the intake, and serves the tokenizer's files as one archive."""
+
+import asyncio
+import contextlib
+import datetime
+import hashlib
+import io
+import json
+import time
+import uuid
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from smg_grpc_proto.generated import common_pb2 as common
+from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
+from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineServicer, add_VllmEngineServicer_to_server
+
+from router.api.compat.vllm_engine.convert import Replies, generate_request
+from router.api.grpc_errors import grpc_errors
+from router.errors import NoReplica, Unavailable
+from router.intake.intake import Intake
+from router.replicas.replica_set import ReplicaSet
+from router.streams.outbox import bounded_reading
+
+_PATTERNS = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
+# Checkpoints keep such among them: an index of weights has megabytes, and nobody tokenizes with it.
+_NOT = "*.safetensors.index.json"
+# The same files make the same archive, and so the same sha256, whenever and wherever it is made.
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def tokenizer_zip(directory: Path) -> tuple[bytes, str]:
+    """The archive of a directory with a tokenizer.json, and its sha256 in hexadecimal. Reads the files; takes a second
+    for a large vocabulary."""
+    paths = {path for pattern in _PATTERNS for path in directory.glob(pattern) if not path.match(_NOT)}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(paths):
+            if path.is_file():
+                archive.writestr(zipfile.ZipInfo(path.name, _DATE), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    data = buffer.getvalue()
+    return data, hashlib.sha256(data).hexdigest()
+
+
+_CHUNK_BYTES = 64 * 1024
+# Of generation_config.json, what the gateway fills into requests that leave it open.
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+Context = grpc.aio.ServicerContext
+
+
+def add_to_server(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> str:
+    """Registers the service and returns its full name."""
+    add_VllmEngineServicer_to_server(VllmEngineService(intake, replicas), server)
+    return vllm.DESCRIPTOR.services_by_name["VllmEngine"].full_name
+
+
+class VllmEngineService(VllmEngineServicer):
+    """The whole cluster as one engine of one data-parallel rank: the router balances, and moves streams that a replica
+    loses."""
+
+    def __init__(self, intake: Intake, replicas: ReplicaSet) -> None:
+        self._intake, self._replicas = intake, replicas
+        self._started = time.monotonic()
+        self._last_request = 0.0
+        self._archive: asyncio.Task[tuple[bytes, str]] | None = None
+
+    async def Generate(self, request: vllm.GenerateRequest, context: Context) -> None:
+        self._last_request = time.time()
+        request_id = request.request_id or uuid.uuid4().hex
+        async with (
+            grpc_errors(context, request_id),
+            self._intake.open(generate_request(request, request_id), context.time_remaining()) as stream,
+        ):
+            replies = Replies(stream=request.stream)
+            with bounded_reading(stream.outbox):
+                while events := await stream.outbox.take():
+                    for event in events:
+                        for reply in replies.take(event):
+                            await context.write(reply)
+
+    async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
+        """Of ids that are not live it says nothing: a request may end while it is aborted."""
+        for request_id in request.request_ids:
+            with contextlib.suppress(NoReplica):
+                await self._intake.cancel(request_id)
+        return vllm.AbortResponse()
+
+    async def HealthCheck(self, request: vllm.HealthCheckRequest, context: Context) -> vllm.HealthCheckResponse:
+        healthy = self._replicas.num_ready > 0 and not self._intake.draining
+        message = "draining" if self._intake.draining else self._replicas.describe()
+        return vllm.HealthCheckResponse(healthy=healthy, message=message)
+
+    async def GetModelInfo(self, request: vllm.GetModelInfoRequest, context: Context) -> vllm.GetModelInfoResponse:
+        async with grpc_errors(context):
+            model = self._intake.model
+            defaults = {
+                name: getattr(model.default_sampling, name)
+                for name in _DEFAULTS
+                if model.default_sampling.HasField(name)
+            }
+            return vllm.GetModelInfoResponse(
+                model_path=model.name,
+                tokenizer_path=model.name,
+                served_model_name=model.name,
+                is_generation=True,
+                model_type=model.architecture,
+                architectures=[model.architecture],
+                vocab_size=model.vocab_size,
+                max_context_length=model.max_model_len,
+                max_req_input_len=model.max_model_len - 1,
+                eos_token_ids=model.eos_token_ids,
+                default_sampling_params_json=json.dumps(defaults) if defaults else "",
+            )
+        raise AssertionError("unreachable")
+
+    async def GetServerInfo(self, request: vllm.GetServerInfoRequest, context: Context) -> vllm.GetServerInfoResponse:
+        async with grpc_errors(context):
+            model = self._intake.model
+            return vllm.GetServerInfoResponse(
+                active_requests=len(self._intake.live),
+                last_receive_timestamp=self._last_request,
+                uptime_seconds=time.monotonic() - self._started,
+                server_type="octavo",
+                data_parallel_size=1,
+                block_size=model.block_size,
+                model_dtype=model.dtype,
+            )
+        raise AssertionError("unreachable")
+
+    async def GetLoads(self, request: vllm.GetLoadsRequest, context: Context) -> vllm.GetLoadsResponse:
+        """All replicas added up; blocks that can be taken at once count as unused."""
+        async with grpc_errors(context):
+            loads = [replica.session.load for replica in self._replicas.replicas if replica.session is not None]
+            block_size = self._intake.model.block_size
+            num_blocks = sum(load.num_blocks for load in loads)
+            num_used = num_blocks - sum(load.num_free_blocks for load in loads)
+            num_running = sum(load.num_running for load in loads)
+            num_waiting = sum(load.num_waiting for load in loads)
+            total = vllm.SchedulerLoad(
+                num_running_reqs=num_running,
+                num_waiting_reqs=num_waiting,
+                num_total_reqs=num_running + num_waiting,
+                num_used_tokens=num_used * block_size,
+                max_total_num_tokens=num_blocks * block_size,
+                token_usage=num_used / num_blocks if num_blocks else 0.0,
+                num_waiting_uncached_tokens=sum(load.num_queued_tokens for load in loads),
+            )
+            return vllm.GetLoadsResponse(
+                timestamp=datetime.datetime.now(datetime.UTC).isoformat(),
+                version=version("octavo"),
+                dp_rank_count=1,
+                loads=[total],
+            )
+        raise AssertionError("unreachable")
+
+    async def GetTokenizer(self, request: common.GetTokenizerRequest, context: Context) -> None:
+        async with grpc_errors(context):
+            data, sha256 = await self._tokenizer_archive()
+            for chunk in _chunks(data, sha256):
+                await context.write(chunk)
+
+    async def Embed(self, request: vllm.EmbedRequest, context: Context) -> NoReturn:
+        await _unimplemented(context, "Embed", "no embedding model is served")
+
+    async def FlushCache(self, request: common.FlushCacheRequest, context: Context) -> NoReturn:
+        await _unimplemented(context, "FlushCache", "call octavo.v1.Admin/ResetPrefixCache")
+
+    async def StartProfile(self, request: common.StartProfileRequest, context: Context) -> NoReturn:
+        await _unimplemented(context, "StartProfile", "profile a worker's process instead")
+
+    async def StopProfile(self, request: common.StopProfileRequest, context: Context) -> NoReturn:
+        await _unimplemented(context, "StopProfile", "profile a worker's process instead")
+
+    async def SubscribeKvEvents(self, request: common.SubscribeKvEventsRequest, context: Context) -> NoReturn:
+        await _unimplemented(context, "SubscribeKvEvents", "this router routes by prefixes itself (routing_policy)")
+
+    async def _tokenizer_archive(self) -> tuple[bytes, str]:
+        """Made once, on a thread; an error is not kept. Raises Unavailable."""
+        if self._archive is None or (self._archive.done() and self._archive.exception() is not None):
+            directory = self._intake.tokenizer.tokenizer.directory
+            self._archive = asyncio.create_task(asyncio.to_thread(tokenizer_zip, directory))
+        try:
+            # Several may wait for it; one that goes away does not take it from the others.
+            return await asyncio.shield(self._archive)
+        except OSError as error:
+            raise Unavailable(f"the tokenizer's files can't be read: {error.strerror}; try again later") from error
+
+
+def _chunks(data: bytes, sha256: str) -> Iterator[common.GetTokenizerChunk]:
+    for start in range(0, len(data), _CHUNK_BYTES):
+        end = start + _CHUNK_BYTES
+        yield common.GetTokenizerChunk(data=data[start:end], sha256=sha256 if end >= len(data) else "")
+
+
+async def _unimplemented(context: Any, call: str, instead: str) -> NoReturn:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{call} is not there: {instead}")
+    raise AssertionError("unreachable")

@@ -1,0 +1,102 @@
+"""The Inference service: turns a client's message into a stream, and the stream's events into messages."""
+
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from protos import inference_pb2 as pb
+from protos.inference_pb2_grpc import InferenceServicer
+from router.api.grpc_errors import grpc_errors
+from router.errors import InvalidRequest
+from router.intake import validation
+from router.intake.intake import Intake
+from router.streams.outbox import bounded_reading
+from router.streams.stream import Stream
+
+Context = grpc.aio.ServicerContext
+
+
+class InferenceService(InferenceServicer):
+    """One code path for both calls: GenerateUnary collects what Generate streams."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        async with self._opened(request, context) as stream:
+            while events := await stream.outbox.take():
+                for event in events:
+                    await context.write(event)
+
+    async def GenerateUnary(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResult:
+        result = pb.GenerateResult()
+        async with self._opened(request, context) as stream:
+            result.choices.extend(pb.Choice(index=i, exact=True) for i in range(stream.request.sampling.n))
+            while events := await stream.outbox.take():
+                for event in events:
+                    _collect(result, event)
+        return result
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        async with grpc_errors(context):
+            validation.check_model_name(request.model, self._intake.model_name)
+            kind = request.WhichOneof("input")
+            if kind is None:
+                raise InvalidRequest("no input: set prompt or chat")
+            if kind == "chat":
+                token_ids = await self._intake.encode_chat(request.chat)
+            else:
+                token_ids = await self._intake.tokenizer.encode(request.prompt)
+            return pb.TokenizeResponse(token_ids=token_ids, max_model_len=self._intake.max_model_len)
+        raise AssertionError("unreachable")
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        async with grpc_errors(context):
+            validation.check_model_name(request.model, self._intake.model_name)
+            validation.check_detokenized(request.token_ids)
+            tokenizer = self._intake.tokenizer
+            text = await tokenizer.decode(request.token_ids, skip_special_tokens=request.skip_special_tokens)
+            return pb.DetokenizeResponse(text=text)
+        raise AssertionError("unreachable")
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.ModelInfo:
+        async with grpc_errors(context):
+            validation.check_model_name(request.model, self._intake.model_name)
+            return self._intake.model
+        raise AssertionError("unreachable")
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        async with grpc_errors(context, request.request_id):
+            return pb.CancelResponse(cancelled=await self._intake.cancel(request.request_id))
+        raise AssertionError("unreachable")
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[Stream]:
+        request.request_id = request.request_id or uuid.uuid4().hex
+        async with (
+            grpc_errors(context, request.request_id),
+            self._intake.open(request, context.time_remaining()) as stream,
+        ):
+            with bounded_reading(stream.outbox):
+                yield stream
+
+
+def _collect(result: pb.GenerateResult, event: pb.GenerateResponse) -> None:
+    kind = event.WhichOneof("event")
+    if kind == "started":
+        result.started.CopyFrom(event.started)
+    elif kind == "prompt_logprobs":
+        result.prompt_logprobs.extend(event.prompt_logprobs.logprobs)
+    elif kind == "finished":
+        result.usage.CopyFrom(event.finished.usage)
+    else:
+        chunk = event.chunk
+        choice = result.choices[chunk.index]
+        choice.text += chunk.text
+        choice.token_ids.extend(chunk.token_ids)
+        choice.logprobs.extend(chunk.logprobs)
+        choice.exact = chunk.exact
+        if chunk.HasField("finish"):
+            choice.finish.CopyFrom(chunk.finish)

@@ -1,0 +1,271 @@
+"""Checks what a client sent, and fills in the sampling parameters it left open.
+
+Every message names the field, the value seen and what would work.
+"""
+
+import math
+import os
+import re
+from collections.abc import Sequence
+
+from protos.inference_pb2 import ChatPrompt, GenerateRequest, ModelInfo, Resume, SamplingParams
+from router.errors import InvalidRequest, UnknownModel
+
+# As stated in protos/inference.proto.
+_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def pick_seed() -> int:
+    """A random seed of 63 bits: languages without unsigned 64-bit integers can hold it."""
+    return int.from_bytes(os.urandom(8)) >> 1
+
+
+def resolve_sampling(
+    requested: SamplingParams, model_default: SamplingParams, *, num_prompt_tokens: int, max_model_len: int
+) -> SamplingParams:
+    """A copy with every field filled in that applies; nothing in it is left to a default on a resume.
+
+    requested: validated (router.intake.validation). num_prompt_tokens: below max_model_len.
+    """
+    resolved = SamplingParams()
+    resolved.CopyFrom(requested)
+    for name, default in _DEFAULTS.items():
+        if not resolved.HasField(name):
+            setattr(resolved, name, getattr(model_default, name) if model_default.HasField(name) else default)
+    resolved.top_k = max(resolved.top_k, 0)
+    resolved.n = resolved.n or 1
+    if not resolved.HasField("seed"):
+        resolved.seed = pick_seed()
+    if not resolved.HasField("max_tokens"):
+        resolved.max_tokens = max_model_len - num_prompt_tokens
+    if not resolved.HasField("skip_special_tokens"):
+        resolved.skip_special_tokens = True
+    return resolved
+
+
+MAX_CHOICES = 64
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKENS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
+MAX_CHAT_MESSAGES = 16_384
+# What a template gets besides the messages: definitions of tools, mostly.
+MAX_TEMPLATE_ARGUMENTS_BYTES = 2**20
+# Of one Detokenize; more than any model's output.
+MAX_DETOKENIZED = 2**20
+# Of cache_salt and session_key.
+MAX_KEY_BYTES = 256
+# Submit.attempt holds 16 bits of it; see router.streams.stream.
+MAX_ATTEMPT = 2**16 - 1
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+# name, least, least allowed, most
+_RANGES = (
+    ("temperature", 0, True, 100),
+    ("top_p", 0, False, 1),
+    ("min_p", 0, True, 1),
+    ("repetition_penalty", 0, False, 10),
+    ("presence_penalty", -2, True, 2),
+    ("frequency_penalty", -2, True, 2),
+)
+
+
+def check_model_name(name: str, served: str) -> None:
+    """Raises UnknownModel."""
+    if name and name != served:
+        raise UnknownModel(f"model={_shown(name)} is not served here: use {served!r}, or leave it empty")
+
+
+def check_request(request: GenerateRequest) -> None:
+    """All that can be told without the model. Raises InvalidRequest."""
+    if request.request_id and not _REQUEST_ID.fullmatch(request.request_id):
+        raise InvalidRequest(
+            f"request_id={_shown(request.request_id)}: use 1 to 128 characters of [A-Za-z0-9._:-], or leave it empty"
+        )
+    for name in ("cache_salt", "session_key"):
+        if (size := len(getattr(request, name).encode())) > MAX_KEY_BYTES:
+            raise InvalidRequest(f"{name} has {size} bytes: at most {MAX_KEY_BYTES} are allowed")
+    check_sampling(request.sampling)
+    if request.HasField("resume"):
+        _check_resume(request.resume, request.sampling)
+    else:
+        _check_input(request)
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """Raises InvalidRequest."""
+    for name, least, least_allowed, most in _RANGES:
+        value = getattr(sampling, name)
+        # An unset optional field reads 0, which is no value of its own.
+        if sampling.DESCRIPTOR.fields_by_name[name].has_presence and not sampling.HasField(name):
+            continue
+        if not (math.isfinite(value) and least <= value <= most and (least_allowed or value > least)):
+            raise InvalidRequest(
+                f"sampling.{name}={value:g}: use a number in {'[' if least_allowed else '('}{least}, {most}]"
+            )
+    if sampling.HasField("top_k") and sampling.top_k < -1:
+        raise InvalidRequest(f"sampling.top_k={sampling.top_k}: use at least 1, or 0 or -1 for off")
+    if sampling.n > MAX_CHOICES:
+        raise InvalidRequest(f"sampling.n={sampling.n}: use 1 to {MAX_CHOICES}")
+    if sampling.HasField("max_tokens") and sampling.max_tokens < 1:
+        raise InvalidRequest("sampling.max_tokens=0: use at least 1, or leave it unset")
+    if sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
+        raise InvalidRequest(
+            f"sampling.min_tokens={sampling.min_tokens}: use at most max_tokens, which is {sampling.max_tokens}"
+        )
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(sampling, name) > MAX_LOGPROBS:
+            raise InvalidRequest(f"sampling.{name}={getattr(sampling, name)}: use 0 to {MAX_LOGPROBS}")
+    _check_stops(sampling)
+    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(
+            f"sampling.logit_bias has {len(sampling.logit_bias)} entries: use at most {MAX_LOGIT_BIAS}"
+        )
+    for token_id, bias in sampling.logit_bias.items():
+        if not -100 <= bias <= 100:
+            raise InvalidRequest(f"sampling.logit_bias[{token_id}]={bias:g}: use a number in [-100, 100]")
+
+
+def check_chat(chat: ChatPrompt) -> None:
+    """Raises InvalidRequest."""
+    if not chat.messages:
+        raise InvalidRequest("chat.messages is empty: give at least one message")
+    if len(chat.messages) > MAX_CHAT_MESSAGES:
+        raise InvalidRequest(f"chat.messages has {len(chat.messages)} entries: use at most {MAX_CHAT_MESSAGES}")
+    if chat.template_arguments_json and chat.HasField("template_arguments"):
+        raise InvalidRequest("chat has template_arguments and template_arguments_json: send one of them")
+    sizes = {
+        "template_arguments": chat.template_arguments.ByteSize(),
+        "template_arguments_json": len(chat.template_arguments_json.encode()),
+    }
+    for name, size in sizes.items():
+        if size > MAX_TEMPLATE_ARGUMENTS_BYTES:
+            raise InvalidRequest(f"chat.{name} has {size} bytes: at most {MAX_TEMPLATE_ARGUMENTS_BYTES} are allowed")
+    num_bytes = sum(len(message.fields_json.encode()) for message in chat.messages)
+    if num_bytes > MAX_TEMPLATE_ARGUMENTS_BYTES:
+        raise InvalidRequest(
+            f"chat.messages have {num_bytes} bytes of fields_json: at most {MAX_TEMPLATE_ARGUMENTS_BYTES} are allowed"
+        )
+    for i, message in enumerate(chat.messages):
+        if not message.role:
+            raise InvalidRequest(
+                f"chat.messages[{i}].role is empty: use a role of the model's template, such as 'user'"
+            )
+
+
+def check_text_length(text: str, longest_token: int, max_model_len: int) -> None:
+    """Refuses at once a text that no tokenization can make short enough. longest_token: in characters."""
+    _check_length(len(text), longest_token, max_model_len)
+
+
+def _check_length(num_chars: int, longest_token: int, max_model_len: int) -> None:
+    if num_chars > max_model_len * longest_token:
+        raise InvalidRequest(
+            f"the prompt has {num_chars} characters: "
+            f"more than max_model_len={max_model_len} tokens however they are cut; shorten it"
+        )
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises InvalidRequest."""
+    if token_ids and max(token_ids) >= vocab_size:
+        position, token_id = next((i, token_id) for i, token_id in enumerate(token_ids) if token_id >= vocab_size)
+        raise InvalidRequest(f"{field}[{position}]={token_id}: token ids of this model are 0 to {vocab_size - 1}")
+
+
+def check_chat_length(chat: ChatPrompt, longest_token: int, max_model_len: int) -> None:
+    """As check_text_length, of all messages together. Raises InvalidRequest."""
+    num_chars = sum(len(message.content) for message in chat.messages)
+    _check_length(num_chars, longest_token, max_model_len)
+
+
+def check_detokenized(token_ids: Sequence[int]) -> None:
+    """Raises InvalidRequest."""
+    if len(token_ids) > MAX_DETOKENIZED:
+        raise InvalidRequest(f"token_ids has {len(token_ids)} entries: use at most {MAX_DETOKENIZED}")
+
+
+def check_prompt_length(num_prompt_tokens: int, model: ModelInfo) -> None:
+    """Raises InvalidRequest."""
+    if not num_prompt_tokens:
+        raise InvalidRequest("the prompt is empty: give at least one token")
+    if num_prompt_tokens >= model.max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {num_prompt_tokens} tokens: use at most {model.max_model_len - 1}, so that with one "
+            f"output token it fits max_model_len={model.max_model_len}"
+        )
+
+
+def check_against_model(prompt_token_ids: Sequence[int], sampling: SamplingParams, model: ModelInfo) -> None:
+    """What depends on the model and the prompt's length. sampling: as requested. Raises InvalidRequest."""
+    num_prompt_tokens = len(prompt_token_ids)
+    check_prompt_length(num_prompt_tokens, model)
+    room = model.max_model_len - num_prompt_tokens
+    if sampling.HasField("max_tokens") and sampling.max_tokens > room:
+        raise InvalidRequest(
+            f"sampling.max_tokens={sampling.max_tokens} after a prompt of {num_prompt_tokens} tokens goes beyond "
+            f"max_model_len={model.max_model_len}: use at most {room}, or leave it unset"
+        )
+    if sampling.min_tokens > room:
+        raise InvalidRequest(
+            f"sampling.min_tokens={sampling.min_tokens}: this prompt leaves room for {room}; use at most that"
+        )
+    check_token_ids("token_ids.ids", prompt_token_ids, model.vocab_size)
+    check_token_ids("sampling.stop_token_ids", sampling.stop_token_ids, model.vocab_size)
+    check_token_ids("sampling.logit_bias", list(sampling.logit_bias), model.vocab_size)
+
+
+def _check_stops(sampling: SamplingParams) -> None:
+    if len(sampling.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"sampling.stop has {len(sampling.stop)} strings: use at most {MAX_STOP_STRINGS}")
+    for i, stop in enumerate(sampling.stop):
+        if not 1 <= len(stop) <= MAX_STOP_CHARS:
+            raise InvalidRequest(f"sampling.stop[{i}] has {len(stop)} characters: use 1 to {MAX_STOP_CHARS}")
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidRequest(
+            f"sampling.stop_token_ids has {len(sampling.stop_token_ids)} entries: use at most {MAX_STOP_TOKENS}"
+        )
+
+
+def _check_input(request: GenerateRequest) -> None:
+    kind = request.WhichOneof("input")
+    if kind is None:
+        raise InvalidRequest("no input: set one of prompt, chat and token_ids")
+    if kind == "prompt" and not request.prompt:
+        raise InvalidRequest("prompt is empty: give at least one character")
+    if kind == "chat":
+        check_chat(request.chat)
+    if kind == "token_ids" and not request.token_ids.ids:
+        raise InvalidRequest("token_ids.ids is empty: give at least one token")
+
+
+def _check_resume(resume: Resume, sampling: SamplingParams) -> None:
+    if not 1 <= resume.attempt <= MAX_ATTEMPT:
+        raise InvalidRequest(f"resume.attempt={resume.attempt}: use Started.attempt + 1, at most {MAX_ATTEMPT}")
+    if not resume.prompt_token_ids:
+        raise InvalidRequest("resume.prompt_token_ids is empty: give Started.prompt_token_ids")
+    for name in ("seed", "max_tokens"):
+        if not sampling.HasField(name):
+            raise InvalidRequest(f"sampling.{name} is unset: a resume takes Started.sampling as it is")
+    num_choices = max(sampling.n, 1)
+    seen: set[int] = set()
+    for i, choice in enumerate(resume.choices):
+        field = f"resume.choices[{i}]"
+        if choice.index >= num_choices:
+            raise InvalidRequest(
+                f"{field}.index={choice.index}: sampling.n={num_choices} has choices 0 to {num_choices - 1}"
+            )
+        if choice.index in seen:
+            raise InvalidRequest(f"{field}.index={choice.index} comes twice: give each choice once")
+        seen.add(choice.index)
+        if len(choice.output_token_ids) > sampling.max_tokens:
+            raise InvalidRequest(
+                f"{field}.output_token_ids has {len(choice.output_token_ids)} tokens: "
+                f"sampling.max_tokens={sampling.max_tokens} allows no more than that"
+            )
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 140 else text[:140] + "...")

@@ -1,0 +1,61 @@
+"""Asks all replicas a question at once, such as to cancel a request whose stream another router holds."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import grpc.aio
+
+from protos.inference_pb2 import CancelRequest, CancelResponse
+from protos.scheduler_pb2_grpc import SchedulerStub
+from router.errors import NoReplica
+
+# A scheduler answers between two steps; one that takes longer counts as unreachable.
+ANSWER_TIMEOUT_S = 5.0
+
+Answer = TypeVar("Answer")
+
+
+class BroadcastTarget(Protocol):
+    """A replica."""
+
+    address: str
+    # None until something has been tried.
+    channel: grpc.aio.Channel | None
+
+
+async def broadcast(
+    replicas: Sequence[BroadcastTarget], ask: Callable[[grpc.aio.Channel], Awaitable[Answer]]
+) -> tuple[list[Answer], list[str]]:
+    """The answers, and for each replica without one its address and the cause.
+
+    Raises NoReplica if there is no answer at all.
+    """
+
+    async def ask_one(replica: BroadcastTarget) -> Answer | str:
+        if replica.channel is None:
+            return f"{replica.address}: not connected yet"
+        try:
+            return await ask(replica.channel)
+        except grpc.aio.AioRpcError as error:
+            return f"{replica.address}: {error.code().name}, {error.details()}"
+
+    outcomes = await asyncio.gather(*map(ask_one, replicas))
+    unreachable = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    answers = [outcome for outcome in outcomes if not isinstance(outcome, str)]
+    if not answers:
+        raise NoReplica(f"no replica answers: {'; '.join(unreachable)}; try again in a few seconds")
+    return answers, unreachable
+
+
+async def broadcast_cancel(replicas: Sequence[BroadcastTarget], scoped_id: str) -> bool:
+    """Whether a replica had the request (Request.scoped_id), and has ended it. The router whose stream it is hears that
+    from the replica, and ends the stream. Raises NoReplica if none answers."""
+
+    async def ask(channel: grpc.aio.Channel) -> CancelResponse:
+        # The generated stub's types are those of the synchronous one.
+        stub: Any = SchedulerStub(channel)
+        return await stub.Cancel(CancelRequest(request_id=scoped_id), timeout=ANSWER_TIMEOUT_S)
+
+    answers, _ = await broadcast(replicas, ask)
+    return any(answer.cancelled for answer in answers)

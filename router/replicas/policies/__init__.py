@@ -1,0 +1,17 @@
+"""Which replica computes a request: one policy a file, behind one small interface."""
+
+from collections.abc import Callable
+
+from router.replicas.policies.base import Policy, ReplicaLoad
+from router.replicas.policies.consistent_hash import ConsistentHash
+from router.replicas.policies.least_loaded import LeastLoaded
+from router.replicas.policies.power_of_two import PowerOfTwo
+from router.replicas.policies.prefix_aware import PrefixAware
+from router.replicas.policies.round_robin import RoundRobin
+
+# By the names that the option routing_policy has for them.
+POLICIES: dict[str, Callable[[], Policy]] = {
+    each.name: each for each in (ConsistentHash, LeastLoaded, PowerOfTwo, PrefixAware, RoundRobin)
+}
+
+__all__ = ["POLICIES", "Policy", "ReplicaLoad"]

@@ -1,0 +1,27 @@
+"""The replica with the least to do."""
+
+from collections.abc import Sequence
+
+from router.replicas.policies.base import ReplicaLoad, ready
+from router.request import Placement
+
+
+class LeastLoaded:
+    """By tokens; equals take turns. A replica whose workers are away comes last, however little it has to do."""
+
+    name = "least_loaded"
+    prefix_index = None
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def choose(self, loads: Sequence[ReplicaLoad], placement: Placement) -> tuple[int, str]:
+        if len(loads) == 1:
+            return 0, "only"
+        candidates = ready(loads)
+        least = min(loads[i].num_tokens for i in candidates)
+        equals = [i for i in candidates if loads[i].num_tokens == least]
+        if len(equals) == 1:
+            return equals[0], "least"
+        self._turn += 1
+        return equals[self._turn % len(equals)], "tie"

@@ -1,0 +1,154 @@
+"""All replicas behind this router, and the choice among them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import grpc
+
+from protos.inference_pb2 import ModelInfo
+from router.errors import NoReplica
+from router.replicas.policies import Policy, ReplicaLoad
+from router.replicas.replica import Replica
+from router.replicas.session import Session
+from router.request import Placement
+
+log = logging.getLogger("octavo.router.replicas")
+
+
+class ReplicaSet:
+    """All replicas, and the choice among them."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        policy: Policy,
+        *,
+        router_id: str,
+        model_name: str,
+        silence_timeout: float,
+        stall_timeout: float = 0.0,
+        credentials: Callable[[], grpc.ChannelCredentials] | None = None,
+        on_change: Callable[["ReplicaSet"], None],
+        on_choice: Callable[[str, str], None],
+        on_left_out: Callable[[str], None] = lambda address: None,
+    ) -> None:
+        """on_change: whenever a replica becomes usable or ready, or ceases to, or stalls. on_choice: policy's name and
+        reason. on_left_out: the address of a replica whose breaker has opened."""
+        self.replicas = [
+            Replica(
+                number,
+                address,
+                router_id,
+                model_name,
+                silence_timeout,
+                policy.prefix_index,
+                self._changed,
+                credentials,
+                stall_timeout=stall_timeout,
+                on_left_out=on_left_out,
+            )
+            for number, address in enumerate(addresses)
+        ]
+        self._policy = policy
+        self._watchers = [on_change]
+        self._on_choice = on_choice
+        self.all_ready = asyncio.Event()
+        self._model: ModelInfo | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """As the latest Welcome told it; None before the first one."""
+        return self._model
+
+    @property
+    def num_ready(self) -> int:
+        return sum(replica.ready for replica in self.replicas)
+
+    @property
+    def num_usable(self) -> int:
+        return sum(replica.usable for replica in self.replicas)
+
+    def subscribe(self, on_change: Callable[["ReplicaSet"], None]) -> None:
+        """on_change: as given to the constructor, besides that one."""
+        self._watchers.append(on_change)
+
+    def describe(self) -> str:
+        return "; ".join(replica.describe() for replica in self.replicas)
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(replica.run(), name=f"replica {replica.address}") for replica in self.replicas
+        ]
+        for task in self._tasks:
+            task.add_done_callback(_report_crash)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def choose(self, placement: Placement, fingerprint: str = "", exclude: Collection[Session] = ()) -> Session:
+        """The Session to submit to; one of `fingerprint` if there is any. Raises NoReplica."""
+        usable = [replica for replica in self.replicas if replica.usable and replica.session not in exclude]
+        if not usable:
+            raise NoReplica(f"no replica is ready: {self.describe()}; try again in a few seconds")
+        equal = [replica for replica in usable if fingerprint and replica.fingerprint == fingerprint]
+        candidates = equal or usable
+        now = time.monotonic()
+        # The last one is never left out: one that fails often is better than none.
+        chosen = self._choose([each for each in candidates if each.breaker.allows(now)] or candidates, placement)
+        assert chosen.session is not None
+        return chosen.session
+
+    def choose_ready(self, among: Collection[Replica], placement: Placement, fingerprint: str = "") -> Replica | None:
+        """One that takes and computes at once what it gets, and is of `fingerprint`, if that is given; None if there is
+        none."""
+        now = time.monotonic()
+        candidates = [
+            each
+            for each in among
+            if each.ready
+            and each.breaker.allows(now)
+            and fingerprint in ("", each.fingerprint)
+            and not (each.session is not None and each.session.refuses(placement.priority))
+        ]
+        return self._choose(candidates, placement) if candidates else None
+
+    def _choose(self, candidates: Sequence[Replica], placement: Placement) -> Replica:
+        """As the policy says, of those whose queues are not full, if there are any."""
+        candidates = [
+            each for each in candidates if each.session is not None and not each.session.refuses(placement.priority)
+        ] or candidates
+        loads = [
+            ReplicaLoad(
+                replica=replica.number,
+                num_sequences=session.num_sequences,
+                num_queued_tokens=session.num_queued_tokens,
+                workers_ready=session.load.workers_ready,
+            )
+            for replica in candidates
+            if (session := replica.session) is not None
+        ]
+        index, reason = self._policy.choose(loads, placement)
+        self._on_choice(self._policy.name, reason)
+        candidates[index].breaker.sent(time.monotonic())
+        return candidates[index]
+
+    def _changed(self) -> None:
+        for replica in self.replicas:
+            if replica.session is not None:
+                self._model = replica.session.welcome.model
+        if self.num_ready == len(self.replicas):
+            self.all_ready.set()
+        else:
+            self.all_ready.clear()
+        for notice in self._watchers:
+            notice(self)
+
+
+def _report_crash(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s failed", task.get_name(), exc_info=error)

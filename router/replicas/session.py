@@ -1,0 +1,244 @@
+"""One open Session with a scheduler: submits groups, cancels them, and delivers each message's columns to their
+owners.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from protos.inference_pb2 import PromptLogprobs, TokenLogprobs
+from protos.scheduler_pb2 import (
+    CancelReason,
+    CancelSequences,
+    Load,
+    PromptPart,
+    Rejected,
+    RouterMessage,
+    SchedulerMessage,
+    SequenceFinish,
+    StepOutputs,
+    Submit,
+    Welcome,
+)
+from router.errors import Exhausted
+from runtime.wire import SESSION_MESSAGE_BYTES, SESSION_PART_TOKENS
+
+
+class SessionError(ValueError):
+    """A scheduler's message breaks an invariant of scheduler.proto: its Session ends. The message names the field."""
+
+
+class GroupOwner(Protocol):
+    """Who submitted a group. Called on the event loop; must not block and must not raise."""
+
+    def on_tokens(
+        self,
+        choice: int,
+        first_token: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        ended: SequenceFinish | None,
+    ) -> None: ...
+
+    def on_prompt_logprobs(self, frame: PromptLogprobs) -> None: ...
+
+    def on_rejected(self, rejected: Rejected) -> None: ...
+
+    def on_lost(self, cause: str) -> None:
+        """The Session has ended; the group is cancelled with it."""
+        ...
+
+
+class _Group:
+    """Kept until the scheduler has ended every choice, owner or not: its logprobs still take room in the columns."""
+
+    __slots__ = ("has_logprobs", "live_choices", "owner")
+
+    def __init__(self, owner: GroupOwner, live_choices: set[int], has_logprobs: bool) -> None:
+        self.owner: GroupOwner | None = owner
+        self.live_choices = live_choices
+        self.has_logprobs = has_logprobs
+
+
+class _Arrived:
+    """What a message holds of one sequence."""
+
+    __slots__ = ("choice", "finish", "first_token", "group", "logprobs", "token_ids")
+
+    def __init__(
+        self,
+        group: _Group,
+        choice: int,
+        first_token: int,
+        token_ids: list[int],
+        logprobs: Sequence[TokenLogprobs],
+        finish: SequenceFinish | None = None,
+    ) -> None:
+        self.group = group
+        self.choice = choice
+        self.first_token = first_token
+        self.token_ids = token_ids
+        self.logprobs = logprobs
+        self.finish = finish
+
+
+class Session:
+    """Begins with a Welcome. `outgoing` is written to the wire by the replica, in order."""
+
+    def __init__(self, welcome: Welcome) -> None:
+        self.welcome = welcome
+        self.load = Load(workers_ready=True)
+        self.outgoing: asyncio.Queue[RouterMessage] = asyncio.Queue()
+        self.closed = False
+        self._groups: dict[int, _Group] = {}
+        self._last_group = 0
+        # Submitted and not in a Load yet: group, sequences, prompt tokens.
+        self._unreported: deque[tuple[int, int, int]] = deque()
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._groups)
+
+    @property
+    def num_sequences(self) -> int:
+        """Running and waiting in the scheduler, from all routers, with our latest."""
+        return self.load.num_running + self.load.num_waiting + sum(count for _, count, _ in self._unreported)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        return self.load.num_queued_tokens + sum(tokens for _, _, tokens in self._unreported)
+
+    def refuses(self, priority: int) -> bool:
+        """The scheduler's queue is full, and nobody in it would make way for this priority."""
+        return self.load.HasField("refused_priority") and priority >= self.load.refused_priority
+
+    def submit(self, submit: Submit, prompt_token_ids: Sequence[int], owner: GroupOwner) -> int:
+        """Sends a group. submit: without group and prompt, which are filled in here. Returns the group's number.
+
+        Raises Exhausted if the output tokens of a resume alone are more than one message holds.
+        """
+        assert not self.closed
+        submit.group = self._last_group + 1
+        submit.num_prompt_tokens = len(prompt_token_ids)
+        num_output_tokens = sum(len(start.output_token_ids) for start in submit.choices)
+        first_part = max(SESSION_PART_TOKENS - num_output_tokens, 0)
+        submit.prompt_token_ids.extend(prompt_token_ids[:first_part])
+        if submit.ByteSize() > SESSION_MESSAGE_BYTES - 1024:
+            raise Exhausted(
+                f"{num_output_tokens} output tokens are too many to move to another replica: resume with fewer choices"
+            )
+        self._last_group = submit.group
+        live = {start.choice for start in submit.choices}
+        self._groups[submit.group] = _Group(owner, live, submit.sampling.HasField("logprobs"))
+        self._unreported.append((submit.group, len(live), len(prompt_token_ids)))
+        self.outgoing.put_nowait(RouterMessage(submit=submit))
+        for start in range(first_part, len(prompt_token_ids), SESSION_PART_TOKENS):
+            part = PromptPart(
+                group=submit.group, prompt_token_ids=prompt_token_ids[start : start + SESSION_PART_TOKENS]
+            )
+            self.outgoing.put_nowait(RouterMessage(prompt_part=part))
+        return submit.group
+
+    def cancel(self, group: int, choices: Sequence[int], reason: CancelReason) -> None:
+        """choices: none means all. What the scheduler still sends of them goes on to the owner."""
+        if not self.closed and group in self._groups:
+            cancel = CancelSequences(group=group, choices=choices, reason=reason)
+            self.outgoing.put_nowait(RouterMessage(cancel=cancel))
+
+    def leave(self, group: int) -> None:
+        """The owner wants to hear no more of a group."""
+        if group in self._groups:
+            self._groups[group].owner = None
+
+    def receive(self, message: SchedulerMessage) -> None:
+        """Raises SessionError; the owners of its groups have to go elsewhere then."""
+        if message.HasField("welcome"):
+            check_welcome(message.welcome)
+            self.welcome = message.welcome
+        if message.HasField("load"):
+            self.load = message.load
+            while self._unreported and self._unreported[0][0] <= message.load.last_group:
+                self._unreported.popleft()
+        for rejected in message.rejected:
+            group = self._groups.pop(rejected.group, None)
+            if group is not None and group.owner is not None:
+                group.owner.on_rejected(rejected)
+        for sent in message.prompt_logprobs:
+            group = self._groups.get(sent.group)
+            if group is not None and group.owner is not None:
+                group.owner.on_prompt_logprobs(sent.frame)
+        if message.HasField("outputs"):
+            self._receive_outputs(message.outputs)
+
+    def lose(self, cause: str) -> None:
+        """The Session has ended."""
+        self.closed = True
+        groups, self._groups = self._groups, {}
+        for group in groups.values():
+            if group.owner is not None:
+                group.owner.on_lost(cause)
+
+    def _receive_outputs(self, outputs: StepOutputs) -> None:
+        """A message may hold several steps. An owner gets a sequence's tokens of all of them at once, its end included:
+        what it does with them costs it much the same for one token and for five. Raises SessionError."""
+        _check_columns(outputs)
+        arrived: list[_Arrived] = []
+        latest: dict[tuple[int, int], _Arrived] = {}
+        # Slices of a list cost half of what those of a message's field do.
+        token_ids, logprobs = outputs.token_ids[:], outputs.logprobs
+        token, logprob = 0, 0
+        columns = zip(outputs.groups, outputs.choices, outputs.first_tokens, outputs.num_tokens, strict=True)
+        for number, choice, first_token, count in columns:
+            new_ids = token_ids[token : token + count]
+            token += count
+            group = self._groups.get(number)
+            if group is None:
+                continue
+            new_logprobs: Sequence[TokenLogprobs] = ()
+            if group.has_logprobs:
+                new_logprobs = logprobs[logprob : logprob + count]
+                logprob += count
+            last = latest.get((number, choice))
+            if last is not None and last.first_token + len(last.token_ids) == first_token:
+                last.token_ids += new_ids
+                last.logprobs = [*last.logprobs, *new_logprobs]
+            else:
+                latest[number, choice] = last = _Arrived(group, choice, first_token, new_ids, new_logprobs)
+                arrived.append(last)
+        if logprob != len(logprobs):
+            raise SessionError(f"logprobs has {len(logprobs)} entries where {logprob} tokens asked for them")
+        for finish in outputs.finishes:
+            last = latest.get((finish.group, finish.choice))
+            if last is not None:
+                last.finish = finish
+            elif (group := self._groups.get(finish.group)) is not None:
+                arrived.append(_Arrived(group, finish.choice, 0, [], (), finish))
+        for each in arrived:
+            group = each.group
+            if each.finish is not None:
+                group.live_choices.discard(each.choice)
+            if group.owner is not None:
+                group.owner.on_tokens(each.choice, each.first_token, each.token_ids, each.logprobs, each.finish)
+        for finish in outputs.finishes:
+            group = self._groups.get(finish.group)
+            if group is not None and not group.live_choices:
+                del self._groups[finish.group]
+
+
+def check_welcome(welcome: Welcome) -> None:
+    """Raises SessionError for a model that nothing can be asked of."""
+    model = welcome.model
+    for name, least in (("block_size", 1), ("max_model_len", 2), ("vocab_size", 1)):
+        if getattr(model, name) < least:
+            raise SessionError(f"welcome.model.{name} is {getattr(model, name)}: no model has less than {least}")
+
+
+def _check_columns(outputs: StepOutputs) -> None:
+    """Raises SessionError."""
+    num_entries, num_tokens = len(outputs.groups), outputs.num_tokens
+    for name in ("choices", "first_tokens", "num_tokens"):
+        if (size := len(getattr(outputs, name))) != num_entries:
+            raise SessionError(f"{name} has {size} entries for {num_entries} groups")
+    if (total := sum(num_tokens)) != len(outputs.token_ids):
+        raise SessionError(f"token_ids has {len(outputs.token_ids)} entries; the sum of num_tokens is {total}")

@@ -1,0 +1,126 @@
+"""Moves streams off a replica that still has them, because it drains or stalls, or on request.
+
+Nothing is lost or repeated: the other replica begins with the tokens that the client has, and what the previous one
+still sends is dropped.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from router.errors import InvalidRequest, NotMigrated, UnknownRequest
+from router.replicas.replica import Replica
+from router.replicas.replica_set import ReplicaSet
+from router.streams.registry import StreamRegistry
+from router.streams.stream import Stream
+from router.telemetry.metrics import RouterMetrics
+
+log = logging.getLogger("octavo.router.migrations")
+
+# Replicas that begin to drain at the same time, as when all are told to stop, keep their streams: none would be a place
+# to go to.
+_SETTLE_S, _SETTLED_S = 0.25, 1.0
+# Streams that could not leave try again: a queue that was full says nothing when it has room.
+_LOOK_AGAIN_S = 1.0
+# A move computes the whole context again: not for a stream that is about to end.
+_FEW_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """From where to where, as scheduler_addresses has them, and the output tokens that the client had."""
+
+    moved_from: str
+    moved_to: str
+    num_output_tokens: int
+
+
+class Migrations:
+    def __init__(self, replicas: ReplicaSet, live: StreamRegistry, metrics: RouterMetrics) -> None:
+        self._replicas = replicas
+        self._live = live
+        self._metrics = metrics
+        self._next_look: asyncio.TimerHandle | None = None
+        # Changes put a look off, but not beyond that.
+        self._look_by: float | None = None
+        replicas.subscribe(self._on_change)
+
+    def migrate(self, request_id: str, scoped_id: str, address: str) -> Migration:
+        """Moves one live stream. address: where to, as scheduler_addresses has it; empty: where the policy says.
+
+        Raises UnknownRequest, InvalidRequest if there is no such replica, NotMigrated if none can take it exactly.
+        """
+        stream = self._live.find(scoped_id)
+        if stream is None:
+            raise UnknownRequest(f"request_id={request_id!r} is not live at this router: ask the one that streams it")
+        replicas = self._replicas.replicas
+        known = [replica.address for replica in replicas]
+        if address and address not in known:
+            raise InvalidRequest(f"replica={address!r}: this router knows {', '.join(known)}")
+        here = next((replica for replica in replicas if replica.session is stream.session), None)
+        if stream.session is None or here is None:
+            raise NotMigrated("no replica has the request now: it goes on at the first that takes it")
+        if not stream.can_leave:
+            raise NotMigrated("the request has all of its output, or too much for a message to another replica")
+        if address == here.address:
+            raise NotMigrated(f"the request is at {address} already")
+        others = [each for each in replicas if each is not here and address in ("", each.address)]
+        there = self._replicas.choose_ready(others, stream.request.placement, stream.fingerprint)
+        if there is None:
+            raise NotMigrated(
+                f"{address or 'no other replica'} is not ready to go on exactly as {here.address} does (fingerprint "
+                f"{stream.fingerprint[:12]}): {self._replicas.describe()}"
+            )
+        self._move(stream, there, "asked")
+        return Migration(moved_from=here.address, moved_to=there.address, num_output_tokens=stream.num_output_tokens)
+
+    def _move(self, stream: Stream, there: Replica, cause: str) -> None:
+        assert there.session is not None
+        stream.migrate_to(there.session, cause)
+        self._metrics.resubmissions.inc()
+        self._metrics.migrations.labels(cause).inc()
+
+    def _on_change(self, replicas: ReplicaSet) -> None:
+        if any(map(_should_be_left, replicas.replicas)):
+            now = asyncio.get_running_loop().time()
+            self._look_by = self._look_by or now + _SETTLED_S
+            self._look_after(max(0.0, min(_SETTLE_S, self._look_by - now)))
+
+    def _look_after(self, seconds: float) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._next_look = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._next_look = self._look_by = None
+        num_staying = sum(self._empty(replica) for replica in self._replicas.replicas if _should_be_left(replica))
+        if num_staying:
+            self._look_after(_LOOK_AGAIN_S)
+
+    def _empty(self, replica: Replica) -> int:
+        """Returns how many streams stay, for there is no other replica for them."""
+        cause = "drain" if replica.draining else "stall"
+        others = [each for each in self._replicas.replicas if each is not replica]
+        num_moved = num_staying = 0
+        for stream in self._live:
+            if stream.session is not replica.session or not stream.can_leave:
+                continue
+            if replica.draining and stream.num_tokens_to_come <= _FEW_TOKENS:
+                continue
+            placement = stream.request.placement
+            there = self._replicas.choose_ready(others, placement, stream.fingerprint)
+            if there is None and replica.stalled:
+                # As good as lost: it goes on inexactly rather than not at all.
+                there = self._replicas.choose_ready(others, placement)
+            if there is None:
+                num_staying += 1
+            else:
+                self._move(stream, there, cause)
+                num_moved += 1
+        if num_moved:
+            log.warning("%s: %d streams go on at other replicas (%s)", replica.address, num_moved, cause)
+        return num_staying
+
+
+def _should_be_left(replica: Replica) -> bool:
+    return replica.draining or replica.stalled

@@ -1,0 +1,228 @@
+"""Reads a model's chat template and renders chats with it, as transformers does, without importing it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.utils
+from google.protobuf.json_format import Error as JsonError
+from google.protobuf.json_format import MessageToDict
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic_core import from_json
+
+from protos.inference_pb2 import ChatMessage, ChatPrompt
+from router.text.tokenizer_files import TokenizerError
+
+# The names under which templates know special tokens, as in transformers.
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TemplateError(ValueError):
+    """The template refused the messages, or can't be rendered; the message is the template's own."""
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """{% generation %} marks the assistant's tokens for training; rendering shows just what it encloses."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance's set
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """Refuses names with a leading underscore, which lead into Python's internals."""
+
+    def __init__(*args: object, **values: object) -> None:
+        self, args = args[0], args[1:]
+        attributes = dict(*args, **values)  # type: ignore[arg-type]
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, attributes)  # type: ignore[arg-type]
+
+    def __setitem__(self, name: str, value: object) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a template can't store the attribute {name!r} on a namespace")
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class ChatTemplate:
+    """One compiled template. Safe to render from several threads."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """special_tokens: bos_token and its kin, by name. Raises TemplateError if the source does not compile."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals.update(
+            raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace, dict=_TemplateDict()
+        )
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"the model's chat template does not compile: {error}") from None
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool,
+        arguments: Mapping[str, object] | None = None,
+    ) -> str:
+        """messages: role and content of each. arguments: more variables, of JSON types. Raises TemplateError."""
+        variables = {**self._special_tokens, "tools": None, "documents": None, **(arguments or {})}
+        variables.update(messages=list(messages), add_generation_prompt=add_generation_prompt)
+        try:
+            return self._template.render(variables)
+        except jinja2.TemplateError as error:
+            raise TemplateError(str(error) or type(error).__name__) from None
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            ArithmeticError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
+            # The template's own expressions raise these on messages it does not expect.
+            raise TemplateError(f"{type(error).__name__}: {error}") from None
+
+
+class _TemplateDict:
+    """`dict(...)` in a template, without the type's attributes."""
+
+    def __call__(self, *args: object, **values: object) -> dict:
+        return dict(*args, **values)  # type: ignore[arg-type]
+
+
+def read_chat_template(directory: Path) -> ChatTemplate | None:
+    config = _read_json(directory / "tokenizer_config.json")
+    special = _read_json(directory / "special_tokens_map.json") | config
+    tokens: dict[str, str] = {}
+    for name in _SPECIAL_TOKENS:
+        token = special.get(name)
+        content = token.get("content") if isinstance(token, Mapping) else token
+        if isinstance(content, str):
+            tokens[name] = content
+    source: object = config.get("chat_template")
+    if isinstance(source, list):
+        source = _default_template(source, directory)
+    if (directory / "chat_template.json").is_file():
+        source = _read_json(directory / "chat_template.json").get("chat_template", source)
+    if (directory / "chat_template.jinja").is_file():
+        source = _read_text(directory / "chat_template.jinja")
+    if not isinstance(source, str):
+        return None
+    try:
+        return ChatTemplate(source, tokens)
+    except TemplateError as error:
+        raise TokenizerError(f"{directory}: {error}") from None
+
+
+def _default_template(entries: list, directory: Path) -> object:
+    """Of several, each with a name, the one called default, or the first."""
+    try:
+        named = {entry["name"]: entry["template"] for entry in entries}
+    except (TypeError, KeyError):
+        path = directory / "tokenizer_config.json"
+        raise TokenizerError(f"{path}: each entry of chat_template needs a name and a template") from None
+    return named.get("default") or next(iter(named.values()), None)
+
+
+def _read_json(path: Path) -> dict:
+    """An object; empty if there is no file."""
+    if not path.is_file():
+        return {}
+    text = _read_text(path)
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(read, dict):
+        raise TokenizerError(f"{path} is not a JSON object")
+    return read
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is not UTF-8: {error}") from None
+
+
+def template_message(message: ChatMessage, place: str) -> dict[str, object]:
+    """As templates see it. Raises TemplateError."""
+    own: dict[str, object] = {"role": message.role, "content": message.content}
+    if not message.fields_json:
+        return own
+    fields = _json_object(message.fields_json, f"{place}.fields_json")
+    if twice := sorted(own.keys() & fields.keys()):
+        raise TemplateError(f"{place}.fields_json has {' and '.join(twice)}: each is a field of its own")
+    return own | fields
+
+
+def _json_object(text: str, name: str) -> dict[str, object]:
+    """Raises TemplateError."""
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise TemplateError(f"{name} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise TemplateError(f"{name} is no JSON object")
+    return value
+
+
+def template_arguments(chat: ChatPrompt) -> dict[str, object]:
+    """Raises TemplateError."""
+    if chat.template_arguments_json:
+        return _json_object(chat.template_arguments_json, "template_arguments_json")
+    try:
+        return _as_written(MessageToDict(chat.template_arguments))
+    except (ValueError, JsonError) as error:
+        # A NaN, or a value of no kind.
+        raise TemplateError(f"template_arguments are no JSON: {error}") from None
+
+
+def _as_written(value: Any) -> Any:
+    """A protobuf Struct knows only doubles, but templates print them: 3.0 was a 3. And its keys come in an order that
+    differs from process to process, which would make other prompts of the same request."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _as_written(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_as_written(item) for item in value]
+    return value

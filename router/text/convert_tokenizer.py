@@ -1,0 +1,23 @@
+"""Writes the tokenizer of a GGUF file or a directory as plain files.
+
+`python -m router.text.convert_tokenizer SOURCE TARGET`. It is a process of its own, so that the memory
+of transformers and torch is free when it ends.
+"""
+
+import sys
+from pathlib import Path
+
+
+def main(source: Path, target: Path) -> None:
+    """Writes tokenizer.json, tokenizer_config.json and, if there is one, chat_template.jinja into `target`."""
+    from transformers import AutoTokenizer
+
+    if source.is_dir():
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer.save_pretrained(target)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,123 @@
+"""TLS of the servers and channels of routers and schedulers, from PEM files.
+
+Servers look at their files whenever somebody connects: a certificate that has been renewed is shown to the next one,
+and connections that are open go on.
+"""
+
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from runtime.security.renewal import Renewed
+
+# As Kubernetes' TLS secrets call them.
+_CERT, _KEY, _CA = "tls.crt", "tls.key", "ca.crt"
+
+
+class TlsError(ValueError):
+    """Files that can't be used; the message names them and the option."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """option: which one names them, for errors. ca: of those on the other side; None: a server asks for no
+    certificate."""
+
+    option: str
+    cert: Path
+    key: Path
+    ca: Path | None
+
+    @staticmethod
+    def of_directory(option: str, directory: str) -> "TlsFiles":
+        path = Path(directory).expanduser()
+        return TlsFiles(option=option, cert=path / _CERT, key=path / _KEY, ca=path / _CA)
+
+    def check(self) -> None:
+        """What gRPC would say only at the first connection, and less plainly. Raises TlsError."""
+        self._load()
+
+    def _load(self) -> ssl.SSLContext:
+        """Raises TlsError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        for what, load in (
+            (f"{self.cert} and {self.key}", lambda: context.load_cert_chain(self.cert, self.key, _no_password)),
+            (f"{self.ca}", lambda: self.ca is None or context.load_verify_locations(self.ca)),
+        ):
+            try:
+                load()
+            except (OSError, ValueError) as error:
+                cause = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+                raise TlsError(
+                    f"{self.option}: {what} can't be used ({cause}): give PEM files, and a certificate with its own key"
+                ) from None
+        if self.ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.cert, self.key] + ([] if self.ca is None else [self.ca])
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Those that the files hold whenever somebody connects. Raises TlsError."""
+        shown = Renewed(self.paths, self._certificates)
+        return grpc.dynamic_ssl_server_credentials(
+            shown.current(), shown.current, require_client_authentication=self.ca is not None
+        )
+
+    def server_context(self) -> ssl.SSLContext:
+        """The same, for servers on asyncio. Raises TlsError."""
+        shown = Renewed(self.paths, self._load)
+        context = self._load()
+
+        def show_current(connection: ssl.SSLObject, name: str | None, original: ssl.SSLContext) -> None:
+            connection.context = shown.current()
+
+        context.sni_callback = show_current
+        return context
+
+    def _certificates(self) -> grpc.ServerCertificateConfiguration:
+        """Raises TlsError."""
+        self.check()
+        return grpc.ssl_server_certificate_configuration(
+            [(self.key.read_bytes(), self.cert.read_bytes())],
+            root_certificates=None if self.ca is None else self.ca.read_bytes(),
+        )
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """With a certificate of one's own. Raises TlsError."""
+        self.check()
+        return grpc.ssl_channel_credentials(
+            None if self.ca is None else self.ca.read_bytes(), self.key.read_bytes(), self.cert.read_bytes()
+        )
+
+
+def is_unix(address: str) -> bool:
+    """Whether a gRPC address is a socket file, which needs no TLS."""
+    return address.startswith(("unix:", "unix-abstract:"))
+
+
+def open_channel(
+    address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, object]]
+) -> grpc.aio.Channel:
+    """credentials: None, and for a socket file: without TLS."""
+    if credentials is None or is_unix(address):
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def add_port(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    """credentials: None, and for a socket file: without TLS. Raises RuntimeError if it can't be listened on."""
+    if credentials is None or is_unix(address):
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, credentials)
+
+
+def _no_password() -> str:
+    """OpenSSL would ask at the terminal."""
+    raise ValueError("the key is encrypted: give one without a password")

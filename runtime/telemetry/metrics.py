@@ -1,0 +1,69 @@
+"""Metrics under the names of option metrics_names (our own, vLLM's, or both), and the count of asyncio tasks."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+
+def count_tasks(registry: CollectorRegistry) -> None:
+    """Adds octavo_asyncio_tasks, of the loop that runs now; asked for at each scrape, from any thread."""
+    loop = asyncio.get_running_loop()
+    gauge = Gauge("octavo_asyncio_tasks", "Tasks of the process's event loop.", registry=registry)
+    gauge.set_function(lambda: len(asyncio.all_tasks(loop)))
+
+
+# From labels to labels; None: what has these is no part of the metric there.
+Relabel = Callable[[Mapping[str, str]], Mapping[str, str] | None]
+
+
+class VllmNames(Collector):
+    """Shows a registry's metrics as vLLM's, those that have a counterpart there."""
+
+    def __init__(
+        self,
+        source: CollectorRegistry,
+        names: Mapping[str, Sequence[str]],
+        labels: Callable[[], Mapping[str, str]],
+        relabel: Mapping[str, Relabel] | None = None,
+    ) -> None:
+        """names: of our families (counters without _total) to vLLM's; several if vLLM had several for the same.
+
+        labels: that vLLM has on each, asked for at each scrape. relabel: by our name, for those whose labels differ;
+        what gets equal labels is added up.
+        """
+        self._source, self._names, self._labels, self._relabel = source, names, labels, relabel or {}
+
+    def collect(self) -> Iterator[Metric]:
+        common = self._labels()
+        for family in self._source.collect():
+            for name in self._names.get(family.name, ()):
+                yield self._as_vllm(family, name, common)
+
+    def _as_vllm(self, family: Metric, name: str, common: Mapping[str, str]) -> Metric:
+        relabel = self._relabel.get(family.name)
+        values: defaultdict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
+        for sample in family.samples:
+            labels = sample.labels if relabel is None else relabel(sample.labels)
+            # When a series began would be nonsense for a sum of several.
+            if labels is not None and not sample.name.endswith("_created"):
+                suffix = sample.name.removeprefix(family.name)
+                values[suffix, tuple({**common, **labels}.items())] += sample.value
+        shown = Metric(name, family.documentation, family.type)
+        for (suffix, labels), value in values.items():
+            shown.add_sample(name + suffix, dict(labels), value)
+        return shown
+
+
+def exposed(names: Sequence[str], own: CollectorRegistry, vllm: Collector) -> CollectorRegistry:
+    """What a process's /metrics shows: process_* (memory, CPU, start) and what the option `names` asks for."""
+    shown = CollectorRegistry()
+    ProcessCollector(registry=shown)
+    if "octavo" in names:
+        shown.register(own)
+    if "vllm" in names:
+        shown.register(vllm)
+    return shown

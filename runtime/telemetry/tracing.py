@@ -1,0 +1,190 @@
+"""Spans to an OpenTelemetry collector (option otlp_traces_endpoint), and W3C's `traceparent`, which links them.
+
+Times are those of time.monotonic(), as everywhere in Octavo. Spans are exported by a thread of their own: a collector
+that is slow or away costs spans, never a request. Nothing is imported from OpenTelemetry until a Tracing is opened.
+"""
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from runtime.wire import octavo_version
+
+if TYPE_CHECKING:
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+TRACEPARENT = "traceparent"
+# version, trace id, span id, flags. Later versions may go on after the flags; nobody has defined one.
+_FORM = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
+_SAMPLED = 0x01
+
+
+def valid_traceparent(text: str) -> str:
+    """`text` if it is a traceparent, else "": who gets a bad one goes on as without one."""
+    return text if _FORM.fullmatch(text) else ""
+
+
+def trace_id_of(traceparent: str) -> str:
+    """32 hexadecimal digits; "" if it is no traceparent."""
+    found = _FORM.fullmatch(traceparent)
+    return found.group(1) if found else ""
+
+
+def is_sampled(traceparent: str) -> bool:
+    """Whether whoever made it records its own spans; False if it is no traceparent."""
+    found = _FORM.fullmatch(traceparent)
+    return found is not None and bool(int(found.group(2), 16) & _SAMPLED)
+
+
+# What a span may be told of: OpenTelemetry knows no others.
+Value = str | bool | int | float | Sequence[str]
+Attributes = Mapping[str, Value]
+
+# What the last spans get to leave, when the process ends.
+_LAST_SPANS_S = 3.0
+_INSTALL = "otlp_traces_endpoint needs OpenTelemetry's packages: install octavo[tracing], or leave the option empty"
+
+
+class TracingError(Exception):
+    """Traces can't be exported; the message names the option and what would work."""
+
+
+class Span:
+    """Something that takes time. Ends once; what comes later changes nothing."""
+
+    def __init__(self, span: "trace.Span", wall_offset_ns: int) -> None:
+        self._span, self._wall_offset_ns = span, wall_offset_ns
+        context = span.get_span_context()
+        self.trace_id = f"{context.trace_id:032x}"
+        self.is_sampled = context.trace_flags.sampled
+        # For those whom it calls.
+        self.traceparent = f"00-{self.trace_id}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+    def set(self, attributes: Attributes) -> None:
+        self._span.set_attributes(attributes)
+
+    def add_event(self, name: str, at: float, attributes: Attributes) -> None:
+        self._span.add_event(name, attributes, self._wall_time(at))
+
+    def end(self, at: float, *, error: str = "") -> None:
+        """error: why it failed; empty if it did not."""
+        if error:
+            from opentelemetry.trace import Status, StatusCode
+
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end(self._wall_time(at))
+
+    def _wall_time(self, at: float) -> int:
+        return round(at * 1e9) + self._wall_offset_ns
+
+
+class Tracing:
+    """Where one process's spans go. Safe to use from several threads."""
+
+    def __init__(self, provider: "TracerProvider", exporter: "SpanExporter") -> None:
+        self._provider, self._exporter = provider, exporter
+        self._tracer = provider.get_tracer("octavo", octavo_version())
+
+    @classmethod
+    def open(cls, endpoint: str, process: str) -> "Tracing":
+        """endpoint: http:// or https:// with a path, or grpc:// or grpcs://. process: its name, such as "scheduler-0".
+
+        OpenTelemetry's own variables say the rest: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS and so on. Raises
+        TracingError.
+        """
+        try:
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+            exporter = _exporter(endpoint)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "opentelemetry":
+                raise
+            raise TracingError(_INSTALL) from None
+        # Each try that fails is a warning there, each batch that is lost an error: those are enough.
+        logging.getLogger("opentelemetry").setLevel(logging.ERROR)
+        kind = process.partition("-")[0]
+        resource = Resource.create(
+            {
+                "service.name": f"octavo-{kind}",
+                "service.instance.id": process,
+                "service.version": octavo_version(),
+            }
+        )
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        return cls(provider, exporter)
+
+    def begin(
+        self,
+        name: str,
+        *,
+        parent: str,
+        at: float,
+        attributes: Attributes | None = None,
+        kind: Literal["server", "internal"] = "internal",
+        link: str = "",
+    ) -> Span:
+        """parent: a traceparent; empty or bad: the span begins a trace. link: a traceparent of one that it follows."""
+        from opentelemetry import trace
+
+        links = [trace.Link(trace.get_current_span(_context(link)).get_span_context())] if link else None
+        # Wall time is asked for at each begin: it may be set while the process lives.
+        wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        span = self._tracer.start_span(
+            name,
+            _context(parent),
+            trace.SpanKind.SERVER if kind == "server" else trace.SpanKind.INTERNAL,
+            attributes,
+            links,
+            round(at * 1e9) + wall_offset_ns,
+        )
+        return Span(span, wall_offset_ns)
+
+    def record(
+        self, name: str, *, parent: str, begin: float, end: float, attributes: Attributes | None = None, error: str = ""
+    ) -> Span:
+        """One that is over."""
+        span = self.begin(name, parent=parent, at=begin, attributes=attributes)
+        span.end(end, error=error)
+        return span
+
+    def close(self) -> None:
+        """Exports what has ended, in a few seconds at most. Blocks."""
+        # The SDK's own bound counts retries only after its timeout of a call: 15 s, measured, if the collector is away.
+        closing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        closing.start()
+        closing.join(_LAST_SPANS_S)
+        if closing.is_alive():
+            self._exporter.shutdown()  # it tries no more
+
+
+def _context(traceparent: str):
+    """An OpenTelemetry context that holds the span of a traceparent and nothing else."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract({TRACEPARENT: traceparent}, Context())
+
+
+def _exporter(endpoint: str) -> "SpanExporter":
+    """Raises TracingError, ModuleNotFoundError."""
+    scheme, _, address = endpoint.partition("://")
+    if scheme in ("http", "https") and address:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+        return HttpExporter(endpoint)
+    if scheme in ("grpc", "grpcs") and address:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+        return GrpcExporter(address, insecure=scheme == "grpc")
+    raise TracingError(
+        f"otlp_traces_endpoint={endpoint!r}: give http://HOST:4318/v1/traces or grpc://HOST:4317 (https://, grpcs:// "
+        "with TLS)"
+    )

@@ -1,0 +1,288 @@
+"""The scheduling core: which sequences compute how many tokens in each step, and in which blocks.
+
+One rule, no prefill or decode phase: every sequence has num_computed_tokens, which each step lets catch up with
+num_tokens (prompt, output and drafts). Chunked prefill, prefix caching, recompute after a preemption and speculation
+all follow from it.
+
+The core does no I/O and knows no clock: it is a deterministic function of the calls made to it.
+"""
+
+import dataclasses
+from collections.abc import Collection
+
+from scheduler.core.messages import (
+    CacheEvent,
+    CoreLoad,
+    CoreSettings,
+    CoreStats,
+    FinishReason,
+    GroupRequest,
+    Moment,
+    Plan,
+    Preempted,
+    Rejection,
+    RejectReason,
+    Result,
+    SequenceEnd,
+    SequenceKey,
+    StepOutputs,
+    Timeline,
+)
+from scheduler.core.planner import Planner
+from scheduler.core.policies import ORDER_POLICIES
+from scheduler.core.results import Results, no_outputs
+from scheduler.core.snapshot import Snapshot, restore, save
+from scheduler.core.state.blocks import num_blocks_for
+from scheduler.core.state.request import Group, Sequence
+from scheduler.core.state.state import State
+
+
+class Core:
+    """Queues, rows and blocks of one replica.
+
+    The caller submits and cancels at any time, has the workers compute what `schedule` plans, in that order, and hands
+    each result to `apply`, in the same order. Times (`now`) are in seconds, on any one clock.
+    """
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self.settings = settings
+        self._order = ORDER_POLICIES[settings.scheduling_policy]
+        self._num_arrivals = 0
+        self._state = State(settings)
+        self._planner = Planner(self._state)
+        self._results = Results(self._state)
+
+    # --- Requests come and go
+
+    def submit(self, request: GroupRequest, now: float) -> Rejection | None:
+        """Queues a group, or says why not.
+
+        `request.group` must not be live. Resumed choices whose tokens end them already are not queued: their end comes
+        from `take_ends`. Under `priority`, groups that have not begun make way for one of higher priority where the
+        queue is full: `take_displaced` names them.
+        """
+        state = self._state
+        assert request.group not in state.groups, f"group {request.group} is live"
+        rejection = state.admission.refuse(request)
+        if rejection is not None and not (rejection.reason is RejectReason.QUEUE_FULL and self._make_way(request, now)):
+            return rejection
+        arrival = self._num_arrivals
+        order = self._order(request, arrival)
+        self._num_arrivals += 1
+        group = Group(
+            request,
+            eos_token_ids=self.settings.eos_token_ids,
+            block_size=self.settings.block_size,
+            cache_scope=state.prefix_cache.scope_of(request),
+        )
+        for index, start in enumerate(request.choices):
+            sequence = Sequence(group, start, (*order, index))
+            if ending := sequence.ending():
+                state.ends.append(sequence.end(*ending))
+            else:
+                group.sequences[start.choice] = sequence
+        if not group.sequences:
+            return None
+        state.groups[request.group] = group
+        state.admission.enqueue(request, arrival)
+        if request.deadline is not None:
+            state.deadlines.add(request.group, request.deadline)
+        state.timelines.begin(request.group, request.request_id)
+        for sequence in group.sequences.values():
+            state.waiting.push(sequence)
+            state.timelines.add(
+                request.group, Moment.QUEUED, now, choice=sequence.choice, num_tokens=group.num_prompt_tokens
+            )
+        return None
+
+    def _make_way(self, request: GroupRequest, now: float) -> bool:
+        """Whether others could."""
+        state = self._state
+        groups = state.admission.make_way(request)
+        for group in groups:
+            for sequence in list(state.groups[group].sequences.values()):
+                state.retire(sequence, FinishReason.CANCELLED, now, cause="one of higher priority needed its place")
+        state.displaced += groups
+        return bool(groups)
+
+    def cancel(self, group: int, choices: Collection[int] | None, now: float, *, cause: str = "") -> list[SequenceEnd]:
+        """Ends sequences of a group (None: all), wherever they are, and frees their blocks at once.
+
+        cause: in a few words, for `explain`. Returns the ends of those that were live; `apply` says nothing of them any
+        more.
+        """
+        found = self._state.groups.get(group)
+        if found is None:
+            return []
+        live = [s for s in found.sequences.values() if choices is None or s.choice in choices]
+        for sequence in live:
+            self._state.retire(sequence, FinishReason.CANCELLED, now, cause=cause)
+        return [sequence.end(FinishReason.CANCELLED) for sequence in live]
+
+    def expire(self, now: float) -> list[SequenceEnd]:
+        """Cancels every sequence whose deadline is not after `now`."""
+        due = self._state.deadlines.take_due(now)
+        return [end for group in due for end in self.cancel(group, None, now, cause="its deadline passed")]
+
+    # --- Steps
+
+    def schedule(self, now: float) -> Plan | None:
+        """The next step: what runs goes on, then what waits comes in, within the token budget, rows and blocks.
+
+        None if nothing can run now, or max_steps_in_flight plans are out.
+        """
+        return self._planner.plan(now)
+
+    def schedule_empty(self) -> Plan | None:
+        """A step in which nothing is computed, for a replica that has to take part in those of others.
+
+        To be asked for when `schedule` gives none. None if max_steps_in_flight plans are out.
+        """
+        return self._planner.plan_empty()
+
+    def apply(self, result: Result, now: float) -> StepOutputs:
+        """What the oldest plan in flight has given: tokens and ends. A result of any other step is ignored."""
+        awaited = self._state.in_flight.take(result.step)
+        return no_outputs() if awaited is None else self._results.apply(awaited, result, now)
+
+    def take_ends(self) -> list[SequenceEnd]:
+        """Ends that no step brought about, since the last call.
+
+        To be asked for after `submit`, `blame_step` and `resize`.
+        """
+        ends, self._state.ends = self._state.ends, []
+        return ends
+
+    def take_displaced(self) -> list[int]:
+        """Groups that have left the queue for others of higher priority, since the last call; they have no other end.
+
+        To be asked for after `submit`.
+        """
+        displaced, self._state.displaced = self._state.displaced, []
+        return displaced
+
+    def take_events(self) -> list[Preempted]:
+        """Preemptions for want of blocks since the last call."""
+        events, self._state.preemptions = self._state.preemptions, []
+        return events
+
+    def key_of(self, sequence: int) -> SequenceKey | None:
+        """Whose number in plans and results this is; None if it does not run (any more)."""
+        found = self._state.running.by_number.get(sequence)
+        return found and found.key
+
+    # --- Epochs
+
+    def lose_workers(self, now: float) -> None:
+        """An epoch has ended: all that runs waits again, plans in flight are void, rows and blocks hold nothing."""
+        self._state.lose_workers(now)
+
+    def blame_step(self, now: float) -> int:
+        """Right after `lose_workers`, if the epoch ended because the workers failed, or died: was it in a step?
+
+        Whoever was in one may be why. Groups that were so twice in a row, without having got further in between, are
+        computed alone from now on, one after the other; returns how many there are. One that is alone again when the
+        workers fail ends with ERROR, told by `take_ends`. `scheduler.core.state.fault_isolation` has the reasons.
+        """
+        state, suspects = self._state, self._state.suspects
+        assert not len(state.running), "the workers have begun anew"
+        suspects.lost = {group: choices for group, choices in suspects.lost.items() if group in state.groups}
+        culprit = suspects.blame()
+        if culprit is not None:
+            num_failures = suspects.by_group[culprit].num_failures
+            message = f"the workers failed in each of {num_failures} steps that computed it"
+            for sequence in list(state.groups[culprit].sequences.values()):
+                state.ends.append(state.fail(sequence, message, now))
+        return suspects.num_to_isolate
+
+    def resize(self, num_blocks: int, num_swap_blocks: int = 0, *, now: float) -> None:
+        """Takes the block counts of a new epoch, right after `lose_workers`.
+
+        Sequences that can't ever fit any more end with ERROR, told by `take_ends`.
+        """
+        state = self._state
+        assert not len(state.running), "blocks are in use"
+        self.settings = dataclasses.replace(self.settings, num_blocks=num_blocks, num_swap_blocks=num_swap_blocks)
+        state.settings = state.admission.settings = self.settings
+        state.pool.reset(num_blocks)
+        state.host_blocks.reset(num_swap_blocks)
+        for sequence in list(state.sequences()):
+            needed = num_blocks_for(sequence.max_num_tokens_with_kv, self.settings.block_size)
+            if needed > num_blocks:
+                message = f"it may need {needed} KV blocks, but the workers now have {num_blocks}: lower max_tokens"
+                state.ends.append(state.fail(sequence, message, now))
+
+    # --- Prefix cache
+
+    def reset_prefix_cache(self) -> int:
+        """No later sequence finds a block computed up to now. Returns how many could be found."""
+        return self._state.pool.unpublish_all()
+
+    def watch_cache(self, enabled: bool) -> None:
+        """Keeps events for `take_cache_events` from now on, beginning with what can be found now; or stops."""
+        self._state.pool.watch(enabled)
+
+    def take_cache_events(self) -> list[CacheEvent]:
+        """Changes of what can be found, in order, since the last call."""
+        return self._state.pool.take_events()
+
+    def cached_names(self) -> list[bytes]:
+        """Of the blocks that can be found now: for one who begins to watch while others do."""
+        return self._state.pool.names
+
+    # --- As it is
+
+    def save(self) -> Snapshot:
+        """Its state between two calls, `sampling` left out. Time and size: `scheduler.core.snapshot.save`."""
+        return save(self._state, self._num_arrivals)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes on where another core of the same settings was when saved: with the same calls it makes the same plans.
+
+        This one must be new. Raises AssertionError or KeyError if the snapshot contradicts itself.
+        """
+        assert snapshot.settings == self.settings, "the snapshot is of a core of other settings"
+        restore(snapshot, self._state)
+        self._num_arrivals = snapshot.num_arrivals
+        self.check_integrity()
+
+    # --- What it looks like
+
+    @property
+    def has_work(self) -> bool:
+        """Something waits or runs."""
+        return bool(self._state.groups)
+
+    @property
+    def num_steps_in_flight(self) -> int:
+        return len(self._state.in_flight)
+
+    def timeline(self, group: int) -> Timeline | None:
+        """What happened to a live group, or to one of the latest that have finished. None: it is not known."""
+        return self._state.timelines.of(group)
+
+    def explain(self, request_id: str) -> list[Timeline]:
+        """What happened to the live and latest finished requests of this id, the oldest first."""
+        return self._state.timelines.explain(request_id)
+
+    @property
+    def load(self) -> CoreLoad:
+        state = self._state
+        return CoreLoad(
+            num_running=len(state.running),
+            num_waiting=len(state.waiting),
+            num_free_blocks=state.pool.num_available,
+            num_blocks=state.pool.num_blocks,
+            num_queued_tokens=state.admission.num_queued_tokens,
+            num_prefill_tokens=state.running.num_prefill_tokens + state.in_flight.num_prefill_tokens,
+            num_free_swap_blocks=state.host_blocks.num_free,
+            refused_priority=state.admission.refused_priority,
+        )
+
+    @property
+    def stats(self) -> CoreStats:
+        return dataclasses.replace(self._state.stats)
+
+    def check_integrity(self) -> None:
+        """Asserts that everything counted in two places is counted alike. Slow: for tests, and when idle."""
+        self._state.check_integrity()

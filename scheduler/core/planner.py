@@ -1,0 +1,339 @@
+"""Makes the next step: what runs goes on, then what waits comes in, within the token budget, rows and blocks."""
+
+import numpy as np
+
+from scheduler.core.messages import Moment, Plan
+from scheduler.core.policies import PREEMPTION_POLICIES, Chunking
+from scheduler.core.state.blocks import num_blocks_for
+from scheduler.core.state.decodes import Selection
+from scheduler.core.state.request import Sequence, SequenceStatus
+from scheduler.core.state.running import PlanDraft
+from scheduler.core.state.state import State
+
+_NOBODY = slice(0, 0)
+
+
+class Planner:
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._preemption = PREEMPTION_POLICIES[state.settings.preemption_policy]
+
+    def plan(self, now: float) -> Plan | None:
+        """None if nothing can run, or enough steps are in flight; rows freed meanwhile are told with the next plan."""
+        state, settings = self._state, self._state.settings
+        if len(state.in_flight) >= settings.max_steps_in_flight:
+            return None
+        if state.suspects.is_isolating and not self._isolate(now):
+            return None
+        draft, budget = PlanDraft(), settings.max_num_batched_tokens
+        selection, version = _NOBODY, state.decodes.version
+        if not settings.enable_chunked_prefill:
+            # Prefills go first, and never together with decodes.
+            self._prefill(draft, budget, now)
+        if not draft.chunks:
+            num_drafting = self._choose_drafts(budget) if state.running.drafting else 0
+            selection = self._make_room_for_decodes(draft, budget - num_drafting, now)
+            version = state.decodes.version
+            budget -= _size(selection) + num_drafting
+            self._verify_drafts(draft, now)
+            if settings.enable_chunked_prefill and (state.running.prefilling or len(state.waiting)):
+                self._prefill(draft, budget, now)
+        if state.decodes.version != version:
+            # Somebody selected has been preempted for a prefill.
+            selection = self._those_with_room(_size(selection))
+        if not draft.chunks and not _size(selection):
+            return None
+        return self._finish(draft, selection)
+
+    def plan_empty(self) -> Plan | None:
+        """A step in which nothing is computed, after `plan` has given none. None: enough steps are in flight."""
+        if len(self._state.in_flight) >= self._state.settings.max_steps_in_flight:
+            return None
+        self._state.stats.num_empty_steps += 1
+        return self._finish(PlanDraft(), _NOBODY)
+
+    def _isolate(self, now: float) -> bool:
+        """Only one suspect runs. False: the steps of the one before must return first."""
+        state = self._state
+        suspects = state.suspects
+        if suspects.alone is not None:
+            return True
+        if state.in_flight.is_computing:
+            return False
+        # Whoever is computed alone finds all the room there is. Those who were cleared before find their KV again, in
+        # the prefix cache or in host blocks. The last one just goes on.
+        if suspects.choose(state.groups):
+            for sequence in list(state.running.from_last()):
+                state.set_aside(sequence, now)
+        return True
+
+    # --- Decodes
+
+    def _make_room_for_decodes(self, draft: PlanDraft, budget: int, now: float) -> Selection:
+        """Those that compute a token in this step. Each has a block for it, at the cost of the last in order."""
+        state = self._state
+        decodes, pool = state.decodes, state.pool
+        limit, selection = self._most_decodes(budget), _NOBODY
+        while len(decodes):
+            selection = self._select(limit)
+            missing = decodes.without_room(selection)
+            if not len(missing):
+                return selection
+            # Of a slice, which begins with 0, positions are indices.
+            indices = missing if isinstance(selection, slice) else selection[missing]
+            found = decodes.at(indices)
+            if len(found) > pool.num_available:
+                if not self._grow_one_by_one(found, draft, now):
+                    # Whoever waits for others to make progress sits this step out.
+                    return self._those_with_room(limit)
+                continue
+            for sequence, block in zip(found, pool.take(len(found)), strict=True):
+                state.prefix_cache.publish(sequence)
+                draft.grow(sequence, [block])
+            decodes.grew(indices)
+            return selection
+        return _NOBODY
+
+    def _grow_one_by_one(self, sequences: list[Sequence], draft: PlanDraft, now: float) -> bool:
+        """In order, preempting for each if need be. False if one has to sit this step out."""
+        for sequence in sequences:
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue
+            if self._grow(sequence, sequence.num_computed_tokens + 1, draft, now):
+                self._state.decodes.grew_one(sequence)
+            elif sequence.status is SequenceStatus.RUNNING:
+                return False
+        return True
+
+    def _most_decodes(self, budget: int) -> int:
+        """With pipeline stages each step gets its share of them, so that all stages have work."""
+        settings = self._state.settings
+        if settings.num_stages == 1:
+            return budget
+        return min(budget, -(-len(self._state.decodes) // settings.max_steps_in_flight))
+
+    def _select(self, limit: int) -> Selection:
+        state = self._state
+        return state.decodes.select(
+            limit, steps_in_flight=len(state.in_flight) > 0, one_step_each=self._holds_one_step_each
+        )
+
+    def _those_with_room(self, limit: int) -> Selection:
+        """Of those that could compute a token, the ones that have a block for it."""
+        selection = self._select(limit)
+        missing = self._state.decodes.without_room(selection)
+        indices = np.arange(selection.stop) if isinstance(selection, slice) else selection
+        return np.delete(indices, missing)
+
+    @property
+    def _holds_one_step_each(self) -> bool:
+        """Whether a sequence is in one step in flight at most: its next one needs what the host must know first."""
+        settings = self._state.settings
+        return settings.num_stages > 1 or settings.num_speculative_tokens > 0
+
+    # --- Drafts and prefills
+
+    def _choose_drafts(self, budget: int) -> int:
+        """Cuts drafts to what is left when everybody has a token and a block for it: they cost nobody either. Without
+        any, a sequence decodes as others do.
+
+        Returns how many tokens those with drafts compute.
+        """
+        state, pool, block_size = self._state, self._state.pool, self._state.settings.block_size
+        drafting = [sequence for sequence in state.running.drafting if not self._is_held(sequence)]
+        decodes = self._select(len(state.decodes))
+        num_tokens_left = budget - _size(decodes) - len(drafting)
+        num_blocks_left = pool.num_available - len(state.decodes.without_room(decodes))
+        num_blocks_left -= sum(_num_lacking(sequence, 1, block_size) for sequence in drafting)
+        num_drafting = 0
+        for sequence in drafting:
+            num_lacking = _num_lacking(sequence, 1, block_size)
+            capacity = (len(sequence.block_ids) + num_lacking + num_blocks_left) * block_size
+            count = min(len(sequence.drafts), num_tokens_left, capacity - sequence.num_computed_tokens - 1)
+            if count < 1 or num_blocks_left < 0:
+                state.running.decode(sequence, num_planned=sequence.num_tokens)
+                continue
+            state.running.draft(sequence, sequence.drafts[:count])
+            num_tokens_left -= count
+            num_blocks_left -= _num_lacking(sequence, 1 + count, block_size) - num_lacking
+            num_drafting += 1 + count
+        return num_drafting
+
+    def _verify_drafts(self, draft: PlanDraft, now: float) -> None:
+        """One token and the drafts after it for each that has some."""
+        state = self._state
+        for sequence in list(state.running.drafting):
+            if self._is_held(sequence):
+                continue
+            count = len(sequence.drafts)
+            fits = self._grow(sequence, sequence.num_computed_tokens + 1 + count, draft, now)
+            assert fits, "the drafts were cut to what fits"
+            draft.compute(sequence, 1 + count, state.step + 1)
+            state.stats.num_draft_tokens += count
+
+    def _prefill(self, draft: PlanDraft, budget: int, now: float) -> None:
+        state = self._state
+        # No result tells what the next chunk is: only the stages of a pipeline keep it back.
+        is_pipeline = state.settings.num_stages > 1
+        candidates = [
+            sequence for sequence in state.running.prefilling if not (is_pipeline and self._is_held(sequence))
+        ]
+        chunking = Chunking(state.settings, budget, len(candidates) + len(state.waiting))
+        for sequence in candidates:
+            if not chunking.budget:
+                break
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue
+            missing = sequence.num_tokens - sequence.num_computed_tokens
+            count = chunking.bound(missing, sequence.num_tokens)
+            # Those behind one that has to wait for blocks may be the ones it waits for.
+            if not count or not self._grow(sequence, sequence.num_computed_tokens + count, draft, now):
+                continue
+            self._compute_prefill(sequence, count, draft, chunking, now)
+        # Whoever was preempted, or waits for blocks, needs the room more than whoever comes in.
+        if not draft.lacks_blocks:
+            self._admit_waiting(draft, chunking, now)
+
+    def _is_held(self, sequence: Sequence) -> bool:
+        return self._holds_one_step_each and sequence.last_step >= self._state.in_flight.first_step > 0
+
+    def _compute_prefill(
+        self, sequence: Sequence, count: int, draft: PlanDraft, chunking: Chunking, now: float
+    ) -> None:
+        state, num_tokens = self._state, sequence.num_tokens
+        missing = num_tokens - sequence.num_computed_tokens
+        chunking.spend(count, missing, num_tokens)
+        draft.compute(sequence, count, state.step + 1)
+        state.prefix_cache.publish(sequence)
+        moment = Moment.SCHEDULED if count == missing else Moment.CHUNKED
+        self._note(sequence, moment, now, count)
+
+    def _admit_waiting(self, draft: PlanDraft, chunking: Chunking, now: float) -> None:
+        """Lets in what waits, strictly in order: nobody overtakes one that needs more room.
+
+        Only a prefill that is kept out for being long lets others pass, where the settings say so.
+        """
+        state, passed = self._state, []
+        if state.suspects.is_isolating:
+            self._admit_suspect(draft, chunking, now)
+            return
+        while chunking.budget and state.rows.num_free and (sequence := state.waiting.peek()) is not None:
+            if chunking.passes(sequence.num_tokens) and len(passed) < state.settings.max_num_seqs:
+                passed.append(state.waiting.pop())
+            elif not self._admit(sequence, draft, chunking, now):
+                break
+        for sequence in passed:
+            state.waiting.push(sequence)
+
+    def _admit_suspect(self, draft: PlanDraft, chunking: Chunking, now: float) -> None:
+        """Lets in the one group that is computed alone."""
+        state = self._state
+        assert state.suspects.alone is not None
+        sequences = state.groups[state.suspects.alone].sequences.values()
+        for sequence in sorted(sequences, key=lambda sequence: sequence.order):
+            if sequence.status is SequenceStatus.RUNNING:
+                continue
+            if not chunking.budget or not state.rows.num_free or not self._admit(sequence, draft, chunking, now):
+                break
+
+    def _admit(self, sequence: Sequence, draft: PlanDraft, chunking: Chunking, now: float) -> bool:
+        """Lets in one that waits; False if it has to stay."""
+        state, block_size = self._state, self._state.settings.block_size
+        if sequence.group.is_computing_prompt:
+            # Another choice is at it; this one will find the blocks.
+            return False
+        shared = state.prefix_cache.match(sequence)
+        num_tokens, num_shared = sequence.num_tokens, len(shared) * block_size
+        # At least one token is left to compute: the next one is sampled from its logits.
+        num_found = max(num_shared, min(sequence.num_swapped_tokens, num_tokens - 1))
+        count = chunking.bound(num_tokens - num_found, num_tokens)
+        if not count:
+            return False
+        is_new = sequence.status is SequenceStatus.WAITING
+        num_with_blocks = num_found + count
+        if not is_new:
+            num_with_blocks = self._preemption.num_tokens_on_return(num_tokens, num_with_blocks)
+        num_missing = num_blocks_for(num_with_blocks, block_size) - len(shared)
+        if not state.pool.fits(shared, num_missing + self._preemption.headroom(state.running)):
+            return False
+        state.waiting.remove(sequence)
+        if is_new:
+            self._count_first_run(sequence, num_found)
+        state.pool.hold(shared)
+        blocks = shared + state.pool.take(num_missing)
+        swapped = list(zip(sequence.host_blocks, blocks, strict=False))[len(shared) :]
+        draft.swapped_in += swapped
+        state.stats.num_blocks_swapped_in += len(swapped)
+        state.release_host_blocks(sequence)
+        state.running.start(sequence, blocks, num_found)
+        state.end_tokens.add(sequence.end_token_ids)
+        sequence.num_published_blocks = len(shared)
+        draft.add_row(sequence)
+        self._note(sequence, Moment.ADMITTED if is_new else Moment.RESUMED, now, num_found)
+        self._compute_prefill(sequence, count, draft, chunking, now)
+        return True
+
+    def _count_first_run(self, sequence: Sequence, num_found: int) -> None:
+        group, stats = sequence.group, self._state.stats
+        if self._state.admission.dequeue(group.number):
+            stats.num_prompt_tokens += group.num_prompt_tokens
+        sequence.num_cached_tokens = min(num_found, group.num_prompt_tokens)
+        if self._state.prefix_cache.reads(sequence):
+            stats.num_prefix_queries += sequence.num_tokens
+            stats.num_prefix_hits += num_found
+
+    # --- Both
+
+    def _grow(self, sequence: Sequence, num_tokens: int, draft: PlanDraft, now: float) -> bool:
+        """Gives a running sequence blocks for so many tokens, at the cost of the last in order.
+
+        False if that was the sequence itself, or if it has to wait for others to make progress. The first in order
+        always gets them in the end: alone, it fits.
+        """
+        state = self._state
+        missing = num_blocks_for(num_tokens, state.settings.block_size) - len(sequence.block_ids)
+        while state.pool.num_available < missing:
+            draft.lacks_blocks = True
+            victim = self._preemption.victim(sequence, state.running)
+            if victim is None:
+                return False
+            draft.withdraw(victim)
+            state.preempt(victim, now)
+            if victim is sequence:
+                return False
+        if sequence.is_decoding:
+            state.prefix_cache.publish(sequence)
+        if missing > 0:
+            draft.grow(sequence, state.pool.take(missing))
+        return True
+
+    def _note(self, sequence: Sequence, moment: Moment, now: float, num_tokens: int) -> None:
+        state = self._state
+        state.timelines.add(
+            sequence.group.number, moment, now, choice=sequence.choice, step=state.step + 1, num_tokens=num_tokens
+        )
+
+    def _finish(self, draft: PlanDraft, selection: Selection) -> Plan:
+        state = self._state
+        decodes = state.decodes
+        state.step += 1
+        advanced = decodes.advance(selection)
+        version = decodes.version if isinstance(selection, slice) else None
+        plan, awaited = draft.finish(state.step, advanced, version, state.trimmed)
+        state.trimmed = []
+        plan.freed_rows = state.rows.take_freed()
+        plan.swapped_out, state.swapped_out = state.swapped_out, []
+        for sequence in draft.finishing:
+            state.running.decode(sequence, num_planned=sequence.num_tokens + 1)
+        state.in_flight.add(awaited)
+        state.stats.num_steps += 1
+        return plan
+
+
+def _num_lacking(sequence: Sequence, count: int, block_size: int) -> int:
+    """Blocks that it needs for its next `count` tokens and does not have."""
+    return max(0, num_blocks_for(sequence.num_computed_tokens + count, block_size) - len(sequence.block_ids))
+
+
+def _size(selection: Selection) -> int:
+    return selection.stop if isinstance(selection, slice) else len(selection)

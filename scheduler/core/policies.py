@@ -1,0 +1,153 @@
+"""Scheduling policies: which request goes first, how prefills are cut into chunks, and which sequence is
+preempted.
+"""
+
+from collections.abc import Callable
+from math import inf
+from typing import Protocol
+
+from scheduler.core.messages import CoreSettings, GroupRequest
+from scheduler.core.state.request import Sequence
+from scheduler.core.state.running import Running
+
+OrderPolicy = Callable[[GroupRequest, int], tuple[float, int]]
+
+
+def fcfs(request: GroupRequest, arrival: int) -> tuple[float, int]:
+    """First come, first served."""
+    return 0, arrival
+
+
+def priority(request: GroupRequest, arrival: int) -> tuple[float, int]:
+    """The lowest priority number first, then first come."""
+    return request.priority, arrival
+
+
+def deadline(request: GroupRequest, arrival: int) -> tuple[float, int]:
+    """The earliest deadline first (Liu and Layland, 1973); those without one last; then first come."""
+    return inf if request.deadline is None else request.deadline, arrival
+
+
+ORDER_POLICIES: dict[str, OrderPolicy] = {"fcfs": fcfs, "priority": priority, "deadline": deadline}
+
+
+class Chunking:
+    """Of one step: shares what decodes leave of the budget among prefills, in the order in which they are asked about.
+
+    At most max_num_partial_prefills of them are left unfinished, and of these max_long_partial_prefills long ones. Each
+    gets an equal part of what is left; what a short one does not need goes to those behind it.
+    """
+
+    def __init__(self, settings: CoreSettings, budget: int, num_candidates: int) -> None:
+        self._settings = settings
+        self.budget = budget
+        self._num_partial = self._num_long = 0
+        self._most_partial = max(1, min(settings.max_num_partial_prefills, num_candidates))
+
+    def is_long(self, num_tokens: int) -> bool:
+        threshold = self._settings.long_prefill_token_threshold
+        return bool(threshold) and num_tokens > threshold
+
+    def bound(self, num_missing: int, num_tokens: int) -> int:
+        """Tokens to compute of a prefill of num_tokens that lacks num_missing; 0: none in this step."""
+        settings = self._settings
+        if not settings.enable_chunked_prefill:
+            whole = min(num_missing, settings.max_num_batched_tokens)
+            return whole if whole <= self.budget else 0
+        count = min(num_missing, self.budget)
+        if self._num_partial < self._most_partial:
+            count = min(count, -(-self.budget // (self._most_partial - self._num_partial)))
+        if self.is_long(num_tokens):
+            count = min(count, settings.long_prefill_token_threshold)
+        return count if count == num_missing or self._may_leave_unfinished(num_tokens) else 0
+
+    def passes(self, num_tokens: int) -> bool:
+        """Whether those behind may go first, for it is only being long that keeps this one out."""
+        settings = self._settings
+        return (
+            settings.max_long_partial_prefills < settings.max_num_partial_prefills
+            and self.is_long(num_tokens)
+            and self._num_long >= settings.max_long_partial_prefills
+        )
+
+    def spend(self, count: int, num_missing: int, num_tokens: int) -> None:
+        """`count` tokens of it are in the step."""
+        self.budget -= count
+        if count < num_missing:
+            self._num_partial += 1
+            self._num_long += self.is_long(num_tokens)
+
+    def _may_leave_unfinished(self, num_tokens: int) -> bool:
+        settings = self._settings
+        if self._num_partial >= settings.max_num_partial_prefills:
+            return False
+        return not self.is_long(num_tokens) or self._num_long < settings.max_long_partial_prefills
+
+
+class PreemptionPolicy(Protocol):
+    def victim(self, sequence: Sequence, running: Running) -> Sequence | None:
+        """Who is preempted so that `sequence`, which runs, can go on; None: nobody, `sequence` sits this step out, and
+        somebody else makes progress meanwhile."""
+        ...
+
+    def num_tokens_on_return(self, num_tokens: int, num_in_first_step: int) -> int:
+        """Tokens for which one that comes back takes blocks at once: of its num_tokens, num_in_first_step are computed
+        by its first step or are there already."""
+        ...
+
+    def headroom(self, running: Running) -> int:
+        """Blocks that must stay free when one comes in."""
+        ...
+
+
+class WholeContext:
+    """One that comes back takes blocks for its whole context, and is left alone until it has got a token.
+
+    Otherwise it may lose them on its way, time after time (vllm#25538, vllm#52520). And whoever comes in leaves a block
+    for each running sequence that will need one more, which it does within block_size steps; without, the last to come
+    is the next to go. benchmarks/scheduler/preemption_rules.py has both rules side by side: a sixth of FirstChunk's
+    preemptions.
+    """
+
+    def victim(self, sequence: Sequence, running: Running) -> Sequence | None:
+        somebody_protected = False
+        for candidate in running.from_last():
+            if not _is_protected(candidate, running):
+                # Its own turn comes last: those behind it are all protected, and one of them makes progress.
+                return None if candidate is sequence and somebody_protected else candidate
+            somebody_protected = True
+            if candidate is sequence:
+                # The token that it came back for is in flight.
+                return None
+        raise AssertionError("the sequence does not run")
+
+    def num_tokens_on_return(self, num_tokens: int, num_in_first_step: int) -> int:
+        return num_tokens
+
+    def headroom(self, running: Running) -> int:
+        return running.num_growing
+
+
+class FirstChunk:
+    """vLLM V1's rule, to compare with: the last in order is preempted whatever it has done since it came back, and
+    comes back as soon as there are blocks for its first chunk."""
+
+    def victim(self, sequence: Sequence, running: Running) -> Sequence | None:
+        return next(running.from_last())
+
+    def num_tokens_on_return(self, num_tokens: int, num_in_first_step: int) -> int:
+        return num_in_first_step
+
+    def headroom(self, running: Running) -> int:
+        return 0
+
+
+def _is_protected(sequence: Sequence, running: Running) -> bool:
+    """Has been preempted and has got no token since. It needs no more blocks than it has to get one."""
+    if sequence.num_tokens_when_preempted < 0:
+        return False
+    known = running.decodes.num_known(sequence) if sequence.is_decoding else sequence.num_tokens
+    return known <= sequence.num_tokens_when_preempted
+
+
+PREEMPTION_POLICIES: dict[str, PreemptionPolicy] = {"whole_context": WholeContext(), "first_chunk": FirstChunk()}

@@ -1,0 +1,181 @@
+"""Takes in what the workers made of a plan: tokens, ends, drafts for the next step."""
+
+import numpy as np
+
+from scheduler.core.messages import Moment, Result, SequenceEnd, StepOutputs
+from scheduler.core.state.blocks import num_blocks_for
+from scheduler.core.state.decodes import Selection
+from scheduler.core.state.request import Sequence
+from scheduler.core.state.running import Awaited
+from scheduler.core.state.state import State
+
+_NO_KEYS, _NO_TOKENS = np.zeros(0, np.int64), np.zeros(0, np.int32)
+
+
+def no_outputs() -> StepOutputs:
+    return StepOutputs(groups=_NO_KEYS, choices=_NO_TOKENS, first_tokens=_NO_TOKENS, token_ids=_NO_TOKENS)
+
+
+class Results:
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def apply(self, awaited: Awaited, result: Result, now: float) -> StepOutputs:
+        """Tokens of sequences that are gone, or were preempted since, are ignored; those come again.
+
+        A sequence that should have got tokens and did not ends with ERROR, for the workers no longer agree with the
+        core about it.
+        """
+        state = self._state
+        state.rows.step_returned(awaited.step)
+        for sequence, number in awaited.finishing:
+            # Of one that was preempted or has ended since, nothing is taken.
+            if sequence.number == number and number not in result.failed:
+                group, choice = sequence.key
+                state.timelines.add(group, Moment.DECODING, now, choice=choice, step=awaited.step)
+        # Positions are compared where the columns are.
+        is_usual = not awaited.drafts and result.num_tokens is None and not result.failed
+        if is_usual and result.sequences.tobytes() == awaited.numbers.tobytes():
+            outputs = self._take_columns(awaited, result, now)
+        else:
+            outputs = self._take_one_by_one(awaited, result, now)
+        state.stats.num_output_tokens += len(outputs.token_ids)
+        for number, drafts in result.drafts.items():
+            self._take_drafts(number, drafts)
+        if state.suspects.by_group:
+            state.clear_suspects()
+        return outputs
+
+    # --- The usual way
+
+    def _take_columns(self, awaited: Awaited, result: Result, now: float) -> StepOutputs:
+        state, decodes = self._state, self._state.decodes
+        token_ids, positions = result.token_ids, result.positions
+        logprobs = result.logprobs
+        selection: Selection
+        if awaited.decodes_version == decodes.version:
+            selection = slice(0, len(awaited.numbers))
+        else:
+            here, selection = decodes.locate(awaited.rows, awaited.numbers)
+            token_ids, positions = token_ids[here], positions[here]
+        first_tokens = decodes.output_positions(selection)
+        if first_tokens.tobytes() != positions.tobytes():
+            return self._take_one_by_one(awaited, result, now)
+        full = decodes.append(selection, token_ids)
+        groups, choices = decodes.keys(selection)
+        outputs = StepOutputs(groups=groups, choices=choices, first_tokens=first_tokens, token_ids=token_ids)
+        if logprobs:
+            numbers = decodes.numbers(selection).tolist()
+            outputs.logprobs = {i: logprobs[number] for i, number in enumerate(numbers) if number in logprobs}
+        # Most tokens end nothing: the rules are asked only about those that might.
+        ending = (state.end_tokens.among(token_ids) | full).nonzero()[0]
+        if len(ending):
+            for sequence in decodes.at(ending if isinstance(selection, slice) else selection[ending]):
+                self._end_if_it_should(sequence, outputs.ends, now)
+        return outputs
+
+    # --- Any way
+
+    def _take_one_by_one(self, awaited: Awaited, result: Result, now: float) -> StepOutputs:
+        """Drafts are verified, or something is not as it should be."""
+        running, block_size = self._state.running, self._state.settings.block_size
+        outputs = no_outputs()
+        groups, choices, first_tokens, num_tokens, token_ids = [], [], [], [], []
+        given = _by_sequence(result)
+        for number, position in zip(awaited.numbers.tolist(), awaited.positions.tolist(), strict=True):
+            sequence = running.by_number.get(number)
+            if sequence is None:
+                continue
+            if number in result.failed:
+                outputs.ends.append(self._state.fail(sequence, "the model's logits were not finite", now))
+                continue
+            drafts = awaited.drafts.get(number, ())
+            first = position - sequence.num_prompt_tokens
+            tokens = given.get((number, first), ())
+            if not 1 <= len(tokens) <= 1 + len(drafts):
+                number_of_them = "too many tokens" if tokens else "no token"
+                message = f"the workers returned {number_of_them} for it"
+                outputs.ends.append(self._state.fail(sequence, message, now))
+                continue
+            kept = self._append(sequence, tokens, drafts)
+            if number in result.logprobs:
+                outputs.logprobs[len(groups)] = result.logprobs[number][: len(kept)]
+            groups.append(sequence.key[0])
+            choices.append(sequence.choice)
+            first_tokens.append(first)
+            num_tokens.append(len(kept))
+            token_ids += kept
+            if not self._end_if_it_should(sequence, outputs.ends, now) and drafts:
+                self._give_back(sequence, block_size)
+        outputs.groups = np.array(groups, np.int64)
+        outputs.choices = np.array(choices, np.int32)
+        outputs.first_tokens = np.array(first_tokens, np.int32)
+        outputs.num_tokens = np.array(num_tokens, np.int32)
+        outputs.token_ids = np.array(token_ids, np.int32)
+        return outputs
+
+    def _append(self, sequence: Sequence, tokens: tuple[int, ...], drafts: tuple[int, ...]) -> list[int]:
+        """Those that come before, or are, its end."""
+        decodes = self._state.decodes
+        if sequence.is_decoding:
+            decodes.append_one(sequence, tokens[0])
+            decodes.settle(sequence)
+            return [tokens[0]]
+        kept = []
+        for token in tokens:
+            sequence.output_token_ids.append(token)
+            kept.append(token)
+            if sequence.ending():
+                break
+        self._state.stats.num_accepted_tokens += len(kept) - 1
+        # The KV of drafts that were not accepted means nothing.
+        sequence.num_computed_tokens = sequence.num_tokens - 1
+        return kept
+
+    def _give_back(self, sequence: Sequence, block_size: int) -> None:
+        """What it needs no more of its look-ahead blocks; then it decodes, until it gets drafts again."""
+        state, needed = self._state, num_blocks_for(sequence.num_tokens, block_size)
+        if len(sequence.block_ids) > needed:
+            state.pool.release(sequence.block_ids[needed:])
+            del sequence.block_ids[needed:]
+            state.trimmed.append((sequence, sequence.number, needed))
+        state.prefix_cache.publish(sequence)
+        state.running.decode(sequence, num_planned=sequence.num_tokens)
+
+    # --- Both
+
+    def _end_if_it_should(self, sequence: Sequence, ends: list[SequenceEnd], now: float) -> bool:
+        """Its tokens are settled."""
+        ending = sequence.ending()
+        if ending is None:
+            return False
+        reason, stop_token_id = ending
+        ends.append(sequence.end(reason, stop_token_id))
+        self._state.retire(sequence, reason, now)
+        return True
+
+    def _take_drafts(self, number: int, drafts: tuple[int, ...]) -> None:
+        state = self._state
+        sequence = state.running.by_number.get(number)
+        # One whose next step is out already has no use for them.
+        if sequence is None or not sequence.is_decoding:
+            return
+        decodes = state.decodes
+        known = decodes.num_known(sequence)
+        if decodes.num_planned(sequence) > known:
+            return
+        # The token after the last accepted one is sampled, too.
+        most = sequence.num_prompt_tokens + sequence.max_tokens - known - 1
+        drafts = drafts[: max(0, min(most, state.settings.num_speculative_tokens))]
+        if drafts:
+            state.running.draft(sequence, drafts)
+
+
+def _by_sequence(result: Result) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Tokens by sequence and output position of the first."""
+    counts = [1] * len(result.sequences) if result.num_tokens is None else result.num_tokens.tolist()
+    tokens, found, start = result.token_ids.tolist(), {}, 0
+    for number, position, count in zip(result.sequences.tolist(), result.positions.tolist(), counts, strict=True):
+        found[number, position] = tuple(tokens[start : start + count])
+        start += count
+    return found

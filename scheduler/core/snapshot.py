@@ -1,0 +1,308 @@
+"""A core's whole state as plain typed values, and back.
+
+Left out is what follows from the rest (who waits, deadlines, end tokens, the names of blocks to come), what no plan
+depends on (cache events, ends that nobody took yet), and `GroupRequest.sampling`, which is opaque.
+"""
+
+import dataclasses
+from array import array
+from collections import Counter
+
+import msgspec
+import numpy as np
+
+from scheduler.core.messages import ChoiceStart, CoreSettings, CoreStats, GroupRequest
+from scheduler.core.state.fault_isolation import Suspicion
+from scheduler.core.state.request import Group, Order, Sequence, SequenceStatus
+from scheduler.core.state.running import Awaited
+from scheduler.core.state.state import State
+from scheduler.core.state.timelines import Entry
+
+# Beyond any use.
+_MOST_TOKENS_A_BLOCK, _MOST_STEPS = 1 << 16, 1 << 10
+
+
+class SavedSequence(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """The fields mean what they mean in `Sequence`."""
+
+    choice: int
+    order: Order
+    status: SequenceStatus
+    output_token_ids: list[int]
+    num_cached_tokens: int
+    num_tokens_when_preempted: int
+    # Of a sequence that runs.
+    row: int
+    number: int
+    last_step: int
+    block_ids: list[int]
+    num_computed_tokens: int
+    num_published_blocks: int
+    is_decoding: bool
+    drafts: tuple[int, ...]
+    # Of one that is swapped.
+    host_blocks: list[int]
+    num_swapped_tokens: int
+
+
+class SavedGroup(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    # Without `sampling`.
+    request: GroupRequest
+    # It has never run.
+    is_queued: bool
+    # The live ones.
+    sequences: list[SavedSequence]
+    timeline: list[Entry]
+    num_timeline_entries_dropped: int
+
+
+class SavedStep(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """A plan in flight; the fields mean what they mean in `Awaited`."""
+
+    step: int
+    numbers: list[int]
+    rows: list[int]
+    positions: list[int]
+    drafts: dict[int, tuple[int, ...]]
+    # Numbers of stays that have not ended since.
+    finishing: list[int]
+    is_empty: bool = False
+    num_prefill_tokens: int = 0
+
+
+class SavedPool(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Free and cached blocks in the order in which they are taken, and the names of those that can be found."""
+
+    free: list[int]
+    cached: list[int]
+    names: dict[int, bytes]
+
+
+class SavedRows(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    free: list[int]
+    # (last step that may name it, row)
+    resting: list[tuple[int, int]]
+    untold: list[int]
+
+
+class SavedFaultIsolation(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """The fields mean what they mean in `Suspects`; by_group has the fields of `Suspicion`."""
+
+    by_group: dict[int, tuple[int, dict[int, int]]]
+    lost: dict[int, dict[int, int]]
+    is_isolating: bool
+    alone: int | None
+
+
+class Snapshot(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="snapshot"):
+    settings: CoreSettings
+    stats: CoreStats
+    step: int
+    num_arrivals: int
+    num_stays: int
+    groups: list[SavedGroup]
+    in_flight: list[SavedStep]
+    pool: SavedPool
+    rows: SavedRows
+    free_host_blocks: list[int]
+    # (block, host block) copies that no plan has told yet.
+    swapped_out: list[tuple[int, int]]
+    # (number of the stay, leading blocks it keeps) that no plan has told yet.
+    trimmed: list[tuple[int, int]]
+    suspects: SavedFaultIsolation
+
+
+# --- From a core
+
+
+def save(state: State, num_arrivals: int) -> Snapshot:
+    """Takes time in proportion to the tokens of all live requests, and to the KV blocks."""
+    free, cached, names = state.pool.save()
+    free_rows, resting, untold = state.rows.save()
+    return Snapshot(
+        settings=state.settings,
+        stats=dataclasses.replace(state.stats),
+        step=state.step,
+        num_arrivals=num_arrivals,
+        num_stays=state.running.num_stays,
+        groups=[_save_group(group, state) for group in state.groups.values()],
+        in_flight=[_save_step(awaited) for awaited in state.in_flight],
+        pool=SavedPool(free=free, cached=cached, names=names),
+        rows=SavedRows(free=free_rows, resting=resting, untold=untold),
+        free_host_blocks=state.host_blocks.save(),
+        swapped_out=list(state.swapped_out),
+        # The others have no row any more.
+        trimmed=[(number, kept) for sequence, number, kept in state.trimmed if sequence.number == number],
+        suspects=_save_suspects(state),
+    )
+
+
+def _save_suspects(state: State) -> SavedFaultIsolation:
+    suspects = state.suspects
+    return SavedFaultIsolation(
+        by_group={group: (each.num_failures, dict(each.cleared_at)) for group, each in suspects.by_group.items()},
+        lost={group: dict(choices) for group, choices in suspects.lost.items()},
+        is_isolating=suspects.is_isolating,
+        alone=suspects.alone,
+    )
+
+
+def _save_group(group: Group, state: State) -> SavedGroup:
+    timeline, num_dropped = state.timelines.save(group.number)
+    return SavedGroup(
+        request=dataclasses.replace(group.request, sampling=None),
+        is_queued=state.admission.is_queued(group.number),
+        sequences=[_save_sequence(sequence, state) for sequence in group.sequences.values()],
+        timeline=timeline,
+        num_timeline_entries_dropped=num_dropped,
+    )
+
+
+def _save_sequence(sequence: Sequence, state: State) -> SavedSequence:
+    if sequence.is_decoding:
+        state.decodes.settle(sequence)
+    return SavedSequence(
+        choice=sequence.choice,
+        order=sequence.order,
+        status=sequence.status,
+        output_token_ids=list(sequence.output_token_ids),
+        num_cached_tokens=sequence.num_cached_tokens,
+        num_tokens_when_preempted=sequence.num_tokens_when_preempted,
+        row=sequence.row,
+        number=sequence.number,
+        last_step=sequence.last_step,
+        block_ids=list(sequence.block_ids),
+        num_computed_tokens=sequence.num_computed_tokens,
+        num_published_blocks=sequence.num_published_blocks,
+        is_decoding=sequence.is_decoding,
+        drafts=sequence.drafts,
+        host_blocks=list(sequence.host_blocks),
+        num_swapped_tokens=sequence.num_swapped_tokens,
+    )
+
+
+def _save_step(awaited: Awaited) -> SavedStep:
+    return SavedStep(
+        step=awaited.step,
+        numbers=awaited.numbers.tolist(),
+        rows=awaited.rows.tolist(),
+        positions=awaited.positions.tolist(),
+        drafts=dict(awaited.drafts),
+        finishing=[number for sequence, number in awaited.finishing if sequence.number == number],
+        is_empty=awaited.is_empty,
+        num_prefill_tokens=awaited.num_prefill_tokens,
+    )
+
+
+# --- Into a core
+
+
+def check_sizes(snapshot: Snapshot) -> None:
+    """To be called before a core is made: what its settings have it allocate must be there in the snapshot.
+
+    Raises ValueError.
+    """
+    settings, pool, rows = snapshot.settings, snapshot.pool, snapshot.rows
+    sequences = [sequence for group in snapshot.groups for sequence in group.sequences]
+    held = {block for sequence in sequences for block in sequence.block_ids}
+    for name, size, expected in (
+        ("num_blocks", settings.num_blocks, len(pool.free) + len(pool.cached) + len(held)),
+        (
+            "max_num_seqs",
+            settings.max_num_seqs,
+            len(rows.free) + len(rows.resting) + sum(s.row >= 0 for s in sequences),
+        ),
+        (
+            "num_swap_blocks",
+            settings.num_swap_blocks,
+            len(snapshot.free_host_blocks) + sum(len(sequence.host_blocks) for sequence in sequences),
+        ),
+    ):
+        if size != expected:
+            raise ValueError(f"{name} is {size}, but {expected} are free or held")
+    if not (0 < settings.block_size <= _MOST_TOKENS_A_BLOCK and 0 < settings.max_steps_in_flight <= _MOST_STEPS):
+        raise ValueError(f"block_size={settings.block_size}, max_steps_in_flight={settings.max_steps_in_flight}")
+
+
+def restore(snapshot: Snapshot, state: State) -> None:
+    """state: a new one, made of the snapshot's settings."""
+    for group in snapshot.groups:
+        _restore_group(group, state)
+    by_number = state.running.by_number
+    holders = Counter(block for sequence in by_number.values() for block in sequence.block_ids)
+    pool, rows = snapshot.pool, snapshot.rows
+    state.pool.restore(pool.free, pool.cached, pool.names, holders)
+    state.rows.restore(rows.free, rows.resting, rows.untold)
+    state.host_blocks.restore(snapshot.free_host_blocks)
+    state.running.num_stays = snapshot.num_stays
+    for step in snapshot.in_flight:
+        state.in_flight.add(_restore_step(step, by_number))
+    state.stats = dataclasses.replace(snapshot.stats)
+    state.step = snapshot.step
+    state.swapped_out = list(snapshot.swapped_out)
+    state.trimmed = [(by_number[number], number, kept) for number, kept in snapshot.trimmed]
+    _restore_suspects(snapshot.suspects, state)
+
+
+def _restore_suspects(saved: SavedFaultIsolation, state: State) -> None:
+    suspects = state.suspects
+    suspects.by_group = {
+        group: Suspicion(num_failures=num_failures, cleared_at=dict(cleared_at))
+        for group, (num_failures, cleared_at) in saved.by_group.items()
+    }
+    suspects.lost = {group: dict(choices) for group, choices in saved.lost.items()}
+    suspects.is_isolating, suspects.alone = saved.is_isolating, saved.alone
+
+
+def _restore_group(saved: SavedGroup, state: State) -> None:
+    request = saved.request
+    group = Group(
+        request,
+        eos_token_ids=state.settings.eos_token_ids,
+        block_size=state.settings.block_size,
+        cache_scope=state.prefix_cache.scope_of(request),
+    )
+    state.groups[group.number] = group
+    if saved.is_queued:
+        state.admission.enqueue(request, saved.sequences[0].order[1])
+    if request.deadline is not None:
+        state.deadlines.add(group.number, request.deadline)
+    state.timelines.restore(group.number, request.request_id, saved.timeline, saved.num_timeline_entries_dropped)
+    for each in saved.sequences:
+        sequence = _restore_sequence(each, group)
+        group.sequences[sequence.choice] = sequence
+        if sequence.status is SequenceStatus.RUNNING:
+            state.running.restore(sequence, is_decoding=each.is_decoding)
+            state.end_tokens.add(sequence.end_token_ids)
+        else:
+            state.waiting.push(sequence)
+
+
+def _restore_sequence(saved: SavedSequence, group: Group) -> Sequence:
+    sequence = Sequence(group, ChoiceStart(choice=saved.choice), saved.order)
+    sequence.status = saved.status
+    sequence.output_token_ids = array("i", saved.output_token_ids)
+    sequence.num_cached_tokens = saved.num_cached_tokens
+    sequence.num_tokens_when_preempted = saved.num_tokens_when_preempted
+    sequence.row, sequence.number, sequence.last_step = saved.row, saved.number, saved.last_step
+    sequence.block_ids = list(saved.block_ids)
+    sequence.num_computed_tokens = saved.num_computed_tokens
+    sequence.num_published_blocks = saved.num_published_blocks
+    sequence.drafts = saved.drafts
+    sequence.host_blocks, sequence.num_swapped_tokens = list(saved.host_blocks), saved.num_swapped_tokens
+    return sequence
+
+
+def _restore_step(saved: SavedStep, by_number: dict[int, Sequence]) -> Awaited:
+    return Awaited(
+        step=saved.step,
+        numbers=np.array(saved.numbers, np.int64),
+        rows=np.array(saved.rows, np.uint16),
+        positions=np.array(saved.positions, np.int64),
+        # Where they are among the decodes is looked up.
+        decodes_version=None,
+        drafts=dict(saved.drafts),
+        finishing=[(by_number[number], number) for number in saved.finishing],
+        is_empty=saved.is_empty,
+        num_prefill_tokens=saved.num_prefill_tokens,
+    )

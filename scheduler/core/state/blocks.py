@@ -1,0 +1,289 @@
+"""KV blocks: hands them out by number, counts their holders, and finds full ones by hash so that sequences share
+prefixes.
+"""
+
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Reversible
+
+from runtime.block_hashes import hash_block, hash_scope, scope_of
+from scheduler.core.messages import BlockRemoved, BlockStored, CacheCleared, CacheEvent, GroupRequest
+from scheduler.core.state.request import Group, Sequence
+
+
+def num_blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-num_tokens // block_size)
+
+
+class BlockPool:
+    """Blocks 1..num_blocks; 0 is the null block and never given out.
+
+    A block is used (someone holds it), cached (nobody does, but its content is published and can be held again) or
+    free. Free blocks are taken before cached ones; of these, the one unused for longest goes first. Every operation is
+    O(1) a block.
+    """
+
+    def __init__(self, num_blocks: int, *, keep_unused: bool = True) -> None:
+        """keep_unused: published blocks that nobody holds stay cached until needed; otherwise they are free."""
+        self._keep_unused = keep_unused
+        # None: nobody wants them.
+        self._events: list[CacheEvent] | None = None
+        self.reset(num_blocks)
+
+    def reset(self, num_blocks: int) -> None:
+        """Forgets every block and every content."""
+        if self._events is not None:
+            self._events.append(CacheCleared())
+        self.num_blocks = num_blocks
+        # Low numbers go first.
+        self._free = list(range(num_blocks, 0, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # longest unused first
+        self._num_holders = [0] * (num_blocks + 1)
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_available
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken at once."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def names(self) -> list[bytes]:
+        """Of the blocks that can be found."""
+        return list(self._block_of)
+
+    def fits(self, shared: Iterable[int], count: int) -> bool:
+        """Whether `count` blocks could be taken after holding the `shared` ones."""
+        num_holders = self._num_holders
+        return count + sum(not num_holders[block] for block in shared) <= self.num_available
+
+    def take(self, count: int) -> list[int]:
+        """Blocks of unknown content, each with one holder. There must be enough available."""
+        assert count <= self.num_available
+        free = self._free
+        while len(free) < count:
+            block, _ = self._cached.popitem(last=False)
+            self.unpublish(block)
+            free.append(block)
+        blocks = free[: -count - 1 : -1] if count else []
+        del free[len(free) - count :]
+        for block in blocks:
+            self._num_holders[block] = 1
+        return blocks
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Adds a holder to blocks that are used or cached."""
+        for block in blocks:
+            if not self._num_holders[block]:
+                del self._cached[block]
+            self._num_holders[block] += 1
+
+    def release(self, blocks: Reversible[int]) -> None:
+        """Takes a holder from each of a sequence's blocks, the last first: a shorter prefix is more useful to keep."""
+        num_holders = self._num_holders
+        for block in reversed(blocks):
+            num_holders[block] -= 1
+            if num_holders[block]:
+                continue
+            if self._keep_unused and block in self._hash_of:
+                self._cached[block] = None
+            else:
+                self.unpublish(block)
+                self._free.append(block)
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The block with this content, used or cached."""
+        return self._block_of.get(block_hash)
+
+    def publish(self, block: int, block_hash: bytes) -> None:
+        """Lets others find a held block by its content. The first of equal content stays the one that is found."""
+        assert self._num_holders[block] > 0
+        assert block not in self._hash_of
+        if self._block_of.setdefault(block_hash, block) == block:
+            self._hash_of[block] = block_hash
+            if self._events is not None:
+                self._events.append(BlockStored(block_hash))
+
+    def unpublish(self, block: int) -> None:
+        """Nobody finds the block any more. It must not be cached."""
+        block_hash = self._hash_of.pop(block, None)
+        if block_hash is not None:
+            del self._block_of[block_hash]
+            if self._events is not None:
+                self._events.append(BlockRemoved(block_hash))
+
+    def unpublish_all(self) -> int:
+        """Nobody finds any block any more; cached ones are free. Returns how many could be found."""
+        num_found = len(self._block_of)
+        # In the order in which they would have been taken.
+        self._free[:0] = reversed(self._cached)
+        self._cached.clear()
+        self._hash_of.clear()
+        self._block_of.clear()
+        if self._events is not None:
+            self._events.append(CacheCleared())
+        return num_found
+
+    # --- Events
+
+    def watch(self, enabled: bool) -> None:
+        """Keeps events for `take_events` from now on, beginning with what can be found now; or stops."""
+        self._events = [CacheCleared(), *map(BlockStored, self._block_of)] if enabled else None
+
+    def take_events(self) -> list[CacheEvent]:
+        """Changes since the last call, in order."""
+        if not self._events:
+            return []
+        events, self._events = self._events, []
+        return events
+
+    # --- As it is
+
+    def save(self) -> tuple[list[int], list[int], dict[int, bytes]]:
+        """Free blocks, cached ones, and the names of those that can be found: for `restore`."""
+        return list(self._free), list(self._cached), dict(self._hash_of)
+
+    def restore(self, free: list[int], cached: list[int], names: dict[int, bytes], holders: Counter[int]) -> None:
+        """What `save` gave, and the number of holders of each used block. Nobody watches the cache yet."""
+        self._free, self._cached = list(free), OrderedDict.fromkeys(cached)
+        self._hash_of, self._block_of = dict(names), {name: block for block, name in names.items()}
+        for block, count in holders.items():
+            self._num_holders[block] = count
+
+    def check_integrity(self, holders: Counter[int]) -> None:
+        """Asserts that the pool agrees with itself and with `holders`, the number of holders of each used block."""
+        free, cached = set(self._free), set(self._cached)
+        used = {block for block, count in enumerate(self._num_holders) if count}
+        assert len(free) == len(self._free), "a block is free twice"
+        assert len(free) + len(cached) + len(used) == self.num_blocks, "a block is lost, or in two states"
+        assert free | cached | used == set(range(1, self.num_blocks + 1)), "a block is lost, or 0 given out"
+        assert self.num_used == len(used)
+        assert {block: self._num_holders[block] for block in used} == dict(holders), "counts and holders differ"
+        assert {block: h for h, block in self._block_of.items()} == self._hash_of, "hashes and blocks differ"
+        assert cached <= self._hash_of.keys(), "a cached block has no hash"
+        assert not free & self._hash_of.keys(), "a free block can be found"
+
+
+class HostBlocks:
+    """Blocks 0..num_blocks-1 of the workers' swap pool. Each belongs to one sequence."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.reset(num_blocks)
+
+    def reset(self, num_blocks: int) -> None:
+        """The workers have forgotten what is in them."""
+        self.num_blocks = num_blocks
+        # Low numbers go first.
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """There must be enough."""
+        assert count <= len(self._free)
+        return [self._free.pop() for _ in range(count)]
+
+    def release(self, blocks: list[int]) -> None:
+        """What is in them is not needed any more once the plan being made has been carried out."""
+        self._free += reversed(blocks)
+
+    def save(self) -> list[int]:
+        """The free blocks: for `restore`."""
+        return list(self._free)
+
+    def restore(self, free: list[int]) -> None:
+        """What `save` gave; sequences hold the others."""
+        self._free = list(free)
+
+    def check_integrity(self, held: list[int]) -> None:
+        """Asserts that every block is either free or held by one sequence."""
+        assert sorted(self._free + held) == list(range(self.num_blocks)), "a host block is lost, or held twice"
+
+
+class PrefixCache:
+    """Blocks are named over known tokens only, as soon as a step that computes the last of them is planned.
+
+    If it is not enabled, the choices of one group still share their prompt's blocks, and only they do.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._enabled = enabled
+
+    def scope_of(self, request: GroupRequest) -> bytes:
+        """What besides tokens must be equal for two sequences to share blocks."""
+        if self._enabled:
+            return scope_of(request.cache_salt)
+        return hash_scope(b"group", request.group.to_bytes(8, "little"))
+
+    def reads(self, sequence: Sequence) -> bool:
+        """False if nothing is looked up for it: nothing could be found, or it computes all its prompt for logprobs."""
+        return sequence.may_read_prefix_cache and self._num_nameable(sequence.group) > 0
+
+    def match(self, sequence: Sequence) -> list[int]:
+        """The blocks of the longest known prefix, not held yet. At least one token is left to compute: the next one is
+        sampled from its logits."""
+        if not self.reads(sequence):
+            return []
+        blocks: list[int] = []
+        for index in range(min((sequence.num_tokens - 1) // self._block_size, self._num_nameable(sequence.group))):
+            block = self._pool.find(self._name(sequence, index))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def publish(self, sequence: Sequence) -> None:
+        """Publishes the blocks that computed, known tokens fill. They may be computed in the very step being planned:
+        each layer writes all KV before any attention reads it, so a reader can share the step with the writer."""
+        first, block_size = sequence.num_published_blocks, self._block_size
+        num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // block_size
+        if num_full <= first:
+            return
+        names, start = sequence.block_names, first * block_size - sequence.num_prompt_tokens
+        if start >= 0 and num_full == first + 1 and len(names) == first and self._enabled:
+            # One more block of output: what 1 of block_size decodes does in every step.
+            parent = names[-1] if names else sequence.group.cache_scope
+            name = hash_block(parent, sequence.output_token_ids[start : start + block_size].tobytes())
+            names.append(name)
+            self._pool.publish(sequence.block_ids[first], name)
+            sequence.num_published_blocks = num_full
+            return
+        for index in range(first, min(num_full, self._num_nameable(sequence.group))):
+            self._pool.publish(sequence.block_ids[index], self._name(sequence, index))
+            sequence.num_published_blocks = index + 1
+
+    def _num_nameable(self, group: Group) -> int:
+        if self._enabled:
+            return sys.maxsize
+        return group.num_prompt_blocks if group.num_choices > 1 else 0
+
+    def _name(self, sequence: Sequence, index: int) -> bytes:
+        """The name of block `index`, which must be full of known tokens."""
+        names, group = sequence.block_names, sequence.group
+        while (num_named := len(names)) <= index:
+            if num_named < len(group.prompt_block_names):
+                names.append(group.prompt_block_names[num_named])
+                continue
+            start = num_named * self._block_size
+            parent = names[-1] if names else group.cache_scope
+            names.append(hash_block(parent, sequence.token_bytes(start, start + self._block_size)))
+            if num_named < group.num_prompt_blocks:
+                group.prompt_block_names.append(names[-1])
+        return names[index]

@@ -1,0 +1,189 @@
+"""What the core knows of a request: a group, and its sequences with their status."""
+
+from array import array
+from enum import Enum
+
+from runtime.block_hashes import token_bytes
+from scheduler.core.messages import ChoiceStart, FinishReason, GroupRequest, SequenceEnd, SequenceKey
+
+# Sorts sequences for running, waiting and preemption: a policy's order of the group, then the choice's place in it.
+Order = tuple[float, int, int]
+
+
+class SequenceStatus(Enum):
+    # Has never run.
+    WAITING = "waiting"
+    # Holds a row and blocks.
+    RUNNING = "running"
+    # Has run and lost row and blocks; comes back when its whole context fits.
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class Group:
+    """One request: a prompt, its unfinished choices, and what they share."""
+
+    __slots__ = (
+        "cache_scope", "end_token_ids", "num_choices", "num_prompt_blocks", "num_prompt_tokens", "prompt_block_names",
+        "prompt_token_bytes", "request", "sequences",
+    )  # fmt: skip
+
+    def __init__(
+        self, request: GroupRequest, *, eos_token_ids: frozenset[int], block_size: int, cache_scope: bytes
+    ) -> None:
+        self.request = request
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        # Those that the prompt fills: choices can share them.
+        self.num_prompt_blocks = self.num_prompt_tokens // block_size
+        self.num_choices = len(request.choices)
+        stop = request.stop
+        self.end_token_ids = stop.stop_token_ids if stop.ignore_eos else stop.stop_token_ids | eos_token_ids
+        self.sequences: dict[int, Sequence] = {}  # the live ones, by choice
+        self.cache_scope = cache_scope
+        self.prompt_token_bytes = token_bytes(request.prompt_token_ids)
+        self.prompt_block_names: list[bytes] = []
+
+    @property
+    def number(self) -> int:
+        return self.request.group
+
+    @property
+    def is_computing_prompt(self) -> bool:
+        """One of its choices is at it, and the others could share what it has done."""
+        if self.num_choices == 1 or not self.num_prompt_blocks:
+            return False
+        return any(
+            sequence.status is SequenceStatus.RUNNING
+            and not sequence.is_decoding
+            and sequence.num_computed_tokens < self.num_prompt_tokens
+            for sequence in self.sequences.values()
+        )
+
+
+class Sequence:
+    """One choice of a group. Its KV is valid for num_computed_tokens, which each step lets catch up with num_tokens.
+
+    While `Decodes` holds it, num_computed_tokens and output_token_ids lag behind; `Decodes.settle` updates them.
+    """
+
+    __slots__ = (
+        "block_ids", "block_names", "choice", "drafts", "end_token_ids", "group", "host_blocks", "is_decoding", "key",
+        "last_step", "max_tokens", "num_cached_tokens", "num_computed_tokens", "num_prompt_tokens",
+        "num_published_blocks", "num_swapped_tokens", "num_tokens_when_preempted", "number", "order",
+        "output_token_ids", "row", "status",
+    )  # fmt: skip
+
+    def __init__(self, group: Group, start: ChoiceStart, order: Order) -> None:
+        self.group = group
+        self.choice = start.choice
+        self.key: SequenceKey = (group.number, start.choice)
+        self.order = order
+        self.status = SequenceStatus.WAITING
+        self.num_prompt_tokens = group.num_prompt_tokens
+        self.output_token_ids = array("i", start.output_token_ids)
+        # Two of the stop rules again, where a step finds them at once.
+        self.end_token_ids = group.end_token_ids
+        self.max_tokens = group.request.stop.max_tokens
+        # Counts the tokens of steps in flight as computed.
+        self.num_computed_tokens = 0
+        # Prompt tokens found in the prefix cache when it first ran.
+        self.num_cached_tokens = 0
+        self.block_ids: list[int] = []
+        # Leading blocks that the prefix cache knows, under this sequence's block or an equal one.
+        self.num_published_blocks = 0
+        self.block_names: list[bytes] = []
+        # Where its KV is while it waits, if it was swapped, and of how many tokens.
+        self.host_blocks: list[int] = []
+        self.num_swapped_tokens = 0
+        # When it was last preempted for want of blocks; below 0: never.
+        self.num_tokens_when_preempted = -1
+        # Of the present stay. Row and number are -1 when not running; last_step names it, but not if it is decoding.
+        self.row = -1
+        self.number = -1
+        self.last_step = 0
+        self.is_decoding = False
+        # To be tried after the known tokens.
+        self.drafts: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def max_num_tokens_with_kv(self) -> int:
+        """The last token that a sequence may have is never computed, only sampled."""
+        return self.num_prompt_tokens + self.max_tokens - 1
+
+    @property
+    def may_read_prefix_cache(self) -> bool:
+        """False for the first choice of a group that wants prompt logprobs, until its prompt has been computed."""
+        request = self.group.request
+        return not (
+            request.bypass_prefix_cache and self.choice == request.choices[0].choice and not self.output_token_ids
+        )
+
+    def token_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
+        """Prompt and output token ids at positions start to stop (default: all), as a new list."""
+        stop = self.num_tokens if stop is None else stop
+        num_prompt_tokens = self.num_prompt_tokens
+        token_ids = list(self.group.request.prompt_token_ids[start:stop])
+        if stop > num_prompt_tokens:
+            token_ids += self.output_token_ids[max(start - num_prompt_tokens, 0) : stop - num_prompt_tokens]
+        return token_ids
+
+    def token_bytes(self, start: int, stop: int) -> bytes:
+        """The same as int32, little-endian."""
+        num_prompt_tokens = self.num_prompt_tokens
+        if start >= num_prompt_tokens:
+            return self.output_token_ids[start - num_prompt_tokens : stop - num_prompt_tokens].tobytes()
+        ids = self.group.prompt_token_bytes[4 * start : 4 * stop]
+        if stop > num_prompt_tokens:
+            ids += self.output_token_ids[: stop - num_prompt_tokens].tobytes()
+        return ids
+
+    def ending(self) -> tuple[FinishReason, int | None] | None:
+        """Whether the last output token ends it: the reason, and the id if one of the request's own stop tokens did.
+
+        Admission keeps prompt + max_tokens within max_model_len, so that max_tokens bounds both.
+        """
+        stop, num_output_tokens = self.group.request.stop, len(self.output_token_ids)
+        if num_output_tokens and num_output_tokens >= stop.min_tokens:
+            last = self.output_token_ids[-1]
+            if last in self.end_token_ids:
+                is_eos = last not in stop.stop_token_ids
+                return FinishReason.STOP, None if is_eos else last
+        return (FinishReason.LENGTH, None) if num_output_tokens >= stop.max_tokens else None
+
+    def end(self, reason: FinishReason, stop_token_id: int | None = None, *, message: str = "") -> SequenceEnd:
+        """What is told of its end."""
+        return SequenceEnd(
+            key=self.key,
+            reason=reason,
+            stop_token_id=stop_token_id,
+            num_cached_tokens=self.num_cached_tokens,
+            message=message,
+        )
+
+    def start(self, *, row: int, number: int, block_ids: list[int], num_computed_tokens: int) -> None:
+        assert self.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
+        self.status = SequenceStatus.RUNNING
+        self.row, self.number = row, number
+        self.block_ids, self.num_computed_tokens = block_ids, num_computed_tokens
+
+    def preempt(self) -> None:
+        """The caller has given back row and blocks."""
+        assert self.status is SequenceStatus.RUNNING
+        self.status = SequenceStatus.PREEMPTED
+        self._forget_stay()
+
+    def finish(self) -> None:
+        """The caller has given back row and blocks."""
+        assert self.status is not SequenceStatus.FINISHED
+        self.status = SequenceStatus.FINISHED
+        self._forget_stay()
+
+    def _forget_stay(self) -> None:
+        self.row = self.number = -1
+        self.block_ids = []
+        self.drafts = ()
+        self.last_step = self.num_computed_tokens = self.num_published_blocks = 0

@@ -1,0 +1,213 @@
+"""What the core knows, and the transitions of a sequence that touch several parts of it."""
+
+from collections.abc import Iterable
+
+from scheduler.core.messages import (
+    CoreSettings,
+    CoreStats,
+    FinishReason,
+    Moment,
+    Preempted,
+    PreemptionReason,
+    SequenceEnd,
+)
+from scheduler.core.state.blocks import BlockPool, HostBlocks, PrefixCache, num_blocks_for
+from scheduler.core.state.decodes import Decodes, EndTokens
+from scheduler.core.state.fault_isolation import FaultIsolation
+from scheduler.core.state.queue import Admission, Deadlines, WaitingQueue
+from scheduler.core.state.request import Group, Sequence, SequenceStatus
+from scheduler.core.state.running import InFlight, Rows, Running
+from scheduler.core.state.timelines import Timelines
+
+
+class State:
+    """The parts of a core, which its planner and its results share."""
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self.settings = settings
+        self.admission = Admission(settings)
+        self.pool = BlockPool(settings.num_blocks, keep_unused=settings.enable_prefix_caching)
+        self.host_blocks = HostBlocks(settings.num_swap_blocks)
+        self.prefix_cache = PrefixCache(self.pool, settings.block_size, enabled=settings.enable_prefix_caching)
+        self.rows = Rows(settings.max_num_seqs)
+        self.decodes = Decodes(settings.max_num_seqs, settings.block_size, settings.max_steps_in_flight)
+        self.running = Running(self.rows, self.pool, self.decodes)
+        self.waiting = WaitingQueue()
+        self.in_flight = InFlight()
+        self.suspects = FaultIsolation()
+        self.deadlines = Deadlines()
+        self.end_tokens = EndTokens()
+        self.groups: dict[int, Group] = {}
+        self.timelines = Timelines(settings.max_finished_timelines)
+        self.stats = CoreStats()
+        # To be taken by the caller.
+        self.ends: list[SequenceEnd] = []
+        self.preemptions: list[Preempted] = []
+        self.displaced: list[int] = []
+        # Of the last plan made.
+        self.step = 0
+        # (block, host block) copies that no plan has told yet.
+        self.swapped_out: list[tuple[int, int]] = []
+        # (sequence, its number then, leading blocks it keeps) that no plan has told yet.
+        self.trimmed: list[tuple[Sequence, int, int]] = []
+
+    def sequences(self) -> Iterable[Sequence]:
+        """All that are live."""
+        return (sequence for group in self.groups.values() for sequence in group.sequences.values())
+
+    # --- Transitions
+
+    def preempt(self, sequence: Sequence, now: float) -> None:
+        """For want of blocks."""
+        swapped = self._put_back(sequence, PreemptionReason.NO_BLOCKS, now)
+        sequence.num_tokens_when_preempted = sequence.num_tokens
+        stats = self.stats
+        stats.num_preemptions += 1
+        stats.num_swaps += swapped
+        self.preemptions.append(
+            Preempted(
+                key=sequence.key,
+                request_id=sequence.group.request.request_id,
+                swapped=swapped,
+                num_preemptions=stats.num_preemptions,
+            )
+        )
+
+    def set_aside(self, sequence: Sequence, now: float) -> None:
+        """For another one to be computed alone."""
+        self._put_back(sequence, PreemptionReason.SET_ASIDE, now)
+
+    def _put_back(self, sequence: Sequence, reason: PreemptionReason, now: float) -> bool:
+        """It waits in its old place, its KV in host blocks if it is to be swapped: whether it was."""
+        if sequence.is_decoding:
+            self.decodes.settle(sequence)
+        self.prefix_cache.publish(sequence)
+        num_lost = min(sequence.num_computed_tokens, sequence.num_tokens)
+        swapped = self.settings.preemption_mode == "swap" and self._swap_out(sequence, num_lost)
+        self.running.remove(sequence, last_step=self.in_flight.last_step)
+        self._wait_again(sequence)
+        self._note(sequence, Moment.PREEMPTED, now, num_tokens=num_lost, reason=reason.value)
+        return swapped
+
+    def _swap_out(self, sequence: Sequence, num_tokens: int) -> bool:
+        """False if there is no room: it is computed again then."""
+        num_blocks = num_blocks_for(num_tokens, self.settings.block_size)
+        if not 0 < num_blocks <= self.host_blocks.num_free:
+            return False
+        sequence.host_blocks = self.host_blocks.take(num_blocks)
+        sequence.num_swapped_tokens = num_tokens
+        self.swapped_out += zip(sequence.block_ids, sequence.host_blocks, strict=False)  # look-ahead blocks stay
+        self.stats.num_blocks_swapped_out += num_blocks
+        return True
+
+    def release_host_blocks(self, sequence: Sequence) -> None:
+        self.host_blocks.release(sequence.host_blocks)
+        sequence.host_blocks, sequence.num_swapped_tokens = [], 0
+
+    def lose_workers(self, now: float) -> None:
+        """All that runs waits again; plans in flight are void; rows, blocks and host blocks hold nothing."""
+        self.suspects.lost = self._tokens_in_flight()
+        for sequence in self.running.forget():
+            num_lost = min(sequence.num_computed_tokens, sequence.num_tokens)
+            self._wait_again(sequence)
+            reason = PreemptionReason.WORKERS_LOST.value
+            self._note(sequence, Moment.PREEMPTED, now, num_tokens=num_lost, reason=reason)
+        for sequence in self.sequences():
+            self.release_host_blocks(sequence)
+        self.host_blocks.reset(self.host_blocks.num_blocks)
+        self.in_flight.clear()
+        self.swapped_out.clear()
+        self.trimmed.clear()
+        self.step = 0
+
+    def _tokens_in_flight(self) -> dict[int, dict[int, int]]:
+        """By group and choice of those in steps in flight: their tokens, once those steps have returned."""
+        first_step, found = self.in_flight.first_step, {}
+        if not first_step:
+            return found
+        sampling = self.in_flight.numbers
+        for number, sequence in self.running.by_number.items():
+            if number in sampling or (not sequence.is_decoding and sequence.last_step >= first_step):
+                num_tokens = self.decodes.num_planned(sequence) if sequence.is_decoding else sequence.num_tokens + 1
+                found.setdefault(sequence.group.number, {})[sequence.choice] = num_tokens
+        return found
+
+    def clear_suspects(self) -> None:
+        """Whoever has got past the steps that failed is suspected no longer."""
+        for number, suspicion in list(self.suspects.by_group.items()):
+            sequences = self.groups[number].sequences
+            for choice, num_tokens in suspicion.cleared_at.items():
+                sequence = sequences.get(choice)
+                if sequence is not None and self.num_known(sequence) < num_tokens:
+                    break
+            else:
+                self.suspects.forget(number)
+
+    def num_known(self, sequence: Sequence) -> int:
+        """Its num_tokens, whether it decodes or not."""
+        return self.decodes.num_known(sequence) if sequence.is_decoding else sequence.num_tokens
+
+    def _wait_again(self, sequence: Sequence) -> None:
+        """The caller has seen to row and blocks."""
+        self.end_tokens.remove(sequence.end_token_ids)
+        sequence.preempt()
+        self.waiting.push(sequence)
+
+    def retire(self, sequence: Sequence, reason: FinishReason, now: float, *, cause: str = "") -> None:
+        """Finishes a sequence, wherever it is. cause: what there is to say besides the reason."""
+        group = sequence.group
+        if sequence.status is SequenceStatus.RUNNING:
+            if sequence.is_decoding:
+                self.decodes.settle(sequence)
+            if reason is not FinishReason.ERROR:
+                self.prefix_cache.publish(sequence)
+            self.end_tokens.remove(sequence.end_token_ids)
+            self.running.remove(sequence, last_step=self.in_flight.last_step)
+        else:
+            self.waiting.remove(sequence)
+        self.release_host_blocks(sequence)
+        sequence.finish()
+        num_output_tokens = len(sequence.output_token_ids)
+        why = f"{reason.value}: {cause}" if cause else reason.value
+        self._note(sequence, Moment.FINISHED, now, num_tokens=num_output_tokens, reason=why)
+        del group.sequences[sequence.choice]
+        if not group.sequences:
+            del self.groups[group.number]
+            self.deadlines.remove(group.number)
+            self.admission.dequeue(group.number)
+            self.timelines.finish(group.number)
+            self.suspects.forget(group.number)
+
+    def fail(self, sequence: Sequence, message: str, now: float) -> SequenceEnd:
+        # What it computed, or read, may be what is wrong: nobody shall find it any more.
+        for block in sequence.block_ids:
+            self.pool.unpublish(block)
+        self.retire(sequence, FinishReason.ERROR, now, cause=message)
+        return sequence.end(FinishReason.ERROR, message=message)
+
+    def _note(self, sequence: Sequence, moment: Moment, now: float, *, num_tokens: int, reason: str) -> None:
+        self.timelines.add(
+            sequence.group.number, moment, now, choice=sequence.choice, num_tokens=num_tokens, reason=reason
+        )
+
+    # --- Integrity
+
+    def check_integrity(self) -> None:
+        """Asserts that everything counted in two places is counted alike. Slow: for tests, and when idle."""
+        self.running.check_integrity()
+        live, block_size = list(self.sequences()), self.settings.block_size
+        assert len(live) == len(self.running) + len(self.waiting)
+        for sequence in live:
+            is_running = sequence.status is SequenceStatus.RUNNING
+            assert is_running == (self.running.by_number.get(sequence.number) is sequence) == bool(sequence.block_ids)
+            assert sequence.num_computed_tokens <= len(sequence.block_ids) * block_size
+            assert not (is_running and sequence.host_blocks), "a sequence that runs holds host blocks"
+            assert num_blocks_for(sequence.num_swapped_tokens, block_size) == len(sequence.host_blocks)
+            if not sequence.is_decoding and not sequence.drafts:
+                assert sequence.num_computed_tokens <= sequence.num_tokens
+        self.host_blocks.check_integrity([block for sequence in live for block in sequence.host_blocks])
+        self.end_tokens.check_integrity(sequence.end_token_ids for sequence in self.running.by_number.values())
+        assert all(group.sequences for group in self.groups.values()), "a group has no sequence left"
+        self.timelines.check_integrity(self.groups)
+        self.suspects.check_integrity(self.groups)
+        assert self.in_flight or not any(sequence.last_step > self.step for sequence in live)

@@ -1,0 +1,123 @@
+"""What happened to each request and when, for `octavo explain`: live ones, and the latest of those that have finished.
+
+Entries are made when something changes, never for a decode step, so that their number hardly grows with the output.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterator
+
+from scheduler.core.messages import Moment, Timeline, TimelineEntry
+
+# Of a very long timeline the first and the last so many entries are kept: how it began, and what it is at now. Together
+# they hold the four that each of 64 choices has at least.
+_NUM_FIRST = _NUM_LAST = 128
+
+# Moment's value, time, choice, step, num_tokens, reason.
+Entry = tuple[str, float, int, int, int, str]
+
+
+class _Record:
+    """One group's entries: plain tuples, for there may be a hundred thousand groups waiting."""
+
+    __slots__ = ("_first", "_last", "num_dropped", "request_id")
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.num_dropped = 0
+        self._first: list[Entry] = []
+        self._last: deque[Entry] | None = None  # once `_first` is full
+
+    def append(self, entry: Entry) -> None:
+        if len(self._first) < _NUM_FIRST:
+            self._first.append(entry)
+            return
+        if self._last is None:
+            self._last = deque(maxlen=_NUM_LAST)
+        self.num_dropped += len(self._last) == _NUM_LAST
+        self._last.append(entry)
+
+    def __iter__(self) -> Iterator[Entry]:
+        yield from self._first
+        yield from self._last or ()
+
+    def timeline(self, *, is_finished: bool) -> Timeline:
+        entries = tuple(
+            TimelineEntry(
+                moment=Moment(moment), time=time, choice=choice, step=step, num_tokens=num_tokens, reason=reason
+            )
+            for moment, time, choice, step, num_tokens, reason in self
+        )
+        return Timeline(
+            request_id=self.request_id, entries=entries, num_dropped=self.num_dropped, is_finished=is_finished
+        )
+
+
+class Timelines:
+    """The timelines of one core. Each group begins, gets entries, and finishes; then it may be forgotten any time."""
+
+    def __init__(self, max_finished: int) -> None:
+        """max_finished: finished groups that are kept; the one that finished first goes first."""
+        self._live: dict[int, _Record] = {}
+        self._max_finished = max_finished
+        # By group as well, in the order in which they finished.
+        self._finished: OrderedDict[int, _Record] = OrderedDict()
+
+    def begin(self, group: int, request_id: str) -> None:
+        """`group` must not be live."""
+        assert group not in self._live, f"group {group} is live"
+        self._live[group] = _Record(request_id)
+
+    def add(
+        self,
+        group: int,
+        moment: Moment,
+        now: float,
+        *,
+        choice: int,
+        step: int = 0,
+        num_tokens: int = 0,
+        reason: str = "",
+    ) -> None:
+        """Something happened to a choice of a live group. The fields mean what they mean in TimelineEntry."""
+        self._live[group].append((moment.value, now, choice, step, num_tokens, reason))
+
+    def finish(self, group: int) -> None:
+        """A live group has no sequences left: no more entries will come."""
+        self._finished[group] = self._live.pop(group)
+        if len(self._finished) > self._max_finished:
+            self._finished.popitem(last=False)
+
+    def save(self, group: int) -> tuple[list[Entry], int]:
+        """The entries of a live group, and how many were dropped: for `restore`."""
+        record = self._live[group]
+        return list(record), record.num_dropped
+
+    def restore(self, group: int, request_id: str, entries: list[Entry], num_dropped: int) -> None:
+        """Begins with what `save` gave."""
+        self.begin(group, request_id)
+        record = self._live[group]
+        for entry in entries:
+            record.append(entry)
+        record.num_dropped = num_dropped
+
+    def of(self, group: int) -> Timeline | None:
+        """Of a live group, or one of the latest finished ones."""
+        if (live := self._live.get(group)) is not None:
+            return live.timeline(is_finished=False)
+        finished = self._finished.get(group)
+        return None if finished is None else finished.timeline(is_finished=True)
+
+    def explain(self, request_id: str) -> list[Timeline]:
+        """The timelines of all groups of that name, oldest first. Looks at every group: for people, not for steps."""
+        found = [
+            record.timeline(is_finished=True) for record in self._finished.values() if record.request_id == request_id
+        ]
+        found += [
+            record.timeline(is_finished=False) for record in self._live.values() if record.request_id == request_id
+        ]
+        return sorted(found, key=lambda timeline: timeline.entries[0].time if timeline.entries else float("inf"))
+
+    def check_integrity(self, live: Collection[int]) -> None:
+        """Asserts that the live timelines are those of the `live` groups, and that none of them is empty."""
+        assert self._live.keys() == set(live), "timelines and groups differ"
+        assert all(any(True for _ in record) for record in self._live.values()), "a live group has no entries"

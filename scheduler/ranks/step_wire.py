@@ -1,0 +1,303 @@
+"""The scheduler's end of the step wire: its socket, plans and results as bytes, and how long steps have been out."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from protos import inference_pb2, step_pb2
+from runtime.wire import PROMPT_LOGPROBS_FRAME_BYTES, STEP_MESSAGE_BYTES, plan_digest
+from scheduler.core.messages import Plan, PlannedRow, Result, SequenceKey
+from scheduler.sockets import bind_zmq
+
+
+class StepClock:
+    """Steps return in the order in which they were sent; a worker begins one when it has finished the one before."""
+
+    def __init__(self) -> None:
+        self._sent: deque[tuple[int, float]] = deque()
+        self._last_return = 0.0
+
+    @property
+    def awaited(self) -> int | None:
+        """The step whose result is next; None if none is in flight."""
+        return self._sent[0][0] if self._sent else None
+
+    def elapsed(self, now: float) -> float:
+        """Seconds since the workers could begin the step that is awaited."""
+        return now - max(self._sent[0][1], self._last_return) if self._sent else 0.0
+
+    def send(self, step: int, now: float) -> None:
+        self._sent.append((step, now))
+
+    def finish(self, now: float) -> None:
+        """The awaited step has returned."""
+        self._sent.popleft()
+        self._last_return = now
+
+    def clear(self) -> None:
+        """What was in flight is void."""
+        self._sent.clear()
+
+
+# Plans that may wait for a rank that does not read: more than are ever in flight (max_steps_in_flight is 64 at most),
+# so that a full queue means trouble.
+_SEND_QUEUE = 128
+_SHUTDOWN_LINGER_MS = 1000
+_MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+class RankSocket:
+    """A ROUTER that says when a peer is not there, or does not read. For one thread."""
+
+    def __init__(self, context: zmq.Context, endpoint: str, curve_dir: Path | None) -> None:
+        """Raises AddressError or CurveError."""
+        self.socket = bind_zmq(context, endpoint, curve_dir, max_message_bytes=STEP_MESSAGE_BYTES, queue=_SEND_QUEUE)
+        self.monitor = self.socket.get_monitor_socket(_MONITORED)
+
+    def receive(self) -> list[bytes] | None:
+        """The next message, the peer's identity first; None if there is none yet."""
+        try:
+            return self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def next_connection_event(self) -> int | None:
+        """zmq.EVENT_DISCONNECTED and its kin; None if there is none."""
+        try:
+            return parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"]
+        except zmq.Again:
+            return None
+
+    def send(self, identity: bytes, message: step_pb2.SchedulerToWorker) -> bool:
+        """False if the peer is not there, or does not read."""
+        return not self.send_frame(identity, message.SerializeToString())
+
+    def send_frame(self, identity: bytes, frame: bytes) -> str:
+        """Empty if it is sent; else why the peer does not take it."""
+        try:
+            self.socket.send_multipart([identity, frame], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return str(error.strerror)
+            raise
+        return ""
+
+    def is_reachable(self, identity: bytes) -> bool:
+        """ROUTER_MANDATORY tells who is there."""
+        return self.send(identity, step_pb2.SchedulerToWorker(probe=step_pb2.Probe()))
+
+    def shut_down(self, identity: bytes, reason: str, *, permanent: bool) -> None:
+        """Sends a rank home. reason: empty for an orderly end."""
+        self.send(identity, step_pb2.SchedulerToWorker(shutdown=step_pb2.Shutdown(reason=reason, permanent=permanent)))
+
+    def close(self) -> None:
+        """What was sent last gets a moment to leave."""
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=_SHUTDOWN_LINGER_MS)
+
+
+_INT64, _INT32 = np.dtype("<i8"), np.dtype("<i4")
+# What surrounds the logprobs of a frame.
+_FRAME_OVERHEAD_BYTES = 1024
+
+
+class ResultError(ValueError):
+    """A result that breaks an invariant of step.proto: the rank that sent it can't be trusted any more. Names the
+    field."""
+
+
+class GroupSampling:
+    """The sampling parameters of a group, opaque to the core.
+
+    Only its first choice computes prompt logprobs, and not again once its prompt is done: a sequence that comes back
+    with output tokens has delivered them.
+    """
+
+    __slots__ = ("_params", "_params_without_prompt", "first_choice", "group")
+
+    def __init__(self, params: inference_pb2.SamplingParams, *, group: int, first_choice: int) -> None:
+        self.group, self.first_choice = group, first_choice
+        self._params = self._params_without_prompt = params
+        if params.HasField("prompt_logprobs"):
+            self._params_without_prompt = inference_pb2.SamplingParams()
+            self._params_without_prompt.CopyFrom(params)
+            self._params_without_prompt.ClearField("prompt_logprobs")
+
+    @property
+    def has_logprobs(self) -> bool:
+        return self._params.HasField("logprobs")
+
+    def params_for(self, row: PlannedRow) -> inference_pb2.SamplingParams:
+        has_output = len(row.token_ids) > row.num_prompt_tokens
+        return self._params_without_prompt if has_output or row.choice != self.first_choice else self._params
+
+
+@dataclass(slots=True, kw_only=True)
+class StepOutcome:
+    """A result as the core takes it, and frames of prompt logprobs, which pass it by, with whose they are.
+
+    A frame counts even if the core has preempted its sequence since: after a swap it would not come again.
+    """
+
+    result: Result
+    prompt_logprobs: list[tuple[SequenceKey, inference_pb2.PromptLogprobs]]
+
+
+class StepCodec:
+    """The plans and results of one epoch. Step numbers and digests chain the plans.
+
+    Results are decoded in the order of their plans; several plans may be encoded before the first result comes.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._digest = b""
+        # Number of the last plan encoded; 0 before the first one.
+        self.step = 0
+        # Rows that give logprobs of either kind: their sequences.
+        self._logprob_rows: dict[int, int] = {}
+        # Sequences whose tokens come with logprobs in results that are still to come, and those that score their
+        # prompts there; and when they leave: (step that freed the row, sequence).
+        self._logprob_sequences: set[int] = set()
+        self._scoring_sequences: dict[int, SequenceKey] = {}
+        self._leaving: deque[tuple[int, int]] = deque()
+
+    def encode(self, plan: Plan) -> bytes:
+        """The frame (a SchedulerToWorker) for all ranks."""
+        assert plan.step == self.step + 1, f"plan {plan.step} follows {self.step}"
+        self.step = plan.step
+        message = step_pb2.SchedulerToWorker()
+        wire = message.plan
+        wire.epoch, wire.step, wire.previous_digest = self._epoch, plan.step, self._digest
+        # In steady decode this is all there is.
+        wire.decode_rows = plan.decode_rows.astype("<u2", copy=False).tobytes()
+        if plan.grown_rows:
+            wire.grown_rows.extend(plan.grown_rows)
+            wire.num_new_blocks.extend(plan.num_new_blocks)
+            wire.new_blocks.extend(plan.new_blocks)
+        if plan.chunks:
+            wire.rows.extend([row for row, _ in plan.chunks])
+            wire.num_tokens.extend([count for _, count in plan.chunks])
+        if plan.freed_rows:
+            wire.freed_rows.extend(plan.freed_rows)
+            self._forget_rows(plan.freed_rows)
+        for row in plan.new_rows:
+            self._encode_row(row, wire.new_rows.add())
+        if plan.trimmed_rows:
+            wire.trimmed_rows.extend([row for row, _ in plan.trimmed_rows])
+            wire.num_kept_blocks.extend([count for _, count in plan.trimmed_rows])
+        if plan.swapped_out or plan.swapped_in:
+            wire.swap_out_blocks.extend([block for block, _ in plan.swapped_out])
+            wire.swap_out_host_blocks.extend([host for _, host in plan.swapped_out])
+            wire.swap_in_host_blocks.extend([host for host, _ in plan.swapped_in])
+            wire.swap_in_blocks.extend([block for _, block in plan.swapped_in])
+        if plan.drafts:
+            drafts = dict(plan.drafts)
+            wire.num_drafts.extend([len(drafts.get(row, ())) for row, _ in plan.chunks])
+            for row, _ in plan.chunks:
+                wire.draft_token_ids.extend(drafts.get(row, ()))
+        frame = message.SerializeToString()
+        self._digest = plan_digest(frame)
+        return frame
+
+    def _encode_row(self, row: PlannedRow, wire: step_pb2.NewRow) -> None:
+        sampling = row.sampling
+        assert isinstance(sampling, GroupSampling)
+        params = sampling.params_for(row)
+        if sampling.has_logprobs:
+            self._logprob_rows[row.row] = row.sequence
+            self._logprob_sequences.add(row.sequence)
+        if params.HasField("prompt_logprobs"):
+            self._logprob_rows[row.row] = row.sequence
+            self._scoring_sequences[row.sequence] = (sampling.group, row.choice)
+        wire.row, wire.sequence, wire.choice = row.row, row.sequence, row.choice
+        wire.num_prompt_tokens, wire.num_computed_tokens = row.num_prompt_tokens, row.num_computed_tokens
+        wire.token_ids.extend(row.token_ids)
+        wire.block_ids.extend(row.block_ids)
+        wire.sampling.CopyFrom(params)
+
+    def _forget_rows(self, rows: Sequence[int]) -> None:
+        if self._logprob_rows:
+            for row in rows:
+                if (sequence := self._logprob_rows.pop(row, None)) is not None:
+                    self._leaving.append((self.step, sequence))
+
+    def decode(self, result: step_pb2.StepResult) -> StepOutcome:
+        """Raises ResultError."""
+        while self._leaving and self._leaving[0][0] <= result.step:
+            _, sequence = self._leaving.popleft()
+            self._logprob_sequences.discard(sequence)
+            self._scoring_sequences.pop(sequence, None)
+        sequences = _column(result.sequences, "sequences", _INT64)
+        positions = _column(result.positions, "positions", _INT32)
+        token_ids = _column(result.token_ids, "token_ids", _INT32)
+        num_tokens = _column(result.num_tokens, "num_tokens", _INT32) if result.num_tokens else None
+        if len(positions) != len(sequences):
+            raise ResultError(f"positions has {len(positions)} entries for {len(sequences)} sequences")
+        _check_counts(len(sequences), num_tokens, len(token_ids))
+        if len(token_ids) and np.minimum.reduce(token_ids) < 0:
+            raise ResultError(f"token_ids holds {token_ids.min()}")
+        # Asked first, because looping over nothing takes its time, too, and most results have nothing there.
+        frames = list(result.prompt_logprobs) if result.prompt_logprobs else []
+        for row in frames:
+            if row.sequence not in self._scoring_sequences:
+                raise ResultError(f"prompt_logprobs has a frame of sequence {row.sequence}, which did not ask for any")
+            if row.frame.ByteSize() > PROMPT_LOGPROBS_FRAME_BYTES + _FRAME_OVERHEAD_BYTES:
+                raise ResultError(f"prompt_logprobs has a frame of {row.frame.ByteSize()} bytes")
+        decoded = Result(
+            step=result.step,
+            sequences=sequences,
+            positions=positions,
+            num_tokens=num_tokens,
+            token_ids=token_ids,
+        )
+        if result.drafts:
+            decoded.drafts = {each.sequence: tuple(each.token_ids) for each in result.drafts}
+        if result.failed_sequences:
+            decoded.failed = frozenset(result.failed_sequences)
+        if self._logprob_sequences or result.logprobs:
+            decoded.logprobs = self._logprobs(decoded, result.logprobs)
+        return StepOutcome(
+            result=decoded,
+            prompt_logprobs=[(self._scoring_sequences[row.sequence], row.frame) for row in frames],
+        )
+
+    def _logprobs(self, result: Result, logprobs: Sequence[inference_pb2.TokenLogprobs]) -> dict[int, list[object]]:
+        """By sequence, for those that asked."""
+        found: dict[int, list[object]] = {}
+        asked, start = self._logprob_sequences, 0
+        counts = [1] * len(result.sequences) if result.num_tokens is None else result.num_tokens.tolist()
+        for sequence, count in zip(result.sequences.tolist(), counts, strict=True):
+            if sequence in asked:
+                found[sequence] = list(logprobs[start : start + count])
+                start += count
+        if start != len(logprobs):
+            raise ResultError(f"logprobs has {len(logprobs)} entries where {start} tokens asked for them")
+        return found
+
+
+def _column(data: bytes, field: str, dtype: np.dtype) -> np.ndarray:
+    """Raises ResultError."""
+    if len(data) % dtype.itemsize:
+        raise ResultError(f"{field} has {len(data)} bytes, which are no whole entries of {dtype.itemsize}")
+    return np.frombuffer(data, dtype)
+
+
+def _check_counts(num_sequences: int, num_tokens: np.ndarray | None, num_token_ids: int) -> None:
+    """Raises ResultError."""
+    if num_tokens is None:
+        if num_token_ids != num_sequences:
+            raise ResultError(f"token_ids has {num_token_ids} entries for {num_sequences} sequences")
+        return
+    if len(num_tokens) != num_sequences:
+        raise ResultError(f"num_tokens has {len(num_tokens)} entries for {num_sequences} sequences")
+    if num_sequences and num_tokens.min() < 1:
+        raise ResultError(f"num_tokens holds {num_tokens.min()}; a sequence that sampled has 1 at least")
+    if num_tokens.sum() != num_token_ids:
+        raise ResultError(f"token_ids has {num_token_ids} entries; the sum of num_tokens is {num_tokens.sum()}")

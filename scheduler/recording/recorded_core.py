@@ -1,0 +1,103 @@
+"""A core that leaves a trace: every call that plans depend on, and every plan."""
+
+import dataclasses
+from collections.abc import Collection
+
+from scheduler.core.core import Core
+from scheduler.core.messages import CoreSettings, GroupRequest, Plan, Rejection, Result, SequenceEnd, StepOutputs
+from scheduler.recording.file import RecordingWriter
+from scheduler.recording.records import (
+    Apply,
+    BlameStep,
+    Call,
+    Cancel,
+    LoseWorkers,
+    RecordedColumns,
+    ResetPrefixCache,
+    Resize,
+    Schedule,
+    ScheduleEmpty,
+    Submit,
+    plan_record,
+)
+
+
+class RecordedCore(Core):
+    """Calls are recorded before they are carried out, so that one that fails is the last in the trace.
+
+    `expire` is there as the cancels that it consists of.
+    """
+
+    def __init__(self, settings: CoreSettings, trace: RecordingWriter) -> None:
+        super().__init__(settings)
+        self._trace = trace
+        self._begin_file()
+
+    def submit(self, request: GroupRequest, now: float) -> Rejection | None:
+        self._record(Submit(now, dataclasses.replace(request, sampling=None)))
+        return super().submit(request, now)
+
+    def cancel(self, group: int, choices: Collection[int] | None, now: float, *, cause: str = "") -> list[SequenceEnd]:
+        self._record(Cancel(now, group, None if choices is None else list(choices), cause))
+        return super().cancel(group, choices, now, cause=cause)
+
+    def schedule(self, now: float) -> Plan | None:
+        if self.num_steps_in_flight >= self.settings.max_steps_in_flight:
+            return None
+        self._begin_file_if_full()
+        try:
+            plan = super().schedule(now)
+        except Exception:
+            self._trace.append(Schedule(now, None))
+            raise
+        self._trace.append(Schedule(now, None if plan is None else self._columns.shorten(plan_record(plan))))
+        return plan
+
+    def schedule_empty(self) -> Plan | None:
+        if self.num_steps_in_flight >= self.settings.max_steps_in_flight:
+            return None
+        self._begin_file_if_full()
+        try:
+            plan = super().schedule_empty()
+        except Exception:
+            self._trace.append(ScheduleEmpty(None))
+            raise
+        assert plan is not None, "there was room for it"
+        self._trace.append(ScheduleEmpty(self._columns.shorten(plan_record(plan))))
+        return plan
+
+    def apply(self, result: Result, now: float) -> StepOutputs:
+        # Before the columns are packed: nothing in a file refers to another.
+        self._begin_file_if_full()
+        self._trace.append(Apply(now, self._columns.pack(result)))
+        return super().apply(result, now)
+
+    def lose_workers(self, now: float) -> None:
+        self._record(LoseWorkers(now))
+        super().lose_workers(now)
+        self._trace.flush()
+
+    def blame_step(self, now: float) -> int:
+        self._record(BlameStep(now))
+        return super().blame_step(now)
+
+    def resize(self, num_blocks: int, num_swap_blocks: int = 0, *, now: float) -> None:
+        self._record(Resize(now, num_blocks, num_swap_blocks))
+        super().resize(num_blocks, num_swap_blocks, now=now)
+        self._trace.flush()
+
+    def reset_prefix_cache(self) -> int:
+        self._record(ResetPrefixCache())
+        return super().reset_prefix_cache()
+
+    def _record(self, call: Call) -> None:
+        self._begin_file_if_full()
+        self._trace.append(call)
+
+    def _begin_file_if_full(self) -> None:
+        if self._trace.is_full:
+            self._begin_file()
+
+    def _begin_file(self) -> None:
+        self._columns = RecordedColumns()
+        self._trace.begin(self.save())

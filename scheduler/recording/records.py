@@ -1,0 +1,255 @@
+"""The records of a recording, encoded as MessagePack arrays, and plans and results as records.
+
+In steady decode the columns of a plan or result follow from those before, and only a digest is kept.
+"""
+
+from hashlib import blake2b
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from runtime.block_hashes import token_bytes
+from scheduler.core.messages import GroupRequest, Plan, PlannedRow, Result
+from scheduler.core.snapshot import Snapshot
+
+
+class RecordingError(ValueError):
+    """The file can't be written, or is no trace, or of another version, or damaged. The message names it and says what
+    would help."""
+
+
+# Grows with every change that an older or newer reader would misunderstand.
+FORMAT_VERSION = 1
+
+# Far more than fit into any machine, and still no danger to one that replays.
+_BlockCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 26)]
+
+
+class Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The records of one union are told apart by their tags."""
+
+
+class Origin(Record, tag="origin"):
+    """Where a file comes from."""
+
+    octavo_version: str
+    replica: int
+    # Random, the same in all files of one scheduler process; and which of them this is, from 1.
+    run: str
+    number: int
+    # When the file began, in seconds since 1970.
+    unix_time: float
+
+
+class Submit(Record, tag="submit"):
+    now: float
+    # Without `sampling`.
+    request: GroupRequest
+
+
+class Cancel(Record, tag="cancel"):
+    now: float
+    group: int
+    # None: all.
+    choices: list[int] | None
+    cause: str
+
+
+class RowRecord(Record):
+    """A PlannedRow without `sampling`. Its token ids, which follow from earlier records, are there as a digest."""
+
+    row: int
+    sequence: int
+    num_tokens: int
+    token_digest: bytes
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+    choice: int
+
+
+class PlanRecord(Record):
+    """The fields mean what they mean in Plan."""
+
+    step: int
+    freed_rows: list[int]
+    swapped_out: list[tuple[int, int]]
+    swapped_in: list[tuple[int, int]]
+    new_rows: list[RowRecord]
+    trimmed_rows: list[tuple[int, int]]
+    grown_rows: list[int]
+    num_new_blocks: list[int]
+    new_blocks: list[int]
+    # uint16; None: those of the plan before.
+    decode_rows: bytes | None
+    chunks: list[tuple[int, int]]
+    drafts: list[tuple[int, tuple[int, ...]]]
+
+
+class Schedule(Record, tag="schedule"):
+    """Calls that could give no plan because enough were in flight are left out: they change nothing."""
+
+    now: float
+    # None: nothing could run, or the core failed.
+    plan: PlanRecord | None
+
+
+class ScheduleEmpty(Record, tag="schedule_empty"):
+    """A step in which nothing is computed was asked for, and there was room for it."""
+
+    # None: the core failed.
+    plan: PlanRecord | None
+
+
+class ResultRecord(Record):
+    """A Result without logprobs. The columns are bytes of the types that they have there."""
+
+    step: int
+    # None: those of the result before.
+    sequences: bytes | None
+    # None: behind the tokens that the result before brought for the same sequences.
+    positions: bytes | None
+    num_tokens: bytes | None
+    token_ids: bytes
+    drafts: dict[int, tuple[int, ...]]
+    failed: frozenset[int]
+
+
+class Apply(Record, tag="apply"):
+    now: float
+    result: ResultRecord
+
+
+class LoseWorkers(Record, tag="lose_workers"):
+    now: float
+
+
+class BlameStep(Record, tag="blame_step"):
+    now: float
+
+
+class Resize(Record, tag="resize"):
+    now: float
+    num_blocks: _BlockCount
+    num_swap_blocks: _BlockCount
+
+
+class ResetPrefixCache(Record, tag="reset_prefix_cache"):
+    pass
+
+
+# Deadlines that passed are there as cancels.
+Call = Submit | Cancel | Schedule | ScheduleEmpty | Apply | LoseWorkers | BlameStep | Resize | ResetPrefixCache
+AnyRecord = Origin | Snapshot | Call
+
+
+_ROWS, _SEQUENCES, _TOKENS = np.dtype("<u2"), np.dtype("<i8"), np.dtype("<i4")
+_DIGEST_SIZE = 16
+
+
+def plan_record(plan: Plan) -> PlanRecord:
+    """All of a plan but `sampling`: equal plans give equal records."""
+    return PlanRecord(
+        step=plan.step,
+        freed_rows=plan.freed_rows,
+        swapped_out=plan.swapped_out,
+        swapped_in=plan.swapped_in,
+        new_rows=[_row_record(planned) for planned in plan.new_rows],
+        trimmed_rows=plan.trimmed_rows,
+        grown_rows=plan.grown_rows,
+        num_new_blocks=plan.num_new_blocks,
+        new_blocks=plan.new_blocks,
+        decode_rows=_to_bytes(plan.decode_rows, _ROWS),
+        chunks=plan.chunks,
+        drafts=plan.drafts,
+    )
+
+
+def _row_record(planned: PlannedRow) -> RowRecord:
+    return RowRecord(
+        row=planned.row,
+        sequence=planned.sequence,
+        num_tokens=len(planned.token_ids),
+        token_digest=blake2b(token_bytes(planned.token_ids), digest_size=_DIGEST_SIZE).digest(),
+        num_prompt_tokens=planned.num_prompt_tokens,
+        num_computed_tokens=planned.num_computed_tokens,
+        block_ids=planned.block_ids,
+        choice=planned.choice,
+    )
+
+
+def decode_rows_of(record: PlanRecord) -> list[int]:
+    """Of a whole record."""
+    return np.frombuffer(record.decode_rows or b"", _ROWS).tolist()
+
+
+class RecordedColumns:
+    """The columns of the latest plan and of the latest result in one file, as far as it is written, or read."""
+
+    def __init__(self) -> None:
+        self._decode_rows: bytes | None = None
+        self._sequences: bytes | None = None
+        # Where the next tokens of those sequences go.
+        self._positions = b""
+
+    # --- Writing
+
+    def shorten(self, record: PlanRecord) -> PlanRecord:
+        before, self._decode_rows = self._decode_rows, record.decode_rows
+        return msgspec.structs.replace(record, decode_rows=None) if record.decode_rows == before else record
+
+    def pack(self, result: Result) -> ResultRecord:
+        sequences, positions = _to_bytes(result.sequences, _SEQUENCES), _to_bytes(result.positions, _TOKENS)
+        are_same = sequences == self._sequences
+        record = ResultRecord(
+            step=result.step,
+            sequences=None if are_same else sequences,
+            positions=None if are_same and positions == self._positions else positions,
+            num_tokens=None if result.num_tokens is None else _to_bytes(result.num_tokens, _TOKENS),
+            token_ids=_to_bytes(result.token_ids, _TOKENS),
+            drafts=result.drafts,
+            failed=result.failed,
+        )
+        self._remember(sequences, result.positions, result.num_tokens)
+        return record
+
+    # --- Reading
+
+    def lengthen(self, record: PlanRecord) -> PlanRecord:
+        """Undoes `shorten`. Raises RecordingError."""
+        if record.decode_rows is None:
+            if self._decode_rows is None:
+                raise RecordingError("the first plan lacks its decode_rows")
+            return msgspec.structs.replace(record, decode_rows=self._decode_rows)
+        self._decode_rows = record.decode_rows
+        return record
+
+    def unpack(self, record: ResultRecord) -> Result:
+        """Undoes `pack`. Raises RecordingError."""
+        sequences = self._sequences if record.sequences is None else record.sequences
+        positions = self._positions if record.positions is None else record.positions
+        if sequences is None:
+            raise RecordingError("the first result lacks its sequences")
+        try:
+            result = Result(
+                step=record.step,
+                sequences=np.frombuffer(sequences, _SEQUENCES),
+                positions=np.frombuffer(positions, _TOKENS),
+                num_tokens=None if record.num_tokens is None else np.frombuffer(record.num_tokens, _TOKENS),
+                token_ids=np.frombuffer(record.token_ids, _TOKENS),
+                drafts=record.drafts,
+                failed=record.failed,
+            )
+            self._remember(sequences, result.positions, result.num_tokens)
+        except ValueError as error:
+            raise RecordingError(f"the columns of the result of step {record.step} don't fit: {error}") from None
+        return result
+
+    def _remember(self, sequences: bytes, positions: np.ndarray, num_tokens: np.ndarray | None) -> None:
+        self._sequences = sequences
+        self._positions = _to_bytes(positions + (1 if num_tokens is None else num_tokens), _TOKENS)
+
+
+def _to_bytes(column: np.ndarray, dtype: np.dtype) -> bytes:
+    return column.astype(dtype, copy=False).tobytes()

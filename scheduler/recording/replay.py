@@ -1,0 +1,252 @@
+"""Makes the calls of a trace to a core of its own, and compares every plan."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scheduler.core.core import Core
+from scheduler.core.messages import GroupRequest, Plan, SequenceEnd, Timeline
+from scheduler.core.snapshot import Snapshot, check_sizes
+from scheduler.recording.differences import Differing, describe, differing_plans, differing_values
+from scheduler.recording.file import RecordingFile
+from scheduler.recording.records import (
+    Apply,
+    BlameStep,
+    Call,
+    Cancel,
+    LoseWorkers,
+    Origin,
+    RecordedColumns,
+    RecordingError,
+    ResetPrefixCache,
+    Resize,
+    Schedule,
+    ScheduleEmpty,
+    Submit,
+    plan_record,
+)
+
+# Before a difference.
+_NUM_CALLS_SHOWN = 10
+_CALLS_BETWEEN_PROGRESS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where a replay first leaves its trace."""
+
+    # Of the trace: the step planned, or planned last.
+    step: int
+    # Seconds since the first call of the file.
+    time: float
+    # What differs, such as "decode_rows[3]".
+    field: str
+    expected: str
+    got: str
+    # The calls up to it, the latest last.
+    calls: tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Replayed:
+    """What came of replaying one file, or the part of it that could be."""
+
+    path: Path
+    origin: Origin
+    num_requests: int = 0
+    num_calls: int = 0
+    # Plans that were compared, and the tokens computed in them.
+    num_plans: int = 0
+    num_tokens: int = 0
+    # Times that no plan was made, then and now.
+    num_without_plan: int = 0
+    num_epochs_lost: int = 0
+    num_preemptions: int = 0
+    # Between the first call and the last.
+    seconds: float = 0.0
+    # At the end of the file: those of a record that was cut off.
+    num_torn_bytes: int = 0
+    difference: Difference | None = None
+    # Of the request asked about.
+    timelines: list[Timeline] = field(default_factory=list)
+    # On the core's clock, at the last call.
+    now: float = 0.0
+
+
+def replay(
+    paths: Iterable[Path], *, explain: str | None = None, on_progress: Callable[[int], None] = lambda num_bytes: None
+) -> list[Replayed]:
+    """Replays each file, in the order in which they were written, up to the first difference.
+
+    A file that goes on where the one before it ended must also begin with the state that this led to. explain: the id
+    of a request whose timelines are wanted. on_progress: told of bytes read. Raises RecordingError.
+    """
+    replayed: list[Replayed] = []
+    before: Replay | None = None
+    for path in _in_order(paths):
+        with RecordingFile(path) as file:
+            each = Replay(file, explain=explain)
+            replayed.append(each.outcome)
+            if before is not None:
+                if before.is_continued_by(file.origin):
+                    each.compare_start(before.core.save())
+                else:
+                    before.collect_live_timelines()
+            each.run(on_progress)
+        before = each
+        if each.outcome.difference is not None:
+            break
+    if before is not None:
+        before.collect_live_timelines()
+    return replayed
+
+
+def _in_order(paths: Iterable[Path]) -> list[Path]:
+    def order(path: Path) -> tuple[int, float]:
+        with RecordingFile(path) as file:
+            return file.origin.replica, file.origin.unix_time
+
+    return sorted(paths, key=order)
+
+
+class Replay:
+    """Of one file."""
+
+    def __init__(self, file: RecordingFile, *, explain: str | None = None) -> None:
+        """Raises RecordingError if the file's snapshot contradicts itself."""
+        self._file, self._explain = file, explain
+        self._columns = RecordedColumns()
+        self._latest: deque[tuple[float, Call]] = deque(maxlen=_NUM_CALLS_SHOWN)
+        self._began: float | None = None
+        self._step = file.snapshot.step
+        # Of the request asked about.
+        self._groups: set[int] = set()
+        self.outcome = Replayed(path=file.path, origin=file.origin)
+        try:
+            check_sizes(file.snapshot)
+            self.core = Core(file.snapshot.settings)
+            self.core.restore(file.snapshot)
+        except (AssertionError, LookupError, ValueError, OverflowError) as error:
+            raise RecordingError(f"{file.path}: its snapshot contradicts itself: {error}") from None
+        self._num_preemptions = self.core.stats.num_preemptions
+        for group in file.snapshot.groups:
+            self._note_group(group.request)
+
+    def is_continued_by(self, origin: Origin) -> bool:
+        """That file begins where this one ended."""
+        mine = self.outcome.origin
+        return (mine.run, mine.number + 1) == (origin.run, origin.number) and not self.outcome.num_torn_bytes
+
+    def compare_start(self, state: Snapshot) -> None:
+        """state: to which the file before this one led."""
+        differing = differing_values("state", self._file.snapshot, state)
+        if differing is not None:
+            self._differ(*differing)
+
+    def run(self, on_progress: Callable[[int], None]) -> None:
+        """To the end of the file, or to the first difference. Raises RecordingError."""
+        outcome, file, read = self.outcome, self._file, 0
+        calls = iter(file)
+        try:
+            while outcome.difference is None and (call := next(calls, None)) is not None:
+                self._make(call)
+                if not outcome.num_calls % _CALLS_BETWEEN_PROGRESS:
+                    on_progress(file.position - read)
+                    read = file.position
+        except RecordingError as error:
+            raise RecordingError(f"{error}; the {outcome.num_plans} plans before that replay as they were") from None
+        on_progress(file.size - read)
+        outcome.num_torn_bytes = file.num_torn_bytes
+        outcome.num_preemptions = self.core.stats.num_preemptions - self._num_preemptions
+
+    def _make(self, call: Call) -> None:
+        """Makes one call to the core."""
+        outcome = self.outcome
+        outcome.num_calls += 1
+        if not isinstance(call, ResetPrefixCache | ScheduleEmpty):
+            self._began = call.now if self._began is None else self._began
+            outcome.now, outcome.seconds = call.now, call.now - self._began
+        self._latest.append((outcome.seconds, call))
+        try:
+            differing = self._carry_out(call)
+        except RecordingError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the core raises, it is what was looked for
+            differing = "call", "no error", f"{type(error).__name__}: {error}"
+        self.core.take_events()
+        if differing is not None:
+            self._differ(*differing)
+
+    def _carry_out(self, call: Call) -> Differing | None:
+        core, outcome = self.core, self.outcome
+        match call:
+            case Submit():
+                outcome.num_requests += 1
+                self._note_group(call.request)
+                core.submit(call.request, call.now)
+                core.take_displaced()
+                self._note_ends(core.take_ends())
+            case Cancel():
+                self._note_ends(core.cancel(call.group, call.choices, call.now, cause=call.cause))
+            case Schedule():
+                return self._compare(call, lambda: core.schedule(call.now))
+            case ScheduleEmpty():
+                return self._compare(call, core.schedule_empty)
+            case Apply():
+                self._note_ends(core.apply(self._columns.unpack(call.result), call.now).ends)
+            case LoseWorkers():
+                outcome.num_epochs_lost += 1
+                core.lose_workers(call.now)
+            case BlameStep():
+                core.blame_step(call.now)
+                self._note_ends(core.take_ends())
+            case Resize():
+                core.resize(call.num_blocks, call.num_swap_blocks, now=call.now)
+                self._note_ends(core.take_ends())
+            case ResetPrefixCache():
+                core.reset_prefix_cache()
+        return None
+
+    def _compare(self, call: Schedule | ScheduleEmpty, schedule: Callable[[], Plan | None]) -> Differing | None:
+        expected = None if call.plan is None else self._columns.lengthen(call.plan)
+        self._step = self._step if expected is None else expected.step
+        plan = schedule()
+        differing = differing_plans(expected, None if plan is None else plan_record(plan))
+        if differing is None and plan is None:
+            self.outcome.num_without_plan += 1
+        elif differing is None and plan is not None:
+            self.outcome.num_plans += 1
+            self.outcome.num_tokens += plan.num_tokens
+        return differing
+
+    def _differ(self, name: str, expected: str, got: str) -> None:
+        self.outcome.difference = Difference(
+            step=self._step,
+            time=self.outcome.seconds,
+            field=name,
+            expected=expected,
+            got=got,
+            calls=tuple(f"{seconds:.6f} s  {describe(call)}" for seconds, call in self._latest),
+        )
+
+    # --- The request asked about
+
+    def _note_group(self, request: GroupRequest) -> None:
+        if request.request_id == self._explain:
+            self._groups.add(request.group)
+
+    def _note_ends(self, ends: Iterable[SequenceEnd]) -> None:
+        # The core does not keep those that have finished for ever.
+        if self._groups and any(end.key[0] in self._groups for end in ends):
+            self._collect(is_finished=True)
+
+    def collect_live_timelines(self) -> None:
+        """To be asked for where no other file goes on with them."""
+        if self._groups:
+            self._collect(is_finished=False)
+
+    def _collect(self, *, is_finished: bool) -> None:
+        for timeline in self.core.explain(self._explain or ""):
+            if timeline.is_finished == is_finished and timeline not in self.outcome.timelines:
+                self.outcome.timelines.append(timeline)

@@ -1,0 +1,364 @@
+"""The routers' requests in the core: commands come in, and outputs and cache events go out to the right router.
+
+No I/O and no clock. `Requests` belongs to the step loop's thread.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from protos import inference_pb2, scheduler_pb2
+from runtime.telemetry.tracing import trace_id_of
+from scheduler.core.core import Core
+from scheduler.core.messages import (
+    BlockRemoved,
+    BlockStored,
+    CacheCleared,
+    CacheEvent,
+    CoreLoad,
+    FinishReason,
+    RejectReason,
+    SequenceEnd,
+    SequenceKey,
+    StepOutputs,
+)
+from scheduler.sessions import commands
+from scheduler.sessions.sessions import LiveGroup, Outbox, OutputColumns, Sessions, split_numbers, why_not_admitted
+
+# Names of what a cache held before, told between two steps: 7 ms of the step loop, measured, and 150 KB. A million at
+# once would be more than may wait for a router.
+MAX_UNTOLD_AT_ONCE = 4096
+
+
+class WatchedCache(Protocol):
+    """What is asked of the core."""
+
+    def watch_cache(self, enabled: bool) -> None:
+        """Keeps events from now on, or ceases to."""
+        ...
+
+    def take_cache_events(self) -> Sequence[CacheEvent]:
+        """Changes since the last call."""
+        ...
+
+    def cached_names(self) -> Iterable[bytes]:
+        """Of the blocks that can be found now."""
+        ...
+
+
+class CacheWatchers:
+    """Each Session gets what is in the cache when it joins, and from then on every change.
+
+    The core keeps events only while somebody watches.
+    """
+
+    def __init__(self) -> None:
+        # By Session: names that were in the cache when it joined and are still to be told; None: it has just joined.
+        self._untold: dict[int, dict[bytes, None] | None] = {}
+        self._is_on = False
+
+    def join(self, session: int) -> None:
+        self._untold[session] = None
+
+    def leave(self, session: int) -> None:
+        """Also of Sessions that never watched."""
+        self._untold.pop(session, None)
+
+    def take(self, cache: WatchedCache) -> Iterator[tuple[int, Sequence[CacheEvent]]]:
+        """The news for each Session, since the last call."""
+        is_wanted = bool(self._untold)
+        if is_wanted != self._is_on:
+            cache.watch_cache(is_wanted)
+            self._is_on = is_wanted
+        if not is_wanted:
+            return
+        changes = cache.take_cache_events()
+        for session, untold in self._untold.items():
+            if untold is None:
+                # The changes are in it.
+                untold = self._untold[session] = dict.fromkeys(cache.cached_names())
+                events: list[CacheEvent] = [CacheCleared()]
+            else:
+                _forget(untold, changes)
+                events = list(changes)
+            events += [BlockStored(untold.popitem()[0]) for _ in range(min(len(untold), MAX_UNTOLD_AT_ONCE))]
+            if events:
+                yield session, events
+
+
+def _forget(names: dict[bytes, None], changes: Iterable[CacheEvent]) -> None:
+    """What is gone is not told any more."""
+    for event in changes:
+        if isinstance(event, BlockRemoved):
+            names.pop(event.name, None)
+        elif isinstance(event, CacheCleared):
+            names.clear()
+
+
+_REJECT_REASONS = {
+    RejectReason.INVALID: scheduler_pb2.REJECT_REASON_INVALID,
+    RejectReason.QUEUE_FULL: scheduler_pb2.REJECT_REASON_QUEUE_FULL,
+}
+
+# For `explain`.
+_CANCEL_CAUSES = {
+    scheduler_pb2.CANCEL_REASON_CLIENT: "the client cancelled it or went away",
+    scheduler_pb2.CANCEL_REASON_STOP: "a stop string was found",
+    scheduler_pb2.CANCEL_REASON_DEADLINE: "its deadline passed",
+    scheduler_pb2.CANCEL_REASON_SLOW_READER: "its client reads too slowly",
+    scheduler_pb2.CANCEL_REASON_REQUESTED: "Cancel was called, through another router",
+    scheduler_pb2.CANCEL_REASON_MOVED: "its router has moved it to another replica",
+}
+
+SessionCommand = (
+    commands.OpenSession
+    | commands.CloseSession
+    | commands.SubmitGroup
+    | commands.RefuseGroup
+    | commands.CancelGroup
+    | commands.EndUnsentChoices
+)
+
+
+class Requests:
+    """Sessions, the core they share, and an outbox for each."""
+
+    def __init__(self) -> None:
+        self._sessions = Sessions()
+        self._outboxes: defaultdict[int, Outbox] = defaultdict(Outbox)
+        self._ended: list[LiveGroup] = []
+        # Sessions that have not been welcomed to the epoch in force.
+        self._unwelcomed: set[int] = set()
+        self._cache_watchers = CacheWatchers()
+        self._welcome: scheduler_pb2.Welcome | None = None
+        # What each router was told last, but for last_step and last_group: that these grow is no news by itself.
+        self._told: tuple[CoreLoad, bool, bool] | None = None
+        # Completed, in all epochs.
+        self.num_steps = 0
+        # None until the first epoch of workers says what there is to schedule.
+        self.core: Core | None = None
+        self.is_draining = False
+
+    @property
+    def model_name(self) -> str:
+        """As clients use it; empty before the first epoch."""
+        return "" if self._welcome is None else self._welcome.model.name
+
+    def trace_id(self, group: int) -> str:
+        """Of a live group, by the core's number; empty if it is not traced."""
+        found = self._sessions.get(group)
+        return "" if found is None else trace_id_of(found.traceparent)
+
+    @property
+    def has_work(self) -> bool:
+        return self.core is not None and self.core.has_work
+
+    # --- In
+
+    def handle(self, command: SessionCommand, now: float) -> None:
+        match command:
+            case commands.OpenSession():
+                self._sessions.open(command.session)
+                self._unwelcomed.add(command.session)
+                if command.watch_cache:
+                    self._cache_watchers.join(command.session)
+            case commands.CloseSession():
+                self._close(command.session, now)
+            case commands.SubmitGroup():
+                self._sessions.note_received(command.session, command.router_group)
+                self._submit(command, now)
+            case commands.RefuseGroup():
+                self._sessions.note_received(command.session, command.router_group)
+                self._reject(command.session, command.router_group, command.reason, command.message)
+            case commands.CancelGroup():
+                group = self._sessions.find(command.session, command.router_group)
+                if group is not None:
+                    self._cancel(group, command.choices, now, reason=command.reason)
+            case commands.EndUnsentChoices():
+                self._end_unsent(command)
+
+    def _close(self, session: int, now: float) -> None:
+        for group in self._sessions.close(session):
+            self._live_core.cancel(group.number, None, now, cause="its router's Session ended")
+            self._ended.append(group)
+        self._outboxes.pop(session, None)
+        self._unwelcomed.discard(session)
+        self._cache_watchers.leave(session)
+
+    def _submit(self, submit: commands.SubmitGroup, now: float) -> None:
+        session, router_group = submit.session, submit.router_group
+        if self.is_draining:
+            text = "this replica is shutting down: submit elsewhere"
+            self._reject(session, router_group, scheduler_pb2.REJECT_REASON_DRAINING, text)
+            return
+        live = self._sessions.live_attempt(submit.request.request_id)
+        if refusal := why_not_admitted(submit, live):
+            self._reject(session, router_group, *refusal)
+            return
+        if live is not None:
+            self._cancel(live, (), now, superseded=True)
+        group = self._sessions.add(submit)
+        if group is None:
+            return
+        if rejection := self._live_core.submit(submit.request, now):
+            self._sessions.drop(group)
+            self._reject(session, router_group, _REJECT_REASONS[rejection.reason], rejection.message)
+        for number in self._live_core.take_displaced():
+            self._displace(number)
+        self.collect_ends(self._live_core.take_ends())
+
+    def _displace(self, number: int) -> None:
+        group = self._sessions.get(number)
+        assert group is not None, "the core knows a group that no Session has"
+        self._sessions.drop(group)
+        text = "a request of higher priority has taken its place in a full queue: try again later or elsewhere"
+        self._reject(group.session, group.router_group, scheduler_pb2.REJECT_REASON_QUEUE_FULL, text)
+
+    def _reject(self, session: int, router_group: int, reason: scheduler_pb2.RejectReason, message: str) -> None:
+        if session in self._sessions:
+            self._outboxes[session].add_rejected(router_group, reason, message)
+
+    def _end_unsent(self, command: commands.EndUnsentChoices) -> None:
+        if command.session not in self._sessions:
+            return
+        outbox = self._outboxes[command.session]
+        for choice in command.choices:
+            outbox.add_finish(command.router_group, choice, FinishReason.CANCELLED, cancel_reason=command.reason)
+
+    def _cancel(
+        self,
+        group: LiveGroup,
+        choices: tuple[int, ...],
+        now: float,
+        *,
+        reason: scheduler_pb2.CancelReason = scheduler_pb2.CANCEL_REASON_UNSPECIFIED,
+        superseded: bool = False,
+    ) -> None:
+        """choices: empty means all."""
+        cause = "a higher attempt took over" if superseded else _CANCEL_CAUSES.get(reason, "")
+        ends = self._live_core.cancel(group.number, choices or None, now, cause=cause)
+        self.collect_ends(ends, cancel_reason=reason, superseded=superseded)
+
+    def cancel_request(self, request_id: str, now: float) -> bool:
+        """Ends a request, whichever router's it is. False if none of this id is live."""
+        group = self._sessions.live_attempt(request_id)
+        if group is None:
+            return False
+        self._cancel(group, (), now, reason=scheduler_pb2.CANCEL_REASON_REQUESTED)
+        return True
+
+    def expire(self, now: float) -> None:
+        """Ends what is past its deadline."""
+        if self.core is not None:
+            self.collect_ends(self.core.expire(now), cancel_reason=scheduler_pb2.CANCEL_REASON_DEADLINE)
+
+    # --- Out
+
+    def collect(self, outputs: StepOutputs) -> None:
+        """Puts what a step gave into the outboxes."""
+        if len(outputs.groups):
+            sessions, router_groups = split_numbers(outputs.groups)
+            columns = OutputColumns(
+                groups=router_groups,
+                choices=outputs.choices,
+                first_tokens=outputs.first_tokens,
+                num_tokens=outputs.num_tokens,
+                token_ids=outputs.token_ids,
+                logprobs=outputs.logprobs,
+            )
+            first = int(sessions[0])
+            if (sessions == first).all():
+                self._outboxes[first].add_columns(columns)
+            else:
+                for session in np.unique(sessions).tolist():
+                    self._outboxes[session].add_columns(columns.take(np.flatnonzero(sessions == session)))
+        self.collect_ends(outputs.ends)
+
+    def collect_ends(
+        self,
+        ends: Iterable[SequenceEnd],
+        *,
+        cancel_reason: scheduler_pb2.CancelReason = scheduler_pb2.CANCEL_REASON_UNSPECIFIED,
+        superseded: bool = False,
+    ) -> None:
+        """cancel_reason, superseded: why, if the ends are cancels."""
+        for end in ends:
+            group = self._sessions.get(end.key[0])
+            assert group is not None, "the core knows a group that no Session has"
+            self._outboxes[group.session].add_finish(
+                group.router_group,
+                end.key[1],
+                end.reason,
+                stop_token_id=end.stop_token_id,
+                num_cached_tokens=end.num_cached_tokens,
+                message=end.message,
+                cancel_reason=cancel_reason,
+                superseded=superseded,
+            )
+            if (ended := self._sessions.end(end.key)) is not None:
+                self._ended.append(ended)
+
+    def collect_prompt_logprobs(self, key: SequenceKey, frame: inference_pb2.PromptLogprobs) -> None:
+        """What a sequence that was preempted in its prompt computes again is not told again."""
+        group = self._sessions.get(key[0])
+        if group is None or key[1] not in group.choices:
+            return
+        num_known = group.next_prompt_position - frame.first_position
+        if num_known >= len(frame.logprobs):
+            return
+        if num_known > 0:
+            del frame.logprobs[:num_known]
+            frame.first_position = group.next_prompt_position
+        group.next_prompt_position = frame.first_position + len(frame.logprobs)
+        self._outboxes[group.session].add_prompt_logprobs(group.router_group, key[1], frame)
+
+    def take_ended(self) -> list[LiveGroup]:
+        """Groups that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def welcome_all(self, welcome: scheduler_pb2.Welcome) -> None:
+        """A new epoch: each router hears of it with its next message."""
+        self._welcome = welcome
+        self._unwelcomed = set(self._sessions)
+
+    def take_messages(self, *, workers_ready: bool, repeat_load: bool) -> list[tuple[int, list[bytes]]]:
+        """Serialized SchedulerMessages by Session. repeat_load: also for routers to whom nothing else is to be said."""
+        if self.core is None or self._welcome is None:
+            return []
+        for session, events in self._cache_watchers.take(self.core):
+            self._outboxes[session].add_cache_events(events)
+        told = (self.core.load, workers_ready, self.is_draining)
+        has_news, self._told = told != self._told, told
+        load = _load(*told)
+        load.last_step = self.num_steps
+        batch: list[tuple[int, list[bytes]]] = []
+        for session in self._sessions:
+            is_new = session in self._unwelcomed
+            if not (has_news or repeat_load or is_new or session in self._outboxes):
+                continue
+            load.last_group = self._sessions.last_group(session)
+            outbox = self._outboxes.pop(session, None) or Outbox()
+            batch.append((session, outbox.take(load, self._welcome if is_new else None)))
+        self._unwelcomed.clear()
+        return batch
+
+    @property
+    def _live_core(self) -> Core:
+        assert self.core is not None, "a group was submitted before any Welcome"
+        return self.core
+
+
+def _load(load: CoreLoad, workers_ready: bool, is_draining: bool) -> scheduler_pb2.Load:
+    return scheduler_pb2.Load(
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        num_free_blocks=load.num_free_blocks,
+        num_blocks=load.num_blocks,
+        num_queued_tokens=load.num_queued_tokens + load.num_prefill_tokens,
+        workers_ready=workers_ready,
+        draining=is_draining,
+        refused_priority=load.refused_priority,
+    )

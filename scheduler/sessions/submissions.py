@@ -1,0 +1,220 @@
+"""What a router sends on its Session, checked and put together before the step loop hears of it."""
+
+import math
+from array import array
+from dataclasses import dataclass
+
+from protos import inference_pb2, scheduler_pb2
+from runtime.telemetry.tracing import valid_traceparent
+from scheduler.core.messages import ChoiceStart, GroupRequest, StopRules
+from scheduler.ranks.step_wire import GroupSampling
+from scheduler.sessions.commands import CancelGroup, Command, EndUnsentChoices, RefuseGroup, SubmitGroup
+from scheduler.sessions.sessions import MAX_ROUTER_GROUP, group_number
+
+_INVALID = scheduler_pb2.REJECT_REASON_INVALID
+_MAX_REQUEST_ID = 1024
+# Columns hold numbers of choices in 32 bits with a sign, and each choice of a Submit becomes a sequence.
+_MAX_CHOICE = 1023
+# Routers let clients ask for far fewer; workers bound it by their vocabulary.
+_MAX_LOGPROBS = 1024
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+class ProtocolError(ValueError):
+    """The router breaks the protocol of scheduler.proto: its Session ends. The message names the field."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Unsent:
+    """A group whose prompt is not whole yet."""
+
+    submit: scheduler_pb2.Submit
+    choices: list[ChoiceStart]
+    deadline: float | None
+    prompt: "array[int]"
+
+
+class Intake:
+    """The router's side of one Session: prompts in parts become whole groups, and bad ones are refused.
+
+    For the gRPC thread. Half-sent prompts take at most max_unsent_tokens in all, and go with the Intake.
+    """
+
+    def __init__(
+        self,
+        session: int,
+        model: inference_pb2.ModelInfo,
+        *,
+        max_unsent_tokens: int,
+    ) -> None:
+        """model: what the Session's Welcome told."""
+        self._session, self._model = session, model
+        self._max_unsent_tokens = max_unsent_tokens
+        self._unsent: dict[int, _Unsent] = {}
+        self._num_unsent_tokens = 0
+        self._last_group = 0
+
+    def receive(self, message: scheduler_pb2.RouterMessage, now: float) -> list[Command]:
+        """What the message means to the step loop. Raises ProtocolError."""
+        match message.WhichOneof("message"):
+            case "submit":
+                return self._submit(message.submit, now)
+            case "prompt_part":
+                return self._add_part(message.prompt_part)
+            case "cancel":
+                return self._cancel(message.cancel)
+            case "open":
+                raise ProtocolError("open: it comes once, first")
+            case _:
+                raise ProtocolError("message: holds none of the kinds known here")
+
+    def _submit(self, submit: scheduler_pb2.Submit, now: float) -> list[Command]:
+        if submit.group <= self._last_group:
+            raise ProtocolError(f"group: {submit.group} does not come after {self._last_group}; groups increase from 1")
+        if submit.group > MAX_ROUTER_GROUP:
+            raise ProtocolError(f"group: {submit.group} is beyond {MAX_ROUTER_GROUP}; open another Session")
+        self._last_group = submit.group
+        if objection := self._objection(submit):
+            return [self._refuse(submit.group, objection)]
+        deadline = now + submit.timeout if submit.timeout else None
+        choices = [
+            ChoiceStart(choice=start.choice, output_token_ids=tuple(start.output_token_ids)) for start in submit.choices
+        ]
+        if len(submit.prompt_token_ids) == submit.num_prompt_tokens:
+            return [self._group(submit, choices, deadline, tuple(submit.prompt_token_ids))]
+        if self._num_unsent_tokens + submit.num_prompt_tokens > self._max_unsent_tokens:
+            message = (
+                f"prompts of {self._num_unsent_tokens} tokens are being sent already and this one has "
+                f"{submit.num_prompt_tokens}; max_queued_tokens={self._max_unsent_tokens}: try again later or elsewhere"
+            )
+            return [self._refuse(submit.group, message, scheduler_pb2.REJECT_REASON_QUEUE_FULL)]
+        self._num_unsent_tokens += submit.num_prompt_tokens
+        prompt = array("I", submit.prompt_token_ids)
+        submit.ClearField("prompt_token_ids")
+        self._unsent[submit.group] = _Unsent(submit=submit, choices=choices, deadline=deadline, prompt=prompt)
+        return []
+
+    def _add_part(self, part: scheduler_pb2.PromptPart) -> list[Command]:
+        unsent = self._unsent.get(part.group)
+        if unsent is None:
+            return []  # refused or cancelled before the router knew
+        declared = unsent.submit.num_prompt_tokens
+        unsent.prompt.extend(part.prompt_token_ids)
+        objection = self._unknown_token("prompt_token_ids", part.prompt_token_ids)
+        if len(unsent.prompt) > declared:
+            objection = f"num_prompt_tokens={declared}, but the parts hold {len(unsent.prompt)} tokens already"
+        if objection:
+            self._forget(part.group)
+            return [self._refuse(part.group, objection)]
+        if len(unsent.prompt) < declared:
+            return []
+        self._forget(part.group)
+        return [self._group(unsent.submit, unsent.choices, unsent.deadline, tuple(unsent.prompt))]
+
+    def _cancel(self, cancel: scheduler_pb2.CancelSequences) -> list[Command]:
+        choices = tuple(cancel.choices)
+        unsent = self._unsent.get(cancel.group)
+        if unsent is None:
+            return [
+                CancelGroup(session=self._session, router_group=cancel.group, choices=choices, reason=cancel.reason)
+            ]
+        ended = tuple(start.choice for start in unsent.choices if not choices or start.choice in choices)
+        unsent.choices = [start for start in unsent.choices if start.choice not in ended]
+        if not unsent.choices:
+            self._forget(cancel.group)
+        return [EndUnsentChoices(session=self._session, router_group=cancel.group, choices=ended, reason=cancel.reason)]
+
+    def _forget(self, group: int) -> None:
+        self._num_unsent_tokens -= self._unsent.pop(group).submit.num_prompt_tokens
+
+    def _group(
+        self,
+        submit: scheduler_pb2.Submit,
+        choices: list[ChoiceStart],
+        deadline: float | None,
+        prompt: tuple[int, ...],
+    ) -> SubmitGroup:
+        # A copy: a reference into the Submit would keep all of it, prompt included, for as long as the group lives.
+        sampling = inference_pb2.SamplingParams()
+        sampling.CopyFrom(submit.sampling)
+        group = group_number(self._session, submit.group)
+        request = GroupRequest(
+            group=group,
+            request_id=submit.request_id,
+            prompt_token_ids=prompt,
+            choices=tuple(choices),
+            stop=StopRules(
+                max_tokens=sampling.max_tokens,
+                min_tokens=sampling.min_tokens,
+                stop_token_ids=frozenset(sampling.stop_token_ids),
+                ignore_eos=sampling.ignore_eos,
+            ),
+            sampling=GroupSampling(sampling, group=group, first_choice=choices[0].choice),
+            bypass_prefix_cache=sampling.HasField("prompt_logprobs"),
+            priority=submit.priority,
+            cache_salt=submit.cache_salt,
+            deadline=deadline,
+        )
+        return SubmitGroup(
+            session=self._session,
+            router_group=submit.group,
+            attempt=submit.attempt,
+            request=request,
+            traceparent=valid_traceparent(submit.traceparent),
+        )
+
+    def _refuse(self, group: int, message: str, reason: scheduler_pb2.RejectReason = _INVALID) -> RefuseGroup:
+        return RefuseGroup(session=self._session, router_group=group, reason=reason, message=message)
+
+    def _objection(self, submit: scheduler_pb2.Submit) -> str | None:
+        """What is wrong with a Submit, so far as it needs no queue to tell; the core checks the rest."""
+        num_prompt_tokens, held = submit.num_prompt_tokens, len(submit.prompt_token_ids)
+        max_model_len, sampling = self._model.max_model_len, submit.sampling
+        if not num_prompt_tokens:
+            return "the prompt is empty: give at least one token"
+        # Before the rest of it comes.
+        if num_prompt_tokens >= max_model_len:
+            return (
+                f"the prompt has {num_prompt_tokens} tokens, but max_model_len={max_model_len} holds prompt and output "
+                f"together: give at most {max_model_len - 1}"
+            )
+        if held > num_prompt_tokens:
+            return f"num_prompt_tokens={num_prompt_tokens}, but the message holds {held}"
+        if not 1 <= len(submit.request_id) <= _MAX_REQUEST_ID:
+            return f"request_id has {len(submit.request_id)} characters: 1 to {_MAX_REQUEST_ID} are valid"
+        if not submit.choices:
+            return "choices: give at least one"
+        if (highest := max(start.choice for start in submit.choices)) > _MAX_CHOICE:
+            return f"choices: {highest} is beyond {_MAX_CHOICE}, the highest"
+        if len(submit.choices) > _MAX_CHOICE + 1:
+            return f"choices has {len(submit.choices)} entries: give each once"
+        if not sampling.HasField("max_tokens"):
+            return "sampling.max_tokens is not set: the router resolves every option, this one from 1 up"
+        if not (math.isfinite(submit.timeout) and submit.timeout >= 0):
+            return f"timeout={submit.timeout}: give seconds, or 0 for none"
+        return (
+            _why_not_sampled(sampling)
+            or self._unknown_token("prompt_token_ids", submit.prompt_token_ids)
+            or self._unknown_token("sampling.stop_token_ids", sampling.stop_token_ids)
+            or self._unknown_token("sampling.logit_bias", sampling.logit_bias)
+            or next(filter(None, (self._unknown_token("choices", c.output_token_ids) for c in submit.choices)), None)
+        )
+
+    def _unknown_token(self, field: str, token_ids) -> str | None:  # a repeated field, or a map's keys
+        highest, vocab_size = max(token_ids, default=0), self._model.vocab_size
+        if highest >= vocab_size:
+            return f"{field} holds token id {highest}, but vocab_size={vocab_size} ends at {vocab_size - 1}"
+        return None
+
+
+def _why_not_sampled(sampling: inference_pb2.SamplingParams) -> str | None:
+    """Routers check more than this; it is what a worker would fail at, and all its sequences with it."""
+    for name in ("logprobs", "prompt_logprobs"):
+        if (count := getattr(sampling, name)) > _MAX_LOGPROBS:
+            return f"sampling.{name}={count}: give at most {_MAX_LOGPROBS}"
+    for name in _NUMBERS:
+        if not math.isfinite(value := getattr(sampling, name)):
+            return f"sampling.{name}={value}: give a finite number"
+    if not all(map(math.isfinite, sampling.logit_bias.values())):
+        return "sampling.logit_bias holds a number that is not finite"
+    return None

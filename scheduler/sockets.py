@@ -1,0 +1,166 @@
+"""The scheduler's sockets: claims and binds addresses, and counts messages that make no sense."""
+
+import errno
+import fcntl
+import logging
+import os
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from configs.options import Options
+from runtime.grpc_server import is_loopback, why_not_bound
+from runtime.process import private_directory
+from runtime.security.curve import server_curve
+from runtime.wire import coordination_endpoint, heartbeat_endpoint
+
+
+class AddressError(OSError):
+    """An address that can't be listened on; the message names the option, the address and what would work."""
+
+
+class AddressClaims:
+    """Locks beside socket files. gRPC and ZeroMQ both unlink a socket file that is in their way, even one that a live
+    process listens on; the kernel frees a lock when its process ends, however it ends."""
+
+    def __init__(self, options: Options, replica: int) -> None:
+        """AddressClaims the replica's socket files and removes stale ones. Raises AddressError."""
+        self._locks: list[int] = []
+        step_address = options.step_address(replica)
+        addresses = [options.scheduler_address(replica), step_address, heartbeat_endpoint(step_address)]
+        if options.in_lockstep and replica == 0:
+            addresses.append(coordination_endpoint(step_address))
+        paths = [path_of(address) for address in addresses]
+        try:
+            # Ranks find each other in it.
+            holds_files = (options.world_size > 1 or options.in_lockstep) and not options.meets_over_tcp(replica)
+            if holds_files or any(path is not None and path.parent == options.runtime_dir for path in paths):
+                private_directory(options.runtime_dir)
+            for path in paths:
+                if path is not None:
+                    self._claim(path)
+        except OSError as error:
+            self.release()
+            if isinstance(error, AddressError):
+                raise
+            raise AddressError(f"runtime_dir={str(options.runtime_dir)!r}: {error}") from None
+
+    def release(self) -> None:
+        for lock in self._locks:
+            os.close(lock)
+        self._locks.clear()
+
+    def _claim(self, path: Path) -> None:
+        try:
+            lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise AddressError(f"cannot listen on {path}: {error.strerror}; name another runtime_dir") from None
+        self._locks.append(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AddressError(
+                f"{path} is in use by a scheduler that runs: end it, or name another runtime_dir or --replica"
+            ) from None
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+            path.unlink()
+
+
+def path_of(address: str) -> Path | None:
+    """The socket file of an address; None for tcp."""
+    for prefix in ("ipc://", "unix://", "unix:"):
+        if address.startswith(prefix):
+            return Path(address.removeprefix(prefix))
+    return None
+
+
+def is_private(address: str) -> bool:
+    """Whether only this machine can reach a gRPC address."""
+    if path_of(address) is not None:
+        return True
+    return is_loopback(address.rpartition(":")[0])
+
+
+def bind_zmq(
+    context: zmq.Context, endpoint: str, curve_dir: Path | None, *, max_message_bytes: int, queue: int
+) -> zmq.Socket:
+    """A ROUTER that says when a peer is not there, or does not read; for the thread that calls.
+
+    queue: messages that may wait for one peer. Raises AddressError or CurveError.
+    """
+    bound: zmq.Socket = context.socket(zmq.ROUTER)
+    try:
+        bound.setsockopt(zmq.LINGER, 0)
+        bound.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        bound.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+        bound.setsockopt(zmq.SNDHWM, queue)
+        if endpoint.startswith("tcp://"):
+            # Half-open connections, of a host that vanished, end within a minute.
+            bound.setsockopt(zmq.TCP_KEEPALIVE, 1)
+            bound.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
+            bound.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
+            bound.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+            if curve_dir is not None:
+                server_curve(bound, curve_dir)
+        bound.bind(endpoint)
+    except zmq.ZMQError as error:
+        bound.close(linger=0)
+        raise AddressError(f"step_addresses: cannot listen on {endpoint}: {_why(error)}") from None
+    except BaseException:
+        bound.close(linger=0)
+        raise
+    return bound
+
+
+def _why(error: zmq.ZMQError) -> str:
+    if error.errno == errno.ENAMETOOLONG:
+        return "the path is too long for a socket; name a shorter runtime_dir"
+    if error.errno == errno.EADDRINUSE:
+        return "in use; end the process that listens there (heartbeats take the next port), or name another port"
+    return f"{error.strerror}; step_addresses takes ipc://PATH or tcp://HOST:PORT of this machine"
+
+
+def why_not_listening(address: str) -> str:
+    """What is wrong with a gRPC address, which gRPC itself does not say."""
+    host, _, port = address.rpartition(":")
+    if path_of(address) is not None or not port.isdecimal():
+        return f"scheduler_addresses: cannot listen on {address!r}; give HOST:PORT or unix:PATH, of at most 107 bytes"
+    cause = why_not_bound(host, int(port))
+    return f"scheduler_addresses: cannot listen on {address!r}: {cause}; name another port"
+
+
+log = logging.getLogger("octavo.scheduler")
+
+_MAX_PEERS = 1024
+# Lines a minute, from all peers together.
+_MAX_LINES = 10
+
+
+class InvalidMessages:
+    """Safe to use from several threads. A flood of them fills no log: a line a peer, and ten a minute in all."""
+
+    def __init__(self, count: Callable[[], None]) -> None:
+        """count: called for each invalid message."""
+        self._count = count
+        self._lock = threading.Lock()
+        self._peers: set[bytes] = set()
+        self._line_times: deque[float] = deque(maxlen=_MAX_LINES)
+
+    def note(self, peer: bytes, why: str) -> None:
+        """peer: a ZeroMQ identity."""
+        self._count()
+        with self._lock:
+            now = time.monotonic()
+            is_flood = len(self._line_times) == _MAX_LINES and now - self._line_times[0] < 60.0
+            if peer in self._peers or is_flood:
+                return
+            if len(self._peers) >= _MAX_PEERS:
+                self._peers.clear()
+            self._peers.add(peer)
+            self._line_times.append(now)
+        log.warning("a message of peer %r is ignored: %s (said once a peer; all are counted)", peer[:64], why)

@@ -1,0 +1,103 @@
+"""What the step loop reports: a line of statistics every 10 s, warnings of preemptions, metrics of steps, and
+spans.
+"""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from runtime.telemetry.tracing import Tracing, is_sampled
+from scheduler.core.core import Core
+from scheduler.core.messages import CoreStats, Plan, Preempted
+from scheduler.sessions.sessions import LiveGroup
+from scheduler.telemetry.metrics import GroupTimes, SchedulerMetrics, SchedulerStatus
+from scheduler.telemetry.spans import RequestSpans
+
+log = logging.getLogger("octavo.scheduler")
+
+_INTERVAL_S = 10.0
+_WARN_EACH = 50
+
+
+class StatsLog:
+    """Silent while nothing happens: one line after the last activity, then none."""
+
+    def __init__(self, *, enabled: bool, now: float) -> None:
+        self._enabled = enabled
+        self._since = now
+        self._before = CoreStats()
+        self._was_active = False
+
+    def tick(self, status: SchedulerStatus, now: float) -> None:
+        """Logs if it is time. To be called about once a second."""
+        elapsed = now - self._since
+        if not self._enabled or elapsed < _INTERVAL_S:
+            return
+        stats, before, load = status.stats, self._before, status.load
+        is_active = stats != before or bool(load.num_running or load.num_waiting)
+        if is_active or self._was_active:
+            queries = stats.num_prefix_queries - before.num_prefix_queries
+            hits = stats.num_prefix_hits - before.num_prefix_hits
+            log.info(
+                "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, "
+                "Waiting: %d reqs, KV cache usage: %.1f%%, Prefix cache hit rate: %.1f%%, Preemptions: %d",
+                (stats.num_prompt_tokens - before.num_prompt_tokens) / elapsed,
+                (stats.num_output_tokens - before.num_output_tokens) / elapsed,
+                load.num_running,
+                load.num_waiting,
+                100 * status.kv_cache_usage,
+                100 * hits / queries if queries else 0.0,
+                stats.num_preemptions,
+            )
+        self._since, self._before, self._was_active = now, dataclasses.replace(stats), is_active
+
+
+def warn_of_preemptions(events: Iterable[Preempted], trace_id: Callable[[int], str]) -> None:
+    """The first, and then every 50th. trace_id: by a group's number; empty if it is not traced."""
+    for event in events:
+        if event.num_preemptions % _WARN_EACH == 1:
+            traced = trace_id(event.key[0])
+            log.warning(
+                "Sequence %s is preempted by PreemptionMode.%s mode because there is not enough KV cache space. "
+                "This can affect the end-to-end performance. Increase gpu_memory_utilization or tensor_parallel_size "
+                "to provide more KV cache memory (with CPU workers: kv_cache_memory). "
+                "total_cumulative_preemption_cnt=%d",
+                event.key[1],
+                "SWAP" if event.swapped else "RECOMPUTE",
+                event.num_preemptions,
+                extra={"request_id": event.request_id} | ({"trace_id": traced} if traced else {}),
+            )
+
+
+class StepReports:
+    """On the step loop's thread."""
+
+    def __init__(self, metrics: SchedulerMetrics, tracing: Tracing | None, replica: int) -> None:
+        self._metrics = metrics
+        self._spans = None if tracing is None else RequestSpans(tracing, replica)
+
+    def note_sent(self, plan: Plan, began: float) -> None:
+        """began: when the plan was begun, as the core was told; on time.monotonic()."""
+        self._metrics.schedule_duration.observe(time.monotonic() - began)
+        self._metrics.step_tokens.observe(plan.num_tokens)
+        if self._spans is not None:
+            self._spans.note_sent(plan, began)
+
+    def note_returned(self, step: int, seconds: float, now: float) -> None:
+        """seconds: that the workers took for it."""
+        self._metrics.step_duration.observe(seconds)
+        if self._spans is not None:
+            self._spans.note_returned(step, now)
+
+    def tell_ended(self, core: Core | None, groups: Iterable[LiveGroup]) -> None:
+        """groups: those that have ended since the last call."""
+        for group in groups:
+            # None: so many ended at once that its timeline is gone.
+            timeline = core.timeline(group.number) if core else None
+            if timeline is None or not timeline.is_finished:
+                continue
+            times = GroupTimes.of(timeline)
+            self._metrics.observe_ended(times)
+            if self._spans is not None and is_sampled(group.traceparent):
+                self._spans.tell(group, timeline, times)

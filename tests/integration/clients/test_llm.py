@@ -1,0 +1,114 @@
+"""`octavo.LLM` and `octavo bench throughput`, with a tiny model of random weights."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from octavo import LLM, FinishReason, InvalidRequest, SamplingParams
+from tests.support.models.tiny_model import make_tiny_model
+from tests.support.up import COMMAND, environment
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> LLM:
+    return LLM(str(model), load_format="dummy", dtype="float32", kv_cache_memory=0.01, worker_threads=1)
+
+
+def test_text_chats_and_token_ids_give_results_in_order(llm: LLM) -> None:
+    text, chat, ids = llm.generate(["w5 w6 w7", [{"role": "user", "content": "w5 w6 w7"}], [5, 6, 7]], GREEDY)
+    assert text.prompt_token_ids == chat.prompt_token_ids == ids.prompt_token_ids == (5, 6, 7)
+    assert text.choices == chat.choices == ids.choices
+    assert text.choices[0].finish_reason is FinishReason.LENGTH
+    assert len(text.choices[0].token_ids) == 6
+    assert text.text.split() == [f"w{i}" for i in text.choices[0].token_ids]
+    assert text.usage is not None
+    assert (text.usage.prompt_tokens, text.usage.completion_tokens) == (3, 6)
+
+
+def test_several_ranks_are_refused(model: Path) -> None:
+    # One process would load a part of the model, and wait for others that nobody starts.
+    with pytest.raises(ValueError, match=r"tensor_parallel_size=2.*octavo up"):
+        LLM(str(model), tensor_parallel_size=2)
+
+
+def test_one_text_is_one_prompt(llm: LLM) -> None:
+    assert [result.prompt_token_ids for result in llm.generate("w5 w6", GREEDY)] == [(5, 6)]
+
+
+def test_a_repeated_prompt_is_found_in_the_prefix_cache(llm: LLM) -> None:
+    prompt = [list(range(20, 60))]
+    first, again = llm.generate(prompt, GREEDY)[0], llm.generate(prompt, GREEDY)[0]
+    assert first.usage is not None
+    assert again.usage is not None
+    assert (first.usage.cached_tokens, again.usage.cached_tokens) == (0, 32)
+    assert first.choices == again.choices
+
+
+def test_a_stop_string_ends_the_output_before_it(llm: LLM) -> None:
+    whole = llm.generate("w5 w6 w7", GREEDY)[0]
+    third = f"w{whole.choices[0].token_ids[2]}"
+    stopped = llm.generate("w5 w6 w7", SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, stop=third))[0]
+    choice = stopped.choices[0]
+    assert (choice.finish_reason, choice.stop) == (FinishReason.STOP, third)
+    assert choice.text == whole.text[: whole.text.index(third)]
+    assert llm.generate("w5 w6 w7", GREEDY)[0].choices == whole.choices, "nothing of the stopped request is left"
+
+
+def test_each_prompt_may_have_its_own_sampling(llm: LLM) -> None:
+    several = SamplingParams(temperature=1, seed=3, n=3, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=0)
+    plain, rich = llm.generate(["w5", "w6 w7"], [GREEDY, several])
+    assert [len(choice.token_ids) for choice in rich.choices] == [4, 4, 4]
+    assert len({choice.token_ids for choice in rich.choices}) > 1
+    assert [len(position.top) for position in rich.choices[1].logprobs] == [2] * 4
+    assert [position.chosen.token_id for position in rich.prompt_logprobs] == [7]
+    assert not plain.choices[0].logprobs
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "words"),
+    [
+        ("", GREEDY, "empty"),
+        ([[]], GREEDY, "empty"),
+        ([[101]], GREEDY, r"ids\[0\]=101"),
+        ("w5", SamplingParams(temperature=-1), "temperature=-1"),
+        ("w5", SamplingParams(max_tokens=1000), "max_tokens=1000"),
+        (["w5", "w6"], [GREEDY], "1 sampling parameters for 2 prompts"),
+    ],
+)
+def test_bad_requests_are_refused_as_a_router_does(llm: LLM, prompt, sampling, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        llm.generate(prompt, sampling)
+    assert llm.generate("w5", GREEDY)[0].choices[0].token_ids
+
+
+def test_the_engine_alone_is_measured(model: Path) -> None:
+    result = subprocess.run(
+        [
+            *COMMAND, "bench", "throughput", f"--model={model}", "--load-format=dummy", "--dtype=float32",
+            "--kv_cache_memory=0.01", "--worker-threads=1", "--concurrency=1,3", "--prompt-len=8", "--output-len=5",
+            "--profile", "--json",
+        ],
+        env=environment(), capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    one, three = map(json.loads, result.stdout.splitlines())
+    assert (one["concurrency"], three["concurrency"]) == (1, 3)
+    expected = {"engine": "octavo", "dtype": "float32", "prompt_len": 8, "output_len": 5, "num_errors": 0}
+    assert expected.items() <= three.items()
+    # Of durations there are four decimals, and this one takes few milliseconds.
+    within = 1e-3 + 5e-5 / three["duration_s"]
+    assert three["output_tok_s"] == pytest.approx(3 * 5 / three["duration_s"], rel=within)
+    parts = ("gemm", "attention", "rope", "python", "scheduling")
+    split = {part: three[f"profiled_{part}_ms"] for part in parts}
+    assert min(split.values()) > 0, split
+    assert sum(split.values()) == pytest.approx(three["profiled_step_ms"], abs=0.01)
+    assert {"step_scheduling_ms", "step_forward_ms", "step_sampling_ms", "step_other_ms", "itl_ms_p99"} <= three.keys()

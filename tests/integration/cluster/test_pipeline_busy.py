@@ -1,0 +1,19 @@
+"""Two stages have work all the time, see tests.support.models.busy_stages. `python -m benchmarks.parallel.pipeline`
+prints it."""
+
+import asyncio
+from pathlib import Path
+
+from tests.support.models.busy_stages import busy_shares
+
+
+def test_both_stages_are_busy_while_streams_decode(tmp_path: Path) -> None:
+    """The best of three parts: a machine that is busy with other things delays threads for longer than steps take."""
+    first, last = asyncio.run(busy_shares(tmp_path, 16))
+    assert max(min(each) for each in zip(first, last, strict=True)) > 0.85
+
+
+def test_with_one_step_in_flight_one_stage_waits_for_the_other(tmp_path: Path) -> None:
+    """So the shares above are the steps' in flight."""
+    first, last = asyncio.run(busy_shares(tmp_path, 12, max_steps_in_flight=1))
+    assert max(sum(each) for each in zip(first, last, strict=True)) < 1.3

@@ -1,0 +1,172 @@
+"""A worker that is there but does not answer: what `octavo up` does about it. Small processes, real signals."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo.cluster.processes import ProcessSpec, Stage
+from octavo.cluster.supervisor import Supervisor
+from tests.support.repository import ROOT
+from tests.support.up import environment, free_port
+
+TIMEOUT = 60.0
+# Its /health says what a file says: "well" or "loading"; "silent": there is none.
+PROGRAM = """
+import sys, threading
+from pathlib import Path
+from prometheus_client import CollectorRegistry
+from runtime.telemetry.http_server import ObservabilityServer
+
+state = Path(sys.argv[2])
+
+def health():
+    text = state.read_text()
+    print("asked:", text, flush=True)
+    return text == "well", text
+
+server = ObservabilityServer("127.0.0.1", int(sys.argv[1]), CollectorRegistry(), health)
+if state.read_text() != "silent":
+    server.start()
+print("started", flush=True)
+threading.Event().wait()
+"""
+
+
+class Supervised:
+    """A supervisor with one process; what is said of it and by it."""
+
+    def __init__(self, directory: Path, stage: Stage = Stage.WORKER, *, state: str = "well") -> None:
+        self.state = directory / "state"
+        self.state.write_text(state)
+        port = free_port()
+        self.lines: list[str] = []
+        self.events: list[str] = []
+        self._changed = asyncio.Condition()
+        spec = ProcessSpec(
+            name="it",
+            stage=stage,
+            command=(sys.executable, "-c", PROGRAM, str(port), str(self.state)),
+            health_port=port,
+        )
+        self.supervisor = Supervisor(
+            [spec],
+            environment=environment(PYTHONPATH=str(ROOT)),
+            max_restarts=5,
+            metrics_host="127.0.0.1",
+            silence_timeout=0.5,
+            on_line=lambda spec, line: self._note(self.lines, line),
+            on_event=lambda spec, text: self._note(self.events, text),
+        )
+
+    async def __aenter__(self) -> "Supervised":
+        self._running = asyncio.create_task(self.supervisor.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.supervisor.kill()
+        await self._running
+
+    def _note(self, log: list[str], text: str) -> None:
+        log.append(text)
+        asyncio.get_running_loop().create_task(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def wait_for(self, log: list[str], words: str, count: int = 1) -> None:
+        async with asyncio.timeout(TIMEOUT), self._changed:
+            await self._changed.wait_for(lambda: sum(words in text for text in log) >= count)
+
+    async def wait_until_served(self) -> None:
+        async with asyncio.timeout(TIMEOUT):
+            while not self.supervisor.processes[0].has_served:  # noqa: ASYNC110 (nothing tells it)
+                await asyncio.sleep(0.01)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.supervisor.processes[0].send_signal(number)
+
+
+async def test_a_stopped_worker_is_killed_and_started_again(tmp_path: Path):
+    async with Supervised(tmp_path) as it:
+        await it.wait_for(it.lines, "asked: well", 2)
+        it.signal(signal.SIGSTOP)
+        await it.wait_for(it.events, "it hangs and is killed")
+        await it.wait_for(it.events, "was killed by SIGKILL; starting it again")
+        await it.wait_for(it.lines, "started", 2)
+
+
+async def test_a_worker_that_only_says_it_is_not_well_lives(tmp_path: Path):
+    async with Supervised(tmp_path) as it:
+        await it.wait_for(it.lines, "asked: well")
+        it.state.write_text("loading")
+        await it.wait_for(it.lines, "asked: loading", 4)
+        assert not it.events
+
+
+async def test_a_worker_that_loads_may_be_silent(tmp_path: Path):
+    # Loading may hold the interpreter for long.
+    async with Supervised(tmp_path, state="silent") as it:
+        await it.wait_for(it.lines, "started")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await it.wait_for(it.lines, "asked")
+        assert it.lines == ["started"]
+        assert not it.events
+
+
+async def test_other_kinds_of_process_are_not_asked_any_more_once_they_serve(tmp_path: Path):
+    async with Supervised(tmp_path, Stage.SCHEDULER) as it:
+        await it.wait_for(it.lines, "asked: well")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await it.wait_for(it.lines, "asked", 2)
+        assert not it.events
+
+
+@pytest.mark.parametrize("stage", Stage)
+async def test_what_had_served_is_started_again_at_once_however_often_it_is_killed(tmp_path: Path, stage: Stage):
+    async with Supervised(tmp_path, stage) as it:
+        for count in (1, 2, 3):
+            await it.wait_for(it.lines, "started", count)
+            await it.wait_until_served()
+            it.signal(signal.SIGKILL)
+            await it.wait_for(it.events, "was killed by SIGKILL; starting it again", count)
+        assert set(it.events) == {"was killed by SIGKILL; starting it again"}
+
+
+async def test_what_has_not_served_is_started_again_ever_later(tmp_path: Path):
+    async with Supervised(tmp_path, state="loading") as it:
+        for count in (1, 2):
+            await it.wait_for(it.lines, "started", count)
+            it.signal(signal.SIGKILL)
+        await it.wait_for(it.events, "starting it again in 1 s")
+        assert len(it.events) == 2
+
+
+async def test_a_later_wave_waits_and_is_not_started_any_more_once_all_is_stopped(tmp_path: Path):
+    lines: list[str] = []
+    specs = [
+        ProcessSpec(name=str(wave), stage=Stage.WORKER, command=("/bin/sleep", "600"), wave=wave)
+        for wave in (0, 1_000_000)
+    ]
+    supervisor = Supervisor(
+        specs,
+        environment=environment(),
+        max_restarts=0,
+        metrics_host="127.0.0.1",
+        silence_timeout=1.0,
+        on_line=lambda spec, line: lines.append(line),
+        on_event=lambda spec, text: lines.append(text),
+    )
+    running = asyncio.create_task(supervisor.run())
+    async with asyncio.timeout(TIMEOUT):
+        await supervisor.first_wave_begun.wait()
+        assert [each.process is not None for each in supervisor.processes] == [True, False]
+        await supervisor.stop({})
+        await running
+    assert supervisor.processes[1].process is None
+    assert not lines

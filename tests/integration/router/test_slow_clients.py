@@ -1,0 +1,62 @@
+"""Clients that ask slowly, or not at all: they lose their connection, and nobody else waits for them."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from router.api.gateway import app
+from router.api.gateway import server as patience
+from router.api.gateway.app import Gateway
+from router.api.gateway.server import GatewayServer
+from runtime.telemetry import http_server as http
+from runtime.telemetry.http_server import ObservabilityServer
+from tests.fakes.routers import running_router, running_schedulers, socket_address
+from tests.fakes.scheduler import FakeScheduler
+
+_BODY = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{"
+
+
+async def test_http_of_a_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "HEADERS_S", 0.1)
+    monkeypatch.setattr(app, "BODY_S", 0.1)
+    fake = FakeScheduler(socket_address(tmp_path, "one"))
+    async with running_schedulers(fake), running_router([fake.address]) as (server, _):
+        await server.wait_ready()
+        gateway = Gateway(server.intake, server.metrics.registry, server.readiness, max_body_bytes=10_000)
+        listening = GatewayServer(gateway, "127.0.0.1", 0)
+        listening.start()
+        url = f"http://127.0.0.1:{listening.port}/v1/completions"
+        try:
+            async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(retries=5)) as client:
+                # Longer than headers may take: a response is waited for.
+                fake.step_seconds = 0.05
+                answer = await client.post(url, json={"prompt": "Hi", "max_tokens": 8})
+                assert answer.status_code == 200
+                for said, answered in ((b"GET / HTT", b""), (b"", b""), (_BODY, b"HTTP/1.1 408")):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+                    writer.write(said)
+                    async with asyncio.timeout(10):
+                        got = await reader.read(12)
+                    assert got == answered
+                    writer.close()
+        finally:
+            await listening.stop()
+
+
+def test_metrics_and_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many silent connections as are served at once; a probe then gets its turn."""
+    monkeypatch.setattr(http, "_MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(http._QuietHandler, "timeout", 0.1)
+    server = ObservabilityServer("127.0.0.1", 0, CollectorRegistry(), lambda: (True, "well"))
+    server.start()
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
+    try:
+        assert httpx.get(f"http://127.0.0.1:{server.port}/health", timeout=10).status_code == 200
+    finally:
+        for each in silent:
+            each.close()
+        server.stop()

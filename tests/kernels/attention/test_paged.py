@@ -1,0 +1,244 @@
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.attention.paged import HeadShape, paged_attention, plan_attention, reference
+from kernels.attention.paged import native as native_module
+from kernels.attention.paged import torch_cpu as plan_module
+from kernels.attention.paged import torch_cpu as prefill
+from kernels.backend import Backend
+from kernels.kv_cache.write import RopeCacheWrite
+from tests.support.kernels.kernel_paths import KINDS, NATIVE_KINDS, kernels_of, path_of
+
+BLOCK_SIZE = 8
+HEADS = HeadShape(num_heads=6, num_kv_heads=2, head_size=16)
+
+
+class Case:
+    """Rows of (queries, context) over a cache whose blocks lie in random order and hold garbage beyond the contexts."""
+
+    def __init__(
+        self, *rows: tuple[int, int], dtype: torch.dtype = torch.float32, window: int = 0, attention_chunk: int = 0,
+        block_size: int = BLOCK_SIZE,
+    ) -> None:  # fmt: skip
+        generator = torch.Generator().manual_seed(0)
+        lens = [context for _, context in rows]
+        num_blocks = [-(-length // block_size) for length in lens]
+        ids = np.random.default_rng(0).permutation(np.arange(1, sum(num_blocks) + 1))
+        self.tables = np.zeros((len(rows), max(num_blocks)), dtype=np.int32)
+        for row, count in enumerate(num_blocks):
+            self.tables[row, :count], ids = ids[:count], ids[count:]
+        self.starts = np.cumsum([0, *(queries for queries, _ in rows)]).astype(np.int32)
+        self.lens = np.array(lens, dtype=np.int32)
+        shape = (sum(num_blocks) + 1, block_size, 2, HEADS.num_kv_heads, HEADS.head_size)
+        self.cache = torch.randn(shape, generator=generator).to(dtype)
+        self.q = torch.randn(int(self.starts[-1]), HEADS.num_heads, HEADS.head_size, generator=generator)
+        self.window, self.attention_chunk = window, attention_chunk
+
+    def in_blocks_of(self, block_size: int) -> "Case":
+        """The same contexts, each block cut into several."""
+        case, parts = copy.copy(self), self.cache.shape[1] // block_size
+        case.cache = self.cache.unflatten(1, (parts, block_size)).flatten(0, 1)
+        tables = self.tables[:, :, None] * parts + np.arange(parts)
+        case.tables = tables.reshape(len(self.tables), -1).astype(np.int32)
+        return case
+
+    def run(self, kind: str = "torch") -> torch.Tensor:
+        path = path_of(kind, self.cache.dtype)
+        cache = self.cache if kind == "torch" else in_native_layout(self.cache, kind)
+        plan = plan_attention(
+            path,
+            query_starts=self.starts,
+            context_lens=self.lens,
+            block_tables=self.tables,
+            block_size=cache.shape[1],
+            cache_dtype=cache.dtype,
+            heads=HEADS,
+            window=self.window,
+            attention_chunk=self.attention_chunk,
+        )
+        with torch.inference_mode():
+            first = paged_attention(self.q, cache, plan, 0.25)
+            # A plan serves every layer: what one leaves behind in its buffers must not matter to the next.
+            second = paged_attention(self.q, cache, plan, 0.25)
+        assert torch.equal(first, second)
+        return second
+
+    def expected(self) -> torch.Tensor:
+        return reference.paged_attention(
+            self.q,
+            self.cache,
+            query_starts=self.starts,
+            context_lens=self.lens,
+            block_tables=self.tables,
+            scale=0.25,
+            window=self.window,
+            attention_chunk=self.attention_chunk,
+        )
+
+
+def in_native_layout(cache: torch.Tensor, kind: str) -> torch.Tensor:
+    """The same keys and values as the C++ kernels keep them, written by the one that writes them."""
+    heads, slots = HEADS, torch.arange(cache.shape[0] * cache.shape[1])
+    write = RopeCacheWrite(
+        path_of(kind, cache.dtype), num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads,
+        head_size=heads.head_size,
+    )  # fmt: skip
+    kv = cache.flatten(0, 1).flatten(1).float()
+    q = torch.zeros(len(slots), heads.num_heads * heads.head_size)
+    no_turn = torch.ones(len(slots), 1, heads.head_size // 2, dtype=torch.complex64)
+    written = torch.empty_like(cache)
+    write(torch.cat((q, kv), dim=1), no_turn, written, slots)
+    return written
+
+
+def _tolerance(path: Backend, dtype: torch.dtype) -> float:
+    """Over a cache of the very same (rounded) numbers, so that float32 arithmetic alone counts; or else queries and
+    weights rounded to bf16, by 2^-9 each."""
+    rounds = path.native is not None and path.native.path.rounds_queries and dtype is torch.bfloat16
+    return 2e-2 if rounds else 1e-5
+
+
+CASES = {
+    "one decode": [(1, 19)],
+    "first token": [(1, 1)],
+    "decodes of all lengths": [(1, length) for length in (1, 7, 8, 9, 33, 64, 100)],
+    "whole prompt": [(21, 21)],
+    "chunk after a prefix": [(9, 40)],
+    "decodes, a chunk, a decode, a prompt": [(1, 12), (5, 30), (1, 50), (17, 17)],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [0, 5, 16, 1000])
+@pytest.mark.parametrize("rows", CASES.values(), ids=CASES)
+def test_agrees_with_float64(rows: list[tuple[int, int]], window: int, dtype: torch.dtype, kind: str) -> None:
+    case, tolerance = Case(*rows, dtype=dtype, window=window, block_size=16), _tolerance(path_of(kind, dtype), dtype)
+    torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [(4, 4, 8), (7, 1, 16), (32, 1, 8), (8, 2, 40), (10, 2, 128), (6, 2, 80), (4, 2, 96)])
+def test_any_number_of_heads_on_a_kv_head(
+    heads: tuple[int, int, int], dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles hold 6 heads at most, and vectors 8 or 16 numbers: what fills none and what overflows them."""
+    shape = HeadShape(num_heads=heads[0], num_kv_heads=heads[1], head_size=heads[2])
+    monkeypatch.setitem(globals(), "HEADS", shape)
+    tolerance = _tolerance(path_of(kind, dtype), dtype)
+    case = Case((1, 12), (9, 71), (1, 130), dtype=dtype, block_size=16)
+    torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+@pytest.mark.parametrize("window", [0, 70, 700])
+def test_contexts_longer_than_a_segment(window: int, kind: str) -> None:
+    """Segments of a decode are computed apart and put together; those of a prompt one after the other."""
+    case = Case((1, 1100), (1, 512), (7, 1030), (1, 513), window=window, block_size=16)
+    torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("attention_chunk", [1, 7, 16, 520, 2000])
+def test_a_query_sees_its_own_chunk_alone(attention_chunk: int, window: int, kind: str) -> None:
+    """Decodes at a chunk's first and last position, prompts that cross from one into the next, and chunks that are no
+    whole blocks, tiles or segments."""
+    rows = ((1, 15), (1, 14), (1, 17), (17, 30), (1, 1100), (40, 1070), (30, 30))
+    case = Case(*rows, window=window, attention_chunk=attention_chunk, block_size=16)
+    torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_block_size_changes_no_bit(dtype: torch.dtype, kind: str) -> None:
+    """Blocks of 8 are too small for vectors of 16."""
+    case = Case((1, 12), (9, 71), (1, 630), dtype=dtype, block_size=32)
+    whole = case.run(kind)
+    assert torch.equal(case.in_blocks_of(16).run(kind), whole)
+    assert torch.equal(case.in_blocks_of(8).run(kind), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_machines_whose_paths_round_alike_agree_to_the_bit(dtype: torch.dtype) -> None:
+    """Vectors of 8 and of 16 add in one order."""
+    paths = [kind for kind in NATIVE_KINDS if _tolerance(path_of(kind, dtype), dtype) < 1e-2]
+    case = Case((1, 12), (9, 71), (1, 630), dtype=dtype, block_size=16)
+    results = [case.run(kind) for kind in paths]
+    assert len(results) > 1
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+def test_what_lies_beyond_a_context_does_not_matter(kind: str, dtype: torch.dtype) -> None:
+    """Blocks come back from other requests: their last tokens may hold anything, and 0 times infinity is no number."""
+    case = Case((1, 19), (3, 41), dtype=dtype, block_size=16)
+    clean = case.run(kind)
+    for row, length in enumerate(case.lens):
+        case.cache[case.tables[row, (length - 1) // 16], (length - 1) % 16 + 1 :] = torch.inf
+    assert torch.equal(case.run(kind), clean)
+
+
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("window", "attention_chunk"), [(0, 0), (37, 0), (600, 0), (0, 300)])
+def test_a_query_has_the_same_bits_in_every_step(
+    window: int, attention_chunk: int, dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone or in a batch, as a decode or in a chunk of any length, in tiles of any height, by any threads."""
+    length, kernels = 800, kernels_of(kind)
+    make = partial(Case, dtype=dtype, window=window, attention_chunk=attention_chunk, block_size=16)
+    case = make((length, length), (1, 30))
+    whole = case.run(kind)[:length]
+    monkeypatch.setattr(native_module, "ROWS_PER_TILE", 7)
+    kernels.set_threads(1)
+    assert torch.equal(case.run(kind)[:length], whole)
+    kernels.set_threads(torch.get_num_threads())
+    monkeypatch.undo()
+    for first, last in ((0, 1), (62, 65), (511, 512), (512, 513), (500, 640), (799, 800), (3, 800)):
+        chunk = make((last - first, last), (1, 30))
+        chunk.cache, chunk.tables, chunk.q = case.cache, case.tables, case.q[first:last]
+        chunk.starts = np.array([0, last - first], dtype=np.int32)
+        chunk.lens = np.array([last], dtype=np.int32)
+        assert torch.equal(chunk.run(kind), whole[first:last]), (first, last)
+
+
+@pytest.mark.parametrize(("window", "attention_chunk"), [(0, 0), (13, 0), (0, 21)])
+def test_prompts_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch, window: int, attention_chunk: int) -> None:
+    """Each tile's mask is a view of one vector; a tile boundary in the wrong place shows here."""
+    monkeypatch.setattr(prefill, "QUERIES_PER_TILE", 16)
+    case = Case((50, 50), (41, 77), (1, 20), window=window, attention_chunk=attention_chunk)
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_split_into_groups_of_similar_length(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Groups are out of batch order; outputs must come back to their tokens."""
+    monkeypatch.setattr(plan_module, "PADDED_TOKENS_PER_GROUP", 8)
+    monkeypatch.setattr(plan_module, "CONVERTED_TOKENS_PER_GROUP", 64)
+    case = Case((1, 5), (1, 90), (6, 6), (1, 33), (1, 88), (1, 4), (1, 35), dtype=dtype)
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_decode_row_does_not_depend_on_the_batch(kind: str) -> None:
+    """Bit for bit: recompute and preemption put a row into other batches, and greedy output must not change."""
+    together = Case((1, 40), (1, 9), (1, 64))
+    alone = Case((1, 40))
+    alone.cache, alone.tables, alone.q = together.cache, together.tables[:1], together.q[:1]
+    assert torch.equal(together.run(kind)[:1], alone.run(kind))
+
+
+def test_bfloat16_queries_give_bfloat16() -> None:
+    """The path of a CPU with bf16 instructions. Its products are bf16: 2^-7 of values about 1."""
+    case = Case((1, 40), (12, 30), dtype=torch.bfloat16)
+    case.q = case.q.bfloat16()
+    out = case.run()
+    assert out.dtype is torch.bfloat16
+    torch.testing.assert_close(out.double(), case.expected(), rtol=2e-2, atol=2e-2)

@@ -1,0 +1,198 @@
+"""Quantization to e4m3 against its formulas, bit by bit; and what a caller must be able to rely on."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kernels.gemm.quantize import reference
+from kernels.gemm.quantize import triton as gpu
+from tests.support.gpu.gpu import DEVICE
+
+Quantize = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+GRAINS = ("tensor", "tokens", "groups", "blocks")
+# One row and one number; a whole group; odd; one over a group and a tile of rows.
+SHAPES = ((1, 1), (1, 128), (3, 130), (17, 257))
+
+
+def quantize(module: object, grain: str) -> Quantize:
+    return getattr(module, f"quantize_{grain}")
+
+
+def numbers(M: int, K: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Of sizes from 1e-3 to 1e2, so that groups have different scales and small numbers become subnormal."""
+    x = torch.randn(M, K, generator=torch.Generator().manual_seed(M * 1000 + K)) * torch.logspace(-3, 2, K)
+    return x.to(dtype).to(DEVICE)
+
+
+def bits(q: torch.Tensor) -> torch.Tensor:
+    assert q.dtype is torch.float8_e4m3fn
+    return q.view(torch.uint8)
+
+
+def assert_same(actual: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]) -> None:
+    torch.testing.assert_close(actual[1], expected[1], rtol=0, atol=0, equal_nan=True)
+    # NaN has two codes, which mean the same.
+    is_nan = expected[0].float().isnan()
+    assert torch.equal(actual[0].float().isnan(), is_nan)
+    assert torch.equal(bits(actual[0])[~is_nan], bits(expected[0])[~is_nan])
+
+
+@pytest.mark.parametrize("grain", GRAINS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bits_are_those_of_the_formula(grain: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """Division and rounding are exact operations of float32, so there is no tolerance."""
+    x = numbers(*shape, dtype=dtype)
+    assert_same(quantize(gpu, grain)(x), quantize(reference, grain)(x))
+
+
+@pytest.mark.parametrize(("grain", "shape"), [("groups", (65, 257)), ("groups", (81, 128)), ("blocks", (129, 129))])
+def test_bits_of_several_tiles(grain: str, shape: tuple[int, int]) -> None:
+    x = numbers(*shape)
+    assert_same(quantize(gpu, grain)(x), quantize(reference, grain)(x))
+
+
+@pytest.mark.parametrize("grain", GRAINS)
+def test_scales_that_are_powers_of_two(grain: str) -> None:
+    x = numbers(33, 300)
+    # 448 and 224 are at a power of two already, the next number above must go to the next.
+    x[0] = 448.0
+    x[1] = torch.nextafter(torch.tensor(224.0), torch.tensor(448.0))
+    actual = quantize(gpu, grain)(x, power_of_two=True)
+    assert torch.frexp(actual[1]).mantissa.eq(0.5).all()
+    assert (x.abs() <= 448 * scale_of_each(grain, x, actual[1])).all()
+    assert_same(actual, quantize(reference, grain)(x, power_of_two=True))
+
+
+def scale_of_each(grain: str, x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    one_each = scales.reshape(1, 1) if grain == "tensor" else scales
+    return reference.spread(one_each, _block(grain, x), (len(x), x.shape[1]))
+
+
+def _block(grain: str, x: torch.Tensor) -> tuple[int, int]:
+    M, K = x.shape
+    return {"tensor": (M, K), "tokens": (1, K), "groups": (1, 128), "blocks": (128, 128)}[grain]
+
+
+@pytest.mark.parametrize("grain", GRAINS)
+def test_what_is_quantized_is_close(grain: str) -> None:
+    """Half a step of e4m3 is 1/16 of a number, and 2^-10 of the scale where it has no more exponents: two roundings of
+    float32 are added."""
+    x = numbers(19, 300)
+    q, scales = quantize(gpu, grain)(x)
+    scale = scale_of_each(grain, x, scales).double()
+    bound = torch.maximum(x.double().abs() / 16, scale / 1024) * (1 + 1e-6)
+    assert ((q.double() * scale - x.double()).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 3.7])
+def test_static_scale_saturates(scale: float) -> None:
+    x = numbers(3, 257)
+    x[0, :4] = torch.tensor([1e9, -1e9, 448 * scale, -480 * scale])
+    given = torch.tensor([scale], device=DEVICE)
+    q, same = gpu.quantize_tensor(x, given)
+    assert same is given
+    assert_same((q, given), reference.quantize_tensor(x, given))
+    assert q[0, :4].float().tolist() == [448.0, -448.0, 448.0, -448.0]
+
+
+@pytest.mark.parametrize("grain", GRAINS)
+def test_zeros_have_a_finite_scale(grain: str) -> None:
+    q, scales = quantize(gpu, grain)(torch.zeros(3, 200, device=DEVICE))
+    assert not bits(q).any()
+    assert torch.equal(scales, torch.full_like(scales, 1e-10) / 448)
+    assert (1 / scales).isfinite().all()
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("grain", GRAINS)
+def test_what_is_not_finite_is_not_hidden(grain: str, value: float) -> None:
+    """All that shares a scale with it becomes NaN, and nothing else."""
+    # With blocks the last row is in one of its own.
+    last = 128 if grain == "blocks" else 18
+    x = numbers(last + 1, 300)
+    x[last, 140] = value
+    actual = quantize(gpu, grain)(x)
+    expected_nan = torch.zeros(last + 1, 300, dtype=torch.bool, device=DEVICE)
+    rows, columns = _block(grain, x)
+    expected_nan[last // rows * rows :, 140 // columns * columns : (140 // columns + 1) * columns] = True
+    assert torch.equal(actual[0].float().isnan(), expected_nan)
+    assert int(actual[1].isnan().sum()) == 1
+
+
+def test_static_scale_keeps_what_is_not_finite() -> None:
+    x = torch.tensor([[float("inf"), 1.0, float("nan"), -float("inf")]], device=DEVICE)
+    q, _ = gpu.quantize_tensor(x, torch.ones(1, device=DEVICE))
+    assert q.float().isnan().tolist() == [[True, False, True, True]]
+
+
+@pytest.mark.parametrize("grain", ["tokens", "groups"])
+def test_a_row_does_not_depend_on_its_batch(grain: str) -> None:
+    """65 rows are computed in other tiles than one."""
+    x = numbers(65, 257)
+    q, scales = quantize(gpu, grain)(x)
+    for row in (0, 31, 64):
+        alone_q, alone_scales = quantize(gpu, grain)(x[row : row + 1])
+        assert torch.equal(bits(alone_q), bits(q[row : row + 1]))
+        assert torch.equal(alone_scales, scales[row : row + 1])
+
+
+@pytest.mark.parametrize("grain", GRAINS)
+def test_rows_of_a_wider_matrix(grain: str) -> None:
+    """What lies between the rows is NaN, and not read."""
+    wide = torch.full((19, 400), float("nan"), device=DEVICE)
+    wide[:, :257] = numbers(19, 257)
+    assert_same(quantize(gpu, grain)(wide[:, :257]), quantize(gpu, grain)(wide[:, :257].contiguous()))
+
+
+def test_rows_longer_than_a_tile() -> None:
+    """Read twice: the largest number is in the last tile, then in the first."""
+    x = numbers(2, 8200)
+    x[0, 8199], x[1, 0] = 1e4, 1e4
+    assert_same(gpu.quantize_tokens(x), reference.quantize_tokens(x))
+    assert_same(gpu.quantize_tensor(x), reference.quantize_tensor(x))
+
+
+def test_layouts_of_scales() -> None:
+    x = numbers(33, 300)
+    assert gpu.quantize_tokens(x)[1].shape == (33, 1)
+    scales_MG = gpu.quantize_groups(x)[1]
+    assert (scales_MG.shape, scales_MG.stride()) == ((33, 3), (1, 33))
+    blocks = gpu.quantize_blocks(x)[1]
+    assert (blocks.shape, blocks.stride()) == ((1, 3), (4, 1))
+
+
+@pytest.mark.parametrize("grain", GRAINS)
+@pytest.mark.parametrize("shape", [(0, 128), (5, 0)])
+def test_nothing_to_quantize(grain: str, shape: tuple[int, int]) -> None:
+    q, scales = quantize(gpu, grain)(torch.empty(shape, device=DEVICE))
+    assert q.shape == shape
+    assert scales.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("x", "scale", "said"),
+    [
+        (torch.zeros(4, dtype=torch.bfloat16), None, r"x of shape \(4,\)"),
+        (torch.zeros(2, 4, dtype=torch.int32), None, r"torch\.int32"),
+        (torch.zeros(4, 2).t(), None, r"strides \(1, 2\)"),
+        (torch.zeros(2, 4), torch.ones(2), r"scale of shape \(2,\)"),
+        (torch.zeros(2, 4), torch.ones(1).double(), r"torch\.float64"),
+    ],
+)
+def test_what_cannot_be_quantized_is_said(x: torch.Tensor, scale: torch.Tensor | None, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        gpu.quantize_tensor(x, scale)
+
+
+def test_a_gpu_without_e4m3_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels.gemm.quantize import checks
+
+    checks._capability.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    with pytest.raises(ValueError, match=r"A100 has compute capability 8\.0, FP8 needs 8\.9"):
+        checks.check_device(torch.device("cuda", 0))
+    checks._capability.cache_clear()

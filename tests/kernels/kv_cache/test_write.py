@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from kernels.elementwise.rope import cos_sin_table
+from kernels.kv_cache.write import RopeCacheWrite
+from kernels.kv_cache.write.reference import rope_cache_write
+from tests.support.kernels.kernel_paths import KINDS, path_of
+
+HEADS, KV_HEADS, SIZE = 5, 2, 24
+POSITIONS = torch.tensor([0, 3, 17, 200])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_q_is_that_of_the_reference(kind: str, with_norm: bool) -> None:
+    torch.manual_seed(0)
+    head_norm = torch.randn(HEADS + KV_HEADS, SIZE) if with_norm else None
+    op = RopeCacheWrite(
+        path_of(kind, torch.float32), num_heads=HEADS, num_kv_heads=KV_HEADS, head_size=SIZE, head_norm_HD=head_norm,
+        eps=1e-2,
+    )  # fmt: skip
+    qkv = torch.randn(4, (HEADS + 2 * KV_HEADS) * SIZE)
+    turns = cos_sin_table(POSITIONS, 1.0 / 100.0 ** (torch.arange(SIZE // 2) / 12), 1.1)
+    expected, _, _ = rope_cache_write(qkv, turns, HEADS, KV_HEADS, SIZE, head_norm, 1e-2)
+    q = op(qkv, turns, torch.zeros(3, 8, 2, KV_HEADS, SIZE), torch.tensor([8, 9, 23, 15]))
+    torch.testing.assert_close(q.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_native_cache_has_every_number_once_in_its_place(dtype: torch.dtype, block_size: int) -> None:
+    """As cache_layout.h says: keys in columns of tokens, values in rows, in bf16 by pairs of what is summed over.
+
+    And slots that are not written stay as they were.
+    """
+    torch.manual_seed(0)
+    op = RopeCacheWrite(path_of("native", dtype), num_heads=HEADS, num_kv_heads=KV_HEADS, head_size=SIZE)
+    num_tokens = 3 * block_size
+    qkv = torch.randn(num_tokens - 1, (HEADS + 2 * KV_HEADS) * SIZE)
+    slots = torch.randperm(num_tokens)[1:] + block_size
+    cache = torch.full((4, block_size, 2, KV_HEADS, SIZE), 7.0, dtype=dtype)
+    no_turn = torch.ones(len(slots), 1, SIZE // 2, dtype=torch.complex64)
+    kv_T2KD = qkv[:, HEADS * SIZE :].unflatten(1, (2, KV_HEADS, SIZE)).to(dtype).clone()
+    plain = torch.full((4 * block_size, 2, KV_HEADS, SIZE), 7.0, dtype=dtype)
+    plain[slots] = kv_T2KD
+    op(qkv, no_turn, cache, slots)
+    k_NKDB = plain[:, 0].unflatten(0, (4, block_size)).permute(0, 2, 3, 1)
+    v_NKBD = plain[:, 1].unflatten(0, (4, block_size)).permute(0, 2, 1, 3)
+    if dtype is torch.bfloat16:
+        k_NKDB = k_NKDB.unflatten(2, (-1, 2)).transpose(3, 4)
+        v_NKBD = v_NKBD.unflatten(2, (-1, 2)).transpose(3, 4)
+    expected = torch.stack((k_NKDB.flatten(2), v_NKBD.flatten(2)), dim=2)
+    assert torch.equal(cache.flatten(), expected.flatten())

@@ -1,0 +1,95 @@
+"""The kernels' threads: where they run, and that calls recorded once compute the same again."""
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kernels.backend import native_backend
+from kernels.linear import PackedLinear
+from kernels.native.library import NativeKernels, Op
+from tests.support.kernels.kernel_paths import native
+
+
+@pytest.fixture
+def kernels() -> Iterator[NativeKernels]:
+    kernels, cores = native(), os.sched_getaffinity(0)
+    yield kernels
+    kernels.set_threads(torch.get_num_threads())
+    os.sched_setaffinity(0, cores)
+
+
+def _layer(kernels: NativeKernels, num_outputs: int = 640) -> PackedLinear:
+    weight = torch.randn(num_outputs, 96, generator=torch.Generator().manual_seed(0))
+    return PackedLinear(weight, None, native_backend(torch.float32, kernels))
+
+
+def _affinities() -> list[set[int]]:
+    return [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
+
+
+def test_threads_are_bound_one_to_a_core(kernels: NativeKernels) -> None:
+    """On a thread of the test's own: the one that calls is bound as well, and pytest's should stay free."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    layer, found = _layer(kernels), list[set[int]]()
+
+    def bind_and_compute() -> None:
+        kernels.set_threads(2)
+        layer(torch.ones(64, 96))  # starts the pool
+        kernels.bind_threads(cores)
+        found.append(os.sched_getaffinity(0))
+        found.extend(_affinities())
+        layer(torch.ones(64, 96))
+
+    thread = threading.Thread(target=bind_and_compute)
+    thread.start()
+    thread.join()
+    assert found[0] == {cores[0]}
+    assert {cores[-1]} in found[1:]
+
+
+def test_a_core_that_does_not_exist_is_an_error(kernels: NativeKernels) -> None:
+    with pytest.raises(OSError, match="Invalid argument"):
+        kernels.bind_threads([1023])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_more_threads_than_cores_give_the_same_bits(threads: int, kernels: NativeKernels) -> None:
+    """Runs of tasks are dealt to threads that may have no core, and are taken over by those that have."""
+    layer, x = _layer(kernels), torch.randn(33, 96, generator=torch.Generator().manual_seed(1))
+    expected = layer(x)
+    kernels.set_threads(threads)
+    for _ in range(50):
+        assert torch.equal(layer(x), expected)
+
+
+def test_recorded_calls_compute_again_from_what_is_there_then(kernels: NativeKernels) -> None:
+    """With other numbers, and for more rows and fewer."""
+    first, second = _layer(kernels), _layer(kernels, 96)
+    generator = torch.Generator().manual_seed(2)
+    x, between, y = torch.zeros(9, 96), torch.empty(9, 96), torch.empty(9, 640)
+    with kernels.recording() as recording:
+        second(x[:2], out=between[:2])
+        first(between[:2], out=y[:2])
+    for num_rows in (9, 1, 4):
+        x[:num_rows] = torch.randn(num_rows, 96, generator=generator)
+        y.fill_(7)
+        kernels.replay(recording, num_rows)
+        assert torch.equal(y[:num_rows], first(second(x[:num_rows])))
+        assert bool((y[num_rows:] == 7).all())
+
+
+def test_what_calls_take_is_counted_replayed_or_not(kernels: NativeKernels) -> None:
+    layer, x, y = _layer(kernels), torch.ones(4, 96), torch.empty(4, 640)
+    with kernels.recording() as recording:
+        layer(x, out=y)
+    kernels.replay(recording, 4)
+    with kernels.measuring() as times:
+        kernels.replay(recording, 4)
+        replayed = times.of(Op.LINEAR)
+        layer.argmax(x)
+    assert 0 < replayed < times.of(Op.LINEAR)
+    assert times.of(Op.ATTENTION) == 0
+    assert len(times.seconds) == 1

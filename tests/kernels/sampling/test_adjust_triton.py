@@ -1,0 +1,160 @@
+"""Adjustments of logits and verification of drafts on a GPU, against the plain references."""
+
+import pytest
+import torch
+
+from kernels.sampling import triton as gpu
+from kernels.sampling import triton_adjust as gpu_adjust
+from kernels.sampling.reference import penalties_reference, verify_reference
+from kernels.sampling.triton_verify import verify
+from tests.support.gpu.gpu import DEVICE
+
+# One above a program's piece of a row.
+VOCABULARY = 4097
+
+
+def ints(values: object) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def floats(values: object) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=DEVICE)
+
+
+def logits_of(num_scored: int) -> torch.Tensor:
+    return torch.randn(num_scored, VOCABULARY, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+
+
+def bits_of(sets: list[list[int]]) -> torch.Tensor:
+    masks_RW = torch.zeros(len(sets), -(-VOCABULARY // 32), dtype=torch.int64)
+    for row, tokens in enumerate(sets):
+        for token in set(tokens):
+            masks_RW[row, token // 32] |= 1 << token % 32
+    return masks_RW.to(torch.int32).to(DEVICE)
+
+
+@pytest.mark.parametrize("repetition", [1.0, 1.3, 0.5])
+@pytest.mark.parametrize(("presence", "frequency"), [(0.0, 0.0), (0.7, 0.0), (-0.5, 1.5)])
+def test_penalties_agree_with_the_reference(repetition: float, presence: float, frequency: float):
+    prompt, output, drafts = [1, 2, 2, 31, 4096], [2, 7, 7, 7, 32], [7, 9, 9]
+    counts_RV = torch.zeros(2, VOCABULARY, dtype=torch.int32, device=DEVICE)
+    gpu_adjust.count_output(counts_RV, ints([1, -1]), ints([[*output, 5], [3] * 6]), ints([5, 6]))
+    # Row 0 is free, and says what would be seen.
+    counts_RV[0] = 99
+    logits_LV = logits_of(4)
+    changed_LV = logits_LV.clone()
+    gpu_adjust.apply_penalties(
+        changed_LV,
+        ints([1, -1, 1, 1]),
+        bits_of([list(range(VOCABULARY)), prompt]),
+        counts_RV,
+        repetition_R=floats([3.0, repetition]),
+        presence_R=floats([9.0, presence]),
+        frequency_R=floats([9.0, frequency]),
+        drafts_LD=ints([[-1] * 3, [5] * 3, [7, -1, -1], drafts]),
+    )
+    for at, drafted in ((0, []), (2, [7]), (3, drafts)):
+        expected_V = penalties_reference(
+            logits_LV[at].cpu(), prompt, output + drafted, repetition=repetition, presence=presence, frequency=frequency
+        )
+        # A fused multiplication and addition rounds once where the reference rounds twice.
+        torch.testing.assert_close(changed_LV[at].cpu(), expected_V, atol=2e-6, rtol=0)
+    assert torch.equal(changed_LV[1], logits_LV[1])
+
+
+# The interpreter's numpy warns of what a GPU does in silence.
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_penalties_leave_logits_finite_bans_and_nan_as_they_are():
+    logits_LV = logits_of(1)
+    logits_LV[0, :4] = floats([30.0, -30.0, float("-inf"), float("nan")])
+    masks = (bits_of([list(range(VOCABULARY))]), torch.zeros(1, VOCABULARY, dtype=torch.int32, device=DEVICE))
+    off = floats([0.0])
+    gpu_adjust.apply_penalties(
+        logits_LV, ints([0]), *masks, repetition_R=floats([1e-38]), presence_R=off, frequency_R=off
+    )
+    assert torch.isfinite(logits_LV[0, [0, 1]]).all()
+    assert logits_LV[0, 2] == float("-inf")
+    assert torch.isnan(logits_LV[0, 3])
+
+
+def test_logit_bias_and_bans_reach_the_row_s_tokens_alone():
+    logits_LV = logits_of(4)
+    before_LV = logits_LV.clone()
+    rows_L = ints([1, -1, 0, 1])
+    gpu_adjust.add_logit_bias(logits_LV, rows_L, ints([[-1] * 3, [4096, 2, -1]]), floats([[8.0] * 3, [1.5, -100, 5]]))
+    gpu_adjust.ban_tokens(logits_LV, rows_L, ints([4, 0, 0, 5]), ints([9, 5]), ints([[4096, -1, -1], [6, 7, -1]]))
+    expected_LV = before_LV
+    expected_LV[[0, 3], 4096] += 1.5
+    expected_LV[[0, 3], 2] -= 100
+    expected_LV[2, 4096] = expected_LV[0, 6] = expected_LV[0, 7] = float("-inf")
+    assert torch.equal(logits_LV, expected_LV)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bitmask_leaves_what_the_grammar_allows(dtype: torch.dtype):
+    logits_LV = logits_of(3).to(dtype)
+    before_LV = logits_LV.clone()
+    allowed = [0, 31, 32, 63, 4095, 4096]
+    gpu_adjust.apply_bitmask(logits_LV, ints([1, -1, 0]), bits_of([list(range(VOCABULARY)), allowed]))
+    assert torch.equal(logits_LV[1:], before_LV[1:])
+    assert torch.equal(logits_LV[0, allowed], before_LV[0, allowed])
+    assert int(torch.isfinite(logits_LV[0]).sum()) == len(allowed)
+
+
+def test_drafts_count_until_the_first_that_the_draw_does_not_say():
+    poison = -77
+    drawn = [[5, 6, 7, 8], [5, 9, 7, 8], [1], [4, 4, 2], [-1, 3], [2, -1, -1], [poison]]
+    drafts = [[5, 6, 7], [5, 6, 7], [], [3, 4], [-1], [2, -1], None]
+    width = 4
+    starts, flat = [], []
+    for tokens in drawn:
+        starts.append(len(flat))
+        flat += tokens
+    # Behind the last draft is what a draft would have been accepted as.
+    padded = [
+        ((draft or []) + drawn[n][len(draft or []) :] + [poison] * width)[: width - 1] for n, draft in enumerate(drafts)
+    ]
+    tokens_ND1 = torch.full((len(drawn), width), poison, dtype=torch.int32, device=DEVICE)
+    counts_N = torch.full((len(drawn),), poison, dtype=torch.int32, device=DEVICE)
+    numbers = [-1 if draft is None else len(draft) for draft in drafts]
+    verify(ints(flat), ints(starts), ints(numbers), ints(padded), tokens_ND1, counts_N)
+    for n, draft in enumerate(drafts):
+        said = [] if draft is None else verify_reference(drawn[n], draft)
+        assert tokens_ND1[n].tolist() == said + [poison] * (width - len(said))
+        assert counts_N[n] == (poison if draft is None else len(said))
+
+
+def test_output_does_not_depend_on_drafts():
+    """A model whose logits hang on the last token, and drafts that are right, wrong, or right by chance."""
+    vocabulary, length, width = 20, 6, 3
+    table_VV = torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    columns = gpu.SamplingColumns(
+        temperature_R=floats([1.0]),
+        top_k_R=ints([0]),
+        top_p_R=torch.ones(1, dtype=torch.float64, device=DEVICE),
+        min_p_R=floats([0.0]),
+        seed_R=torch.tensor([2**63 - 5], dtype=torch.int64, device=DEVICE),
+        choice_R=ints([1]),
+    )
+
+    def draws(last_tokens: list[int], first_position: int) -> torch.Tensor:
+        count = len(last_tokens)
+        tokens_L = ints([0] * count)
+        positions_L = ints(list(range(first_position, first_position + count)))
+        gpu.sample(table_VV[last_tokens], ints([0] * count), positions_L, columns, tokens_L, filters=False)
+        return tokens_L
+
+    plain = [0]
+    for position in range(length):
+        plain.append(int(draws(plain[-1:], position)[0]))
+    for wrong in (99, 0, 1, 2):
+        said = [0]
+        while len(said) <= length:
+            drafts = [(token + (i == wrong)) % vocabulary for i, token in enumerate(plain[len(said) :][:width])]
+            tokens_ND1, counts_N = ints([[-77] * (width + 1)]), ints([-77])
+            padded = ints([drafts + [0] * (width - len(drafts))])
+            drawn_L = draws([said[-1], *drafts], len(said) - 1)
+            verify(drawn_L, ints([0]), ints([len(drafts)]), padded, tokens_ND1, counts_N)
+            assert int(counts_N[0]) == min(wrong, len(drafts)) + 1
+            said += tokens_ND1[0, : counts_N[0]].tolist()
+        assert said[: length + 1] == plain

@@ -1,0 +1,84 @@
+"""What the clients send for what users write."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from octavo import InvalidRequest, SamplingParams
+from octavo.client.requests import generate_request
+from protos import inference_pb2 as pb
+
+
+def test_text_messages_and_token_ids_are_told_apart() -> None:
+    assert generate_request("hi", None, {}).prompt == "hi"
+    chat = generate_request([{"role": "user", "content": "hi"}], None, {"template_arguments": {"thinking": False}}).chat
+    assert chat.messages[0].role == "user"
+    assert json.loads(chat.template_arguments_json) == {"thinking": False}
+    assert list(generate_request([1, 2], None, {}).token_ids.ids) == [1, 2]
+
+
+def test_an_empty_prompt_reaches_the_server_which_refuses_it() -> None:
+    assert generate_request("", None, {}).WhichOneof("input") == "prompt"
+    assert generate_request([], None, {}).WhichOneof("input") == "token_ids"
+
+
+def test_every_request_has_an_id_of_its_own() -> None:
+    assert generate_request("hi", None, {}).request_id != generate_request("hi", None, {}).request_id
+    assert generate_request("hi", None, {"request_id": "mine"}).request_id == "mine"
+
+
+@pytest.mark.parametrize("prompt", [[1, -2], [2**40], [1, "a"]])
+def test_what_is_no_prompt_is_refused(prompt: list) -> None:
+    with pytest.raises(InvalidRequest, match="a prompt is text, messages or token ids"):
+        generate_request(prompt, None, {})
+
+
+def test_a_message_needs_role_and_content() -> None:
+    for message in ({"role": "user"}, {"content": "x", "name": "x"}, {"role": "user", "content": 1}):
+        with pytest.raises(InvalidRequest, match="a message has a role and a content, both text, but one has "):
+            generate_request([message], None, {})
+
+
+def test_what_else_a_message_has_goes_to_the_template() -> None:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {"zoo": 2**53 + 1, "ant": 1.0}}}]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    sent = generate_request([message], None, {}).chat.messages[0]
+    assert (sent.role, sent.content, json.loads(sent.fields_json)) == ("assistant", "", {"tool_calls": calls})
+    with pytest.raises(InvalidRequest, match="a message's other fields are no JSON"):
+        generate_request([{"role": "user", "content": "x", "name": {1}}], None, {})
+
+
+def test_unset_sampling_fields_stay_unset() -> None:
+    assert SamplingParams().to_proto() == pb.SamplingParams(n=1)
+
+
+def test_sampling_goes_to_the_wire_and_back() -> None:
+    sampling = SamplingParams(
+        temperature=0.5, top_k=3, logit_bias={7: -2.0}, stop=("a", "b"), stop_token_ids=(4,), seed=2**63, logprobs=0
+    )
+    assert SamplingParams.from_proto(sampling.to_proto()) == sampling
+    assert list(SamplingParams(stop="end").to_proto().stop) == ["end"]
+
+
+@pytest.mark.parametrize("bad", [{"max_tokens": -1}, {"seed": 2**64}, {"top_k": "many"}, {"logit_bias": {-1: 0.0}}])
+def test_what_the_wire_cannot_carry_names_its_field(bad: dict) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{next(iter(bad))}="):
+        SamplingParams(**bad).to_proto()
+
+
+def test_importing_the_clients_loads_no_torch() -> None:
+    code = (
+        "import sys, octavo; octavo.Client; octavo.AsyncClient; octavo.SamplingParams; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_all_public_names_can_be_imported() -> None:
+    import octavo
+
+    missing = [name for name in octavo.__all__ if name != "LLM" and not hasattr(octavo, name)]
+    assert not missing
+    with pytest.raises(AttributeError, match="no attribute 'Nonesuch'"):
+        octavo.Nonesuch  # noqa: B018

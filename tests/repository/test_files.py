@@ -1,0 +1,99 @@
+"""Manners of the repository that nobody should have to remember in a review."""
+
+import re
+
+import pytest
+
+from configs.load import _ENV_RESERVED
+from configs.options import Options
+from tests.support.repository import ROOT, files, is_generated, name
+
+SOURCES = (".py", ".cpp", ".h", ".sh", ".proto", ".yaml", ".yml", ".toml")
+DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
+MAX_LINES = 400
+# How a longer file says at its top, in a comment or docstring, why it is one subject all the same.
+LONG_FILE_REASON = re.compile(r"Longer than 400 lines because .{20,}", re.S)
+
+# Folders of one machine. In pieces, so that this file does not find itself.
+MACHINE_PATHS = re.compile("|".join(rf"(?<![\w.$~}}/-])/{folder}/" for folder in ("work", "root", "home", "tmp")))
+OPTION_IN_ENVIRONMENT = re.compile(r"\bOCTAVO_([A-Z][A-Z_]*[A-Z])\b")
+
+
+def text_files():
+    return [path for path in files(*SOURCES, ".md", "") if not is_generated(path) and path.name != "LICENSE"]
+
+
+def test_a_file_has_one_subject_or_says_why_it_is_long():
+    long = [
+        name(path)
+        for path in files(*SOURCES)
+        if not is_generated(path)
+        and len(lines := path.read_text().splitlines()) > MAX_LINES
+        and not LONG_FILE_REASON.search("\n".join(lines[:20]))
+    ]
+    assert not long, f"over {MAX_LINES} lines; split, or begin with 'Longer than 400 lines because ...': {long}"
+
+
+def test_no_file_names_a_folder_of_somebodys_machine():
+    found = [
+        f"{name(path)}:{number}: {line.strip()}"
+        for path in text_files()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if MACHINE_PATHS.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_every_option_is_in_the_documentation():
+    text = "\n".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    missing = [option for option in Options.model_fields if f"`{option}" not in text]
+    assert not missing, f"docs/*.md does not mention {missing}"
+
+
+def test_every_option_that_documents_and_deployments_name_exists():
+    paths = [*DOCUMENTS, *files(under=ROOT / "deploy")]
+    paths += [ROOT / name for name in ("Makefile", "Dockerfile", "docker-compose.yml")]
+    known = {option.upper() for option in Options.model_fields}
+    unknown = {
+        f"{name(path)}: OCTAVO_{option}"
+        for path in paths
+        if path.exists()
+        for option in OPTION_IN_ENVIRONMENT.findall(path.read_text())
+        if option not in known and f"OCTAVO_{option}" not in _ENV_RESERVED
+    }
+    assert not unknown, sorted(unknown)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_files_that_a_document_names_exist(path):
+    text = path.read_text()
+    links = [target for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in target]
+    assert not [target for target in links if not (path.parent / target).exists()]
+    # `router/streams/stream.py` and the like: a document that names a file which has moved misleads.
+    tops = "|".join(top.name for top in ROOT.iterdir() if top.is_dir() and not top.name.startswith("."))
+    named = set(re.findall(rf"`((?:{tops})/[\w./-]+\.\w+)`", text))
+    assert not sorted(target for target in named if not (ROOT / target).exists())
+
+
+def test_license_and_version_are_said_in_one_way():
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'license = "Apache-2.0"' in project
+    version = re.search(r'^version = "(.+)"$', project, re.M)
+    assert version is not None
+    assert f"[{version[1]}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"octavo:{version[1]}" in (ROOT / "docker-compose.yml").read_text()
+
+
+def test_the_patterns_find_what_they_are_for():
+    folder = "/" + "work/"
+    assert MACHINE_PATHS.search(f"cd {folder}tree")
+    assert MACHINE_PATHS.search(f'"{folder}x"')
+    assert not MACHINE_PATHS.search("a/" + folder[1:])
+    assert LONG_FILE_REASON.search("# Longer than 400 lines because a table of all cases is one subject.")
+    assert not LONG_FILE_REASON.search("# Longer than 400 lines because.")
+
+
+def test_make_test_runs_every_directory_of_tests():
+    run = set(re.findall(r"\btests/(\w+)", (ROOT / "Makefile").read_text()))
+    assert run == {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}

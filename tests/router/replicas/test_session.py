@@ -1,0 +1,117 @@
+"""What a Session makes of a scheduler's messages."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from protos.inference_pb2 import FINISH_REASON_LENGTH, PromptLogprobs, TokenLogprobs
+from protos.scheduler_pb2 import (
+    Rejected,
+    SchedulerMessage,
+    SequenceFinish,
+    SequenceStart,
+    StepOutputs,
+    Submit,
+    Welcome,
+)
+from router.replicas.session import Session, SessionError
+
+
+class Owner:
+    def __init__(self) -> None:
+        # By choice: what came, in order.
+        self.token_ids: dict[int, list[int]] = {}
+        self.ended: set[int] = set()
+
+    def on_tokens(
+        self,
+        choice: int,
+        first_token: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        ended: SequenceFinish | None,
+    ) -> None:
+        assert choice not in self.ended, "tokens after the end"
+        known = self.token_ids.setdefault(choice, [])
+        assert first_token == len(known)
+        known += token_ids
+        if ended is not None:
+            self.ended.add(choice)
+
+    def on_prompt_logprobs(self, frame: PromptLogprobs) -> None:
+        raise AssertionError
+
+    def on_rejected(self, rejected: Rejected) -> None:
+        raise AssertionError
+
+    def on_lost(self, cause: str) -> None:
+        raise AssertionError
+
+
+def test_an_end_comes_after_all_tokens_of_a_message_that_holds_two_steps() -> None:
+    """Results of steps in flight may be read together; their tokens then go out in one message."""
+    session, owner = Session(Welcome()), Owner()
+    submit = Submit(choices=[SequenceStart(choice=0), SequenceStart(choice=1)])
+    group = session.submit(submit, [1, 2], owner)
+    finishes = [SequenceFinish(group=group, choice=choice, reason=FINISH_REASON_LENGTH) for choice in (0, 1)]
+    outputs = StepOutputs(
+        groups=[group] * 3, choices=[0, 1, 0], first_tokens=[0, 0, 1], num_tokens=[1, 2, 1],
+        token_ids=[10, 20, 21, 11], finishes=finishes,
+    )  # fmt: skip
+    session.receive(SchedulerMessage(outputs=outputs))
+    assert owner.token_ids == {0: [10, 11], 1: [20, 21]}
+    assert owner.ended == {0, 1}
+    assert session.num_groups == 0
+
+
+def test_steps_of_one_message_reach_an_owner_together_unless_something_is_missing_between_them() -> None:
+    calls: list[tuple[int, int, list[int]]] = []
+
+    class Recorder(Owner):
+        def on_tokens(
+            self,
+            choice: int,
+            first_token: int,
+            token_ids: Sequence[int],
+            logprobs: Sequence[TokenLogprobs],
+            ended: SequenceFinish | None,
+        ) -> None:
+            calls.append((choice, first_token, list(token_ids)))
+
+    session, owner = Session(Welcome()), Recorder()
+    group = session.submit(Submit(choices=[SequenceStart(choice=0), SequenceStart(choice=1)]), [1, 2], owner)
+    outputs = StepOutputs(
+        groups=[group] * 5, choices=[0, 1, 0, 1, 0], first_tokens=[0, 0, 2, 2, 3], num_tokens=[2, 1, 1, 1, 1],
+        token_ids=[10, 11, 20, 12, 22, 13],
+    )  # fmt: skip
+    session.receive(SchedulerMessage(outputs=outputs))
+    assert calls == [(0, 0, [10, 11, 12, 13]), (1, 0, [20]), (1, 2, [22])]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        (StepOutputs(groups=[1], choices=[0], first_tokens=[0]), "num_tokens has 0 entries for 1 groups"),
+        (StepOutputs(choices=[0]), "choices has 1 entries for 0 groups"),
+        (
+            StepOutputs(groups=[1], choices=[0], first_tokens=[0], num_tokens=[2**32 - 1], token_ids=[5]),
+            "token_ids has 1 entries; the sum of num_tokens is 4294967295",
+        ),
+        (
+            StepOutputs(
+                groups=[1], choices=[0], first_tokens=[0], num_tokens=[1], token_ids=[5], logprobs=[TokenLogprobs()]
+            ),
+            "logprobs has 1 entries where 0 tokens",
+        ),
+    ],
+)
+def test_columns_that_do_not_fit_end_the_session(outputs: StepOutputs, words: str) -> None:
+    session = Session(Welcome())
+    session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], Owner())
+    with pytest.raises(SessionError, match=words):
+        session.receive(SchedulerMessage(outputs=outputs))
+
+
+def test_a_model_of_which_nothing_can_be_asked_ends_the_session() -> None:
+    with pytest.raises(SessionError, match=r"welcome\.model\.block_size is 0"):
+        Session(Welcome()).receive(SchedulerMessage(welcome=Welcome(epoch=2)))

@@ -1,0 +1,213 @@
+"""A core that was saved, written down, read and restored goes on as the one it was saved from, whatever that was at.
+
+The walks are those of the properties: every mode, and everything that is scarce runs out all the time. They drive one
+core; what is tested here is that a second one, made of a snapshot at any time, agrees with it from then on.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection
+from random import Random
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import pytest
+
+from scheduler.core.core import Core
+from scheduler.core.messages import (
+    ChoiceStart,
+    CoreSettings,
+    GroupRequest,
+    Plan,
+    Preempted,
+    Rejection,
+    Result,
+    SequenceEnd,
+    StepOutputs,
+    StopRules,
+)
+from scheduler.core.snapshot import Snapshot
+from scheduler.recording.records import plan_record
+from tests.properties.walk import walk
+
+SETTINGS = CoreSettings(block_size=4, num_blocks=30, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=16)
+REQUEST = GroupRequest(
+    group=1,
+    request_id="request-1",
+    prompt_token_ids=tuple(range(6)),
+    choices=(ChoiceStart(choice=0),),
+    stop=StopRules(max_tokens=4),
+)
+Answer = TypeVar("Answer")
+
+NUM_WALKS = 4
+KINDS: dict[str, dict[str, object]] = {
+    "any": {},
+    "swap": {"preemption_mode": "swap", "num_swap_blocks": 40},
+    "drafts": {"num_speculative_tokens": 3},
+    "steps in flight": {"max_steps_in_flight": 3, "num_stages": 1, "num_speculative_tokens": 0},
+    "stages": {"max_steps_in_flight": 4, "num_stages": 3},
+    "prefills first": {
+        "enable_chunked_prefill": False, "max_num_batched_tokens": 40, "long_prefill_token_threshold": 0,
+    },
+}  # fmt: skip
+# What the snapshots of each kind must have held, or they prove little.
+HELD = {
+    "any": ["running", "waiting", "a plan in flight", "cached blocks", "names", "queued"],
+    "swap": ["host blocks"],
+    "drafts": ["drafts", "a plan in flight with drafts"],
+    "steps in flight": ["plans in flight", "resting rows", "untold rows"],
+    "stages": ["plans in flight"],
+    "prefills first": ["running"],
+}
+
+
+def copy_of(core: Core) -> Core:
+    """By way of bytes."""
+    snapshot = msgspec.msgpack.decode(msgspec.msgpack.encode(core.save()), type=Snapshot)
+    copy = Core(snapshot.settings)
+    copy.restore(snapshot)
+    assert copy.save() == snapshot
+    return copy
+
+
+def count(snapshot: Snapshot, held: Counter[str]) -> None:
+    sequences = [sequence for group in snapshot.groups for sequence in group.sequences]
+    held["snapshots"] += 1
+    held["running"] += any(sequence.row >= 0 for sequence in sequences)
+    held["waiting"] += any(sequence.row < 0 for sequence in sequences)
+    held["queued"] += any(group.is_queued for group in snapshot.groups)
+    held["drafts"] += any(sequence.drafts for sequence in sequences)
+    held["host blocks"] += any(sequence.host_blocks for sequence in sequences)
+    held["a plan in flight"] += len(snapshot.in_flight) == 1
+    held["plans in flight"] += len(snapshot.in_flight) > 1
+    held["a plan in flight with drafts"] += any(step.drafts for step in snapshot.in_flight)
+    held["cached blocks"] += bool(snapshot.pool.cached)
+    held["names"] += bool(snapshot.pool.names)
+    held["resting rows"] += bool(snapshot.rows.resting)
+    held["untold rows"] += bool(snapshot.rows.untold)
+
+
+class TwinCore(Core):
+    """Has a twin, which is made anew of a snapshot time and again; asserts that it answers likewise."""
+
+    held: Counter[str]
+
+    def __init__(self, settings: CoreSettings) -> None:
+        super().__init__(settings)
+        self._choose = Random(0)
+        self.twin = Core(settings)
+
+    def _may_copy(self) -> None:
+        if self._choose.random() < 0.15:
+            self.twin = copy_of(self)
+            count(self.save(), self.held)
+
+    # `expire` consists of cancels.
+
+    def submit(self, request: GroupRequest, now: float) -> Rejection | None:
+        self._may_copy()
+        return same(super().submit(request, now), self.twin.submit(request, now))
+
+    def cancel(self, group: int, choices: Collection[int] | None, now: float, *, cause: str = "") -> list[SequenceEnd]:
+        ends = super().cancel(group, choices, now, cause=cause)
+        return same(ends, self.twin.cancel(group, choices, now, cause=cause))
+
+    def schedule(self, now: float) -> Plan | None:
+        self._may_copy()
+        plan, of_twin = super().schedule(now), self.twin.schedule(now)
+        same(*(each and plan_record(each) for each in (plan, of_twin)))
+        return plan
+
+    def schedule_empty(self) -> Plan | None:
+        self._may_copy()
+        plan, of_twin = super().schedule_empty(), self.twin.schedule_empty()
+        same(*(each and plan_record(each) for each in (plan, of_twin)))
+        return plan
+
+    def apply(self, result: Result, now: float) -> StepOutputs:
+        self._may_copy()
+        outputs, of_twin = super().apply(result, now), self.twin.apply(result, now)
+        for column in ("groups", "choices", "first_tokens", "token_ids"):
+            assert np.array_equal(getattr(outputs, column), getattr(of_twin, column)), column
+        same(outputs.ends, of_twin.ends)
+        return outputs
+
+    def take_ends(self) -> list[SequenceEnd]:
+        return same(super().take_ends(), self.twin.take_ends())
+
+    def take_events(self) -> list[Preempted]:
+        return same(super().take_events(), self.twin.take_events())
+
+    def lose_workers(self, now: float) -> None:
+        super().lose_workers(now)
+        self.twin.lose_workers(now)
+
+    def blame_step(self, now: float) -> int:
+        return same(super().blame_step(now), self.twin.blame_step(now))
+
+    def resize(self, num_blocks: int, num_swap_blocks: int = 0, *, now: float) -> None:
+        super().resize(num_blocks, num_swap_blocks, now=now)
+        self.twin.resize(num_blocks, num_swap_blocks, now=now)
+
+    def reset_prefix_cache(self) -> int:
+        return same(super().reset_prefix_cache(), self.twin.reset_prefix_cache())
+
+
+def same(answer: Answer, of_twin: Answer) -> Answer:
+    assert answer == of_twin
+    return answer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_made_at_any_time_plans_what_the_core_plans(kind: str):
+    seen: Counter[str] = Counter()
+
+    class Twin(TwinCore):
+        held = seen
+
+    for index in range(NUM_WALKS):
+        walk(f"snapshot/{kind}/{index}", core_class=Twin, changes=KINDS[kind])
+    assert not [each for each in HELD[kind] if not seen[each]], seen
+
+
+def test_a_timeline_goes_on_in_the_copy():
+    core = Core(SETTINGS)
+    core.submit(REQUEST, 1.0)
+    core.schedule(2.0)
+    copy = copy_of(core)
+    for each in (core, copy):
+        each.cancel(1, None, 3.0)
+    assert copy.explain("request-1") == core.explain("request-1")
+    assert [entry.time for entry in copy.explain("request-1")[0].entries] == [1.0, 2.0, 2.0, 3.0]
+
+
+def test_copies_out_that_no_plan_has_told_yet_are_told_by_the_copy():
+    core = Core(dataclasses.replace(SETTINGS, num_swap_blocks=4))
+    core.submit(REQUEST, 1.0)
+    copy = Core(core.settings)
+    copy.restore(msgspec.structs.replace(core.save(), swapped_out=[(5, 0)]))
+    plan = copy.schedule(2.0)
+    assert plan is not None
+    assert plan.swapped_out == [(5, 0)]
+
+
+def test_deadlines_pass_in_the_copy():
+    core = Core(SETTINGS)
+    core.submit(dataclasses.replace(REQUEST, deadline=5.0), 1.0)
+    copy = copy_of(core)
+    assert not copy.expire(4.0)
+    assert [end.key for end in copy.expire(5.0)] == [(1, 0)]
+
+
+def test_a_snapshot_that_contradicts_itself_is_not_taken():
+    core = Core(SETTINGS)
+    core.submit(REQUEST, 1.0)
+    core.schedule(2.0)
+    snapshot = core.save()
+    twice = msgspec.structs.replace(snapshot.pool, free=[*snapshot.pool.free, 1])
+    with pytest.raises(AssertionError):
+        Core(core.settings).restore(msgspec.structs.replace(snapshot, pool=twice))
+    with pytest.raises(AssertionError, match="other settings"):
+        Core(dataclasses.replace(core.settings, num_blocks=7)).restore(snapshot)

@@ -1,0 +1,215 @@
+"""Sequences over a GpuEngine and a model without weights: what a runner does for them, in the shortest way."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from protos import step_pb2
+from protos.inference_pb2 import SamplingParams
+from tests.fakes.fake_model import VOCAB_SIZE
+from tests.fakes.fake_runner import fake_runner
+from tests.fakes.gpu.gpu_model import FakeGpuModel, fake_kv_cache
+from tests.support.scheduler.steps import decodes, said
+from worker.device.device import Device, InterpretedDevice
+from worker.gpu.engine import GpuEngine, StepGraphs
+from worker.gpu.pending import PendingStep
+from worker.sampling.adjustments import Adjustments, RowSampling
+from worker.step.inputs import LAST_SAMPLED, PromptScores, StepInputs, TableChanges
+from worker.step.inputs import StepOutputs as StepOutputs
+
+BLOCK_SIZE = 8
+EOS = 2
+
+
+def outputs_alone(prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
+    """What a request gets that is computed alone on a CPU."""
+    runner = fake_runner(max_num_batched_tokens=128)
+    num_blocks = -(-(len(prompt) + count) // BLOCK_SIZE)
+    new = step_pb2.NewRow(
+        row=0,
+        sequence=1,
+        token_ids=prompt,
+        num_prompt_tokens=len(prompt),
+        block_ids=range(1, 1 + num_blocks),
+        sampling=params,
+    )
+    plan = step_pb2.StepPlan(epoch=1, step=1, new_rows=[new], rows=[0], num_tokens=[len(prompt)])
+    tokens = said(runner.execute(plan)).token_ids
+    while len(tokens) < count:
+        tokens += said(runner.execute(step_pb2.StepPlan(epoch=1, step=2, decode_rows=decodes(0)))).token_ids
+    return tokens
+
+
+def row_sampling(row: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> RowSampling:
+    bias = sorted(params.logit_bias.items())
+    banned = sorted({*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))})
+    adjustments = Adjustments(
+        bias_token_ids=np.array([token for token, _ in bias], np.int32),
+        bias=np.array([value for _, value in bias], np.float32),
+        repetition=params.repetition_penalty if params.HasField("repetition_penalty") else 1.0,
+        presence=params.presence_penalty,
+        frequency=params.frequency_penalty,
+        prompt_token_ids=np.array(prompt, np.int32),
+        output_token_ids=np.array(output, np.int32),
+        min_tokens=params.min_tokens,
+        banned_token_ids=np.array(banned, np.int32),
+    )
+    return RowSampling(
+        row=row,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p if params.HasField("top_p") else 1.0,
+        min_p=params.min_p,
+        seed=params.seed,
+        num_logprobs=params.logprobs if params.HasField("logprobs") else None,
+        adjustments=adjustments,
+    )
+
+
+@dataclass
+class EngineSequence:
+    prompt: list[int]
+    # Known to the host.
+    output: list[int] = field(default_factory=list)
+    # Tokens that its row came with.
+    num_given: int = 0
+    num_computed: int = 0
+    # Sampled in steps under way.
+    num_unknown: int = 0
+    num_blocks: int = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.output
+
+    @property
+    def num_tokens(self) -> int:
+        """Those under way included."""
+        return len(self.prompt) + len(self.output) + self.num_unknown
+
+
+class EngineRun:
+    """Rows of an engine."""
+
+    def __init__(
+        self,
+        *,
+        device: Device | None = None,
+        max_num_seqs: int = 6,
+        max_num_batched_tokens: int = 64,
+        max_model_len: int = 128,
+        max_steps_in_flight: int = 2,
+        graphs: StepGraphs | None = None,
+        model: FakeGpuModel | None = None,
+    ) -> None:
+        self.model, self.kv_cache = model or FakeGpuModel(), fake_kv_cache(num_blocks=256)
+        self.engine = GpuEngine(
+            self.model,
+            self.kv_cache,
+            device or InterpretedDevice(),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            vocab_size=VOCAB_SIZE,
+            max_steps_in_flight=max_steps_in_flight,
+            graphs=graphs,
+        )
+        self.rows: dict[int, EngineSequence] = {}
+        self._free_blocks = (np.random.default_rng(0).permutation(255) + 1).tolist()
+        self._new: list[RowSampling] = []
+        self._freed: list[int] = []
+
+    def add(self, row: int, prompt: Sequence[int], params: SamplingParams, output: Sequence[int] = ()) -> None:
+        """A new row of the next step."""
+        self.rows[row] = EngineSequence(list(prompt), list(output), len(prompt) + len(output))
+        self._new.append(row_sampling(row, params, prompt, output))
+
+    def free(self, row: int) -> None:
+        del self.rows[row]
+        self._freed.append(row)
+
+    def begin(
+        self,
+        num_tokens: Mapping[int, int],
+        *,
+        drafts: Mapping[int, Sequence[int]] | None = None,
+        prompt_scores: PromptScores | None = None,
+    ) -> "Begun":
+        """Computes the next tokens of some rows, with drafts behind them."""
+        changes: list[tuple[int, int, int]] = []
+        token_ids, starts, contexts, sampling, positions, num_drafts = [], [0], [], [], [], []
+        for i, (row, count) in enumerate(num_tokens.items()):
+            sequence = self.rows[row]
+            drafted = list((drafts or {}).get(row, ()))
+            end = sequence.num_computed + count
+            # What its row has said stays on the device, though the host may have heard of it since.
+            given = sequence.tokens[: sequence.num_given]
+            known = given + [LAST_SAMPLED] * (sequence.num_tokens - len(given))
+            assert end <= len(known)
+            token_ids += known[sequence.num_computed : end] + drafted
+            starts.append(len(token_ids))
+            contexts.append(end + len(drafted))
+            while sequence.num_blocks * BLOCK_SIZE < contexts[-1]:
+                changes.append((row, sequence.num_blocks, self._free_blocks.pop()))
+                sequence.num_blocks += 1
+            if end == len(known):
+                sampling.append(i)
+                positions.append(end - len(sequence.prompt))
+                num_drafts.append(len(drafted))
+            sequence.num_computed = end
+        rows = list(num_tokens)
+        inputs = StepInputs(
+            rows_S=_int32(rows),
+            query_starts=_int32(starts),
+            context_lens_S=_int32(contexts),
+            token_ids_T=_int32(token_ids),
+            sampling_N=_int32(sampling),
+            output_positions_N=_int32(positions),
+            num_drafts_N=None if drafts is None else _int32(num_drafts),
+            prompt_scores=prompt_scores,
+            freed_rows=self._freed,
+            new_rows=self._new,
+            table_changes=TableChanges(
+                **dict(zip(("rows_C", "places_C", "block_ids_C"), _int32(changes).T, strict=True))
+            )
+            if changes
+            else None,
+        )
+        self._new, self._freed = [], []
+        sampled = [self.rows[rows[i]] for i in sampling]
+        for sequence in sampled:
+            sequence.num_unknown += 1
+        return Begun(self.engine.begin(inputs), sampled)
+
+    def step(self, num_tokens: Mapping[int, int], **fields: Any) -> StepOutputs:
+        """And waits for it."""
+        return self.begin(num_tokens, **fields).take()
+
+    def run(self, row: int, prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
+        """A request alone."""
+        self.add(row, prompt, params)
+        self.step({row: len(prompt)})
+        while len(self.rows[row].output) < count:
+            self.step({row: 1})
+        return self.rows[row].output
+
+
+@dataclass
+class Begun:
+    pending: PendingStep
+    sampled: list[EngineSequence]
+
+    def take(self) -> StepOutputs:
+        """What its sequences said is theirs from here on."""
+        outputs = self.pending.wait()
+        for sequence, tokens, count in zip(self.sampled, outputs.tokens_ND1, outputs.counts_N.tolist(), strict=True):
+            sequence.output += tokens[:count].tolist()
+            sequence.num_unknown -= 1
+            sequence.num_computed = max(sequence.num_computed, sequence.num_tokens - 1)
+        return outputs
+
+
+def _int32(values: object) -> np.ndarray:
+    return np.array(values, np.int32)

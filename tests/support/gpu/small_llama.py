@@ -1,0 +1,44 @@
+"""A model of random weights on the path of GPUs, as small as its kernels allow."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+
+from kernels.backend import gpu_backend
+from tests.support.gpu.gpu_runs import TakeFrom
+from worker.models.config import config_from_directory
+from worker.models.llama.model import LlamaModel
+
+VOCABULARY = 67
+
+
+def small_llama(num_layers: int) -> LlamaModel:
+    """The same weights each time; for the interpreter."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        # Attention's kernels know the head sizes of real models only.
+        "head_dim": 64,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(config))
+        model_config = config_from_directory(Path(directory))
+    generator = torch.Generator().manual_seed(0)
+    shapes = LlamaModel.tensor_shapes(model_config)
+    weights = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
+    with torch.inference_mode():
+        return LlamaModel(
+            model_config, TakeFrom(weights, torch.float32), gpu_backend(torch.float32, torch.device("cpu"))
+        )

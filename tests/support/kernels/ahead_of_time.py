@@ -1,0 +1,236 @@
+"""Compiles what kernels ship for GPUs that are not there, in processes that don't interpret.
+
+    python -m tests.support.kernels.ahead_of_time
+
+reads lines "op name arch", prints a line of JSON, a `Compiled`, for each. Triton keeps its results in its usual cache,
+by source, signature and options.
+"""
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from kernels.triton_common.kernel_build import ARCHS, KernelBuild
+from tests.support.repository import ROOT
+
+# Bytes of shared memory that one block of threads may have.
+SHARED_MEMORY_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
+# An instruction names a register by 8 bits.
+MAX_REGISTERS = 255
+_NUM_PROCESSES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    op: str
+    build: str
+    arch: int
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.build} {self.arch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    target: str
+    # Why there is nothing else.
+    error: str = ""
+    registers: int = 0
+    # Bytes: of the stack and of local memory, where spilled registers go; of shared memory.
+    stack: int = 0
+    local: int = 0
+    shared: int = 0
+    # Shapes, such as "m64n128k16".
+    wgmma: list[str] = dataclasses.field(default_factory=list[str])
+    has_vectors: bool = False
+
+
+@lru_cache
+def builds_of(op: str) -> dict[str, KernelBuild]:
+    builds: list[KernelBuild] = importlib.import_module(f"kernels.{op}.builds").shipped()
+    by_name = {build.name: build for build in builds}
+    assert len(by_name) == len(builds), f"two builds of {op} have one name"
+    return by_name
+
+
+def shipped_targets() -> list[Target]:
+    """All that ship."""
+    kernels = ROOT / "kernels"
+    ops = sorted(".".join(path.parent.relative_to(kernels).parts) for path in kernels.rglob("builds.py"))
+    return [Target(op, name, arch) for op in ops for name, build in builds_of(op).items() for arch in build.archs]
+
+
+def sampled_targets() -> list[Target]:
+    """Each build for one GPU at least, and of each kernel one build at least for each GPU."""
+    sample: list[Target] = []
+    positions: Counter[tuple[str, int]] = Counter()
+    met: set[tuple[int, object]] = set()
+    for target in shipped_targets():
+        kernel = target.arch, builds_of(target.op)[target.build].fn
+        # In pairs, for lists often alternate between two kernels.
+        pair = positions[target.op, target.arch] // 2
+        positions[target.op, target.arch] += 1
+        if pair % len(ARCHS) == ARCHS.index(target.arch) or kernel not in met:
+            sample.append(target)
+            met.add(kernel)
+    return sample
+
+
+def objections(target: Target, result: Compiled) -> list[str]:
+    """What is wrong with a build; nothing if it ships as it should."""
+    if result.error:
+        return [result.error]
+    build = builds_of(target.op)[target.build]
+    found: list[str] = []
+    if (result.stack, result.local) != (0, 0):
+        found.append(f"spills: {result.stack} bytes of stack, {result.local} of local memory")
+    if not 0 < result.registers <= MAX_REGISTERS:
+        found.append(f"{result.registers} registers")
+    if result.shared > SHARED_MEMORY_LIMITS[target.arch]:
+        found.append(f"{result.shared} bytes of shared memory, of {SHARED_MEMORY_LIMITS[target.arch]}")
+    if target.arch == 90 and build.expects_wgmma and not result.wgmma:
+        found.append("no wgmma")
+    if target.arch == 90 and build.wgmma_shape and result.wgmma != [build.wgmma_shape]:
+        found.append(f"wgmma of {', '.join(result.wgmma)}, not of {build.wgmma_shape} alone")
+    if build.expects_vectors and not result.has_vectors:
+        found.append("no 16-byte accesses")
+    return found
+
+
+class Compilations:
+    """Of targets, in two processes, from here on."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        # By str(target).
+        self.results: dict[str, Future[Compiled]] = {str(target): Future() for target in targets}
+        self._processes: list[subprocess.Popen[str]] = []
+        self._threads: list[threading.Thread] = []
+        for part in range(_NUM_PROCESSES):
+            names = [str(target) for target in targets[part::_NUM_PROCESSES]]
+            if names:
+                process = _start()
+                thread = threading.Thread(target=self._follow, args=(process, names))
+                thread.start()
+                self._processes.append(process)
+                self._threads.append(thread)
+
+    def stop(self) -> None:
+        """Ends what is still compiled."""
+        for process in self._processes:
+            process.kill()
+        for thread in self._threads:
+            thread.join()
+
+    def _follow(self, process: "subprocess.Popen[str]", names: list[str]) -> None:
+        # All requests together fit into a pipe.
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process:
+            process.stdin.write("".join(f"{name}\n" for name in names))
+            process.stdin.close()
+            for line in process.stdout:
+                compiled = Compiled(**json.loads(line))
+                self.results[compiled.target].set_result(compiled)
+        for name in names:
+            if not self.results[name].done():
+                error = f"the compiler died, exit code {process.returncode}"
+                self.results[name].set_result(Compiled(target=name, error=error))
+
+
+def _start() -> "subprocess.Popen[str]":
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.kernels.ahead_of_time"],
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def compile_here(target: Target) -> Compiled:
+    """In this process, which must not interpret."""
+    import triton
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    assert not knobs.runtime.interpret
+    build = builds_of(target.op)[target.build]
+    source = ASTSource(
+        fn=build.fn, signature=_full_signature(build), constexprs=dict(build.constexprs), attrs=_attributes(build)
+    )
+    options = {"num_warps": build.num_warps, "num_stages": build.num_stages}
+    kernel: Any = triton.compile(source, target=GPUTarget("cuda", target.arch, 32), options=options)
+    usage = _resource_usage(kernel.asm["cubin"])
+    return Compiled(
+        target=str(target),
+        registers=usage["REG"],
+        stack=usage["STACK"],
+        local=usage["LOCAL"],
+        shared=kernel.metadata.shared,
+        wgmma=sorted({*re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\w+)", kernel.asm["ptx"])}),
+        has_vectors="ld.global.v4.b32" in kernel.asm["ptx"] and "st.global.v" in kernel.asm["ptx"],
+    )
+
+
+def _full_signature(build: KernelBuild) -> dict[str, str]:
+    """In the order of the function's arguments."""
+    names: list[str] = build.fn.arg_names
+    unknown = {*build.signature, *build.constexprs} - {*names}
+    assert not unknown, f"{build.name}: the kernel has no argument {unknown}"
+    missing = {*names} - {*build.signature, *build.constexprs}
+    assert not missing, f"{build.name}: no type or value for {missing}"
+    return {name: build.signature.get(name, "constexpr") for name in names}
+
+
+def _attributes(build: KernelBuild) -> dict[tuple[int, ...], list[list[Any]]]:
+    aligned = {name for name, kind in build.signature.items() if kind.startswith("*")} | {*build.multiples_of_16}
+    return {(build.fn.arg_names.index(name),): [["tt.divisibility", 16]] for name in sorted(aligned)}
+
+
+def _resource_usage(cubin: bytes) -> dict[str, int]:
+    import triton.backends.nvidia
+
+    program = Path(next(iter(triton.backends.nvidia.__path__))) / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(program), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
+
+
+def _requested(lines: Iterator[str]) -> Iterator[Target]:
+    for line in lines:
+        op, build, arch = line.split()
+        yield Target(op, build, int(arch))
+
+
+def main() -> None:
+    # Others wait for nobody but themselves.
+    os.nice(10)
+    for target in _requested(iter(sys.stdin)):
+        try:
+            compiled = compile_here(target)
+        except Exception as error:  # noqa: BLE001 - whatever stops the compiler is this build's result
+            compiled = Compiled(target=str(target), error=f"{type(error).__name__}: {error}")
+        print(json.dumps(dataclasses.asdict(compiled)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Runs tests in forks of a process that has imported what takes longest to import. A script: it speaks by its pipes.
+
+    python -P tests/support/kernels/fault_server.py < lines of {"directory": DIR, "test": NAME} > lines of {"code": N}
+
+Each test runs in a child, in DIR, with DIR's modules: none of ours is imported before the fork. What pytest says is in
+DIR/output.txt, its exit code in the answer. One at a time. -P: modules beside this one have longer names.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    # tests/conftest.py says why; it is imported too late for this process.
+    if not Path("/dev/nvidiactl").exists():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    import pytest
+    import torch  # noqa: F401
+    import triton.language  # noqa: F401
+
+    # Beside other tests, which are not to wait.
+    os.nice(10)
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if not child:
+            code = 70
+            try:
+                _enter(request["directory"])
+                # What a faulty kernel reads may be any number: that it overflows is no error of another kind.
+                options = ["-x", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
+                code = int(pytest.main([*options, request["test"]]))
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                # Nothing of the parent's is to be ended or flushed here.
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), flush=True)
+
+
+def _enter(directory: str) -> None:
+    os.chdir(directory)
+    sys.path.insert(0, directory)
+    os.environ["PYTHONPATH"] = directory
+    output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for target, descriptor in enumerate((nothing, output, output)):
+        os.dup2(descriptor, target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""One model on ranks of every layout: real schedulers and workers over real sockets, against transformers.
+
+What the requests are, and how little room there is, makes for prefills in chunks, preemptions and prefixes found.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from configs.options import Options
+from protos import inference_pb2
+from scheduler.core.messages import CoreStats
+from scheduler.server import SchedulerServer
+from tests.support.models.rank_pool import RankPool
+from tests.support.models.shardable_families import VOCAB_SIZE
+from tests.support.scheduler.scheduling import RouterEnd
+
+_MAX_TOKENS = 12
+_SHARED = list(range(40, 73))
+PROMPTS = (
+    [*_SHARED, 7, 8, 9],
+    [5, 6],
+    [*_SHARED, 11],
+    list(range(90, 70, -1)),
+    [100, 3, 100, 4, 100, 5, 100],
+    list(range(10, 49)),
+)
+# The last prompt comes again.
+NUM_SAID = len(PROMPTS) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    tensor: int = 1
+    stages: int = 1
+    replicas: int = 1
+    has_expert_parallel: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"TP {self.tensor}", f"PP {self.stages}"]
+        if self.has_expert_parallel:
+            parts.append(f"EP {self.tensor * self.replicas}")
+        return ", ".join([*parts, f"DP {self.replicas}"])
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor * self.stages * self.replicas
+
+
+LAYOUTS = (
+    *(Layout(tensor=size) for size in (1, 2, 4)),
+    *(Layout(stages=size) for size in (2, 4)),
+    Layout(tensor=2, stages=2),
+    Layout(tensor=1, replicas=2, has_expert_parallel=True),
+    Layout(tensor=2, replicas=2, has_expert_parallel=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    # max |a - b| / max |b| of the log-probabilities of the whole vocabulary, at every output token.
+    error: float
+    # Of NUM_SAID outputs, those that are the likeliest tokens of transformers.
+    num_equal: int
+    num_preemptions: int
+    num_prefix_hits: int
+    # Prompts of more tokens than a step has.
+    num_chunked: int
+
+
+def run_layout(pool: RankPool, directory: Path, reference: PreTrainedModel, layout: Layout) -> Outcome:
+    """directory: holds the model."""
+    return asyncio.run(_run(pool, directory, reference, layout))
+
+
+def _options(directory: Path, layout: Layout) -> Options:
+    """Blocks for less than all prompts and outputs, a step for less than the longest prompt."""
+    return Options(
+        model=str(directory), served_model_name="model", dtype="float32", runtime_dir=directory / "run",
+        block_size=8, num_blocks_override=13, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=24,
+        worker_threads=1, weight_cache=0, metrics_port=0, disable_log_stats=True, log_level="warning",
+        tensor_parallel_size=layout.tensor, pipeline_parallel_size=layout.stages, data_parallel_size=layout.replicas,
+        enable_expert_parallel=layout.has_expert_parallel,
+    )  # fmt: skip
+
+
+async def _run(pool: RankPool, directory: Path, reference: PreTrainedModel, layout: Layout) -> Outcome:
+    options = _options(directory, layout)
+    places = [(replica, rank) for replica in range(layout.replicas) for rank in range(options.world_size)]
+    async with AsyncExitStack() as stack:
+        servers = [SchedulerServer(options, replica) for replica in range(layout.replicas)]
+        for server in servers:
+            await server.start()
+            stack.push_async_callback(server.stop)
+        pool.start([_flags(options, replica, rank) for replica, rank in places])
+        routers = [
+            await stack.enter_async_context(RouterEnd(options.scheduler_address(replica)))
+            for replica in range(layout.replicas)
+        ]
+        # The last replica has only one prompt, and nothing to do once that is done.
+        of_prompt = [routers[min(index, layout.replicas - 1)] for index in range(len(PROMPTS))][::-1]
+        groups = [await _submit(router, prompt) for router, prompt in zip(of_prompt, PROMPTS, strict=True)]
+        said = [await _result(router, group) for router, group in zip(of_prompt, groups, strict=True)]
+        # What was said is known.
+        said.append(await _result(of_prompt[-1], await _submit(of_prompt[-1], PROMPTS[-1])))
+        stats = [server.step_loop.status.stats for server in servers]
+    await asyncio.to_thread(pool.wait, len(places))
+    return _outcome(reference, said, stats, options)
+
+
+def _flags(options: Options, replica: int, rank: int) -> list[str]:
+    given = [f"--{name}={value}" for name, value in options.model_dump(exclude_defaults=True).items()]
+    return [*given, f"--replica={replica}", f"--rank={rank}"]
+
+
+_Said = tuple[list[int], list[inference_pb2.TokenLogprobs]]
+
+
+async def _submit(router: RouterEnd, prompt: list[int]) -> int:
+    """Every other prompt wants no logprobs: then nobody needs logits."""
+    wanted: dict[str, Any] = {"logprobs": VOCAB_SIZE} if len(prompt) % 2 else {}
+    return await router.submit(prompt, max_tokens=_MAX_TOKENS, temperature=0.0, ignore_eos=True, **wanted)
+
+
+async def _result(router: RouterEnd, group: int) -> _Said:
+    await router.finish(group)
+    return router.tokens[group, 0], router.logprobs.get((group, 0), [])
+
+
+def _outcome(reference: PreTrainedModel, said: list[_Said], stats: list[CoreStats], options: Options) -> Outcome:
+    num_equal, error = 0, 0.0
+    for prompt, (tokens, logprobs) in zip([*PROMPTS, PROMPTS[-1]], said, strict=True):
+        expected_PV = _log_probabilities(reference, prompt, tokens)
+        num_equal += expected_PV.argmax(1).tolist() == tokens
+        if logprobs:
+            error = max(error, float((_table(logprobs) - expected_PV).abs().max() / expected_PV.abs().max()))
+    return Outcome(
+        error=error,
+        num_equal=num_equal,
+        num_preemptions=sum(each.num_preemptions for each in stats),
+        num_prefix_hits=sum(each.num_prefix_hits for each in stats),
+        num_chunked=sum(len(prompt) > options.max_num_batched_tokens for prompt in PROMPTS),
+    )
+
+
+def _log_probabilities(reference: PreTrainedModel, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """[P, V], before each of the tokens, those before it being given."""
+    with torch.inference_mode():
+        logits_TV = reference(torch.tensor([prompt + tokens])).logits[0]
+    return torch.log_softmax(logits_TV[len(prompt) - 1 : -1].float(), dim=1)
+
+
+def _table(logprobs: list[inference_pb2.TokenLogprobs]) -> torch.Tensor:
+    table_PV = torch.full((len(logprobs), VOCAB_SIZE), torch.nan)
+    for position, each in enumerate(logprobs):
+        assert len(each.top) == VOCAB_SIZE
+        for top in each.top:
+            table_PV[position, top.token_id] = top.logprob
+    return table_PV

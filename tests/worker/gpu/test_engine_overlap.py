@@ -1,0 +1,271 @@
+"""The GPU's engine with steps under way: the host waits for none of them, tokens pass on the device, and memory that
+the device may still read or write is left alone. Steps that only decode run as graphs would."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from kernels.linear.residual import Residual
+from protos.inference_pb2 import SamplingParams
+from tests.fakes.gpu.gpu_model import FakeGpuModel
+from tests.support.gpu.gpu_engine import Begun, EngineRun, outputs_alone
+from worker.device.device import Event, InterpretedDevice
+from worker.device.staging import Staging, StepLayout, device_memory
+from worker.gpu.sampler import SamplingKind
+from worker.layers.forward_context import Pieces
+from worker.layers.kv_cache import KVCache
+from worker.step.batch import GpuBatch
+from worker.step.inputs import PromptScores
+
+GREEDY = SamplingParams(temperature=0.0)
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+# Whose next token hangs on those before it in more ways than one.
+PENALISED = SamplingParams(temperature=0.0, frequency_penalty=0.9, logit_bias={30: 7.0, 31: 6.0})
+DRAWN = SamplingParams(temperature=1.0, seed=11, logprobs=1)
+
+
+class LateEvent:
+    """Passed once somebody has waited for it."""
+
+    def __init__(self) -> None:
+        self.is_passed = False
+
+    def record(self) -> None:
+        self.is_passed = False
+
+    def query(self) -> bool:
+        return self.is_passed
+
+    def synchronize(self) -> None:
+        self.is_passed = True
+
+    def seconds_since(self, earlier: Self) -> float:
+        assert self.is_passed
+        return 0.25
+
+
+class LateDevice(InterpretedDevice):
+    def event(self) -> Event:
+        return LateEvent()
+
+
+@pytest.mark.parametrize("in_flight", [2, 3])
+def test_tokens_pass_from_step_to_step_on_the_device(in_flight: int) -> None:
+    """Every decode is begun before the one before it is waited for, so no token in its inputs is known."""
+    run = EngineRun(device=LateDevice(), max_steps_in_flight=in_flight)
+    rows = {0: GREEDY, 3: PENALISED, 4: DRAWN}
+    for row, params in rows.items():
+        run.add(row, PROMPT, params)
+    under_way = [run.begin(dict.fromkeys(rows, 11))]
+    for _ in range(9):
+        under_way.append(run.begin(dict.fromkeys(rows, 1)))
+        if len(under_way) == in_flight:
+            assert not any(begun.pending.is_done for begun in under_way)
+            assert all(sequence.num_unknown == in_flight for sequence in run.rows.values())
+            under_way.pop(0).take()
+    for begun in under_way:
+        assert begun.take().seconds == 0.25
+        assert begun.pending.is_done
+    for row, params in rows.items():
+        assert run.rows[row].output == outputs_alone(PROMPT, params, 10), row
+
+
+def test_a_row_that_is_taken_over_while_its_last_step_runs() -> None:
+    """The new one's prompt is computed beside a decode; what the old one said is not its."""
+    run = EngineRun(device=LateDevice(), max_steps_in_flight=3)
+    run.add(0, PROMPT, PENALISED)
+    run.add(1, PROMPT, GREEDY)
+    under_way = [run.begin({0: 11, 1: 11}), run.begin({0: 1, 1: 1})]
+    old = run.rows[0]
+    run.free(0)
+    run.add(0, [50, 51, 52], PENALISED)
+    under_way += [run.begin({1: 1, 0: 3}), run.begin({0: 1, 1: 1})]
+    for begun in under_way:
+        begun.take()
+    assert old.output == outputs_alone(PROMPT, PENALISED, 2)
+    assert run.rows[0].output == outputs_alone([50, 51, 52], PENALISED, 2)
+    assert run.rows[1].output == outputs_alone(PROMPT, GREEDY, 4)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+def test_a_slot_is_taken_again_after_its_step_alone(in_flight: int) -> None:
+    """Nobody waits for a step before its memory is needed; then its results are kept, however late they are asked
+    for."""
+    run = EngineRun(device=LateDevice(), max_steps_in_flight=in_flight)
+    run.add(0, PROMPT, GREEDY)
+    begun: list[Begun] = [run.begin({0: 11})]
+    for step in range(1, 7):
+        begun.append(run.begin({0: 1}))
+        done = [each.pending.is_done for each in begun]
+        assert done == [index < step - in_flight for index in range(step + 1)]
+    for each in begun:
+        each.take()
+    assert run.rows[0].output == outputs_alone(PROMPT, GREEDY, 7)
+
+
+def test_a_step_larger_than_its_room_goes_in_two_copies() -> None:
+    layout = StepLayout(max_rows=4, max_tokens=16)
+    device = InterpretedDevice()
+    memory, staging = device_memory(device, layout), Staging(device, layout, 1)
+    arrays = layout.arrays(memory)
+    generator = np.random.default_rng(0)
+    # Sizes that are no multiples of anything; beyond the room in the third step, and back within it.
+    for size in (7, 1001, 30_001, 5):
+        slot = staging.next()
+        slot.arrays.rows_R[:] = generator.integers(100, size=4)
+        slot.arrays.token_ids_T[:3] = generator.integers(100, size=3)
+        values = [generator.integers(100, size=size).astype(np.int32), generator.random((3, size)), np.arange(size)]
+        parts = [slot.add(value) for value in values]
+        parts.append(slot.add(values[1].astype(np.float32).T))
+        slot.send(memory, 3)
+        assert torch.equal(arrays.rows_R, torch.from_numpy(slot.arrays.rows_R))
+        assert torch.equal(arrays.token_ids_T[:3], torch.from_numpy(slot.arrays.token_ids_T[:3]))
+        for part in parts:
+            np.testing.assert_array_equal(part.tensor.numpy(), part.array)
+            assert part.tensor.data_ptr() % 16 == 0
+
+
+def test_results_larger_than_ever_are_received() -> None:
+    device = InterpretedDevice()
+    slot = Staging(device, StepLayout(max_rows=4, max_tokens=16), 1).next()
+    for size in (0, 10, 5000, 3):
+        assert slot.receive(torch.arange(size, dtype=torch.int32)).tolist() == list(range(size))
+
+
+@dataclass
+class Bodies:
+    """worker.gpu.engine.StepGraphs of sizes 2 and 4 that runs the engine's own bodies, as graphs replay them; pieces of
+    16 tokens. What they ran is in `calls`."""
+
+    run: EngineRun | None = None
+    calls: list[object] = field(default_factory=list)
+
+    def padded(self, num_rows: int) -> int | None:
+        return next((size for size in (2, 4) if num_rows <= size), None)
+
+    def run_forward(self, size: int) -> None:
+        assert self.run is not None
+        self.calls.append(size)
+        self.run.engine.forward_body(size)
+
+    def run_sample(self, kind: SamplingKind, size: int) -> None:
+        assert self.run is not None
+        self.calls.append((kind.name, size))
+        self.run.engine.sample_body(kind, size)
+
+    def padded_tokens(self, num_tokens: int) -> int | None:
+        return 16 if num_tokens <= 16 else None
+
+    def run_pieces(self, batch: GpuBatch) -> Residual:
+        assert self.run is not None
+        assert batch.num_tokens == 16
+        self.calls.append("pieces")
+        return self.run.model.forward(batch, self.run.kv_cache)
+
+
+def test_padding_of_graphs_changes_nothing() -> None:
+    """Rows come and go between sizes; prompts, and more decodes than graphs are for, go in pieces or without."""
+    graphs = Bodies()
+    run = EngineRun(device=LateDevice(), graphs=graphs)
+    graphs.run = run
+    # As when they are captured: nothing but padding.
+    run.engine.forward_body(4)
+    for kind in (SamplingKind.GREEDY, SamplingKind.DRAWS):
+        run.engine.sample_body(kind, 4)
+    assert run.engine.pieces_batch(16).token_ids_T.tolist() == [-1] * 16
+    run.model.shapes.clear()
+
+    params = {0: GREEDY, 1: PENALISED, 2: DRAWN, 5: GREEDY, 4: PENALISED}
+    for row in (0, 1, 2):
+        run.add(row, PROMPT[: 5 + row], params[row])
+    begun = [run.begin({0: 5, 1: 6, 2: 7})]
+    begun += [run.begin({2: 1, 1: 1, 0: 1}), run.begin({1: 1, 0: 1}), run.begin({0: 1})]
+    for row in (5, 4):
+        run.add(row, PROMPT[: 5 + row], params[row])
+    begun += [run.begin({5: 10, 4: 9, 2: 1}), run.begin(dict.fromkeys(params, 1)), run.begin({4: 1, 2: 1, 1: 1})]
+    for each in begun:
+        each.take()
+    assert graphs.calls == [
+        *(4, ("DRAWS", 4), 2, ("GREEDY", 2), 2, ("GREEDY", 2)),
+        *("pieces", 4, ("DRAWS", 4)),
+    ]
+    # Tokens and rows.
+    assert run.model.shapes == [(18, 3), (4, 4), (2, 2), (2, 2), (20, 3), (16, 5), (4, 4)]
+    for row, each in params.items():
+        output = run.rows[row].output
+        assert output == outputs_alone(PROMPT[: 5 + row], each, len(output)), row
+
+
+# Of a GPU's tensors, each waits for the device.
+OPS_THAT_READ = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero"}
+METHODS_THAT_READ = ("tolist", "item", "cpu", "__bool__", "__int__", "__index__", "__float__")
+
+
+class NoHostReads(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert name not in OPS_THAT_READ, f"aten.{name} waits for the device"
+        if name in ("index", "index_put_"):
+            assert all(index is None or index.dtype is not torch.bool for index in args[1])
+        return func(*args, **(kwargs or {}))
+
+
+class ReadingModel(FakeGpuModel):
+    """Which may read what the engine may not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_computing = False
+
+    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
+        with self._reading():
+            return super().forward(batch, kv_cache, pieces)
+
+    def logits(self, hidden: Residual, out: torch.Tensor) -> torch.Tensor:
+        with self._reading():
+            return super().logits(hidden, out)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        self.is_computing = True
+        with _disable_current_modes():
+            yield
+        self.is_computing = False
+
+
+def test_the_host_reads_nothing_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind of step, once."""
+    model = ReadingModel()
+    run = EngineRun(model=model, device=LateDevice(), max_steps_in_flight=6)
+
+    def forbidden(name: str):
+        original = getattr(torch.Tensor, name)
+
+        def method(tensor: torch.Tensor, *args: object):
+            assert model.is_computing, f"Tensor.{name} waits for the device"
+            return original(tensor, *args)
+
+        return method
+
+    for name in METHODS_THAT_READ:
+        monkeypatch.setattr(torch.Tensor, name, forbidden(name))
+    run.add(0, PROMPT, SamplingParams(temperature=1.0, seed=1, top_k=5, logprobs=2, min_tokens=3, logit_bias={3: 1.0}))
+    run.add(1, PROMPT, PENALISED, output=[7])
+    scores = PromptScores(tokens_P=np.arange(3, dtype=np.int32), targets_P=np.arange(3, dtype=np.int32), num_top=2)
+    with NoHostReads():
+        begun = [
+            run.begin({0: 11, 1: 12}, prompt_scores=scores),
+            run.begin({0: 1, 1: 1}),
+            run.begin({1: 1, 0: 1}, drafts={1: [5, 6]}),
+        ]
+    monkeypatch.undo()
+    assert not any(each.pending.is_done for each in begun)
+    for each in begun:
+        each.take()
+    assert len(run.rows[0].output) == 3

@@ -1,0 +1,175 @@
+"""Tiny models of every family on the path of GPUs, against transformers; without a GPU by Triton's interpreter."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from kernels.backend import gpu_backend
+from tests.support.gpu.gpu import DEVICE
+from tests.support.gpu.gpu_runs import GpuModelRun, TakeFrom
+from tests.support.models.model_runs import relative_error
+from worker.models.config import config_from_directory
+from worker.models.llama4.checkpoint import Llama4Files
+from worker.models.registry import model_class
+
+# Attention's kernels know the head sizes of real models only.
+SHAPE: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 256,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+WINDOW = 11
+
+
+def _llama() -> PreTrainedModel:
+    config = LlamaConfig(
+        **SHAPE, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE
+    )
+    return LlamaForCausalLM(config)
+
+
+def _mistral() -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=WINDOW))
+
+
+def _qwen2_with_some_windows() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1))
+
+
+def _qwen3() -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE))
+
+
+def _deepseek_v3() -> PreTrainedModel:
+    """The sizes of its heads are its own."""
+    others = {name: value for name, value in SHAPE.items() if name not in ("head_dim", "num_key_value_heads")}
+    config = DeepseekV3Config(
+        **others, num_key_value_heads=2, q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16,
+        v_head_dim=48, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=48, n_shared_experts=1,
+        n_group=2, topk_group=1, first_k_dense_replace=1, routed_scaling_factor=2.5,
+    )  # fmt: skip
+    return DeepseekV3ForCausalLM(config)
+
+
+def _gemma3() -> PreTrainedModel:
+    types = ["sliding_attention", "full_attention"]
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(**SHAPE, query_pre_attn_scalar=32, sliding_window=WINDOW, layer_types=types)
+    )
+
+
+def _llama4() -> PreTrainedModel:
+    """One layer with rope, chunks and an MLP, one without, with experts."""
+    config = Llama4TextConfig(
+        **SHAPE, intermediate_size_mlp=80, num_local_experts=4, num_experts_per_tok=2, moe_layers=[1],
+        no_rope_layers=[1, 0], attention_chunk_size=WINDOW, floor_scale=4, attn_scale=0.3, rope_parameters=LLAMA3_ROPE,
+    )  # fmt: skip
+    return Llama4ForCausalLM(config)
+
+
+def _mixtral() -> PreTrainedModel:
+    config = MixtralConfig(**{**SHAPE, "num_hidden_layers": 1}, num_local_experts=5, num_experts_per_tok=2)
+    return MixtralForCausalLM(config)
+
+
+FAMILIES = (_deepseek_v3, _gemma3, _llama, _llama4, _mistral, _qwen2_with_some_windows, _qwen3, _mixtral)
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.__name__.strip("_"))
+def reference(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return _with_random_weights(request.param())
+
+
+def _with_random_weights(model: PreTrainedModel) -> PreTrainedModel:
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        # Fresh biases are 0 and norm weights 1: neither would be missed if it were ignored.
+        parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    return model.eval()
+
+
+def _stored(reference: PreTrainedModel, directory) -> dict[str, torch.Tensor]:
+    """By the names of checkpoints, which differ from those of transformers where there are experts."""
+    reference.save_pretrained(directory)
+    files = Llama4Files(directory)  # no other family is read differently
+    return {name: files.read(name) for name in files.shapes}
+
+
+def _run(reference: PreTrainedModel, tmp_path, dtype: torch.dtype = torch.float32, **path: Any) -> GpuModelRun:
+    tensors = _stored(reference, tmp_path)
+    config = config_from_directory(tmp_path)
+    gpu = gpu_backend(dtype, torch.device(DEVICE), **path)
+    with torch.inference_mode():
+        model = model_class(config.architecture)(config, TakeFrom(tensors, dtype), gpu)
+    return GpuModelRun(model, gpu, block_size=8, num_blocks=129, max_rows=4)
+
+
+def _prompt(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(131, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def _expected(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids])).logits[0].float()
+
+
+def test_logits_of_chunks_and_decodes_in_one_batch_equal_those_of_transformers(
+    reference: PreTrainedModel, tmp_path
+) -> None:
+    """Two prompts, longer than the window and than several blocks, one in chunks beside the other's decodes, with
+    padding behind: rows and tokens that stand for nothing must not be seen in the logits of others."""
+    run = _run(reference, tmp_path)
+    first, second = _prompt(29), _prompt(13, seed=1)
+    got = {
+        0: [run.step({0: first[:27]})],
+        2: [],
+    }
+    for tokens in ({2: second[:12], 0: first[27:28]}, {0: first[28:29], 2: second[12:13]}):
+        logits = run.step(tokens, padded_rows=1, padded_tokens=3)
+        for row, part in zip(tokens, logits.split([len(each) for each in tokens.values()]), strict=True):
+            got[row].append(part)
+    for row, prompt in ((0, first), (2, second)):
+        assert relative_error(torch.cat(got[row]), _expected(reference, prompt)) < 1e-4
+
+
+def test_bfloat16_is_about_as_near_as_transformers_in_bfloat16(tmp_path) -> None:
+    """The largest error of 20 x 131 logits, which scatters."""
+    exact = _with_random_weights(_qwen3())
+    prompt = _prompt(20)
+    expected = _expected(exact, prompt)
+    got = _run(exact, tmp_path, torch.bfloat16).step({1: prompt}).float()
+    rounded = _expected(exact.bfloat16(), prompt)
+    assert relative_error(got, expected) < 1.5 * relative_error(rounded, expected)

@@ -1,0 +1,85 @@
+"""Steps of the whole engine in graphs, of a small llama: full ones of decodes, with padding, and pieces of all others.
+The graphs are recordings, which know nothing of a step but what is in memory that stays in place."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from triton import knobs
+
+from protos.inference_pb2 import SamplingParams
+from tests.fakes.gpu.recording_device import RecordingDevice
+from tests.support.gpu.gpu_engine import Begun, EngineRun
+from tests.support.gpu.small_llama import VOCABULARY, small_llama
+from worker.device.device import Device, InterpretedDevice
+from worker.gpu.engine import GpuEngine
+from worker.gpu.graphs import CapturedGraphs, GraphSizes
+from worker.layers.kv_cache import KVCache
+
+pytestmark = [
+    pytest.mark.skipif(not knobs.runtime.interpret, reason="a recording is one of the interpreter"),
+    # Of the interpreter's numpy, about memory that has never been written and rows of padding.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+SIZES = GraphSizes(decodes=(2, 4), pieces=(8,))
+
+
+class LlamaRun(EngineRun):
+    def __init__(self, device: Device, sizes: GraphSizes) -> None:
+        super().__init__()
+        model = small_llama(num_layers=1)
+        self.kv_cache = KVCache(model.config, num_blocks=256, block_size=8, path=model.path)
+        # Whatever a slot holds that no token was put into must not be read.
+        for layer in self.kv_cache.layers:
+            layer.fill_(torch.nan)
+        self.engine = GpuEngine(
+            model,
+            self.kv_cache,
+            device,
+            max_num_seqs=4,
+            max_num_batched_tokens=16,
+            max_model_len=32,
+            vocab_size=VOCABULARY,
+            max_steps_in_flight=2,
+        )
+        self.graphs = CapturedGraphs(self.engine, model, self.kv_cache, device, sizes)
+        self.graphs.capture()
+        assert all(layer.isnan().all() for layer in self.kv_cache.layers), "capturing wrote KV"
+        self.engine.graphs = self.graphs
+        self.begun: list[Begun] = []
+
+    def next(self, num_tokens: Mapping[int, int]) -> None:
+        """Nothing is taken before the end: tokens pass from step to step on the device."""
+        self.begun.append(self.begin(num_tokens))
+
+    def tokens(self) -> list[list[list[int]]]:
+        return [begun.take().tokens_ND1.tolist() for begun in self.begun]
+
+
+def _compute(run: LlamaRun) -> list[list[list[int]]]:
+    greedy = SamplingParams(ignore_eos=True)
+    run.add(0, [5, 9, 11], greedy)
+    run.add(1, [7, 7], SamplingParams(ignore_eos=True, temperature=1.5, seed=3))
+    run.add(2, [60], SamplingParams(ignore_eos=True, temperature=1.5, top_k=9, seed=4))
+    run.next({0: 3, 1: 2, 2: 1})
+    run.next({2: 1, 0: 1, 1: 1})
+    run.next({0: 1, 1: 1})
+    run.next({0: 1})
+    # Its last token was said two steps before, in another place of the batch.
+    run.next({1: 1})
+    run.free(0)
+    run.add(3, [1, 2], greedy)
+    run.next({3: 2, 1: 1, 2: 1})
+    run.next({2: 1, 3: 1, 1: 1})
+    return run.tokens()
+
+
+def test_steps_in_graphs_say_and_write_what_steps_without_do() -> None:
+    run, eager = LlamaRun(RecordingDevice(), SIZES), LlamaRun(InterpretedDevice(), GraphSizes())
+    assert _compute(run) == _compute(eager)
+    assert (run.graphs.num_full, run.graphs.num_in_pieces, run.engine.num_steps) == (5, 2, 7)
+    assert (eager.graphs.num_full, eager.graphs.num_in_pieces, eager.engine.num_steps) == (0, 0, 7)
+    for layer, same in zip(run.kv_cache.layers, eager.kv_cache.layers, strict=True):
+        # A CPU rounds products of padded batches otherwise.
+        torch.testing.assert_close(layer, same, rtol=1e-4, atol=1e-5, equal_nan=True)

@@ -1,0 +1,263 @@
+"""Tiny models of every family against transformers, through files that transformers writes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from kernels import backend as compute_path
+from runtime.model_files import resolve_model
+from tests.support.models.model_runs import ModelRun, relative_error, typical_error
+from worker.models.loader import LoadedModel, load_model
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+WINDOW = 11
+
+
+LATENT: dict[str, Any] = {
+    **SHAPE, "num_key_value_heads": 6, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 24, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4,
+    "topk_group": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+def _deepseek_v2() -> PreTrainedModel:
+    config = DeepseekV2Config(
+        **LATENT, q_lora_rank=None, n_shared_experts=2, topk_method="group_limited_greedy", routed_scaling_factor=8.0
+    )
+    return DeepseekV2ForCausalLM(config)
+
+
+def _deepseek_v3() -> PreTrainedModel:
+    """Scores are multiplied by more than the head size says, and cosines by something else than 1."""
+    rope = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.7}
+    model = DeepseekV3ForCausalLM(
+        DeepseekV3Config(**LATENT, q_lora_rank=24, n_shared_experts=1, routed_scaling_factor=2.5, rope_parameters=rope)
+    )
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(0.0, 0.2)
+    return model
+
+
+def _llama3() -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE))
+
+
+def _llama4() -> PreTrainedModel:
+    """A layer without rope, and experts, between two with chunks; queries grow with every fourth token."""
+    config = Llama4TextConfig(
+        **SHAPE, head_dim=16, intermediate_size_mlp=72, num_local_experts=5, num_experts_per_tok=2, moe_layers=[1],
+        no_rope_layers=[1, 0, 1], attention_chunk_size=WINDOW, floor_scale=4, attn_scale=0.3,
+        rope_parameters=LLAMA3_ROPE,
+    )  # fmt: skip
+    return Llama4ForCausalLM(config)
+
+
+def _llama_with_everything_optional() -> PreTrainedModel:
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    return LlamaForCausalLM(
+        LlamaConfig(
+            **SHAPE, head_dim=16, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rope_parameters=rope
+        )
+    )
+
+
+def _mistral() -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**SHAPE, head_dim=8, sliding_window=WINDOW))
+
+
+def _qwen2() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, rope_parameters=YARN_ROPE))
+
+
+def _qwen2_with_some_windows() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1))
+
+
+def _qwen3() -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True))
+
+
+def _gemma3() -> PreTrainedModel:
+    """Its global rope is scaled, and its scores are divided by something else than the head size, as of larger ones."""
+    ropes = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **SHAPE, head_dim=16, query_pre_attn_scalar=8, sliding_window=WINDOW, layer_types=types,
+            rope_parameters=ropes,
+        )
+    )  # fmt: skip
+
+
+def _mixtral() -> PreTrainedModel:
+    return MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=5, num_experts_per_tok=2))
+
+
+def _qwen3_moe_with_some_mlps() -> PreTrainedModel:
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **{**SHAPE, "head_dim": 16},
+            num_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=40,
+            norm_topk_prob=True,
+            mlp_only_layers=[1],
+        )
+    )
+
+
+_DENSE = (Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+FAMILIES = (
+    _deepseek_v2,
+    _deepseek_v3,
+    _gemma3,
+    _llama3,
+    _llama4,
+    _llama_with_everything_optional,
+    _mistral,
+    _mixtral,
+    _qwen2,
+    _qwen2_with_some_windows,
+    _qwen3,
+    _qwen3_moe_with_some_mlps,
+)
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.__name__.strip("_"))
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[PreTrainedModel, LoadedModel]:
+    torch.manual_seed(0)
+    reference = request.param().eval()
+    for name, parameter in reference.named_parameters():
+        # Fresh biases are 0 and norm weights 1: neither would be missed if it were ignored.
+        parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    path: Path = tmp_path_factory.mktemp("model")
+    reference.save_pretrained(path)
+    return reference, load_model(resolve_model(str(path)), dtype=torch.float32)
+
+
+def _prompt(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(131, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def _reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids])).logits[0].float()
+
+
+def test_logits(pair: tuple[PreTrainedModel, LoadedModel]) -> None:
+    """The prompt is longer than the window and than several blocks. Two float32 implementations differ by rounding
+    alone."""
+    reference, loaded = pair
+    prompt = _prompt(70)
+    run = ModelRun(loaded)
+    logits_TV = run.step([(run.row(prompt, 70), 70)])
+    assert logits_TV.dtype is torch.float32
+    assert relative_error(logits_TV, _reference_logits(reference, prompt)) < 1e-4
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_chunks_prefixes_and_decodes_in_one_batch(pair: tuple[PreTrainedModel, LoadedModel], block_size: int) -> None:
+    """A chunk over a cached prefix, decodes and fresh prompts share steps; each row's logits are those of its whole
+    run."""
+    reference, loaded = pair
+    run = ModelRun(loaded, block_size=block_size)
+    prompts = [_prompt(length, seed) for seed, length in enumerate((61, 3, 33, 17))]
+    rows = [run.row(prompt, len(prompt)) for prompt in prompts]
+    got: list[list[torch.Tensor]] = [[] for _ in rows]
+    steps = [[(0, 20), (1, 1)], [(1, 1), (0, 13), (2, 32)], [(2, 1), (1, 1), (3, 17), (0, 7)], [(0, 1)], [(0, 20)]]
+    for step in steps:
+        logits_TV = run.step([(rows[index], count) for index, count in step])
+        for (index, _), part in zip(step, logits_TV.split([count for _, count in step]), strict=True):
+            got[index].append(part)
+    for prompt, parts in zip(prompts, got, strict=True):
+        assert relative_error(torch.cat(parts), _reference_logits(reference, prompt)) < 1e-4
+
+
+def test_a_shared_prefix_is_read_from_anothers_blocks(pair: tuple[PreTrainedModel, LoadedModel]) -> None:
+    reference, loaded = pair
+    run = ModelRun(loaded)
+    first, second = _prompt(40), _prompt(32) + _prompt(9, seed=5)
+    writer = run.row(first, 40)
+    run.step([(writer, 40)])
+    reader = run.row(second, 41)
+    reader.blocks[:2] = writer.blocks[:2]
+    reader.num_computed = 32
+    logits_TV = run.step([(reader, 9)])
+    assert relative_error(logits_TV, _reference_logits(reference, second)[32:]) < 1e-4
+
+
+def test_without_native_kernels(
+    pair: tuple[PreTrainedModel, LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch serves where there is no compiler: the same layers, another KV layout."""
+    reference, _ = pair
+    monkeypatch.setattr(compute_path, "native_kernels", lambda: None)
+    reference.save_pretrained(tmp_path)
+    loaded = load_model(resolve_model(str(tmp_path)), dtype=torch.float32)
+    assert loaded.model.path.name == "cpu-onednn-float32"
+    run, prompt = ModelRun(loaded), _prompt(70)
+    row = run.row(prompt, 70)
+    logits_TV = torch.cat([run.step([(row, count)]) for count in (40, 1, 29)])
+    assert relative_error(logits_TV, _reference_logits(reference, prompt)) < 1e-4
+
+
+def test_bfloat16_errs_no_more_than_transformers(pair: tuple[PreTrainedModel, LoadedModel], tmp_path: Path) -> None:
+    reference, _ = pair
+    prompt = _prompt(70)
+    exact = _reference_logits(reference, prompt)
+    reference.save_pretrained(tmp_path)
+    theirs = type(reference).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    run = ModelRun(load_model(resolve_model(str(tmp_path)), dtype=torch.bfloat16), dtype=torch.bfloat16)
+    row = run.row(prompt, 70)
+    ours = torch.cat([run.step([(row, 60)]), *(run.step([(row, 1)]) for _ in range(10))])
+    # Where two experts are nearly equal to a router, rounding chooses: the typical token says how large errors are.
+    error = relative_error if isinstance(reference, _DENSE) else typical_error
+    assert error(ours, exact) <= 1.5 * error(_reference_logits(theirs, prompt), exact)

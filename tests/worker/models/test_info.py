@@ -1,0 +1,36 @@
+"""What makes replicas of one name, and what must not."""
+
+import torch
+
+from worker.models.info import cpu_kernels, fingerprint, gpu_kernels
+
+
+def of(kernels: str, *, tensor_size: int = 1, whole_experts: bool = False) -> str:
+    return fingerprint(
+        weights_digest="abc", dtype="bfloat16", quantization="none", kernels=kernels, tensor_size=tensor_size,
+        whole_experts=whole_experts,
+    )  # fmt: skip
+
+
+def test_another_gpu_is_another_replica():
+    """It has other tiles and other GEMMs for the same path: a stream that went on there would not be exact."""
+    h100, h200 = (gpu_kernels("triton-sm90-bfloat16", name) for name in ("NVIDIA H100", "NVIDIA H200"))
+    assert of(h100) == of(gpu_kernels("triton-sm90-bfloat16", "NVIDIA H100"))
+    assert len({of(h100), of(h200), of(gpu_kernels("triton-sm90-bfloat16-kv-float8_e4m3fn", "NVIDIA H100"))}) == 3
+
+
+def test_threads_of_the_host_decide_nothing_on_a_gpu():
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        gpu, cpu = gpu_kernels("triton-sm90-bfloat16", "NVIDIA H200"), cpu_kernels("cpu-onednn-float32")
+        torch.set_num_threads(2)
+        assert gpu_kernels("triton-sm90-bfloat16", "NVIDIA H200") == gpu
+        assert cpu_kernels("cpu-onednn-float32") != cpu
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_ranks_that_have_parts_of_experts_add_up_other_numbers_than_those_that_have_whole_ones():
+    sizes = {of("cpu", tensor_size=size, whole_experts=whole) for size in (2, 4) for whole in (False, True)}
+    assert len({of("cpu"), *sizes}) == 5

@@ -1,0 +1,105 @@
+"""Builds a runner on a CPU from options: weights, KV cache, rows, warm-up."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from configs.options import Options
+from kernels.backend import Backend
+from kernels.cpu_backend import cpu_backend
+from runtime.model_files import resolve_model
+from worker.cpu.runner import Runner
+from worker.layers.forward_context import ExpertLoad
+from worker.layers.kv_cache import KVCache
+from worker.model_config import ModelConfig
+from worker.models.info import (
+    cpu_kernels,
+    log_ready,
+    make_rows,
+    model_dtype,
+    model_info,
+    resolve_max_model_len,
+    resolve_num_blocks,
+    resolve_num_swap_blocks,
+)
+from worker.models.loader import load_model
+from worker.parallel.axes import axes_of, experts_of, shard_of, stage_of
+from worker.parallel.expert_exchange import check_experts
+from worker.parallel.groups import without_others
+from worker.weights.cache import open_weight_cache
+
+_log = logging.getLogger("octavo.worker")
+
+
+def build_cpu_runner(
+    options: Options,
+    progress: Callable[[float], None] = lambda fraction: None,
+    cores: Sequence[int] = (),
+    *,
+    replica: int = 0,
+    rank: int = 0,
+    watch_experts: Callable[[ExpertLoad], None] = lambda load: None,
+) -> Runner:
+    """As `build_runner`, on this CPU."""
+    start = time.monotonic()
+    files = resolve_model(options.model)
+    dtype, shard, stage = model_dtype(options), shard_of(options, rank), stage_of(options, rank)
+    experts = experts_of(options, rank, replica)
+
+    def make_path(config: ModelConfig) -> Backend:
+        check_experts(options, config)
+        return replace(cpu_backend(dtype, config.head_size), shard=shard, stage=stage, experts=experts)
+
+    loaded = load_model(
+        files,
+        dtype=dtype,
+        load_format=options.load_format,
+        quantization=options.quantization,
+        make_path=make_path,
+        cache=open_weight_cache(options.weight_cache),
+        progress=progress,
+    )
+    path = loaded.model.path
+    _log.info(
+        "weights are loaded, in %.2f s: %.2f GiB, quantization %s, computed by %s",
+        time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, path.name,
+    )  # fmt: skip
+    if path.native is not None:
+        # The C++ kernels have threads of their own by now. torch's, which spin for milliseconds after each op they
+        # share in, would take the cores from them.
+        torch.set_num_threads(1)
+        if cores:
+            path.native.bind_threads(cores)
+    num_blocks = resolve_num_blocks(options, loaded.config, path.kv_cache_dtype, shard, stage)
+    info = model_info(
+        options,
+        loaded,
+        name=files.name,
+        kernels=cpu_kernels(path.name),
+        num_blocks=num_blocks,
+        max_model_len=resolve_max_model_len(options, loaded.config, num_blocks),
+    )
+    # Block 0, the null block, comes on top of those that can be given out.
+    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, path=path)
+    num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, path.kv_cache_dtype, shard, stage)
+    rows = make_rows(options, loaded, info)
+    others = without_others(axes_of(options), rank, replica)
+    runner = Runner(
+        loaded.model,
+        kv_cache,
+        rows,
+        info,
+        num_swap_blocks=num_swap_blocks,
+        without_others=others,
+        max_steps_in_flight=options.max_steps_in_flight,
+    )
+    runner.warm_up()
+    if loaded.model.expert_load is not None:
+        loaded.model.expert_load.clear()
+        if path.shard.is_first and path.experts.is_first:
+            watch_experts(loaded.model.expert_load)
+    log_ready(info, seconds=time.monotonic() - start, num_swap_blocks=num_swap_blocks)
+    return runner

@@ -1,0 +1,354 @@
+"""Computes steps on a CPU: a plan in, a result out. Knows no sockets, so that a benchmark or a library can call it
+in-process.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kernels.backend import Backend
+from kernels.kv_cache.swap import block_copy
+from kernels.native.library import NativeKernels
+from kernels.step_inputs.native import DecodeRowsStruct
+from protos import inference_pb2, step_pb2
+from worker.cpu.stage_traffic import ExpectedStep, StageTraffic
+from worker.layers.kv_cache import KVCache
+from worker.parallel.groups import Groups
+from worker.sampling.logprobs import frames, token_logprobs
+from worker.sampling.sampler import Greedy, Logits, Scores
+from worker.step.batch import InputBatch, build_batch
+from worker.step.inputs import BatchRows
+from worker.step.results import ScoredPrompt, StepTokens, put_columns, sample_rows, scored_prompts
+from worker.step.rows import Rows, planned_swaps
+from worker.step.runner import DoneResult
+from worker.step.warm_up import warm_up_plans
+
+
+class SwapSpace:
+    """Host blocks, numbered from 0, each of all layers of a KV cache. What a free one holds means nothing."""
+
+    def __init__(self, kv_cache: KVCache, num_blocks: int) -> None:
+        """Memory is taken when it is first written, as far as the system works so."""
+        self._kv_cache = kv_cache
+        self.num_blocks = num_blocks
+        self._layers = [torch.empty((num_blocks, *layer.shape[1:]), dtype=layer.dtype) for layer in kv_cache.layers]
+
+    def apply(self, plan: step_pb2.StepPlan) -> None:
+        """Copies a plan's blocks out, then others in. Raises PlanError before anything is copied."""
+        swaps = planned_swaps(plan, last_block=self._kv_cache.num_blocks - 1, num_host_blocks=self.num_blocks)
+        if swaps is None:
+            return
+        sources_out, targets_out = torch.from_numpy(swaps.out_blocks), torch.from_numpy(swaps.out_host_blocks)
+        sources_in, targets_in = torch.from_numpy(swaps.in_host_blocks), torch.from_numpy(swaps.in_blocks)
+        for layer, host in zip(self._kv_cache.layers, self._layers, strict=True):
+            block_copy(layer, host, sources_out, targets_out)
+            block_copy(host, layer, sources_in, targets_in)
+
+
+class Decodes:
+    """The steps of these rows in this batch."""
+
+    def __init__(self, kernels: NativeKernels, rows: Rows, batch: InputBatch) -> None:
+        # The rows' arrays are used as long as this is.
+        self._kernels, self._rows, self._batch = kernels, rows, batch
+        most_rows = min(batch.max_rows, batch.max_tokens)
+        self._sequences = np.zeros(most_rows, "<i8")
+        self._positions = np.zeros(most_rows, "<i4")
+        self._token_ids = np.zeros(most_rows, "<i4")
+        self._said = [each.ctypes.data for each in (self._sequences, self._positions, self._token_ids)]
+        self._struct = DecodeRowsStruct(
+            token_ids=_address(rows.token_ids_RL, np.int32),
+            block_ids=_address(rows.block_ids_RB, np.int32),
+            num_blocks=_address(rows.num_blocks_R, np.int64),
+            num_tokens=_address(rows.num_tokens_R, np.int64),
+            num_prompt_tokens=_address(rows.num_prompt_tokens_R, np.int64),
+            num_computed_tokens=_address(rows.num_computed_tokens_R, np.int64),
+            sequences=_address(rows.sequence_R, np.int64),
+            failed=_address(rows.failed_R, np.bool_),
+            num_rows=rows.max_num_seqs,
+            token_stride=rows.token_ids_RL.shape[1],
+            block_stride=rows.block_ids_RB.shape[1],
+            block_size=rows.block_size,
+            max_model_len=rows.max_model_len,
+            batch_token_ids=_address(batch.token_ids, np.int64),
+            positions=_address(batch.positions, np.int64),
+            slots=_address(batch.slots, np.int64),
+            query_starts=_address(batch.starts, np.int32),
+            context_lens=_address(batch.context_lens, np.int32),
+            block_tables=_address(batch.block_tables, np.int32),
+            logit_indices=_address(batch.logit_places, np.int64),
+            most_rows=most_rows,
+            table_stride=batch.max_blocks,
+        )
+        self._address = ctypes.addressof(self._struct)
+        # Of the step before, whose rows are mostly those of the next.
+        self._decode_rows, self._batch_rows = b"", _batch_rows(b"")
+
+    def begin(self, plan: step_pb2.StepPlan) -> BatchRows | None:
+        """Fills the batch with a plan that decodes, and counts its tokens as computed.
+
+        None, and nothing is done, if it has other rows, too, or is not in order: the rows themselves then say what is
+        wrong.
+        """
+        decode_rows = plan.decode_rows
+        if plan.rows or plan.num_tokens or plan.num_drafts or plan.draft_token_ids or len(decode_rows) % 2:
+            return None
+        num_rows, batch = len(decode_rows) // 2, self._batch
+        num_blocks = self._kernels.begin_decodes(self._address, decode_rows, num_rows)
+        if not num_blocks:
+            return None
+        batch.num_tokens = batch.num_rows = batch.num_logits = num_rows
+        batch.num_blocks = num_blocks
+        if decode_rows != self._decode_rows:
+            self._decode_rows, self._batch_rows = decode_rows, _batch_rows(decode_rows)
+        return self._batch_rows
+
+    def end(self, scores: Greedy, result: step_pb2.StepResult) -> bool:
+        """Appends the likeliest tokens to the rows of the step that began last, and puts them into its result.
+
+        False, and nothing is done, if there are failed rows among these: those of no finite logits, now or before.
+        """
+        num_rows = self._batch.num_rows
+        if not self._kernels.end_decodes(
+            self._address, self._decode_rows, num_rows, scores.token_ids_L.data_ptr(), scores.largest_L.data_ptr(),
+            *self._said,
+        ):  # fmt: skip
+            return False
+        result.sequences = self._sequences[:num_rows].tobytes()
+        result.positions = self._positions[:num_rows].tobytes()
+        result.token_ids = self._token_ids[:num_rows].tobytes()
+        return True
+
+
+def _batch_rows(decode_rows: bytes) -> BatchRows:
+    rows = np.frombuffer(decode_rows, "<u2").astype(np.int64)
+    return BatchRows(rows_S=rows, rows_N=rows, all_decode=True)
+
+
+def _address(array: np.ndarray, dtype: type[np.generic]) -> int:
+    assert array.dtype == dtype
+    assert array.flags.c_contiguous
+    return array.ctypes.data
+
+
+# Prompt positions whose logits exist at once: 64 x 49,152 in float32 are 12 MiB.
+_LOGITS_SLICE = 64
+_NOTHING = StepTokens.one_each(np.empty(0, np.int64))
+
+
+class StepModel(Protocol):
+    """What the runner needs of a model."""
+
+    # How it computes, and what draws therefore.
+    path: Backend
+    groups: Groups
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
+        """Hidden states [T, E] of the batch's tokens, whose KV it writes."""
+        ...
+
+    def incoming(self, num_tokens: int) -> torch.Tensor:
+        """Of a stage that is not the first: where its next step, of so many tokens, finds the hidden states of the
+        stage before, float32 [T, E]."""
+        ...
+
+    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [S, V] of some tokens, a tensor that the caller may change."""
+        ...
+
+    def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """In place of `forward`: the likeliest token (int64 [L]) and its logit (float32 [L]) after each of the batch's
+        logit_indices, as kernels.sampling.greedy says of `logits`."""
+        ...
+
+
+class Runner:
+    """One rank's model, KV cache and rows. `worker.process.build.build_runner` makes one from options."""
+
+    def __init__(
+        self,
+        model: StepModel,
+        kv_cache: KVCache,
+        rows: Rows,
+        model_info: inference_pb2.ModelInfo,
+        *,
+        num_swap_blocks: int = 0,
+        without_others: Groups | None = None,
+        max_steps_in_flight: int = 1,
+    ) -> None:
+        """without_others: what stands for the groups of this rank until it has joined some; None: it is alone.
+        max_steps_in_flight: steps that may be under way at all stages together."""
+        self._model, self._kv_cache, self._rows = model, kv_cache, rows
+        self._swap_space = SwapSpace(kv_cache, num_swap_blocks)
+        self._batch = InputBatch(
+            max_tokens=rows.max_num_batched_tokens, max_rows=rows.max_num_seqs, max_blocks=rows.block_ids_RB.shape[1]
+        )
+        kernels = model.path.native
+        self._decodes = None if kernels is None else Decodes(kernels, rows, self._batch)
+        self._without_others, self._max_steps_in_flight = without_others or Groups(), max_steps_in_flight
+        model.groups = self._without_others
+        self._traffic = self._new_traffic()
+        # As Ready tells it to the scheduler.
+        self.model_info = model_info
+
+    @property
+    def num_swap_blocks(self) -> int:
+        """Host blocks for swapped KV."""
+        return self._swap_space.num_blocks
+
+    def join(self, groups: Groups | None, while_waiting: Callable[[], None] = lambda: None) -> None:
+        """See worker.step.runner.StepRunner."""
+        self._model.groups.leave()
+        self._model.groups = groups or self._without_others
+        self._traffic = self._new_traffic()
+
+    @property
+    def num_live_rows(self) -> int:
+        return len(self._rows.live_rows)
+
+    def reset(self) -> None:
+        """A new epoch: forgets every row; what blocks hold means nothing any more."""
+        self._rows.clear()
+        self._scrub(self._rows.take_spoiled_blocks())
+        self._traffic = self._new_traffic()
+
+    def begin(self, plan: step_pb2.StepPlan) -> DoneResult:
+        """As `execute`."""
+        return DoneResult(self.execute(plan))
+
+    def expect(self, plan: step_pb2.StepPlan) -> ExpectedStep | None:
+        """What other stages send for a step begins to come. From any thread, in the order of steps."""
+        return None if self._traffic is None else self._traffic.expect(plan)
+
+    def execute(self, plan: step_pb2.StepPlan, expected: ExpectedStep | None = None) -> step_pb2.StepResult:
+        """Computes one step. Epoch, step number and digest are the caller's to check. expected: what `expect` gave, if
+        it was called.
+
+        Raises PlanError for a plan that contradicts what the rows hold; then only `reset` may follow. Raises
+        CollectiveError if another rank is not there.
+        """
+        arrival = time.perf_counter()
+        rows, traffic = self._rows, self._traffic
+        self._model.groups.begin_step(plan.step)
+        if traffic is not None:
+            expected = expected or traffic.expect(plan)
+            traffic.settle(plan)
+        self._swap_space.apply(plan)
+        rows.apply(plan)
+        self._scrub(rows.take_spoiled_blocks())
+        batch_rows = self._fill_batch(plan)
+        result = step_pb2.StepResult(epoch=plan.epoch, step=plan.step)
+        if self._in_lockstep:
+            self._batch.num_tokens_D = self._tokens_of_all()
+            result.num_tokens_of_all = sum(self._batch.num_tokens_D)
+        if expected is not None and expected.stream is not None:
+            stream_TE = expected.stream.wait()
+            self._model.incoming(len(stream_TE)).copy_(stream_TE)
+        before_forward = time.perf_counter()
+        is_last = traffic is None or traffic.is_last
+        scores = self._compute(batch_rows, result) if is_last else None
+        hidden_TE = None if is_last else self._model.forward(self._batch, self._kv_cache)
+        after_forward = time.perf_counter()
+        said = _NOTHING if scores is None else self._sample(batch_rows, scores, result)
+        if traffic is not None and expected is not None:
+            if hidden_TE is None:
+                traffic.tell(plan, batch_rows, said)
+            else:
+                traffic.pass_on(plan, expected, batch_rows, hidden_TE)
+        end, timing = time.perf_counter(), result.timing
+        timing.total = end - arrival
+        timing.forward = after_forward - before_forward
+        timing.sample = end - after_forward
+        return result
+
+    def warm_up(self) -> None:
+        """Runs a prefill and a decode through the real step, so that the first request finds everything allocated."""
+        for plan in warm_up_plans(self._rows):
+            self.execute(plan)
+        self.reset()
+
+    def _new_traffic(self) -> StageTraffic | None:
+        """Of an epoch that begins; None: there is one stage."""
+        link = self._model.groups.pipeline
+        if link is None:
+            return None
+        return StageTraffic(
+            link, self._rows, hidden_size=self._model.hidden_size, max_steps_in_flight=self._max_steps_in_flight
+        )
+
+    def _fill_batch(self, plan: step_pb2.StepPlan) -> BatchRows:
+        if self._decodes is not None and (batch_rows := self._decodes.begin(plan)) is not None:
+            return batch_rows
+        scheduled = self._rows.schedule(plan, may_be_empty=self._in_lockstep)
+        return build_batch(self._rows, scheduled, self._batch)
+
+    @property
+    def _in_lockstep(self) -> bool:
+        """Other replicas compute the step, too."""
+        return self._model.groups.data.size > 1
+
+    def _tokens_of_all(self) -> list[int]:
+        return self._model.groups.data.gather(torch.tensor([self._batch.num_tokens]))[:, 0].tolist()
+
+    def _compute(self, batch_rows: BatchRows, result: step_pb2.StepResult) -> Scores | None:
+        """The forward pass. Puts prompt logprobs into the result; None: no row samples.
+
+        With logits for all rows, or for none: reading the head's weights twice costs more than some rows' logits.
+        """
+        state, batch = self._rows.sampling, self._batch
+        scoring = []
+        if state.scores_prompts:
+            scoring = scored_prompts(self._rows, batch_rows.rows_S, batch.query_starts, batch.context_lens_S)
+        if batch.num_logits and not scoring and not state.needs_logits(batch_rows.rows_N):
+            token_ids_L, largest_L = self._model.greedy(batch, self._kv_cache)
+            return Greedy(token_ids_L=token_ids_L, largest_L=largest_L)
+        hidden_TE = self._model.forward(batch, self._kv_cache)
+        for prompt in scoring:
+            result.prompt_logprobs.extend(self._prompt_logprobs(prompt, hidden_TE))
+        if not batch.num_logits:
+            return None
+        return Logits(logits_LV=self._model.logits(hidden_TE[batch.logit_indices]).numpy())
+
+    def _sample(self, batch_rows: BatchRows, scores: Scores, result: step_pb2.StepResult) -> StepTokens:
+        decodes = self._decodes if batch_rows.all_decode else None
+        if decodes is not None and isinstance(scores, Greedy) and decodes.end(scores, result):
+            return StepTokens.one_each(scores.token_ids_L.numpy())
+        rows, rows_N, drafts_N = self._rows, batch_rows.rows_N, batch_rows.num_drafts_N
+        said = sample_rows(rows, rows_N, drafts_N, scores, self._model.path.native)
+        rows.failed_R[rows_N] |= said.failed_N
+        failed_N = rows.failed_R[rows_N]
+        put_columns(
+            result,
+            rows.sequence_R[rows_N],
+            rows.output_positions(rows_N) - said.counts_N,
+            said.tokens_ND1,
+            None if drafts_N is None else said.counts_N,
+            failed_N,
+        )
+        result.logprobs.extend(said.logprobs[key] for key in sorted(said.logprobs) if not failed_N[key[0]])
+        return said
+
+    def _prompt_logprobs(self, prompt: ScoredPrompt, hidden_TE: torch.Tensor) -> Iterator[step_pb2.RowPromptLogprobs]:
+        hidden_PE = hidden_TE[prompt.first_token : prompt.first_token + len(prompt.targets_P)]
+        logprobs: list[inference_pb2.TokenLogprobs] = []
+        for offset in range(0, len(hidden_PE), _LOGITS_SLICE):
+            part = prompt.targets_P[offset : offset + _LOGITS_SLICE].tolist()
+            logits = self._model.logits(hidden_PE[offset : offset + len(part)]).numpy()
+            logprobs += [
+                token_logprobs(logits_V, token, prompt.num_top) for logits_V, token in zip(logits, part, strict=True)
+            ]
+        for frame in frames(prompt.first_position, logprobs):
+            yield step_pb2.RowPromptLogprobs(sequence=prompt.sequence, frame=frame)
+
+    def _scrub(self, blocks: np.ndarray) -> None:
+        """Zeros blocks that may hold NaN: attention gives masked entries the weight 0, and 0 * NaN is NaN."""
+        if len(blocks):
+            for layer in self._kv_cache.layers:
+                layer[torch.from_numpy(blocks)] = 0

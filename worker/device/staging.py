@@ -1,0 +1,186 @@
+"""Pinned host memory that steps go to the device through, and results come back.
+
+One copy takes all that a step tells the device. Some of it lies at the same place in each step, where graphs read it:
+`StepArrays`. The rest, `Part`s, lies behind that, for the step's own launches.
+
+Shape suffixes: R rows at most, T tokens at most.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from worker.device.device import Device
+
+Array = TypeVar("Array")
+
+# Where an array begins: kernels read 16 bytes at once from what is aligned to them, and are compiled anew for what is
+# not.
+_ALIGNMENT = 64
+# For parts: what 1,000 new blocks and 100 new rows take. A step that needs more makes a second copy.
+_ROOM = 32 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepArrays(Generic[Array]):
+    """Of a step's batch; int32. See worker.step.batch.GpuBatch. The next-to-last two are for steps that only decode,
+    each of whose rows samples."""
+
+    rows_R: Array
+    query_starts: Array  # [R + 1]
+    context_lens_R: Array
+    # Rows that sample among all others; -1 for padding, and where logits are adjusted first.
+    sampled_rows_R: Array
+    output_positions_R: Array
+    token_ids_T: Array
+
+
+class StepLayout:
+    """Where StepArrays lie in one buffer."""
+
+    def __init__(self, *, max_rows: int, max_tokens: int) -> None:
+        sizes = (max_rows, max_rows + 1, max_rows, max_rows, max_rows, max_tokens)
+        self._places: list[tuple[int, int]] = []
+        self.num_bytes = 0
+        for size in sizes:
+            self._places.append((self.num_bytes, self.num_bytes + 4 * size))
+            self.num_bytes += _aligned(4 * size)
+
+    def arrays(self, memory: torch.Tensor) -> StepArrays[torch.Tensor]:
+        """In memory: uint8, num_bytes or more."""
+        return StepArrays(**dict(zip(StepArrays.__slots__, self._views(memory), strict=True)))
+
+    def host_arrays(self, memory: torch.Tensor) -> StepArrays[np.ndarray]:
+        views = (view.numpy() for view in self._views(memory))
+        return StepArrays(**dict(zip(StepArrays.__slots__, views, strict=True)))
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """Of a step of so many tokens; tokens come last."""
+        return self._places[-1][0] + 4 * num_tokens
+
+    def _views(self, memory: torch.Tensor) -> list[torch.Tensor]:
+        return [memory[start:end].view(torch.int32) for start, end in self._places]
+
+
+class Part:
+    """An array of one step; `tensor` has it on the device once the step is sent."""
+
+    __slots__ = ("array", "offset", "tensor")
+
+    def __init__(self, array: np.ndarray, offset: int) -> None:
+        self.array, self.offset = array, offset
+        self.tensor: torch.Tensor
+
+
+class Waitable(Protocol):
+    def wait(self) -> object: ...
+
+
+class StepSlot:
+    """Host memory of one step under way."""
+
+    def __init__(self, device: Device, layout: StepLayout) -> None:
+        self._device, self._layout = device, layout
+        self._inputs = device.pinned(layout.num_bytes + _ROOM)
+        self.arrays = layout.host_arrays(self._inputs)
+        self._large = torch.empty(0, dtype=torch.uint8)
+        self._outputs = device.pinned(1 << 12)
+        self._parts: list[Part] = []
+        self._part_bytes = 0
+        # Whose memory this is.
+        self.pending: Waitable | None = None
+
+    def clear(self) -> None:
+        """Waits until the device has done with it; the results are kept by the step."""
+        if self.pending is not None:
+            self.pending.wait()
+        self.pending = None
+        self._parts, self._part_bytes = [], 0
+
+    def add(self, array: np.ndarray) -> Part:
+        """Takes an array along. It is copied when the step is sent."""
+        part = Part(array, self._part_bytes)
+        self._parts.append(part)
+        self._part_bytes += _aligned(array.nbytes)
+        return part
+
+    def send(self, memory: torch.Tensor, num_tokens: int) -> None:
+        """Copies the step to the device. memory: where its StepArrays and parts go, of `device_memory`; what steps of
+        more tokens left there stays."""
+        start = self._layout.num_bytes
+        if not self._parts:
+            end = self._layout.bytes_for(num_tokens)
+            memory[:end].copy_(self._inputs[:end], non_blocking=True)
+            return
+        if self._part_bytes <= _ROOM:
+            _write(self._parts, self._inputs[start:])
+            end = start + self._part_bytes
+            memory[:end].copy_(self._inputs[:end], non_blocking=True)
+            parts = memory[start:]
+        else:
+            if len(self._large) < self._part_bytes:
+                self._large = self._device.pinned(1 << (self._part_bytes - 1).bit_length())
+            _write(self._parts, self._large)
+            memory[:start].copy_(self._inputs[:start], non_blocking=True)
+            # The allocator gives this memory to none but work behind this step's.
+            parts = torch.empty(self._part_bytes, dtype=torch.uint8, device=memory.device)
+            parts.copy_(self._large[: self._part_bytes], non_blocking=True)
+        for part in self._parts:
+            at_place = parts[part.offset : part.offset + part.array.nbytes]
+            part.tensor = at_place.view(_TORCH_DTYPES[part.array.dtype]).view(part.array.shape)
+
+    def receive(self, results: torch.Tensor) -> np.ndarray:
+        """Copies int32 results, contiguous, from the device. What is returned holds them once the device has done
+        that."""
+        if results.nbytes > len(self._outputs):
+            self._outputs = self._device.pinned(1 << (results.nbytes - 1).bit_length())
+        outputs = self._outputs[: results.nbytes].view(torch.int32)
+        outputs.copy_(results, non_blocking=True)
+        return outputs.numpy()
+
+
+class Staging:
+    """Slots, one after the other: one more than steps in flight, so that the host fills the next step's while the
+    device may still read those of all others."""
+
+    def __init__(self, device: Device, layout: StepLayout, max_steps_in_flight: int) -> None:
+        self._slots = [StepSlot(device, layout) for _ in range(max_steps_in_flight + 1)]
+        self._next = 0
+
+    def next(self) -> StepSlot:
+        """The one that was taken longest ago, as soon as its step is done."""
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        slot.clear()
+        return slot
+
+    def clear(self) -> None:
+        """Waits for all steps."""
+        for slot in self._slots:
+            slot.clear()
+
+
+def device_memory(device: Device, layout: StepLayout) -> torch.Tensor:
+    """Where steps go on the device; uint8."""
+    return torch.zeros(layout.num_bytes + _ROOM, dtype=torch.uint8, device=device.torch_device)
+
+
+_TORCH_DTYPES = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float64): torch.float64,
+}
+
+
+def _write(parts: list[Part], memory: torch.Tensor) -> None:
+    host = memory.numpy()
+    for part in parts:
+        flat = np.ascontiguousarray(part.array).reshape(-1)
+        host[part.offset : part.offset + flat.nbytes] = flat.view(np.uint8)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

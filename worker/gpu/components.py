@@ -1,0 +1,215 @@
+"""The parts of a GPU worker beside its weights (engine, KV cache, graphs), and the memory that they take."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from configs.options import Options
+from worker.device.device import Device, DeviceMemory
+from worker.errors import PermanentError
+from worker.gpu.engine import GpuEngine
+from worker.gpu.graphs import CapturedGraphs, graph_memory_estimate, graph_sizes
+from worker.gpu.memory import MemoryUse, cache_needs_more, graphs_need_more, measure_use, out_of_memory, step_needs_more
+from worker.gpu.ranks import GpuRanks
+from worker.gpu.swap import GpuSwapSpace
+from worker.layers.kv_cache import KVCache
+from worker.models.info import longest_sequence, resolve_num_swap_blocks
+from worker.models.loader import LoadedModel
+from worker.parallel.groups import Groups
+from worker.sampling.adjustments import Adjustments, RowSampling
+from worker.sampling.state import MAX_LOGPROBS
+from worker.step.inputs import PromptScores, StepInputs, TableChanges
+
+
+def worst_step(
+    *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int, vocab_size: int
+) -> StepInputs:
+    """The step that takes the most memory: all tokens, in all rows, each of which samples with everything a request can
+    ask for. It writes to KV block 1 alone, over and over: what it computes means nothing."""
+    num_rows = min(max_num_seqs, max_num_batched_tokens)
+    num_tokens = min(max_num_batched_tokens, num_rows * max_model_len)
+    lengths = np.full(num_rows, num_tokens // num_rows, np.int32)
+    lengths[: num_tokens % num_rows] += 1
+    query_starts = np.concatenate(([0], lengths.cumsum())).astype(np.int32)
+    rows = np.arange(num_rows, dtype=np.int32)
+    blocks = -(-lengths // block_size)
+    first_of_row = np.repeat(blocks.cumsum() - blocks, blocks)
+    places = np.arange(blocks.sum()) - first_of_row
+    last = np.zeros(num_tokens, bool)
+    last[query_starts[1:] - 1] = True
+    scored = np.flatnonzero(~last).astype(np.int32)
+    scores = PromptScores(tokens_P=scored, targets_P=np.zeros_like(scored), num_top=min(MAX_LOGPROBS, vocab_size))
+    return StepInputs(
+        rows_S=rows,
+        query_starts=query_starts,
+        context_lens_S=lengths,
+        token_ids_T=np.zeros(num_tokens, np.int32),
+        sampling_N=rows,
+        output_positions_N=np.zeros(num_rows, np.int32),
+        prompt_scores=scores if len(scored) else None,
+        new_rows=[_every_kind_of_sampling(row, vocab_size) for row in range(num_rows)],
+        table_changes=TableChanges(
+            rows_C=np.repeat(rows, blocks),
+            places_C=places.astype(np.int32),
+            block_ids_C=np.ones(len(places), np.int32),
+        ),
+    )
+
+
+def _every_kind_of_sampling(row: int, vocab_size: int) -> RowSampling:
+    return RowSampling(
+        row=row,
+        temperature=1.0,
+        top_k=min(50, vocab_size),
+        top_p=0.9,
+        min_p=0.01,
+        seed=row,
+        num_logprobs=min(MAX_LOGPROBS, vocab_size),
+        adjustments=Adjustments(
+            bias_token_ids=np.zeros(1, np.int32),
+            bias=np.ones(1, np.float32),
+            repetition=1.1,
+            presence=0.1,
+            frequency=0.1,
+            prompt_token_ids=np.zeros(1, np.int32),
+            output_token_ids=np.zeros(0, np.int32),
+            min_tokens=1,
+            banned_token_ids=np.zeros(1, np.int32),
+        ),
+    )
+
+
+# Before a step of all tokens and rows is tried, one of so small a part of them is: it compiles kernels, and says what
+# the whole would need if that does not fit.
+_PART = 8
+# Of NCCL, as its sources have it: a connection takes 4 MiB for large messages, 4.7 and 0.5 for small ones; rings and
+# trees have up to three for each of up to 32 channels.
+_NCCL_BYTES = 2**30
+
+
+class Components:
+    """Makes them, of a loaded model. Each method raises PermanentError if memory is lacking: which option to lower, and
+    to what."""
+
+    def __init__(self, options: Options, device: Device, loaded: LoadedModel) -> None:
+        """Raises PermanentError or ValueError for options that the model does not allow."""
+        self._options, self._device, self._loaded = options, device, loaded
+        self._longest = longest_sequence(options, loaded.config)
+        compilation = options.compilation_config
+        self._sizes = graph_sizes(
+            compilation.level,
+            compilation.cudagraph_capture_sizes,
+            enforce_eager=options.enforce_eager,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+        )
+        self._weights = device.memory().allocated
+        path = loaded.model.path
+        self.block_bytes = KVCache.block_bytes(loaded.config, options.block_size, path.kv_cache_dtype, path.shard)
+
+    def measure(self) -> MemoryUse:
+        """What is taken before there is a KV cache, measured by a worst-case step and some graphs. If the number of
+        blocks is given, these are left out."""
+        options, device = self._options, self._device
+        if options.num_blocks_override:
+            return measure_use(device, lambda: None, weights=self._weights)
+        # The ranks meet when each of them is ready.
+        nccl = _NCCL_BYTES if options.world_size > 1 and device.torch_device.type == "cuda" else 0
+        kv_cache = self.kv_cache(2, measure_use(device, lambda: None, weights=self._weights))
+        # If not even that fits, it needs more than all there is.
+        needed_by_part = self._room().free
+        engines: list[GpuEngine] = []
+
+        def part_of_it() -> None:
+            self._compute_worst(kv_cache, _PART)
+
+        def all_of_it() -> None:
+            engines.append(self._compute_worst(kv_cache, 1))
+
+        with out_of_memory(lambda: step_needs_more(options, self._room(), part=_PART, needed_by_part=needed_by_part)):
+            needed_by_part = device.peak_bytes(part_of_it)
+            use = measure_use(device, all_of_it, weights=self._weights, kv_bytes=2 * self.block_bytes)
+        with out_of_memory(self._graphs_error):
+            graphs = graph_memory_estimate(engines[0], self._loaded.model, kv_cache, device, self._sizes)
+        return replace(use, graphs=graphs, nccl=nccl)
+
+    def _compute_worst(self, kv_cache: KVCache, part: int) -> GpuEngine:
+        """A step of a `part`-th of the tokens and rows, each of which asks for all that a request may."""
+        engine = self.engine(kv_cache, self._longest, part=part)
+        inputs = worst_step(
+            max_num_seqs=max(1, self._options.max_num_seqs // part),
+            max_num_batched_tokens=max(1, self._options.max_num_batched_tokens // part),
+            max_model_len=self._longest,
+            block_size=kv_cache.block_size,
+            vocab_size=self._loaded.config.vocab_size,
+        )
+        engine.begin(inputs).wait()
+        engine.reset()
+        return engine
+
+    def engine(self, kv_cache: KVCache, max_model_len: int, *, part: int = 1) -> GpuEngine:
+        """part: for steps of a `part`-th of the tokens and rows."""
+        options = self._options
+        return GpuEngine(
+            self._loaded.model,
+            kv_cache,
+            self._device,
+            max_num_seqs=max(1, options.max_num_seqs // part),
+            max_num_batched_tokens=max(1, options.max_num_batched_tokens // part),
+            max_model_len=max_model_len,
+            vocab_size=self._loaded.config.vocab_size,
+            max_steps_in_flight=options.max_steps_in_flight,
+        )
+
+    def kv_cache(self, num_blocks: int, use: MemoryUse) -> KVCache:
+        """num_blocks: with the null block. use: what all else takes."""
+        config, path, block_size = self._loaded.config, self._loaded.model.path, self._options.block_size
+        free_before = self._device.memory().free
+
+        def error() -> PermanentError:
+            now = self._device.memory()
+            blocks = {"num_blocks": num_blocks, "block_bytes": self.block_bytes}
+            return cache_needs_more(self._options, now, use, **blocks, free_before=free_before)
+
+        with out_of_memory(error):
+            return KVCache(config, num_blocks=num_blocks, block_size=block_size, path=path)
+
+    def capture(
+        self, engine: GpuEngine, kv_cache: KVCache, settle: Callable[[], None] = lambda: None
+    ) -> CapturedGraphs | None:
+        """The engine's graphs, if the options ask for some. settle: see CapturedGraphs."""
+        if not (self._sizes.decodes or self._sizes.pieces):
+            return None
+        graphs = CapturedGraphs(engine, self._loaded.model, kv_cache, self._device, self._sizes, settle)
+        with out_of_memory(self._graphs_error):
+            graphs.capture()
+        return graphs
+
+    def ranks(self, engine: GpuEngine, kv_cache: KVCache, without_others: Groups) -> GpuRanks:
+        """For an engine that computes with other ranks: its graphs are captured when they have met."""
+        capture = partial(self.capture, engine, kv_cache)
+        return GpuRanks(self._device, self._loaded.model, engine, capture, without_others)
+
+    def swap_space(self, kv_cache: KVCache) -> GpuSwapSpace:
+        """In pinned memory of the host, if the options ask for some."""
+        options = self._options
+        dtype = self._loaded.model.path.kv_cache_dtype
+        num_blocks = resolve_num_swap_blocks(options, self._loaded.config, dtype, self._loaded.model.path.shard)
+        try:
+            return GpuSwapSpace(kv_cache, self._device, num_blocks)
+        except RuntimeError as error:
+            raise PermanentError(
+                f"swap_space={options.swap_space:g} GiB of pinned host memory cannot be had ({error}): give less, or "
+                f"preemption_mode=recompute"
+            ) from error
+
+    def _room(self) -> DeviceMemory:
+        """As it was when nothing but the weights was there."""
+        memory = self._device.memory()
+        return replace(memory, free=memory.free + memory.allocated - self._weights)
+
+    def _graphs_error(self) -> PermanentError:
+        sizes = sorted({*self._sizes.decodes, *self._sizes.pieces})
+        return graphs_need_more(self._options, self._device.memory(), sizes)

@@ -1,1 +1,0 @@
-"""CUDA graphs of steps, and of pieces of them."""

@@ -1,0 +1,287 @@
+"""Chooses a step's tokens on the GPU."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import torch
+
+from kernels.sampling.triton import sample
+from kernels.sampling.triton_verify import verify
+from kernels.step_inputs.triton import remember_tokens
+from worker.device.staging import Part, StepSlot
+from worker.gpu.device_rows import DeviceRows
+from worker.gpu.pending import AskedLogprobs, ResultLayout
+from worker.sampling.adjustments import RowSampling
+from worker.sampling.gpu_adjustments import AdjustedPositions, AdjustmentTables, Staged
+from worker.sampling.gpu_logprobs import SLICE, write_logprobs
+from worker.step.inputs import StepInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowDrafts:
+    """int32."""
+
+    starts_N: np.ndarray  # a row's first position among L
+    counts_N: np.ndarray
+    drafts_ND: np.ndarray  # -1 where a row has fewer
+    drafts_LD: np.ndarray  # those before each position; -1 where there are fewer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredPositions:
+    rows_N: np.ndarray  # int32
+    rows_L: np.ndarray  # int32
+    output_positions_L: np.ndarray  # int32, of the token that is chosen
+    tokens_L: np.ndarray  # int64, indices into T
+    drafts: RowDrafts | None = None
+
+    @classmethod
+    def of(cls, inputs: StepInputs) -> "ScoredPositions":
+        rows_N = inputs.rows_S[inputs.sampling_N]
+        last_N = inputs.query_starts[1:][inputs.sampling_N].astype(np.int64) - 1
+        if inputs.num_drafts_N is None:
+            return cls(
+                rows_N=rows_N, rows_L=rows_N, output_positions_L=inputs.output_positions_N, tokens_L=last_N
+            )  # fmt: skip
+        counts_N = inputs.num_drafts_N.astype(np.int64)
+        num_drafts = int(counts_N.max(initial=0))
+        row_L = np.arange(len(rows_N)).repeat(counts_N + 1)
+        starts_N = (counts_N + 1).cumsum() - (counts_N + 1)
+        turn_L = np.arange(len(row_L)) - starts_N[row_L]
+        turns_D = np.arange(num_drafts)
+        is_draft_ND = turns_D < counts_N[:, None]
+        places_ND = (last_N - counts_N + 1)[:, None] + turns_D
+        drafts_ND = np.where(is_draft_ND, inputs.token_ids_T[np.where(is_draft_ND, places_ND, 0)], np.int32(-1))
+        return cls(
+            rows_N=rows_N,
+            rows_L=rows_N[row_L],
+            output_positions_L=(inputs.output_positions_N[row_L] + turn_L).astype(np.int32),
+            tokens_L=(last_N - counts_N)[row_L] + turn_L,
+            drafts=RowDrafts(
+                starts_N=starts_N.astype(np.int32),
+                counts_N=counts_N.astype(np.int32),
+                drafts_ND=drafts_ND,
+                drafts_LD=np.where(turns_D < turn_L[:, None], drafts_ND[row_L], np.int32(-1)),
+            ),
+        )
+
+
+class SamplingKind(Enum):
+    """What a step's rows demand of the kernels; a captured graph serves one kind. In order: each serves those before
+    it, with the same tokens, and takes longer."""
+
+    GREEDY = 0
+    # Temperatures.
+    DRAWS = 1
+    # And top_k, top_p or min_p.
+    FILTERS = 2
+
+
+class Demands:
+    """Of all rows. Those of free rows mean nothing."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._kind_R = np.zeros(num_rows, np.int8)
+        # -1: none.
+        self.num_logprobs_R = np.full(num_rows, -1, np.int32)
+        # Rows that are more than greedy, and rows with logprobs: in many steps there are none.
+        self._drawing_rows: set[int] = set()
+        self._asking_rows: set[int] = set()
+
+    def free(self, row: int) -> None:
+        self._drawing_rows.discard(row)
+        self._asking_rows.discard(row)
+
+    def take(self, new: RowSampling) -> None:
+        """A row that is free."""
+        kind = SamplingKind.GREEDY
+        if new.temperature > 0:
+            filters = new.top_k > 0 or new.top_p < 1 or new.min_p > 0
+            kind = SamplingKind.FILTERS if filters else SamplingKind.DRAWS
+            self._drawing_rows.add(new.row)
+        self._kind_R[new.row] = kind.value
+        self.num_logprobs_R[new.row] = -1 if new.num_logprobs is None else new.num_logprobs
+        if new.num_logprobs is not None:
+            self._asking_rows.add(new.row)
+
+    def kind(self, rows_N: np.ndarray) -> SamplingKind:
+        """The least that serves all these rows."""
+        return SamplingKind(self._kind_R[rows_N].max(initial=0)) if self._drawing_rows else SamplingKind.GREEDY
+
+    def asking(self, rows_L: np.ndarray) -> np.ndarray:
+        """Indices of rows that want logprobs."""
+        return np.flatnonzero(self.num_logprobs_R[rows_L] >= 0) if self._asking_rows else rows_L[:0].astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitsSlice:
+    """Positions start : end, whose logits exist at once. Of adjusted and asked ones SLICE at a time."""
+
+    start: int
+    end: int
+    adjusted: Sequence[AdjustedPositions]
+    # int64 indices, from start on, and the place of the first among the step's logprobs.
+    asked: Sequence[tuple[Part, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSampling:
+    """What one step takes, on its way to the device."""
+
+    kind: SamplingKind
+    slices: Sequence[LogitsSlice]
+    # Where a row is adjusted: -1.
+    sampled_rows_L: np.ndarray
+    # starts_N, counts_N, drafts_ND.
+    drafts: tuple[Part, Part, Part] | None
+    # Of the tables of penalties.
+    count_places_N: Part | None
+    asked: AskedLogprobs | None
+
+
+class Sampler:
+    """Of all permanent rows."""
+
+    def __init__(self, device: torch.device, rows: DeviceRows, *, max_rows: int, max_tokens: int, vocab_size: int):
+        self._rows, self._vocab_size = rows, vocab_size
+        self._demands = Demands(max_rows)
+        self._adjustments = AdjustmentTables(device, num_rows=max_rows, vocab_size=vocab_size)
+        # What was chosen at each position.
+        self.tokens_L = torch.zeros(max_tokens, dtype=torch.int32, device=device)
+        self._ones_N = torch.ones(max_rows, dtype=torch.int32, device=device)
+
+    # --- On the host, before the step is sent.
+
+    def free(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._demands.free(row)
+            self._adjustments.free(row)
+
+    def stage_rows(self, new_rows: Sequence[RowSampling], slot: StepSlot) -> Sequence[tuple[int, Staged]]:
+        """Rows that are free; for `write_rows`."""
+        for new in new_rows:
+            self._demands.take(new)
+        return self._adjustments.stage(new_rows, slot) if new_rows else ()
+
+    def stage(self, scored: ScoredPositions, slot: StepSlot, slice_size: int) -> StepSampling:
+        """slice_size: positions whose logits exist at once."""
+        adjusts_L = self._adjustments.needed(scored.rows_L, scored.output_positions_L)
+        asked_Q = self._demands.asking(scored.rows_L)
+        drafts = scored.drafts
+        return StepSampling(
+            kind=self._demands.kind(scored.rows_N),
+            slices=[
+                LogitsSlice(
+                    start=start,
+                    end=min(start + slice_size, len(scored.rows_L)),
+                    adjusted=list(self._stage_adjusted(scored, adjusts_L, start, slice_size, slot)),
+                    asked=list(_stage_asked(asked_Q, start, slice_size, slot)),
+                )
+                for start in range(0, len(scored.rows_L), slice_size)
+            ],
+            sampled_rows_L=np.where(adjusts_L, np.int32(-1), scored.rows_L),
+            drafts=drafts
+            and (slot.add(drafts.starts_N), slot.add(drafts.counts_N), slot.add(drafts.drafts_ND)),
+            count_places_N=self._adjustments.stage_counts(scored.rows_N, slot),
+            asked=AskedLogprobs(asked_Q, self._num_top(scored.rows_L[asked_Q])) if len(asked_Q) else None,
+        )  # fmt: skip
+
+    def _stage_adjusted(
+        self, scored: ScoredPositions, adjusts_L: np.ndarray, start: int, slice_size: int, slot: StepSlot
+    ) -> Iterator[AdjustedPositions]:
+        adjusted = start + np.flatnonzero(adjusts_L[start : start + slice_size])
+        for first in range(0, len(adjusted), SLICE):
+            part = adjusted[first : first + SLICE]
+            yield self._adjustments.stage_positions(
+                part - start,
+                scored.rows_L[part],
+                scored.output_positions_L[part],
+                None if scored.drafts is None else scored.drafts.drafts_LD[part],
+                slot,
+            )
+
+    def _num_top(self, rows_Q: np.ndarray) -> int:
+        return min(int(self._demands.num_logprobs_R[rows_Q].max()), self._vocab_size)
+
+    # --- On the device.
+
+    def write_rows(self, staged: Sequence[tuple[int, Staged]]) -> None:
+        self._adjustments.write(staged)
+
+    def choose_adjusted(self, sampling: StepSampling, part: LogitsSlice, logits_LV: torch.Tensor) -> None:
+        """logits_LV: of the slice; not changed."""
+        tokens_L = self.tokens_L[part.start : part.end]
+        for positions in part.adjusted:
+            logits_AV = logits_LV[positions.indices_A.tensor].float()
+            self._adjustments.apply(logits_AV, positions)
+            tokens_A = torch.empty(len(logits_AV), dtype=torch.int32, device=logits_AV.device)
+            self._sample(sampling.kind, logits_AV, positions.rows_A.tensor, positions.positions_A.tensor, tokens_A)
+            tokens_L.index_copy_(0, positions.indices_A.tensor, tokens_A)
+
+    def choose(
+        self,
+        kind: SamplingKind,
+        logits_LV: torch.Tensor,
+        sampled_rows_L: torch.Tensor,
+        output_positions_L: torch.Tensor,
+        first: int = 0,
+    ) -> None:
+        """Of a slice that begins with position `first`; positions whose row is -1 are left as they are."""
+        tokens_L = self.tokens_L[first : first + len(logits_LV)]
+        self._sample(kind, logits_LV, sampled_rows_L, output_positions_L, tokens_L)
+
+    def take_likeliest(self, ids_L: torch.Tensor, logits_L: torch.Tensor, rows_L: torch.Tensor, first: int = 0) -> None:
+        """`choose` of greedy rows, for which this was found already: int64 ids, and their float32 logits."""
+        tokens_L = self.tokens_L[first : first + len(ids_L)]
+        chosen_L = torch.where(logits_L.isfinite(), ids_L, -1).int()
+        tokens_L.copy_(torch.where(rows_L >= 0, chosen_L, tokens_L))
+
+    def score(self, part: LogitsSlice, logits_LV: torch.Tensor, layout: ResultLayout, results: torch.Tensor) -> None:
+        """Logprobs of what was chosen, into the results."""
+        tokens_L = self.tokens_L[part.start : part.end]
+        for indices_Q, first in part.asked:
+            # -1 where there was no choice; whatever is written there is of no use.
+            chosen_Q = tokens_L[indices_Q.tensor].long().clamp_(min=0)
+            write_logprobs(logits_LV[indices_Q.tensor], chosen_Q, layout.sampled_of(results), first)
+
+    def remember(self, rows_N: torch.Tensor) -> None:
+        """Of rows without drafts: one position each."""
+        remember_tokens(self._rows.last_tokens_R, rows_N, self.tokens_L[: len(rows_N)])
+
+    def verify(self, sampling: StepSampling, rows_N: torch.Tensor, layout: ResultLayout, results: torch.Tensor) -> None:
+        """Of rows with drafts: what they say, into the results, and remembered."""
+        assert sampling.drafts is not None
+        starts_N, num_drafts_N, drafts_ND = (part.tensor for part in sampling.drafts)
+        tokens_ND1, counts_N = layout.tokens_of(results), layout.counts_of(results)
+        verify(self.tokens_L, starts_N, num_drafts_N, drafts_ND, tokens_ND1, counts_N)
+        remember_tokens(self._rows.last_tokens_R, rows_N, tokens_ND1, counts_N)
+
+    def finish(self, sampling: StepSampling, layout: ResultLayout, results: torch.Tensor) -> None:
+        """Puts the tokens into the results, and counts them for rows with penalties."""
+        tokens_ND1 = layout.tokens_of(results)
+        if not (layout.has_counts or layout.is_only_tokens):
+            tokens_ND1.copy_(self.tokens_L[: layout.num_rows, None])
+        if sampling.count_places_N is not None:
+            counts_N = layout.counts_of(results) if layout.has_counts else self._ones_N[: layout.num_rows]
+            self._adjustments.count(sampling.count_places_N, tokens_ND1, counts_N)
+
+    def _sample(
+        self,
+        kind: SamplingKind,
+        logits_LV: torch.Tensor,
+        rows_L: torch.Tensor,
+        positions_L: torch.Tensor,
+        tokens_L: torch.Tensor,
+    ) -> None:
+        sample(
+            logits_LV, rows_L, positions_L, self._rows.columns, tokens_L,
+            draws=kind is not SamplingKind.GREEDY, filters=kind is SamplingKind.FILTERS,
+        )  # fmt: skip
+
+
+def _stage_asked(asked_Q: np.ndarray, start: int, slice_size: int, slot: StepSlot) -> Iterator[tuple[Part, int]]:
+    first, end = np.searchsorted(asked_Q, (start, start + slice_size)).tolist()
+    for place in range(first, end, SLICE):
+        yield slot.add(asked_Q[place : min(place + SLICE, end)] - start), place

@@ -1,1 +1,0 @@
-"""Choosing tokens on a GPU, for what each row asks."""

@@ -1,0 +1,133 @@
+"""The KV cache: its blocks, and the heads that a rank keeps in it."""
+
+import math
+
+import torch
+
+from kernels.attention.paged import HeadShape
+from kernels.backend import Backend
+from kernels.native.memory import huge_zeros
+from kernels.shard import ALL_LAYERS, WHOLE, Shard, Stage
+from worker.model_config import ModelConfig
+
+
+class LocalHeads:
+    """A rank's heads and the KV heads that they read. If there are fewer KV heads than ranks, several ranks hold the
+    same one."""
+
+    def __init__(self, config: ModelConfig, shard: Shard) -> None:
+        """Raises ValueError, naming the option, for sizes that don't fit."""
+        num_heads, num_kv_heads, size = config.num_heads, config.num_kv_heads, shard.size
+        if num_heads % size or (num_kv_heads % size and size % num_kv_heads):
+            valid = [
+                each
+                for each in range(1, num_heads + 1)
+                if num_heads % each == 0 and (num_kv_heads % each == 0 or each % num_kv_heads == 0)
+            ]
+            raise ValueError(
+                f"tensor_parallel_size={size} does not fit {num_heads} heads on {num_kv_heads} KV heads; "
+                f"{', '.join(map(str, valid))} do"
+            )
+        self.head_size = config.head_size
+        self.heads = shard.of(num_heads, "num_attention_heads")
+        first_kv_head = shard.rank * num_kv_heads // size
+        self.kv_heads = slice(first_kv_head, first_kv_head + max(1, num_kv_heads // size))
+
+    @property
+    def shape(self) -> HeadShape:
+        return HeadShape(
+            num_heads=self.heads.stop - self.heads.start,
+            num_kv_heads=self.kv_heads.stop - self.kv_heads.start,
+            head_size=self.head_size,
+        )
+
+    def rows_of(self, projection: str) -> slice:
+        """Outputs of q, k or v that are this rank's; of q also inputs of the output projection."""
+        heads = self.heads if projection == "q" else self.kv_heads
+        return slice(heads.start * self.head_size, heads.stop * self.head_size)
+
+
+BLOCK_SIZES = (8, 16, 32)
+GPU_BLOCK_SIZES = (*BLOCK_SIZES, 64, 128)
+
+
+class KVCache:
+    """KV blocks of all layers of a stage.
+
+    A layer's cache is [num_blocks, block_size, 2, num_kv_heads, head_size], and a block is one contiguous run. In which
+    order the numbers of a block lie is the business of the kernels that write and read them: PyTorch's path has them as
+    the shape says, a token's keys and values side by side; the C++ path as kernels/kv_cache/cache_layout.h says.
+    On a GPU it is [num_blocks, 2, num_kv_heads, block_size, head_size]: kernels/kv_cache/layout.py.
+    Of a model with latent attention it is [num_blocks, block_size, latent size + rope size], for all heads, on each
+    rank: kernels/kv_cache/layout.py.
+    Block 0 is the null block: block tables are padded with it, it is never given out, and it stays finite.
+    """
+
+    def __init__(self, config: ModelConfig, *, num_blocks: int, block_size: int, path: Backend) -> None:
+        """num_blocks counts the null block. Raises ValueError for a block size or count that cannot work."""
+        block_sizes = BLOCK_SIZES if path.gpu is None else GPU_BLOCK_SIZES
+        if block_size not in block_sizes:
+            raise ValueError(f"block_size={block_size} must be one of {', '.join(map(str, block_sizes))}")
+        if num_blocks < 2:
+            raise ValueError(f"num_blocks={num_blocks}: at least 2 are needed, the null block and one to give out")
+        self.block_size = block_size
+        numbers = path.stage.layers(config.num_layers)
+        self._first_layer = numbers.start
+        dtype = path.kv_cache_dtype
+        block_shape = _block_shape(config, block_size, path.shard, on_gpu=path.gpu is not None)
+        # Zeros, not empty: attention multiplies masked entries by a weight of 0, which leaves NaN what it was. On a GPU
+        # what is masked is not read, but this takes the memory now, not in some step.
+        if path.gpu is not None:
+            self.layers = [torch.zeros((num_blocks, *block_shape), dtype=dtype, device=path.device) for _ in numbers]
+        else:
+            self.layers = [huge_zeros((num_blocks, *block_shape), dtype) for _ in numbers]
+
+    def of_layer(self, number: int) -> torch.Tensor:
+        """The cache of one of the stage's layers, which are numbered as in the whole model."""
+        return self.layers[number - self._first_layer]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, the null block included."""
+        return self.layers[0].shape[0]
+
+    @staticmethod
+    def block_bytes(
+        config: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard = WHOLE, stage: Stage = ALL_LAYERS
+    ) -> int:
+        """Bytes of one block over all layers of a stage, at a rank."""
+        num_layers = len(stage.layers(config.num_layers))
+        return num_layers * math.prod(_block_shape(config, block_size, shard)) * dtype.itemsize
+
+    @staticmethod
+    def num_blocks_for(
+        config: ModelConfig,
+        *,
+        num_bytes: int,
+        block_size: int,
+        dtype: torch.dtype,
+        shard: Shard = WHOLE,
+        stage: Stage = ALL_LAYERS,
+    ) -> int:
+        """Blocks, the null block included, that fit into num_bytes.
+
+        Raises ValueError, naming the option, if those are fewer than 2.
+        """
+        size = KVCache.block_bytes(config, block_size, dtype, shard, stage)
+        num_blocks = num_bytes // size
+        if num_blocks < 2:
+            raise ValueError(
+                f"kv_cache_memory={num_bytes / 2**30:.4g} GiB holds {num_blocks} blocks of {size / 2**20:.3g} MiB; "
+                f"at least {2 * size / 2**30:.4g} GiB is needed"
+            )
+        return num_blocks
+
+
+def _block_shape(config: ModelConfig, block_size: int, shard: Shard, *, on_gpu: bool = False) -> tuple[int, ...]:
+    """Of one layer's block, at a rank."""
+    if config.latent is not None:
+        return block_size, config.latent.entry_size
+    num_kv_heads = LocalHeads(config, shard).shape.num_kv_heads
+    if on_gpu:
+        return 2, num_kv_heads, block_size, config.head_size
+    return block_size, 2, num_kv_heads, config.head_size

@@ -1,0 +1,63 @@
+"""Adds a layer's result to the residual stream: summed over ranks, and normed where a model says so."""
+
+from collections.abc import Callable
+
+import torch
+
+from kernels.backend import Backend
+from kernels.elementwise.rms_norm import add_rms_norm_
+from kernels.linear import Residual, Stream
+from worker.layers.forward_context import current
+from worker.weights.reader import WeightReader
+
+
+class AddedNorm:
+    """RMS norm of the sum of all ranks' parts. name: of its tensor, such as
+    model.layers.3.post_attention_layernorm."""
+
+    def __init__(self, name: str, eps: float, take: WeightReader, path: Backend) -> None:
+        self._weight_E = take(f"{name}.weight").float().contiguous().to(path.device)
+        self._eps, self._kernels = eps, path.native
+
+    def clear_(self, part_TE: torch.Tensor) -> None:
+        """On a CPU: makes zeros of it, also when a step is replayed."""
+        if self._kernels is None:
+            part_TE.zero_()
+        else:
+            self._kernels.zero(part_TE.data_ptr(), *part_TE.shape)
+
+    def add_to_(self, x_TE: torch.Tensor, part_TE: torch.Tensor) -> None:
+        """On a CPU: adds the norm of a part to the stream, both float32."""
+        add_rms_norm_(x_TE, part_TE, self._weight_E, self._eps, self._kernels)
+
+    def norm_(self, delta_TE: torch.Tensor) -> None:
+        """On a GPU: of what the stream has pending, in place."""
+        from kernels.elementwise.rms_norm.triton import rms_norm  # imports Triton
+
+        rms_norm(delta_TE, self._weight_E, self._eps, out=delta_TE)
+
+
+def add_sum_of_ranks_(x_TE: Stream, add_to_: Callable[[Stream], None], norm: AddedNorm | None = None) -> None:
+    """Adds to the residual stream, in place, what add_to_ adds to the stream it is given, summed over all ranks, and
+    normed if there is a norm."""
+    context = current()
+    if not len(x_TE):
+        return
+    if context.group.size == 1 and norm is None:
+        add_to_(x_TE)
+    elif isinstance(x_TE, Residual):
+        add_to_(x_TE)
+        context.group.sum_(x_TE.delta_TE)
+        if norm is not None:
+            norm.norm_(x_TE.delta_TE)
+    elif norm is None:
+        part_TE = context.workspace.take("part", *x_TE.shape, dtype=torch.float32).zero_()
+        add_to_(part_TE)
+        context.group.sum_(part_TE)
+        x_TE += part_TE
+    else:
+        part_TE = context.workspace.take("part", *x_TE.shape, dtype=torch.float32)
+        norm.clear_(part_TE)
+        add_to_(part_TE)
+        context.group.sum_(part_TE)
+        norm.add_to_(x_TE, part_TE)

@@ -1,0 +1,93 @@
+"""What is Gemma 3's own in a config.json, or in GGUF metadata: as fields of a ModelConfig."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from worker.model_config import RopeConfig
+from worker.models.rope import rope_from_config_json
+
+GEMMA3 = "Gemma3ForCausalLM"
+
+# Of six layers the first five have a window, where neither kind of file says otherwise.
+_PATTERN = 6
+_THETA, _LOCAL_THETA = 1e6, 1e4
+# llama.cpp tells the 27B by its layers: there scores are divided by the root of hidden_size / num_heads, which is not
+# its head size (ggml-org/llama.cpp, src/models/gemma3.cpp). GGUF files don't say so.
+_LAYERS_OF_27B = 62
+# <end_of_turn> of every Gemma 3 vocabulary, the smallest of which is this large. Few GGUF files name it.
+_END_OF_TURN, _VOCAB_SIZE = 106, 262144
+
+
+def gemma3_from_config_json(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    """Raises KeyError for a number that is missing, ValueError for what is not supported."""
+    activation = raw.get("hidden_activation") or raw.get("hidden_act") or "gelu_pytorch_tanh"
+    if activation != "gelu_pytorch_tanh":
+        raise ValueError(f"hidden_activation={activation!r} is not supported; gelu_pytorch_tanh is")
+    for name in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        if raw.get(name):
+            raise ValueError(f"{name}={raw[name]!r} is not supported; Gemma 3's text models have none")
+    rope, local_rope = _ropes(raw)
+    return {
+        "rope": rope,
+        "local_rope": local_rope,
+        "query_pre_attn_scalar": float(raw.get("query_pre_attn_scalar", 256)),
+        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", True)),
+        "layer_windows": _windows(raw, num_layers),
+        "qk_norm": True,
+        "norms_lack_one": True,
+        **_of_all(int(raw["hidden_size"])),
+    }
+
+
+def gemma3_from_gguf(get: Any, hidden_size: int, num_heads: int, num_layers: int) -> dict[str, Any]:
+    """get: gives a number of the metadata by its name within the architecture, or a default."""
+    window, pattern = get("attention.sliding_window"), get("attention.sliding_window_pattern", _PATTERN)
+    if not isinstance(pattern, int) or pattern < 1:
+        raise ValueError(f"gemma3.attention.sliding_window_pattern={pattern!r}: a number of layers is expected")
+    return {
+        "local_rope": RopeConfig(theta=float(get("rope.freq_base_swa", _LOCAL_THETA))),
+        "query_pre_attn_scalar": hidden_size / num_heads if num_layers == _LAYERS_OF_27B else None,
+        "layer_windows": _by_pattern(window, pattern, num_layers),
+        **_of_all(hidden_size),
+    }
+
+
+def gemma3_turn_ends(vocab_size: int) -> set[int]:
+    """The tokens that end an instruct model's turn, beside the EOS that a GGUF file names."""
+    return {_END_OF_TURN} if vocab_size >= _VOCAB_SIZE else set()
+
+
+def _of_all(hidden_size: int) -> dict[str, Any]:
+    return {"activation": "gelu_tanh", "embedding_scale": hidden_size**0.5}
+
+
+def _ropes(raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
+    """Of layers that see everything, and of those with a window, which no scaling applies to in old files."""
+    by_kind = raw.get("rope_parameters") or {}
+    settings = {
+        "max_position_embeddings": raw["max_position_embeddings"],
+        "rope_theta": raw.get("rope_theta", _THETA),
+        "rope_scaling": raw.get("rope_scaling"),
+        "rope_parameters": by_kind.get("full_attention"),
+    }
+    local = {
+        "max_position_embeddings": raw["max_position_embeddings"],
+        "rope_theta": raw.get("rope_local_base_freq", _LOCAL_THETA),
+        "rope_parameters": by_kind.get("sliding_attention"),
+    }
+    return rope_from_config_json(settings), rope_from_config_json(local)
+
+
+def _windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    window, types = int(raw["sliding_window"]), raw.get("layer_types")
+    if types is None:
+        pattern = raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or _PATTERN
+        return _by_pattern(window, int(pattern), num_layers)
+    if set(types) - {"full_attention", "sliding_attention"} or len(types) != num_layers:
+        raise ValueError(f"layer_types: {num_layers} of full_attention or sliding_attention are expected, not {types}")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+
+
+def _by_pattern(window: int, pattern: int, num_layers: int) -> tuple[int, ...]:
+    """Every pattern-th layer sees everything."""
+    return tuple(window if (layer + 1) % pattern else 0 for layer in range(num_layers))

@@ -1,0 +1,141 @@
+"""Tensors and metadata of a GGUF file, dequantized and under Hugging Face names."""
+
+import mmap
+import re
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from kernels.linear.weights import Weight
+from worker.models.config import config_from_gguf
+from worker.weights.conversion import converted
+from worker.weights.gguf_header import StoredTensor, read_header
+from worker.weights.gguf_weights import INTEGER_KINDS, integer_weight
+from worker.weights.reader import Shape, WeightsError, some
+
+QUANTIZATIONS = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q4_K, Kind.Q6_K)
+ROPE_FACTORS = "rope_freqs.weight"
+
+_MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# Where an architecture has other names.
+_OWN_LAYER_NAMES = {
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+def hugging_face_name(name: str, architecture: str) -> str:
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight. A name it does not know stays as it is.
+    architecture: as GGUF names it."""
+    layer, names = _LAYER_TENSOR.fullmatch(name), _LAYER_NAMES | _OWN_LAYER_NAMES.get(architecture, {})
+    if layer and layer[2] in names:
+        return f"model.layers.{layer[1]}.{names[layer[2]]}.{layer[3]}"
+    stem, _, kind = name.rpartition(".")
+    return f"{_MODEL_NAMES[stem]}.{kind}" if stem in _MODEL_NAMES else name
+
+
+class GGUFSource:
+    """A TensorSource over one GGUF file, mapped into memory. Raises WeightsError for a damaged one, or another
+    model."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = [path]
+        try:
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+            raise WeightsError(f"{path}: cannot be read: {error}") from None
+        header = read_header(path, self._data)
+        unsupported = {tensor.kind for tensor in header.tensors.values()} - {*QUANTIZATIONS}
+        if unsupported:
+            raise WeightsError(
+                f"{path}: quantization {some(sorted(kind.name for kind in unsupported))} is not supported; "
+                f"{', '.join(kind.name for kind in QUANTIZATIONS)} are"
+            )
+        stored = dict(header.tensors)
+        factors = stored.pop(ROPE_FACTORS, None)
+        architecture = header.metadata.get("general.architecture", "")
+        self._tensors = {hugging_face_name(name, architecture): tensor for name, tensor in stored.items()}
+        self.shapes: dict[str, Shape] = {name: tensor.shape for name, tensor in self._tensors.items()}
+        freq_factors = None if factors is None else tuple(_dequantized(self._rows(factors), factors.kind).tolist())
+        try:
+            self.config = config_from_gguf(header.metadata, stored, freq_factors)
+        except ValueError as error:
+            raise WeightsError(f"{path}: {error}") from None
+        # llama.cpp turns neighbouring pairs (2i, 2i + 1) for this architecture, and its files hold q and k rows in that
+        # order; Hugging Face's pairs are (i, i + head size / 2).
+        self._rope_pairs_neighbours = architecture == "llama"
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
+        stored = self._tensors[name]
+        dtype = dtype or torch.float32
+        if len(stored.shape) < 2:
+            return torch.from_numpy(_dequantized(self._rows(stored), stored.kind)).to(dtype)
+
+        def read(piece: slice) -> torch.Tensor:
+            return torch.from_numpy(_dequantized(self._rows_in_order(name, piece), stored.kind))
+
+        return converted(stored.shape, dtype, read, rows or slice(0, stored.shape[0]))
+
+    def weight(self, name: str, rows: slice | None = None) -> Weight:
+        stored = self._tensors[name]
+        weight = None
+        if stored.kind in INTEGER_KINDS:
+            rows_OB = self._rows_in_order(name, rows or slice(0, stored.shape[0]))
+            weight = integer_weight(stored.kind, rows_OB, stored.shape[-1])
+        return self.tensor(name, None, rows) if weight is None else weight
+
+    def is_left_out(self, name: str) -> bool:
+        return False
+
+    def kv_scale(self, attention: str) -> tuple[float, float] | None:
+        return None
+
+    def _rows_in_order(self, name: str, rows: slice) -> np.ndarray:
+        """uint8: some rows of a matrix, in Hugging Face's order."""
+        stored = self._tensors[name]
+        stored_rows = self._rows(stored)
+        if self._rope_pairs_neighbours and (".q_proj." in name or ".k_proj." in name):
+            num_heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
+            return stored_rows[_halves_from_neighbours(np.arange(stored.shape[0]), num_heads)[rows]]
+        return stored_rows[rows]
+
+    def _rows(self, tensor: StoredTensor) -> np.ndarray:
+        """uint8, a view of the file."""
+        stored = np.frombuffer(self._data, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
+        return stored.reshape(*tensor.shape[:-1], -1)
+
+
+def _halves_from_neighbours(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows of each head from the order of pairs (2i, 2i + 1) to that of pairs (i, i + head size / 2)."""
+    return rows.reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+def _dequantized(rows: np.ndarray, kind: Kind) -> np.ndarray:
+    """float32, owning its memory, from rows of bytes."""
+    if kind is Kind.F32:
+        return rows.view("<f4").copy()
+    if kind is Kind.F16:
+        return rows.view("<f2").astype(np.float32)
+    return gguf.dequantize(rows, kind)

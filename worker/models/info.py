@@ -1,0 +1,199 @@
+"""What a worker reports of its model (name, fingerprint, limits), and the rows that it keeps for it."""
+
+import hashlib
+import logging
+from importlib.metadata import version
+
+import torch
+
+from configs.options import Options
+from kernels.shard import ALL_LAYERS, WHOLE, Shard, Stage
+from protos import inference_pb2
+from runtime.wire import octavo_version
+from worker.errors import PermanentError
+from worker.layers.kv_cache import KVCache
+from worker.model_config import ModelConfig
+from worker.models.loader import LoadedModel
+from worker.step.rows import Rows
+
+_log = logging.getLogger("octavo.worker")
+
+
+def cpu_kernels(path: str) -> str:
+    """Which kernels compute here, as far as their results may differ: the model's own, by the name of its compute path,
+    the vector width, and the threads a sum may be split over."""
+    return f"{path}-{torch.backends.cpu.get_cpu_capability()}-{torch.get_num_threads()}"
+
+
+def gpu_kernels(path: str, gpu: str) -> str:
+    """The same for a GPU, by its name: tiles are chosen by the number of its SMs, Triton compiles the kernels, and
+    libraries of torch's CUDA multiply."""
+    return f"{path}-{gpu}-triton-{version('triton')}-cuda-{torch.version.cuda}"
+
+
+def fingerprint(
+    *,
+    weights_digest: str,
+    dtype: str,
+    quantization: str,
+    kernels: str,
+    tensor_size: int = 1,
+    whole_experts: bool = False,
+) -> str:
+    """16 hexadecimal digits over weights, dtype, quantization, kernels, parallel sizes and versions.
+
+    kernels: of `cpu_kernels` or `gpu_kernels`; they settle the KV cache's dtype, too. whole_experts: whether the ranks
+    of a tensor group have whole experts, not a part of each, whose sums are others. Where the experts are, and how many
+    replicas share them, changes no bit on CPUs, and on GPUs no more than the tensor group's size does.
+    """
+    parts = [
+        ("weights", weights_digest),
+        ("dtype", dtype),
+        ("quantization", quantization),
+        ("kernels", kernels),
+        ("tensor", str(tensor_size)),
+        ("octavo", octavo_version()),
+        ("torch", torch.__version__),
+    ]
+    if whole_experts:
+        parts.append(("experts", "whole"))
+    return hashlib.sha256("\n".join(f"{name}={value}" for name, value in parts).encode()).hexdigest()[:16]
+
+
+def model_dtype(options: Options) -> torch.dtype:
+    """Of weights and activations."""
+    return torch.float32 if options.dtype == "float32" else torch.bfloat16
+
+
+def model_info(
+    options: Options, loaded: LoadedModel, *, name: str, kernels: str, num_blocks: int, max_model_len: int
+) -> inference_pb2.ModelInfo:
+    """As Ready tells it to the scheduler. name: of the model's files. kernels: of worker.models.info. num_blocks: that
+    can be given out."""
+    config, dtype_name = loaded.config, str(model_dtype(options)).removeprefix("torch.")
+    said = {field: getattr(config.default_sampling, field) for field in config.default_sampling.__slots__}
+    defaults = {field: value for field, value in said.items() if value is not None}
+    if defaults:
+        overrides = ", ".join(f"{field}={value:g}" for field, value in defaults.items())
+        _log.info("the model's generation_config.json overrides the defaults of sampling: %s", overrides)
+    return inference_pb2.ModelInfo(
+        name=options.served_model_name or name,
+        architecture=config.architecture,
+        fingerprint=fingerprint(
+            weights_digest=loaded.digest,
+            dtype=dtype_name,
+            quantization=loaded.quantization,
+            kernels=kernels,
+            tensor_size=options.tensor_parallel_size,
+            whole_experts=options.enable_expert_parallel and options.tensor_parallel_size > 1,
+        ),
+        max_model_len=max_model_len,
+        vocab_size=config.vocab_size,
+        eos_token_ids=sorted(config.eos_token_ids),
+        dtype=dtype_name,
+        quantization=loaded.quantization,
+        default_sampling=inference_pb2.SamplingParams(**defaults),
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        octavo_version=octavo_version(),
+    )
+
+
+def make_rows(options: Options, loaded: LoadedModel, info: inference_pb2.ModelInfo) -> Rows:
+    return Rows(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=info.max_model_len,
+        block_size=options.block_size,
+        num_blocks=info.num_blocks,
+        vocab_size=loaded.config.vocab_size,
+        eos_token_ids=loaded.config.eos_token_ids,
+    )
+
+
+def log_ready(info: inference_pb2.ModelInfo, *, seconds: float, num_swap_blocks: int) -> None:
+    """seconds: that the start took."""
+    _log.info(
+        "%s (%s, %s) ready in %.1f s: %d KV blocks of %d tokens (and %d for swap), max_model_len %d, fingerprint %s",
+        info.name, info.architecture, info.dtype, seconds, info.num_blocks, info.block_size, num_swap_blocks,
+        info.max_model_len, info.fingerprint,
+    )  # fmt: skip
+
+
+def resolve_num_blocks(
+    options: Options, config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE, stage: Stage = ALL_LAYERS
+) -> int:
+    """Blocks that can be given out at a rank, from num_blocks_override or kv_cache_memory.
+
+    Raises ValueError, naming the option, if there is room for none.
+    """
+    if options.num_blocks_override:
+        return options.num_blocks_override
+    num_blocks = KVCache.num_blocks_for(
+        config,
+        num_bytes=int(options.kv_cache_memory * 2**30),
+        block_size=options.block_size,
+        dtype=dtype,
+        shard=shard,
+        stage=stage,
+    )
+    return num_blocks - 1
+
+
+def resolve_num_swap_blocks(
+    options: Options, config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE, stage: Stage = ALL_LAYERS
+) -> int:
+    """Host blocks for swapped KV: those that swap_space holds, or none if preemption_mode does not ask for them.
+
+    Raises PermanentError, naming the option, if there is room for none.
+    """
+    if options.preemption_mode != "swap":
+        return 0
+    size = KVCache.block_bytes(config, options.block_size, dtype, shard, stage)
+    num_blocks = int(options.swap_space * 2**30) // size
+    if not num_blocks:
+        raise PermanentError(
+            f"swap_space={options.swap_space:g} GiB holds no KV block of {size / 2**20:.3g} MiB: give at least "
+            f"{size / 2**30:.4g}, or preemption_mode=recompute"
+        )
+    return num_blocks
+
+
+def longest_sequence(options: Options, config: ModelConfig) -> int:
+    """max_model_len as asked for, or the model's context. Raises PermanentError for more than that."""
+    context = config.max_position_embeddings
+    if options.max_model_len > context:
+        raise PermanentError(
+            f"max_model_len={options.max_model_len} is beyond the model's context length: use {context} or less"
+        )
+    return options.max_model_len or context
+
+
+def resolve_max_model_len(options: Options, config: ModelConfig, num_blocks: int, *, on_gpu: bool = False) -> int:
+    """max_model_len as asked for, or the model's context as far as the KV cache holds it (a cut is logged).
+
+    on_gpu: gpu_memory_utilization says how large the cache is, not kv_cache_memory. Raises PermanentError, naming the
+    option, for a length that the model or the cache cannot hold.
+    """
+    longest, held = longest_sequence(options, config), num_blocks * options.block_size
+    if held >= longest:
+        return longest
+    cache_option = _cache_option(options, on_gpu=on_gpu)
+    if options.max_model_len:
+        raise PermanentError(
+            f"max_model_len={options.max_model_len} does not fit into {num_blocks} KV blocks of {options.block_size} "
+            f"tokens: use {held} or less, or raise {cache_option}"
+        )
+    _log.warning(
+        "max_model_len is %d, not the model's %d: the KV cache has %d blocks of %d tokens; raise %s for more",
+        held, longest, num_blocks, options.block_size, cache_option,
+    )  # fmt: skip
+    return held
+
+
+def _cache_option(options: Options, *, on_gpu: bool) -> str:
+    if options.num_blocks_override:
+        return f"num_blocks_override={options.num_blocks_override}"
+    if on_gpu:
+        return f"gpu_memory_utilization={options.gpu_memory_utilization:g}"
+    return f"kv_cache_memory={options.kv_cache_memory:g}"

@@ -1,0 +1,166 @@
+"""From a model's files to a model that computes."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from kernels.backend import Backend
+from kernels.cpu_backend import cpu_backend
+from kernels.native.memory import WeightMemory
+from runtime.model_files import ModelFiles
+from worker.model_config import ModelConfig
+from worker.models.config import config_from_directory, read_json
+from worker.models.gguf_source import GGUFSource
+from worker.models.llama4.checkpoint import Llama4Files
+from worker.models.llama4.config import LLAMA4
+from worker.models.registry import Model, model_class
+from worker.weights.cache import CachedWeightReader, DamagedFileError, PackedModel, WeightCache
+from worker.weights.digest import dated_digest, files_digest
+from worker.weights.quantization import (
+    QUANTIZATION_OPTIONS,
+    Quantization,
+    QuantizationOption,
+    StoredQuantization,
+    resolve_quantization,
+    stored_quantization,
+)
+from worker.weights.reader import WeightsError
+from worker.weights.safetensors_source import SafetensorsFiles, SafetensorsSource
+from worker.weights.source import DummySource, SourceReader, TensorSource, check_tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """digest: equal for equal weights and config, whatever machine they were loaded on. quantization: auto resolved."""
+
+    model: Model
+    config: ModelConfig
+    digest: str
+    quantization: Quantization
+
+
+def load_model(
+    files: ModelFiles,
+    *,
+    dtype: torch.dtype,
+    load_format: str = "auto",
+    quantization: QuantizationOption = "auto",
+    make_path: Callable[[ModelConfig], Backend] | None = None,
+    cache: WeightCache | None = None,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> LoadedModel:
+    """Reads config and weights and packs them for this machine.
+
+    load_format: auto, safetensors, gguf or dummy (random weights at the config's shapes). quantization: of the linear
+    layers' weights; auto: what the checkpoint was made for, if the path computes it. make_path: what the model is
+    computed by; None: the best path for `dtype` on this CPU. cache: where packed weights are looked for and kept;
+    random ones are not. progress gets fractions from 0 to 1, on this thread. Raises WeightsError.
+    """
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise WeightsError(f"dtype={dtype} is not supported; float32 and bfloat16 are")
+    if quantization not in QUANTIZATION_OPTIONS:
+        raise WeightsError(f"quantization={quantization!r} is not supported; {', '.join(QUANTIZATION_OPTIONS)} are")
+    file_format = "gguf" if files.is_gguf else "safetensors"
+    if load_format not in ("auto", "dummy", file_format):
+        raise WeightsError(f"load_format={load_format!r} does not fit {files.path}, which is {file_format}; use auto")
+    progress(0.0)
+    checkpoint = _open(files, None if cache is None else cache.directory, dummy=load_format == "dummy")
+    config = checkpoint.config
+    path = cpu_backend(dtype, config.head_size) if make_path is None else make_path(config)
+    resolved = resolve_quantization(quantization, checkpoint.made_for, path)
+    cls = model_class(config.architecture)
+    shapes = cls.tensor_shapes(config)
+    check_tensors(checkpoint.tensors, shapes, tied=config.tie_word_embeddings, left_out=config.left_out)
+    take = partial(SourceReader, checkpoint.tensors, shapes, dtype, resolved, progress, path.device)
+    with torch.inference_mode():
+        if cache is None or path.native is None or load_format == "dummy":
+            model = cls(config, take(), path)
+        else:
+            digest = dated_digest(checkpoint.digest, checkpoint.files)
+            kept = PackedModel(digest=digest, quantization=resolved, path=_packed_for(path, config))
+            model = _with_cache(partial(cls, config, path=path), take, cache, kept, path.native.weights)
+    return LoadedModel(model=model, config=config, digest=checkpoint.digest, quantization=resolved)
+
+
+def _packed_for(path: Backend, config: ModelConfig) -> str:
+    ranks = (("rank", path.shard), ("experts", path.experts))
+    name = path.name + "".join(f"-{what}-{each.rank}-of-{each.size}" for what, each in ranks if each.size > 1)
+    if path.stage.size == 1:
+        return name
+    # Whether embeddings or the head are with them is said by the first and the last number.
+    layers = path.stage.layers(config.num_layers)
+    return f"{name}-layers-{layers.start}-to-{layers.stop}"
+
+
+def _with_cache(
+    make: Callable[..., Model],
+    take: Callable[[], SourceReader],
+    cache: WeightCache,
+    kept: PackedModel,
+    memory: WeightMemory,
+) -> Model:
+    empty = partial(memory.empty, dtype=torch.uint8)
+    file = cache.find(kept)
+    if file is not None:
+        try:
+            return make(take=CachedWeightReader(take(), file, empty))
+        except DamagedFileError as error:
+            cache.discard(file.path, error)
+        finally:
+            file.close()
+    keeping = CachedWeightReader(take(), None, empty)
+    model = make(take=keeping)
+    cache.keep(kept, keeping.tensors, keeping.notes)
+    return model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Checkpoint:
+    config: ModelConfig
+    tensors: TensorSource
+    digest: str
+    # That hold the weights; none: they are random.
+    files: Sequence[Path] = ()
+    # The quantization that `auto` stands for on paths that compute it.
+    made_for: Quantization = "none"
+
+
+def _open(files: ModelFiles, remember: Path | None, *, dummy: bool) -> _Checkpoint:
+    """remember: where digests of files are kept."""
+    if files.is_gguf:
+        source = GGUFSource(files.path)
+        if not dummy:
+            digest = files_digest(source.files, remember)
+            return _Checkpoint(config=source.config, tensors=source, digest=digest, files=source.files)
+        config, stored = source.config, StoredQuantization()
+    else:
+        config, stored = _read_config(files.path)
+    shapes = model_class(config.architecture).tensor_shapes(config)
+    if dummy:
+        digest = hashlib.sha256(f"dummy {config}".encode()).hexdigest()
+        tensors = DummySource(files.path, shapes)
+        return _Checkpoint(config=config, tensors=tensors, digest=digest, made_for=stored.made_for)
+    stored_files = Llama4Files(files.path) if config.architecture in LLAMA4 else SafetensorsFiles(files.path)
+    return _Checkpoint(
+        config=config,
+        tensors=SafetensorsSource(stored_files, stored, shapes),
+        digest=files_digest([files.path / "config.json", *stored_files.files], remember),
+        files=stored_files.files,
+        made_for=stored.made_for,
+    )
+
+
+def _read_config(directory: Path) -> tuple[ModelConfig, StoredQuantization]:
+    try:
+        config = config_from_directory(directory)
+    except ValueError as error:
+        raise WeightsError(str(error)) from None
+    file = directory / "config.json"
+    try:
+        return config, stored_quantization(read_json(file))
+    except ValueError as error:
+        raise WeightsError(f"{file}: {error}") from None

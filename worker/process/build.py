@@ -1,0 +1,102 @@
+"""Builds the runner that the options ask for, on a CPU or on a GPU."""
+
+from collections.abc import Callable, Sequence
+
+from configs.options import Options
+from worker.cpu.build import _log, build_cpu_runner
+from worker.cpu.threaded_runner import ThreadedRunner
+from worker.device.select import select_device
+from worker.errors import PermanentError
+from worker.layers.forward_context import ExpertLoad
+from worker.step.runner import StepRunner
+
+_CPU_BLOCK_SIZES = (8, 16, 32)
+_ONLY_ON_GPUS = {
+    "gpu_memory_utilization": "kv_cache_memory bounds the KV cache there",
+    "enforce_eager": "there are no CUDA graphs",
+    "compilation_config": "there are no CUDA graphs",
+}
+_ONLY_ON_CPUS = {
+    "kv_cache_memory": "the KV cache takes what gpu_memory_utilization leaves",
+    "weight_cache": "weights are not packed there",
+}
+
+
+def check_cpu_options(options: Options) -> None:
+    """Raises PermanentError for what only GPUs do, and warns of options that change nothing."""
+    if options.quantization == "fp8":
+        raise PermanentError("quantization=fp8 is computed on GPUs only: use int8, int4 or none on a CPU")
+    if options.kv_cache_dtype in ("fp8", "fp8_e4m3"):
+        raise PermanentError(f"kv_cache_dtype={options.kv_cache_dtype} is for GPUs only: use auto on a CPU")
+    if options.kv_cache_dtype == "bfloat16" and options.dtype == "float32":
+        raise PermanentError(
+            "kv_cache_dtype=bfloat16 with dtype=float32 is for GPUs only: on a CPU use auto, or dtype=bfloat16"
+        )
+    if options.block_size not in _CPU_BLOCK_SIZES:
+        raise PermanentError(
+            f"block_size={options.block_size} is for GPUs only: use {', '.join(map(str, _CPU_BLOCK_SIZES[:-1]))} or "
+            f"{_CPU_BLOCK_SIZES[-1]} on a CPU"
+        )
+    _warn(options, _ONLY_ON_GPUS, "on CPUs")
+
+
+def check_gpu_options(options: Options) -> None:
+    """Raises PermanentError for what only CPUs do, and warns of options that change nothing."""
+    if options.quantization in ("int8", "int4"):
+        raise PermanentError(
+            f"quantization={options.quantization} is computed on CPUs only: use fp8 or none on a GPU, or device=cpu"
+        )
+    if options.num_redundant_experts:
+        raise PermanentError(
+            f"num_redundant_experts={options.num_redundant_experts}: experts are copied on CPUs only so far; use 0 on "
+            "GPUs, or device=cpu"
+        )
+    if options.in_lockstep:
+        raise PermanentError(
+            f"enable_expert_parallel with data_parallel_size={options.data_parallel_size}: replicas share experts on "
+            "CPUs only so far; use data_parallel_size=1, without enable_expert_parallel any, or device=cpu"
+        )
+    if options.pipeline_parallel_size > 1:
+        raise PermanentError(
+            f"pipeline_parallel_size={options.pipeline_parallel_size}: stages are for CPUs only so far; on GPUs use "
+            f"tensor_parallel_size, or device=cpu"
+        )
+    _warn(options, _ONLY_ON_CPUS, "on GPUs")
+
+
+def _warn(options: Options, without_effect: dict[str, str], where: str) -> None:
+    for name, reason in without_effect.items():
+        value = getattr(options, name)
+        if value != type(options).model_fields[name].default:
+            _log.warning("%s=%s changes nothing %s: %s", name, value, where, reason)
+
+
+def build_runner(
+    options: Options,
+    progress: Callable[[float], None] = lambda fraction: None,
+    cores: Sequence[int] = (),
+    *,
+    replica: int = 0,
+    rank: int = 0,
+    watch_experts: Callable[[ExpertLoad], None] = lambda load: None,
+) -> StepRunner:
+    """Loads the model that the options name, makes its KV cache, and warms up, on the device that they name.
+
+    progress gets fractions of loading, from 0 to 1, on this thread. cores: that this thread and those of the kernels
+    are bound to (worker.cpu.threads.prepare_threads). watch_experts: called once on a CPU, of ranks that count the same
+    tokens at the first, if the model has experts. Raises ValueError (a model that is not there, weights that are
+    damaged, a KV cache with no room) or PermanentError (options that do not fit the model or the device); either would
+    happen again.
+    """
+    device = select_device(options, replica, rank)
+    if device is None:
+        check_cpu_options(options)
+        runner = build_cpu_runner(options, progress, cores, replica=replica, rank=rank, watch_experts=watch_experts)
+        if options.pipeline_parallel_size == 1:
+            return runner
+        return ThreadedRunner(runner, max_steps_in_flight=options.max_steps_in_flight)
+    check_gpu_options(options)
+    # Triton, and what is written in it, is not for workers on CPUs.
+    from worker.gpu.build import build_gpu_runner
+
+    return build_gpu_runner(options, device, progress, replica=replica, rank=rank)

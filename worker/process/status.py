@@ -1,0 +1,267 @@
+"""What a worker tells of itself: heartbeats, on a thread of their own, and metrics."""
+
+import logging
+import math
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from google.protobuf.message import DecodeError
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+from protos import step_pb2
+from worker.process.link import connect_dealer
+
+_log = logging.getLogger("octavo.worker")
+
+_INTERVAL = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusSnapshot:
+    state: step_pb2.WorkerState = step_pb2.WORKER_STATE_UNSPECIFIED
+    epoch: int = 0
+    # The last one begun.
+    step: int = 0
+    # Steps whose results have not been sent; above 0 exactly when the state is STEPPING.
+    num_in_flight: int = 0
+    progress: float = 0.0
+    # When this state began, or when the oldest step in flight became the oldest (monotonic seconds).
+    since: float = 0.0
+
+    @property
+    def oldest_step(self) -> int:
+        """Whose result is the next to be sent, if one is in flight."""
+        return self.step - self.num_in_flight + 1
+
+
+class WorkerStatus:
+    """What the worker is doing, written by its loop and read by heartbeats and /health."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._snapshot = StatusSnapshot()
+
+    def snapshot(self) -> StatusSnapshot:
+        with self._lock:
+            return self._snapshot
+
+    def set(
+        self,
+        state: step_pb2.WorkerState,
+        *,
+        epoch: int | None = None,
+        step: int | None = None,
+        progress: float | None = None,
+    ) -> None:
+        """No step is in flight in this state. None keeps what was."""
+        with self._lock:
+            old = self._snapshot
+            self._snapshot = StatusSnapshot(
+                state=state,
+                epoch=old.epoch if epoch is None else epoch,
+                step=old.step if step is None else step,
+                progress=old.progress if progress is None else progress,
+                since=time.monotonic(),
+            )
+
+    def begin_step(self, step: int) -> None:
+        """The next step is in flight from here on. A step's time begins when those before it are over."""
+        with self._lock:
+            old = self._snapshot
+            self._snapshot = StatusSnapshot(
+                state=step_pb2.WORKER_STATE_STEPPING,
+                epoch=old.epoch,
+                step=step,
+                num_in_flight=old.num_in_flight + 1,
+                progress=old.progress,
+                since=old.since if old.num_in_flight else time.monotonic(),
+            )
+
+    def end_step(self) -> None:
+        """The result of the oldest step in flight has been sent."""
+        with self._lock:
+            old = self._snapshot
+            assert old.num_in_flight, "no step is in flight"
+            num_in_flight = old.num_in_flight - 1
+            self._snapshot = StatusSnapshot(
+                state=step_pb2.WORKER_STATE_STEPPING if num_in_flight else step_pb2.WORKER_STATE_IDLE,
+                epoch=old.epoch,
+                step=old.step,
+                num_in_flight=num_in_flight,
+                progress=old.progress,
+                since=time.monotonic(),
+            )
+
+
+class HeartbeatThread(threading.Thread):
+    """Sends a heartbeat each second and watches the answers.
+
+    `num_losses` counts how often the scheduler turned out to be another one than that of the last Reset or answer, or
+    was back after a silence longer than `timeout`: after either, it knows this rank no more. `on_loss` is called on
+    this thread, and so is `on_beat`, before each heartbeat.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context,
+        endpoint: str,
+        curve_dir: Path | None,
+        status: WorkerStatus,
+        *,
+        rank: int,
+        instance: int,
+        timeout: float,
+        on_loss: Callable[[], None],
+        on_beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self._context, self._endpoint, self._curve_dir = context, endpoint, curve_dir
+        self._status, self._rank, self._instance, self._timeout = status, rank, instance, timeout
+        self._on_loss, self._on_beat = on_loss, on_beat
+        self._stop_reader, self._stop_writer = socket.socketpair()
+        self.num_losses = 0
+        self._lock = threading.Lock()
+        self._scheduler: int | None = None
+        self._last_answer = 0.0
+
+    def follow(self, scheduler: int) -> None:
+        """A Reset of this instance of the scheduler has come; it need not have answered a heartbeat yet."""
+        with self._lock:
+            self._scheduler, self._last_answer = scheduler, time.monotonic()
+
+    def stop(self) -> None:
+        """Ends and joins the thread."""
+        self._stop_writer.send(b"x")
+        self.join()
+        self._stop_writer.close()
+        self._stop_reader.close()
+
+    def run(self) -> None:
+        identity = f"heartbeat-{self._rank}-{secrets.token_hex(4)}".encode()
+        dealer = connect_dealer(self._context, self._endpoint, self._curve_dir, identity)
+        try:
+            self._beat(dealer)
+        finally:
+            dealer.close(linger=0)
+
+    def _beat(self, dealer: zmq.Socket) -> None:
+        poller = zmq.Poller()
+        poller.register(dealer, zmq.POLLIN)
+        poller.register(self._stop_reader, zmq.POLLIN)
+        next_beat = time.monotonic()
+        while True:
+            wait = next_beat - time.monotonic()
+            if wait <= 0:
+                self._on_beat()
+                self._send(dealer)
+                next_beat = time.monotonic() + _INTERVAL
+                continue
+            ready = dict(poller.poll(math.ceil(wait * 1000)))
+            if self._stop_reader in ready or self._stop_reader.fileno() in ready:
+                return
+            if dealer in ready:
+                self._receive(dealer)
+
+    def _send(self, dealer: zmq.Socket) -> None:
+        now = self._status.snapshot()
+        beat = step_pb2.Heartbeat(
+            rank=self._rank, epoch=now.epoch, state=now.state, step=now.step, instance=self._instance,
+            progress=now.progress,
+        )  # fmt: skip
+        try:
+            dealer.send(beat.SerializeToString(), zmq.NOBLOCK)
+        except zmq.Again:
+            _log.debug("nobody takes heartbeats at %s", self._endpoint)
+
+    def _receive(self, dealer: zmq.Socket) -> None:
+        try:
+            answer = step_pb2.Heartbeat.FromString(dealer.recv(zmq.NOBLOCK))
+        except DecodeError:
+            _log.warning("an answer to a heartbeat could not be read; it is ignored")
+            return
+        now = time.monotonic()
+        with self._lock:
+            before, silence = self._scheduler, now - self._last_answer
+            self._scheduler, self._last_answer = answer.instance, now
+        if before is None:
+            return
+        if answer.instance != before:
+            self._lose("another scheduler answers: it was restarted")
+        elif silence > self._timeout:
+            self._lose(f"the scheduler is back after {silence:.1f} s of silence")
+
+    def _lose(self, how: str) -> None:
+        _log.warning("%s", how)
+        self.num_losses += 1
+        self._on_loss()
+
+
+# Of the columns of step.proto.
+_DECODE_ROW_BYTES, _TOKEN_ID_BYTES = 2, 4
+_STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class WorkerMetrics:
+    """Metrics of one rank, in a registry of their own."""
+
+    def __init__(self, status: Callable[[], StatusSnapshot]) -> None:
+        """status: called at each scrape, on any thread."""
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._step_seconds = Histogram(
+            "octavo_worker_step_seconds",
+            "From a plan's arrival to its result's dispatch.",
+            registry=self.registry,
+            buckets=_STEP_BUCKETS,
+        )
+        self._part_seconds = Counter(
+            "octavo_worker_step_part_seconds", "Time within steps, by part.", ["part"], registry=self.registry
+        )
+        self._tokens = Counter("octavo_worker_tokens", "Tokens computed.", registry=self.registry)
+        self._sampled = Counter("octavo_worker_sampled_tokens", "Tokens sampled.", registry=self.registry)
+        self._swapped = Counter(
+            "octavo_worker_swapped_blocks",
+            "KV blocks copied out to host memory, or in from there.",
+            ["direction"],
+            registry=self.registry,
+        )
+        self._failed = Counter(
+            "octavo_worker_failed_sequences", "Sequences whose logits were not finite.", registry=self.registry
+        )
+        self._failures = Counter(
+            "octavo_worker_epoch_failures",
+            "Epochs ended by a message that could not be followed.",
+            registry=self.registry,
+        )
+        self._rows = Gauge("octavo_worker_rows", "Rows that hold a sequence.", registry=self.registry)
+        for name, help in (
+            ("state", "1 loading, 2 compiling, 3 idle, 4 stepping."),
+            ("epoch", "The epoch in force."),
+            ("progress", "Of loading, 0 to 1."),
+        ):
+            gauge = Gauge(f"octavo_worker_{name}", help, registry=self.registry)
+            gauge.set_function(lambda name=name: float(getattr(status(), name)))
+
+    def count_step(self, plan: step_pb2.StepPlan, result: step_pb2.StepResult, num_rows: int) -> None:
+        """num_rows: rows that hold a sequence after the step."""
+        timing = result.timing
+        self._step_seconds.observe(timing.total)
+        self._part_seconds.labels("forward").inc(timing.forward)
+        self._part_seconds.labels("sample").inc(timing.sample)
+        self._part_seconds.labels("other").inc(max(0.0, timing.total - timing.forward - timing.sample))
+        self._tokens.inc(len(plan.decode_rows) // _DECODE_ROW_BYTES + sum(plan.num_tokens))
+        self._sampled.inc(len(result.token_ids) // _TOKEN_ID_BYTES)
+        if plan.swap_out_blocks or plan.swap_in_blocks:
+            self._swapped.labels("out").inc(len(plan.swap_out_blocks))
+            self._swapped.labels("in").inc(len(plan.swap_in_blocks))
+        self._failed.inc(len(result.failed_sequences))
+        self._rows.set(num_rows)
+
+    def count_epoch_failure(self) -> None:
+        self._failures.inc()

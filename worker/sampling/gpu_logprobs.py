@@ -1,0 +1,49 @@
+"""Logprobs on the device, of the model's own logits.
+
+Shape suffixes: Q positions, V vocabulary, K most likely tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+# Positions whose float32 logits exist at once: 64 x 128,256 are 32 MiB, and the keys that sort them twice that.
+SLICE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobTensors:
+    """Where the device puts logprobs, in order of the positions asked for. ranks begin with 1."""
+
+    chosen_Q: torch.Tensor  # float32
+    ranks_Q: torch.Tensor  # int32
+    top_ids_QK: torch.Tensor  # int32
+    top_QK: torch.Tensor  # float32
+
+
+def write_logprobs(logits_QV: torch.Tensor, chosen_Q: torch.Tensor, into: LogprobTensors, first: int) -> None:
+    """Writes the logprob and the rank of a token of each position, and its most likely tokens, equals by id, to entries
+    `first` and following.
+
+    logits_QV: of any float dtype; a row that is not finite gives numbers without meaning. chosen_Q: int64.
+    """
+    count, vocab_size = logits_QV.shape
+    num_top = into.top_ids_QK.shape[1]
+    place = slice(first, first + count)
+    # Adding 0 makes -0 of it, which equals it but has other bits.
+    logits_QV = logits_QV.float() + 0.0
+    totals_Q1 = logits_QV.logsumexp(1, keepdim=True)
+    chosen_Q1 = logits_QV.gather(1, chosen_Q[:, None])
+    into.chosen_Q[place] = (chosen_Q1 - totals_Q1)[:, 0]
+    into.ranks_Q[place] = (logits_QV > chosen_Q1).sum(1) + 1
+    if num_top:
+        # No two keys are equal: a float's bits, so that they are ordered as integers, then what is larger for a lower
+        # id. So the choice among equals is not topk's.
+        bits_QV = logits_QV.view(torch.int32)
+        keys_QV = (bits_QV ^ ((bits_QV >> 31) & 0x7FFFFFFF)).long()
+        keys_QV <<= 32
+        keys_QV += torch.arange(vocab_size - 1, -1, -1, device=logits_QV.device)
+        top_keys_QK = keys_QV.topk(num_top, dim=1).values
+        top_ids_QK = vocab_size - 1 - (top_keys_QK & 0xFFFFFFFF)
+        into.top_ids_QK[place] = top_ids_QK
+        into.top_QK[place] = logits_QV.gather(1, top_ids_QK) - totals_Q1

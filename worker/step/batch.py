@@ -1,0 +1,219 @@
+"""The batch of one step, as models see it, built from the rows without a Python loop.
+
+Shape suffixes: D replicas, R permanent rows, S scheduled rows, T tokens, B blocks of a row's table, L positions
+whose logits are wanted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from worker.step.inputs import BatchRows, Scheduled
+
+if TYPE_CHECKING:
+    # Rows are filled from plans; models are computed without protobuf, too.
+    from worker.step.rows import Rows
+
+
+class InputBatch:
+    """A step as the model sees it. Row i's tokens are query_starts[i] : query_starts[i + 1] of the T axis.
+
+    The numbers of each step lie where those of the step before did: what was recorded with their addresses is good for
+    all steps.
+    """
+
+    def __init__(self, *, max_tokens: int, max_rows: int, max_blocks: int) -> None:
+        """max_blocks: of a row."""
+        self.max_tokens, self.max_rows, self.max_blocks = max_tokens, max_rows, max_blocks
+        # How much of the arrays is the step's; their pages cost memory once they are written.
+        self.num_tokens = self.num_rows = self.num_blocks = self.num_logits = 0
+        # Tokens of the step at each replica that computes it, this one's among them; empty: there is no other.
+        self.num_tokens_D: Sequence[int] = ()
+        self.token_ids = np.zeros(max_tokens, np.int64)
+        self.positions = np.zeros(max_tokens, np.int64)
+        self.slots = np.zeros(max_tokens, np.int64)
+        self.starts = np.zeros(max_rows + 1, np.int32)
+        self.context_lens = np.zeros(max_rows, np.int32)
+        self.block_tables = np.zeros((max_rows, max_blocks), np.int32)
+        self.logit_places = np.zeros(max_tokens, np.int64)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        token_ids_T: np.ndarray | torch.Tensor,
+        positions_T: np.ndarray | torch.Tensor,
+        slots_T: np.ndarray | torch.Tensor,
+        query_starts: np.ndarray,
+        context_lens_S: np.ndarray,
+        block_tables_SB: np.ndarray,
+        logit_indices: np.ndarray | torch.Tensor,
+    ) -> "InputBatch":
+        """A batch with room for this step; its numbers are copied."""
+        num_rows, num_blocks = block_tables_SB.shape
+        batch = cls(max_tokens=len(token_ids_T), max_rows=num_rows, max_blocks=num_blocks)
+        batch.fill(
+            token_ids_T=np.asarray(token_ids_T),
+            positions_T=np.asarray(positions_T),
+            slots_T=np.asarray(slots_T),
+            query_starts=query_starts,
+            context_lens_S=context_lens_S,
+            block_tables_SB=block_tables_SB,
+            logit_indices=np.asarray(logit_indices),
+        )
+        return batch
+
+    def fill(
+        self,
+        *,
+        token_ids_T: np.ndarray,
+        positions_T: np.ndarray,
+        slots_T: np.ndarray,
+        query_starts: np.ndarray,
+        context_lens_S: np.ndarray,
+        block_tables_SB: np.ndarray,
+        logit_indices: np.ndarray,
+    ) -> None:
+        """Takes a step's numbers: see the properties of these names."""
+        self.num_tokens, self.num_logits = len(token_ids_T), len(logit_indices)
+        self.num_rows, self.num_blocks = block_tables_SB.shape
+        self.token_ids[: self.num_tokens] = token_ids_T
+        self.positions[: self.num_tokens] = positions_T
+        self.slots[: self.num_tokens] = slots_T
+        self.starts[: self.num_rows + 1] = query_starts
+        self.context_lens[: self.num_rows] = context_lens_S
+        self.block_tables[: self.num_rows, : self.num_blocks] = block_tables_SB
+        self.logit_places[: self.num_logits] = logit_indices
+
+    @property
+    def token_ids_T(self) -> torch.Tensor:
+        """int64."""
+        return torch.from_numpy(self.token_ids[: self.num_tokens])
+
+    @property
+    def positions_T(self) -> torch.Tensor:
+        """int64, positions within the sequence."""
+        return torch.from_numpy(self.positions[: self.num_tokens])
+
+    @property
+    def slots_T(self) -> torch.Tensor:
+        """int64, block id * block_size + offset: where each token's KV is written."""
+        return torch.from_numpy(self.slots[: self.num_tokens])
+
+    @property
+    def query_starts(self) -> np.ndarray:
+        """int32 [S + 1], begins with 0."""
+        return self.starts[: self.num_rows + 1]
+
+    @property
+    def context_lens_S(self) -> np.ndarray:
+        """int32, tokens of each row whose KV exists after this step's writes."""
+        return self.context_lens[: self.num_rows]
+
+    @property
+    def block_tables_SB(self) -> np.ndarray:
+        """int32, block ids in order; entries past a row's length are 0, the null block."""
+        return self.block_tables[: self.num_rows, : self.num_blocks]
+
+    @property
+    def logit_indices(self) -> torch.Tensor:
+        """int64 [L], positions on the T axis."""
+        return torch.from_numpy(self.logit_places[: self.num_logits])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuBatch:
+    """Row i's tokens are query_starts[i] : query_starts[i + 1] of the T axis. Tensors are on the GPU; in a graph they
+    are where they were when it was captured.
+
+    Padding: rows beyond the step's have rows_S = -1 and a context of 0; tokens beyond query_starts[-1], or of such
+    rows, have token id -1, position 0 and slot -1.
+    """
+
+    token_ids_T: torch.Tensor  # int32
+    positions_T: torch.Tensor  # int32, within the sequence
+    slots_T: torch.Tensor  # int64, block id * block size + offset
+    rows_S: torch.Tensor  # int32, whose tables are meant
+    query_starts: torch.Tensor  # int32 [S + 1]
+    context_lens_S: torch.Tensor  # int32, tokens whose KV exists after this step's writes
+    block_tables_RB: torch.Tensor  # int32, of all permanent rows
+    # No row has more queries.
+    max_query_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids_T)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """A step's tokens, which are counted as computed."""
+
+    query_starts: np.ndarray  # int64 [S + 1], begins with 0
+    row_T: np.ndarray  # int64
+    positions_T: np.ndarray  # int64, within the sequence
+    token_ids_T: np.ndarray  # int32
+    context_lens_S: np.ndarray  # int64, tokens that are computed after the step
+    sampling_N: np.ndarray  # int64, indices into S of the rows that sample
+
+
+def gather(rows: "Rows", scheduled: Scheduled) -> Gathered:
+    """Takes what a plan asks for out of the rows."""
+    rows_S, num_tokens_S = scheduled.rows_S, scheduled.num_tokens_S
+    query_starts = np.concatenate(([0], num_tokens_S.cumsum()))
+    first_positions_S = rows.num_computed_tokens_R[rows_S]
+    row_T = np.repeat(rows_S, num_tokens_S)
+    offsets_T = np.arange(int(query_starts[-1]))
+    positions_T = np.repeat(first_positions_S - query_starts[:-1], num_tokens_S) + offsets_T
+    sampling_N = rows.advance(rows_S, num_tokens_S)
+    return Gathered(
+        query_starts=query_starts,
+        row_T=row_T,
+        positions_T=positions_T,
+        token_ids_T=rows.token_ids_RL[row_T, positions_T],
+        context_lens_S=rows.num_computed_tokens_R[rows_S],
+        sampling_N=sampling_N,
+    )
+
+
+def build_batch(rows: "Rows", scheduled: Scheduled, batch: InputBatch) -> BatchRows:
+    """Fills the batch with what a plan asks for, and counts its tokens as computed.
+
+    The batch's logit_indices are, for each row that then samples, its last token and as many before it as it has
+    drafts.
+    """
+    step, rows_S = gather(rows, scheduled), scheduled.rows_S
+    block_T = rows.block_ids_RB[step.row_T, step.positions_T // rows.block_size].astype(np.int64)
+    num_blocks = -(-int(step.context_lens_S.max(initial=0)) // rows.block_size)
+    batch_rows = BatchRows(
+        rows_S=rows_S,
+        rows_N=rows_S[step.sampling_N],
+        num_drafts_N=None if scheduled.num_drafts_S is None else scheduled.num_drafts_S[step.sampling_N],
+    )
+    logit_indices = step.query_starts[1:][step.sampling_N] - 1
+    if batch_rows.num_drafts_N is not None:
+        logit_indices = _with_drafts(logit_indices, batch_rows.num_drafts_N)
+    batch.fill(
+        token_ids_T=step.token_ids_T,
+        positions_T=step.positions_T,
+        slots_T=block_T * rows.block_size + step.positions_T % rows.block_size,
+        query_starts=step.query_starts,
+        context_lens_S=step.context_lens_S,
+        block_tables_SB=rows.block_ids_RB[rows_S, :num_blocks],
+        logit_indices=logit_indices,
+    )
+    return batch_rows
+
+
+def _with_drafts(last_N: np.ndarray, num_drafts_N: np.ndarray) -> np.ndarray:
+    """For each row the indices of its last num_drafts_N + 1 tokens, in order."""
+    counts_N = num_drafts_N + 1
+    offsets = np.arange(counts_N.sum()) - (counts_N.cumsum() - counts_N).repeat(counts_N)
+    return (last_N - num_drafts_N).repeat(counts_N) + offsets

@@ -1,0 +1,210 @@
+"""From chosen tokens to a StepResult: drafts verified, columns filled, logprobs framed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kernels.native.library import NativeKernels
+from protos import inference_pb2, step_pb2
+from worker.sampling.logprobs import frames, logprobs_message
+from worker.sampling.sampler import Sampled, Scores, sample
+from worker.sampling.state import NO_LOGPROBS
+from worker.step.inputs import Logprobs, StepOutputs
+from worker.step.rows import Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredPrompt:
+    """Wanted: the logprob of targets_P[i] after token first_token + i of the step, which is that of the token at
+    first_position + i of the prompt."""
+
+    sequence: int
+    first_token: int
+    first_position: int
+    targets_P: np.ndarray  # int64
+    # So many most likely tokens beside each.
+    num_top: int
+
+
+def scored_prompts(
+    rows: Rows, rows_S: np.ndarray, query_starts: np.ndarray, context_lens_S: np.ndarray
+) -> list[ScoredPrompt]:
+    """Of a step whose tokens are counted as computed, and whose samples are not appended yet.
+
+    A row that came with output has delivered them before. query_starts: [S + 1]; context_lens_S: tokens of each row
+    that are computed after the step.
+    """
+    wanted_S = rows.sampling.prompt_logprobs_R[rows_S] != NO_LOGPROBS
+    scored = np.flatnonzero(wanted_S & (rows.num_tokens_R[rows_S] == rows.num_prompt_tokens_R[rows_S]))
+    return [_scored(rows, int(rows_S[i]), query_starts[i : i + 2], int(context_lens_S[i])) for i in scored.tolist()]
+
+
+def _scored(rows: Rows, row: int, query: np.ndarray, context_len: int) -> ScoredPrompt:
+    """The prompt tokens that follow the step's tokens of one row."""
+    start, end = query.tolist()
+    first_position = context_len - (end - start) + 1
+    # The last prompt token is followed by the first sampled one.
+    targets = rows.token_ids_RL[row, first_position : rows.num_prompt_tokens_R[row]][: end - start]
+    return ScoredPrompt(
+        sequence=int(rows.sequence_R[row]),
+        first_token=start,
+        first_position=first_position,
+        targets_P=targets.astype(np.int64),
+        num_top=int(rows.sampling.prompt_logprobs_R[row]),
+    )
+
+
+def put_columns(
+    result: step_pb2.StepResult,
+    sequences_N: np.ndarray,
+    positions_N: np.ndarray,
+    tokens_ND1: np.ndarray,
+    counts_N: np.ndarray | None,
+    failed_N: np.ndarray,
+) -> None:
+    """Row i said tokens_ND1[i, : counts_N[i]], the first of them at output position positions_N[i]; counts_N is None
+    where no row has drafts: one each. Of rows that failed only the sequence is told. Integers of any width."""
+    good_N = ~failed_N
+    result.sequences = sequences_N[good_N].astype("<i8").tobytes()
+    result.positions = positions_N[good_N].astype("<i4").tobytes()
+    if counts_N is None:
+        result.token_ids = tokens_ND1[good_N, 0].astype("<i4").tobytes()
+    else:
+        result.num_tokens = counts_N[good_N].astype("<i4").tobytes()
+        # Row by row, of each what it said.
+        is_said = (np.arange(tokens_ND1.shape[1]) < counts_N[:, None]) & good_N[:, None]
+        result.token_ids = tokens_ND1[is_said].astype("<i4").tobytes()
+    result.failed_sequences.extend(sequences_N[failed_N].tolist())
+
+
+@dataclass(slots=True, kw_only=True)
+class StepTokens:
+    """Row i said tokens_ND1[i, : counts_N[i]]. logprobs: by (row, token), for rows that asked and did not fail."""
+
+    tokens_ND1: np.ndarray  # int64
+    counts_N: np.ndarray  # int64
+    failed_N: np.ndarray  # bool: logits were not finite
+    logprobs: dict[tuple[int, int], inference_pb2.TokenLogprobs] = field(default_factory=dict)
+
+    @classmethod
+    def one_each(cls, tokens_N: np.ndarray) -> "StepTokens":
+        """Of rows that have neither drafts nor failed."""
+        num_rows = len(tokens_N)
+        return cls(
+            tokens_ND1=tokens_N[:, None], counts_N=np.ones(num_rows, np.int64), failed_N=np.zeros(num_rows, np.bool_)
+        )
+
+
+def sample_rows(
+    rows: Rows,
+    rows_N: np.ndarray,
+    num_drafts_N: np.ndarray | None,
+    scores: Scores,
+    kernels: NativeKernels | None,
+) -> StepTokens:
+    """Samples each row's next tokens, up to and including the first that differs from the draft after it, and appends
+    them to the rows. What was drafted beyond that is forgotten.
+
+    scores: at each row's last token before its drafts, then at each draft. num_drafts_N: int64; None for none at all.
+    kernels: see worker.sampling.sampler.sample.
+    """
+    if num_drafts_N is None:
+        num_drafts_N = np.zeros(len(rows_N), np.int64)
+    rows.settle_drafts(rows_N, num_drafts_N)
+    width = int(num_drafts_N.max(initial=0)) + 1
+    said = StepTokens(
+        tokens_ND1=np.zeros((len(rows_N), width), np.int64),
+        counts_N=np.zeros(len(rows_N), np.int64),
+        failed_N=np.zeros(len(rows_N), np.bool_),
+    )
+    first_N = (num_drafts_N + 1).cumsum() - (num_drafts_N + 1)
+    going = np.arange(len(rows_N))
+    for turn in range(width):
+        rows_G = rows_N[going]
+        sampled = sample(scores, first_N[going] + turn, rows.sampling, rows_G, rows.output_positions(rows_G), kernels)
+        going = going[_count_accepted(rows, rows_N, going, turn, sampled, said) & (num_drafts_N[going] > turn)]
+        if not len(going):
+            break
+    return said
+
+
+def _count_accepted(
+    rows: Rows, rows_N: np.ndarray, going: np.ndarray, turn: int, sampled: Sampled, said: StepTokens
+) -> np.ndarray:
+    """Takes one token for each row of rows_N[going]. Returns which of them said what was drafted there, if anything
+    was."""
+    rows_G = rows_N[going]
+    drafted_G = rows.token_ids_RL[rows_G, rows.num_tokens_R[rows_G]]
+    # A failed row takes token 0 and goes on: a step planned before the scheduler knows may name it once more.
+    rows.append(rows_G, sampled.token_ids_N)
+    said.tokens_ND1[going, turn] = sampled.token_ids_N
+    said.counts_N[going] += 1
+    said.failed_N[going] |= sampled.failed_N
+    said.logprobs.update(((int(going[i]), turn), entry) for i, entry in sampled.logprobs.items())
+    return (drafted_G == sampled.token_ids_N) & ~sampled.failed_N
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunStep:
+    """int64 all."""
+
+    epoch: int
+    step: int
+    rows_N: np.ndarray
+    sequences_N: np.ndarray
+    # Of the first token that each samples, in its output.
+    positions_N: np.ndarray
+    # None: the plan names no drafts.
+    num_drafts_N: np.ndarray | None
+    # NO_LOGPROBS: the row wants none.
+    num_logprobs_N: np.ndarray
+    prompts: Sequence[ScoredPrompt]
+    # Not named by this step, nor by later ones.
+    freed_sequences: Sequence[int]
+
+    def result(self, outputs: StepOutputs, failed_N: np.ndarray) -> step_pb2.StepResult:
+        """failed_N: bool, rows whose logits were not finite, in this step or before."""
+        result = step_pb2.StepResult(epoch=self.epoch, step=self.step)
+        counts_N = None if self.num_drafts_N is None else outputs.counts_N
+        put_columns(result, self.sequences_N, self.positions_N, outputs.tokens_ND1, counts_N, failed_N)
+        if outputs.logprobs is not None:
+            result.logprobs.extend(self._logprobs(outputs, outputs.logprobs, failed_N))
+        if outputs.prompt_logprobs is not None:
+            result.prompt_logprobs.extend(self._prompt_logprobs(outputs.prompt_logprobs))
+        result.timing.forward = outputs.seconds
+        return result
+
+    def _logprobs(
+        self, outputs: StepOutputs, logprobs: Logprobs, failed_N: np.ndarray
+    ) -> Iterator[inference_pb2.TokenLogprobs]:
+        """Of what was said, where a draft that was not accepted has an entry, too."""
+        entries = {position: entry for entry, position in enumerate(logprobs.positions.tolist())}
+        num_scored_N = np.ones_like(self.rows_N) if self.num_drafts_N is None else self.num_drafts_N + 1
+        first_N = num_scored_N.cumsum() - num_scored_N
+        for i in np.flatnonzero((self.num_logprobs_N != NO_LOGPROBS) & ~failed_N).tolist():
+            for turn, token_id in enumerate(outputs.tokens_ND1[i, : outputs.counts_N[i]].tolist()):
+                entry = entries[int(first_N[i]) + turn]
+                yield _entry(logprobs, entry, token_id, int(self.num_logprobs_N[i]))
+
+    def _prompt_logprobs(self, logprobs: Logprobs) -> Iterator[step_pb2.RowPromptLogprobs]:
+        first = 0
+        for prompt in self.prompts:
+            scored = [
+                _entry(logprobs, entry, token_id, prompt.num_top)
+                for entry, token_id in enumerate(prompt.targets_P.tolist(), first)
+            ]
+            first += len(scored)
+            for frame in frames(prompt.first_position, scored):
+                yield step_pb2.RowPromptLogprobs(sequence=prompt.sequence, frame=frame)
+
+
+def _entry(logprobs: Logprobs, entry: int, token_id: int, num_top: int) -> inference_pb2.TokenLogprobs:
+    """num_top: as many as this row asked for; another one may have asked for more."""
+    return logprobs_message(
+        token_id,
+        float(logprobs.chosen[entry]),
+        int(logprobs.ranks[entry]),
+        logprobs.top_ids_K[entry, :num_top].tolist(),
+        logprobs.top_K[entry, :num_top].tolist(),
+    )
