@@ -1,4 +1,5 @@
-"""Imports between our packages form a DAG, so that a router can be read, tested and shipped without a worker.
+"""Imports go one way: between packages, so that a router can be read, tested and shipped without a worker; and inside
+a package, so that a newcomer can read it from its bottom to its top.
 
 An import within a function counts like one at the top of a file: it is the same dependency, only later.
 """
@@ -7,6 +8,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.support.imports import circles, entries_of, imports_of, sources_of, upward
 from tests.support.repository import ROOT, files, name, packages
 
 LEAVES = {"protos", "configs", "kernels", "runtime"}
@@ -45,6 +49,25 @@ def violations(source: str, package: str) -> list[str]:
         for line, imported in imported_packages(source, package)
         if imported in OURS and imported not in allowed
     ]
+
+
+FLOORS = {
+    folder: floors
+    for folder, _, floors in (
+        line.partition(": ")
+        for line in Path(__file__).with_name("floors.txt").read_text().splitlines()
+        if not line.startswith("#")
+    )
+}
+# Entries of a folder, about twelve; more where one file is one thing of its kind.
+MOST_ENTRIES, MORE_ENTRIES = 13, {"benchmarks.gpu.ops": 16}
+# The scheduling core is a function of its inputs: it does no I/O, reads no clock, and starts no threads.
+IMPURE = {"asyncio", "grpc", "logging", "os", "random", "socket", "subprocess", "threading", "time", "zmq"}
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    return imports_of(sources_of(ROOT, [*sorted(set(ALLOWED) - {"protos"}), "benchmarks"]))
 
 
 def test_every_installed_package_has_a_place_in_the_dag():
@@ -101,3 +124,63 @@ def test_top_level_folders_with_python_are_known():
     # A new top-level package must take its place in the DAG, or stand outside knowingly: docs/ has programs of users.
     tops = {Path(name(path)).parts[0] for path in files(".py") if path.parent != ROOT}
     assert tops <= OURS | {"scripts", "docs"}, sorted(tops - OURS)
+
+
+@pytest.mark.parametrize("folder", FLOORS)
+def test_imports_go_down_inside_a_package(folder: str, imports: dict[str, set[str]]) -> None:
+    named = set(FLOORS[folder].replace("<", " ").split())
+    assert named == entries_of(folder, imports), "floors.txt names each entry of the folder, and no other"
+    assert not upward(folder, FLOORS[folder], imports)
+
+
+def test_no_modules_import_each_other(imports: dict[str, set[str]]) -> None:
+    assert not circles(imports)
+
+
+def test_a_folder_has_few_doors(imports: dict[str, set[str]]) -> None:
+    folders = {module.rpartition(".")[0] for module in imports} - {""}
+    crowded = {folder: len(entries_of(folder, imports)) for folder in folders}
+    crowded = {folder: count for folder, count in crowded.items() if count > MORE_ENTRIES.get(folder, MOST_ENTRIES)}
+    assert not crowded
+
+
+def test_the_scheduling_core_is_pure() -> None:
+    found = [
+        f"{name(path)} line {line}: {imported}"
+        for path in files(".py", under=ROOT / "scheduler" / "core")
+        for line, imported in imported_packages(path.read_text(), "scheduler")
+        if imported in IMPURE
+    ]
+    assert not found, "\n".join(found)
+    ours = imports_of(sources_of(ROOT, ["scheduler", "runtime"]))
+    outside = {
+        target
+        for module, targets in ours.items()
+        if module.startswith("scheduler.core")
+        for target in targets
+        if not target.startswith("scheduler.core")
+    }
+    assert outside <= {"runtime.block_hashes"}
+
+
+def test_upward_imports_and_circles_are_found() -> None:
+    # Guards this file: a reader that misses a form of import would let the floors rot.
+    for source in (
+        "import a.top.x",
+        "from a.top import x",
+        "from a.top.x import thing",
+        "from a import top",
+        "def f():\n    from a.top import x",
+        "if TYPE_CHECKING:\n    from a.top import x",
+        "from a.beside import y",
+        "from a import thing",
+    ):
+        sources = {"a": "", "a.low": source, "a.beside": "", "a.top": "", "a.top.x": "from a import low"}
+        found = imports_of(sources)
+        assert upward("a", "low beside < top", found), source
+        assert ("top" in source) == bool(circles(found)) or source == "from a import top", source
+    downward = imports_of(
+        {"a": "from a.top import x", "a.low": "import os", "a.top": "", "a.top.x": "from a import low"}
+    )
+    assert not upward("a", "low < top", downward)
+    assert not circles(downward)
