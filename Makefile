@@ -5,7 +5,8 @@
 BIN := .venv/bin
 # Tests that compute, a process for each core; those of kernels, which compile beside them; and those that start processes
 # of their own, and wait for them half of the time.
-COMPUTING := $(addprefix tests/,repository configs runtime scheduler router worker octavo benchmarks properties)
+COMPUTING := tests/repository tests/configs tests/runtime tests/scheduler tests/router tests/worker tests/octavo \
+	tests/benchmarks tests/properties
 COMPILING := tests/kernels
 SERVING := tests/faults tests/integration
 QUESTION := What is the capital of France? Answer briefly.

@@ -29,7 +29,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from kernels import backend as compute_path
+from kernels import cpu_backend
 from runtime.model_files import resolve_model
 from tests.support.models.model_runs import ModelRun, relative_error, typical_error
 from worker.models.loader import LoadedModel, load_model
@@ -239,7 +239,7 @@ def test_without_native_kernels(
 ) -> None:
     """PyTorch serves where there is no compiler: the same layers, another KV layout."""
     reference, _ = pair
-    monkeypatch.setattr(compute_path, "native_kernels", lambda: None)
+    monkeypatch.setattr(cpu_backend, "native_kernels", lambda: None)
     reference.save_pretrained(tmp_path)
     loaded = load_model(resolve_model(str(tmp_path)), dtype=torch.float32)
     assert loaded.model.path.name == "cpu-onednn-float32"
