@@ -22,7 +22,7 @@ from scheduler import admin
 from scheduler.sessions import commands
 from scheduler.sessions.submissions import Intake, ProtocolError
 from scheduler.sockets import AddressClaims, AddressError, is_private, path_of, why_not_listening
-from scheduler.step_loop import StepLoop
+from scheduler.step_loop.step_loop import StepLoop
 
 log = logging.getLogger("octavo.scheduler")
 
@@ -92,7 +92,7 @@ class SchedulerServer:
         self._is_draining = False
 
     async def start(self) -> None:
-        """Listens for workers and routers. Raises AddressError, CurveError, TlsError or TraceError."""
+        """Listens for workers and routers. Raises AddressError, CurveError, TlsError or RecordingError."""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[str | None] = self._loop.create_future()
         self._claims = AddressClaims(self._options, self._replica)

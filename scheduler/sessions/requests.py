@@ -135,11 +135,9 @@ class Requests:
         self._welcome: scheduler_pb2.Welcome | None = None
         # What each router was told last, but for last_step and last_group: that these grow is no news by itself.
         self._told: tuple[CoreLoad, bool, bool] | None = None
-        # Completed, in all epochs.
-        self.num_steps = 0
-        # None until the first epoch of workers says what there is to schedule.
-        self.core: Core | None = None
-        self.is_draining = False
+        # None before the first epoch.
+        self._core: Core | None = None
+        self._is_draining = False
 
     @property
     def model_name(self) -> str:
@@ -151,11 +149,16 @@ class Requests:
         found = self._sessions.get(group)
         return "" if found is None else trace_id_of(found.traceparent)
 
-    @property
-    def has_work(self) -> bool:
-        return self.core is not None and self.core.has_work
-
     # --- In
+
+    def begin_epoch(self, core: Core, welcome: scheduler_pb2.Welcome) -> None:
+        """The workers are ready: each router hears of it with its next message. core: the same in all epochs."""
+        self._core, self._welcome = core, welcome
+        self._unwelcomed = set(self._sessions)
+
+    def drain(self) -> None:
+        """Refuses all submissions from now on."""
+        self._is_draining = True
 
     def handle(self, command: SessionCommand, now: float) -> None:
         match command:
@@ -189,7 +192,7 @@ class Requests:
 
     def _submit(self, submit: commands.SubmitGroup, now: float) -> None:
         session, router_group = submit.session, submit.router_group
-        if self.is_draining:
+        if self._is_draining:
             text = "this replica is shutting down: submit elsewhere"
             self._reject(session, router_group, scheduler_pb2.REJECT_REASON_DRAINING, text)
             return
@@ -251,8 +254,8 @@ class Requests:
 
     def expire(self, now: float) -> None:
         """Ends what is past its deadline."""
-        if self.core is not None:
-            self.collect_ends(self.core.expire(now), cancel_reason=scheduler_pb2.CANCEL_REASON_DEADLINE)
+        if self._core is not None:
+            self.collect_ends(self._core.expire(now), cancel_reason=scheduler_pb2.CANCEL_REASON_DEADLINE)
 
     # --- Out
 
@@ -319,21 +322,19 @@ class Requests:
         ended, self._ended = self._ended, []
         return ended
 
-    def welcome_all(self, welcome: scheduler_pb2.Welcome) -> None:
-        """A new epoch: each router hears of it with its next message."""
-        self._welcome = welcome
-        self._unwelcomed = set(self._sessions)
+    def take_messages(self, *, num_steps: int, workers_ready: bool, repeat_load: bool) -> list[tuple[int, list[bytes]]]:
+        """Serialized SchedulerMessages by Session.
 
-    def take_messages(self, *, workers_ready: bool, repeat_load: bool) -> list[tuple[int, list[bytes]]]:
-        """Serialized SchedulerMessages by Session. repeat_load: also for routers to whom nothing else is to be said."""
-        if self.core is None or self._welcome is None:
+        num_steps: that have returned, in all epochs. repeat_load: also for routers to whom nothing else is to be said.
+        """
+        if self._core is None or self._welcome is None:
             return []
-        for session, events in self._cache_watchers.take(self.core):
+        for session, events in self._cache_watchers.take(self._core):
             self._outboxes[session].add_cache_events(events)
-        told = (self.core.load, workers_ready, self.is_draining)
+        told = (self._core.load, workers_ready, self._is_draining)
         has_news, self._told = told != self._told, told
         load = _load(*told)
-        load.last_step = self.num_steps
+        load.last_step = num_steps
         batch: list[tuple[int, list[bytes]]] = []
         for session in self._sessions:
             is_new = session in self._unwelcomed
@@ -347,8 +348,8 @@ class Requests:
 
     @property
     def _live_core(self) -> Core:
-        assert self.core is not None, "a group was submitted before any Welcome"
-        return self.core
+        assert self._core is not None, "a group was submitted before any Welcome"
+        return self._core
 
 
 def _load(load: CoreLoad, workers_ready: bool, is_draining: bool) -> scheduler_pb2.Load:

@@ -4,7 +4,7 @@ Counts are read from the status when scraped; only durations are kept.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,7 +22,7 @@ class SchedulerStatus:
     """A snapshot, published by the step loop and read by metrics, /health and logs on other threads."""
 
     load: CoreLoad = _NO_LOAD
-    stats: CoreStats
+    stats: CoreStats = field(default_factory=CoreStats)
     # Empty before the first epoch.
     model_name: str = ""
     # Host blocks for swapped KV.

@@ -1,5 +1,5 @@
-"""What the step loop reports: a line of statistics every 10 s, warnings of preemptions, metrics of steps, and
-spans.
+"""What the step loop reports: its status, a line of statistics every 10 s, warnings of preemptions, metrics of steps,
+and spans.
 """
 
 import dataclasses
@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
+from configs.options import Options
 from runtime.telemetry.tracing import Tracing, is_sampled
 from scheduler.core.core import Core
 from scheduler.core.messages import CoreStats, Plan, Preempted
@@ -70,34 +71,42 @@ def warn_of_preemptions(events: Iterable[Preempted], trace_id: Callable[[int], s
             )
 
 
-class StepReports:
-    """On the step loop's thread."""
+class Reports:
+    """All that the step loop reports, and its status. For its thread, except `status` and `metrics`."""
 
-    def __init__(self, metrics: SchedulerMetrics, tracing: Tracing | None, replica: int) -> None:
-        self._metrics = metrics
+    def __init__(self, options: Options, replica: int, tracing: Tracing | None) -> None:
+        """tracing: None if requests are not traced."""
+        # Replaced whole, so that any thread may read it.
+        self.status = SchedulerStatus()
+        self.metrics = SchedulerMetrics(lambda: self.status, options, replica)
         self._spans = None if tracing is None else RequestSpans(tracing, replica)
+        self._stats_log = StatsLog(enabled=not options.disable_log_stats, now=time.monotonic())
+
+    def tick(self, now: float) -> None:
+        """To be called about once a second."""
+        self._stats_log.tick(self.status, now)
 
     def note_sent(self, plan: Plan, began: float) -> None:
         """began: when the plan was begun, as the core was told; on time.monotonic()."""
-        self._metrics.schedule_duration.observe(time.monotonic() - began)
-        self._metrics.step_tokens.observe(plan.num_tokens)
+        self.metrics.schedule_duration.observe(time.monotonic() - began)
+        self.metrics.step_tokens.observe(plan.num_tokens)
         if self._spans is not None:
             self._spans.note_sent(plan, began)
 
     def note_returned(self, step: int, seconds: float, now: float) -> None:
         """seconds: that the workers took for it."""
-        self._metrics.step_duration.observe(seconds)
+        self.metrics.step_duration.observe(seconds)
         if self._spans is not None:
             self._spans.note_returned(step, now)
 
-    def tell_ended(self, core: Core | None, groups: Iterable[LiveGroup]) -> None:
+    def note_ended(self, core: Core, groups: Iterable[LiveGroup]) -> None:
         """groups: those that have ended since the last call."""
         for group in groups:
             # None: so many ended at once that its timeline is gone.
-            timeline = core.timeline(group.number) if core else None
+            timeline = core.timeline(group.number)
             if timeline is None or not timeline.is_finished:
                 continue
             times = GroupTimes.of(timeline)
-            self._metrics.observe_ended(times)
+            self.metrics.observe_ended(times)
             if self._spans is not None and is_sampled(group.traceparent):
                 self._spans.tell(group, timeline, times)

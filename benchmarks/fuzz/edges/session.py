@@ -62,8 +62,7 @@ class ToScheduler:
         self._info = self._runner.model_info
         self._core = Core(core_settings(self._options, self._info, 0))
         self._requests = Requests()
-        self._requests.core = self._core
-        self._requests.welcome_all(pb.Welcome(epoch=1, model=self._info))
+        self._requests.begin_epoch(self._core, pb.Welcome(epoch=1, model=self._info))
         self._codec = StepCodec(1)
         self._session = self._group = self._num_fed = 0
         self._open()
@@ -128,7 +127,7 @@ class ToScheduler:
                 self._requests.collect_prompt_logprobs(key, prompt_logprobs)
             self._requests.collect(self._core.apply(outcome.result, now))
         self._core.take_events()
-        for _, messages in self._requests.take_messages(workers_ready=True, repeat_load=True):
+        for _, messages in self._requests.take_messages(num_steps=0, workers_ready=True, repeat_load=True):
             for message in messages:
                 pb.SchedulerMessage.FromString(message)
         self._requests.take_ended()

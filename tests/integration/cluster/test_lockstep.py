@@ -48,7 +48,7 @@ class Replica:
 
     async def stop_scheduler(self) -> None:
         """Stands in for its death: its workers are left alone."""
-        self.server.step_loop._workers.close = lambda reason: None
+        self.server.step_loop._connections.workers.close = lambda reason: None
         await self._of_scheduler.aclose()
 
     async def close(self) -> None:

@@ -1,0 +1,123 @@
+"""The steps in flight: plans go to the workers, results come back to the core."""
+
+import logging
+import time
+
+from protos import step_pb2
+from scheduler.core.core import Core
+from scheduler.core.messages import Plan, StepOutputs
+from scheduler.lockstep.lockstep import WaveError
+from scheduler.ranks.epochs import Event
+from scheduler.ranks.step_wire import ResultError, StepClock, StepCodec
+from scheduler.sessions.requests import Requests
+from scheduler.step_loop.connections import Connections
+from scheduler.telemetry.reports import Reports, warn_of_preemptions
+
+log = logging.getLogger("octavo.scheduler")
+
+
+class StepPipeline:
+    """Keeps as many steps in flight as may be. In lockstep, steps of a wave are sent even if nothing is computed here.
+
+    What the workers' failures bring about is returned as events, for the caller to handle at once.
+    """
+
+    def __init__(self, connections: Connections, requests: Requests, reports: Reports, *, step_timeout: float) -> None:
+        self._workers, self._heartbeats = connections.workers, connections.heartbeats
+        self._lockstep = connections.lockstep
+        self._requests, self._reports = requests, reports
+        self._step_timeout = step_timeout
+        # None before the first epoch.
+        self._core: Core | None = None
+        self._codec = StepCodec(0)
+        self._clock = StepClock()
+        # Of the results since the last `take_outputs`.
+        self._outputs: list[StepOutputs] = []
+        self._is_in_wave = False
+        # Steps that have returned, in all epochs.
+        self.num_returned = 0
+
+    def begin_epoch(self, core: Core, epoch: int) -> None:
+        """The workers are ready for the plans of this core."""
+        self._core = core
+        self._codec = StepCodec(epoch)
+        self._heartbeats.epoch, self._heartbeats.step = epoch, 0
+        if self._lockstep is not None:
+            self._lockstep.begin_epoch(core.settings.max_steps_in_flight)
+
+    def void(self) -> None:
+        """The epoch has ended: no result comes any more."""
+        self._clock.clear()
+
+    @property
+    def is_needed(self) -> bool:
+        """Other replicas have something to run, and can't without this one."""
+        return self._is_in_wave and self._workers.is_ready
+
+    def apply(self, result: step_pb2.StepResult, now: float) -> list[Event]:
+        """Hands a result to the core; its outputs wait for `take_outputs`."""
+        if self._core is None or result.step != self._clock.awaited:
+            log.debug("the result of step %d is ignored: step %s is awaited", result.step, self._clock.awaited)
+            return []
+        self._reports.note_returned(result.step, self._clock.elapsed(now), now)
+        try:
+            outcome = self._codec.decode(result)
+            if self._lockstep is not None:
+                self._lockstep.note_result(result.step, result.num_tokens_of_all)
+        except (ResultError, WaveError) as error:
+            return self._workers.fail_epoch(f"the result of step {result.step} can't be used: {error}")
+        self._clock.finish(now)
+        self.num_returned += 1
+        for key, frame in outcome.prompt_logprobs:
+            self._requests.collect_prompt_logprobs(key, frame)
+        self._outputs.append(self._core.apply(outcome.result, now))
+        return []
+
+    def schedule(self) -> list[Event]:
+        """Plans and sends steps, until as many are in flight as may be, or nothing more can run."""
+        core = self._core
+        events: list[Event] = []
+        while core is not None and self._workers.is_ready and not events:
+            began = time.monotonic()
+            try:
+                plan = self._next_plan(core, began)
+            except WaveError as error:
+                return self._workers.end_epoch(str(error))
+            if plan is None:
+                break
+            self._clock.send(plan.step, began)
+            events = self._workers.send_plan(self._codec.encode(plan))
+            self._heartbeats.step = plan.step
+            self._reports.note_sent(plan, began)
+        return events
+
+    def _next_plan(self, core: Core, now: float) -> Plan | None:
+        """None: nothing can run, or may not yet. Raises WaveError."""
+        lockstep, step = self._lockstep, self._codec.step + 1
+        if lockstep is not None:
+            self._is_in_wave = lockstep.is_in_wave(step)
+            if not self._is_in_wave:
+                if core.has_work:
+                    lockstep.want_wave(step, now)
+                return None
+        plan = core.schedule(now) if core.has_work else None
+        warn_of_preemptions(core.take_events(), self._requests.trace_id)
+        if lockstep is not None:
+            plan = plan or core.schedule_empty()
+            if plan is not None:
+                lockstep.note_sent(plan)
+        return plan
+
+    def take_outputs(self) -> list[StepOutputs]:
+        """Outputs of the results since the last call."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def overdue(self, now: float) -> str:
+        """Why the epoch has to end: a step has not returned in time. Empty if none is overdue."""
+        if (elapsed := self._clock.elapsed(now)) <= self._step_timeout:
+            return ""
+        cause = f"step {self._clock.awaited} has not returned for {elapsed:.1f} s (step_timeout={self._step_timeout:g})"
+        if self._lockstep is not None and self._lockstep.waiting_for:
+            cause += f"; all wait for {self._lockstep.waiting_for}"
+        return cause

@@ -1,0 +1,315 @@
+"""The thread that owns the core and ZeroMQ: takes results and commands in, sends plans and outputs out.
+
+What matters is the time from a step's result to the next step's plan, for the workers may idle meanwhile. So a result
+is applied, the next plans are made and sent, and only then the outputs are put into messages for the routers. Cancels
+and deadlines come before results, so that no output speaks of a sequence that has ended otherwise.
+"""
+
+import dataclasses
+import gc
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import TypeVar
+
+import zmq
+
+from configs.options import Options
+from protos import scheduler_pb2
+from runtime.telemetry.tracing import Tracing
+from runtime.wire import PROTOCOL_VERSION
+from scheduler.core.core import Core
+from scheduler.ranks.epochs import EpochBegun, EpochEnded, Event, Fatal, StepReturned
+from scheduler.recording.recorded_core import RecordedCore
+from scheduler.sessions import commands
+from scheduler.sessions.commands import StepLoopListener
+from scheduler.sessions.requests import Requests
+from scheduler.settings import core_settings
+from scheduler.sockets import InvalidMessages
+from scheduler.step_loop.connections import Connections, open_connections
+from scheduler.step_loop.pipeline import StepPipeline
+from scheduler.telemetry.metrics import SchedulerMetrics, SchedulerStatus
+from scheduler.telemetry.reports import Reports
+
+log = logging.getLogger("octavo.scheduler")
+
+Answer = TypeVar("Answer")
+
+_TICK_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """cause: why the loop failed; None if it was asked to end. permanent: it would fail in the same way again."""
+
+    cause: str | None = None
+    permanent: bool = False
+
+
+class StepLoop(threading.Thread):
+    """Runs from `start_bound` until Drain or Stop, or until nothing can help."""
+
+    def __init__(
+        self,
+        options: Options,
+        replica: int,
+        mailbox: commands.Mailbox,
+        front: StepLoopListener,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """tracing: None if requests are not traced."""
+        super().__init__(name="step-loop", daemon=True)
+        self._options, self._replica = options, replica
+        self._mailbox, self._front = mailbox, front
+        self._bound: Future[None] = Future()
+        self._reports = Reports(options, replica, tracing)
+        self._requests = Requests()
+        # None until the first epoch of workers says what there is to schedule.
+        self._core: Core | None = None
+        self._num_lost_with_workers = 0
+        self._next_tick = 0.0
+        # When a drain ends at the latest; None: nobody has asked for one.
+        self._drain_deadline: float | None = None
+        self._ending: Ending | None = None
+
+    def start_bound(self) -> None:
+        """Starts the thread; returns once the sockets are bound. Raises AddressError, CurveError or RecordingError."""
+        self.start()
+        self._bound.result()
+
+    # --- For other threads
+
+    @property
+    def metrics(self) -> SchedulerMetrics:
+        return self._reports.metrics
+
+    @property
+    def status(self) -> SchedulerStatus:
+        return self._reports.status
+
+    @property
+    def core(self) -> Core | None:
+        """To be used once the thread has been joined; None if no epoch ever began."""
+        return self._core
+
+    @property
+    def failed_for_good(self) -> bool:
+        """It is over, and would fail in the same way again."""
+        return self._ending is not None and self._ending.permanent
+
+    # --- The loop
+
+    def run(self) -> None:
+        try:
+            with ExitStack() as stack:
+                try:
+                    self._open(stack)
+                except (OSError, ValueError, zmq.ZMQError) as error:
+                    self._bound.set_exception(error)
+                    return
+                self._bound.set_result(None)
+                self._loop()
+        except Exception as error:
+            log.exception("the step loop failed")
+            cause = f"{type(error).__name__} in the step loop: {error}"
+            self._ending = Ending(cause=cause, permanent=self.failed_for_good)
+        self._front.ended(self._cause)
+
+    def _open(self, stack: ExitStack) -> None:
+        self._connections: Connections = open_connections(
+            stack,
+            self._options,
+            self._replica,
+            InvalidMessages(self.metrics.invalid_messages.inc),
+            failure=lambda: self._cause or "",
+        )
+        self._pipeline = StepPipeline(
+            self._connections, self._requests, self._reports, step_timeout=self._options.step_timeout
+        )
+
+    @property
+    def _cause(self) -> str | None:
+        return None if self._ending is None else self._ending.cause
+
+    def _loop(self) -> None:
+        workers, lockstep, mailbox = self._connections.workers, self._connections.lockstep, self._mailbox.fileno()
+        poller = zmq.Poller()
+        for source in (*workers.sockets, *(lockstep.sockets if lockstep else ()), mailbox):
+            poller.register(source, zmq.POLLIN)
+        now = time.monotonic()
+        while self._ending is None:
+            until = min(self._next_tick, workers.next_check(now))
+            if lockstep is not None:
+                until = min(until, lockstep.next_check(now))
+            ready = dict(poller.poll(max(0, math.ceil((until - now) * 1000))))
+            now = time.monotonic()
+            events = workers.receive(now)
+            if mailbox in ready:
+                for command in self._mailbox.take():
+                    self._run_command(command, now)
+            self._requests.expire(now)
+            self._handle(events, now)
+            is_tick = now >= self._next_tick
+            if is_tick or now >= until:
+                self._check(now)
+            if lockstep is not None:
+                self._handle(lockstep.exchange(ready, now), now)
+            self._handle(self._pipeline.schedule(), time.monotonic())
+            self._send_messages(is_tick)
+            if self._drain_deadline is not None:
+                self._end_drain_if_done(self._drain_deadline, now)
+            now = time.monotonic()
+
+    # --- Commands and events
+
+    def _run_command(self, command: commands.Command, now: float) -> None:
+        core = self._core
+        match command:
+            case commands.Stop():
+                self._ending = self._ending or Ending()
+            case commands.Drain():
+                if self._drain_deadline is None:
+                    self._drain_deadline = now + self._options.drain_timeout
+                    self._requests.drain()
+                    log.info("draining: running requests get %g s to finish", self._options.drain_timeout)
+            case commands.Explain():
+                _answer(command.answer, (core.explain(command.request_id) if core else [], now))
+            case commands.CancelRequest():
+                _answer(command.answer, self._requests.cancel_request(command.request_id, now))
+            case commands.ResetPrefixCache():
+                _answer(command.answer, core.reset_prefix_cache() if core else 0)
+            case _:
+                self._requests.handle(command, now)
+
+    def _handle(self, events: Iterable[Event], now: float) -> None:
+        waiting = deque(events)
+        while waiting:
+            match event := waiting.popleft():
+                case StepReturned():
+                    # What follows from an event comes before the next one.
+                    waiting.extendleft(reversed(self._pipeline.apply(event.result, now)))
+                case EpochBegun():
+                    self._begin_epoch(event, now)
+                case EpochEnded():
+                    self._lose_workers(now)
+                case Fatal():
+                    self._ending = Ending(cause=event.cause, permanent=event.permanent)
+
+    def _begin_epoch(self, event: EpochBegun, now: float) -> None:
+        model, core = event.model, self._core
+        if core is None:
+            settings, recording = (
+                core_settings(self._options, model, event.num_swap_blocks),
+                self._connections.recording,
+            )
+            core = self._core = Core(settings) if recording is None else RecordedCore(settings, recording)
+            # What is there now stays: the collector need not look through it again and again between two steps.
+            gc.collect()
+            gc.freeze()
+        else:
+            if event.after_failure:
+                self._blame_step(core, now)
+            core.resize(model.num_blocks, event.num_swap_blocks, now=now)
+            # Ends that no step brought about come after what the steps before gave.
+            self._collect_outputs()
+            self._requests.collect_ends(core.take_ends())
+        self._pipeline.begin_epoch(core, event.epoch)
+        welcome = scheduler_pb2.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            replica_id=str(self._replica),
+            epoch=event.epoch,
+            model=model,
+            max_num_seqs=self._options.max_num_seqs,
+        )
+        self._requests.begin_epoch(core, welcome)
+        self._front.workers_changed(model)
+        self._publish_status()
+        log.info(
+            "epoch %d is ready: %s, %d KV blocks of %d tokens, max_model_len %d",
+            event.epoch, model.name, model.num_blocks, model.block_size, model.max_model_len,
+        )  # fmt: skip
+
+    def _blame_step(self, core: Core, now: float) -> None:
+        num_alone = core.blame_step(now)
+        if num_alone:
+            log.warning("the workers failed twice in a row: %d requests are computed alone, to see why", num_alone)
+
+    def _lose_workers(self, now: float) -> None:
+        """Every step in flight is void."""
+        self._pipeline.void()
+        if self._core is not None:
+            self._num_lost_with_workers += self._core.load.num_running
+            self._core.lose_workers(now)
+        self._front.workers_changed(None)
+        self._publish_status()
+
+    # --- For the routers
+
+    def _collect_outputs(self) -> None:
+        for outputs in self._pipeline.take_outputs():
+            self._requests.collect(outputs)
+
+    def _send_messages(self, repeat_load: bool) -> None:
+        """Hands the routers what there is for them, and publishes the status."""
+        self._collect_outputs()
+        batch = self._requests.take_messages(
+            num_steps=self._pipeline.num_returned,
+            workers_ready=self._connections.workers.is_ready,
+            repeat_load=repeat_load,
+        )
+        if batch or repeat_load:
+            self._publish_status()
+        if batch:
+            self._front.deliver(batch)
+        if self._core is not None:
+            self._reports.note_ended(self._core, self._requests.take_ended())
+
+    def _publish_status(self) -> None:
+        core, workers, lockstep = self._core, self._connections.workers, self._connections.lockstep
+        waiting_for = "" if lockstep is None else lockstep.waiting_for
+        status = SchedulerStatus(
+            model_name=self._requests.model_name,
+            num_lost_with_workers=self._num_lost_with_workers,
+            epoch=workers.epoch,
+            workers_ready=workers.is_ready,
+            draining=self._drain_deadline is not None,
+            workers=workers.describe() + (f"; all replicas wait for {waiting_for}" if waiting_for else ""),
+            num_waves=0 if lockstep is None else lockstep.num_waves,
+        )
+        if core is not None:
+            num_swap_blocks = core.settings.num_swap_blocks
+            status = dataclasses.replace(status, load=core.load, stats=core.stats, num_swap_blocks=num_swap_blocks)
+        self._reports.status = status
+
+    # --- Time
+
+    def _check(self, now: float) -> None:
+        workers, recording = self._connections.workers, self._connections.recording
+        self._handle(workers.tick(now), now)
+        if cause := self._pipeline.overdue(now):
+            self._handle(workers.give_up_step(cause), now)
+        if now >= self._next_tick:
+            self._next_tick = now + _TICK_S
+            self._reports.tick(now)
+            if recording is not None:
+                recording.flush()
+
+    def _end_drain_if_done(self, deadline: float, now: float) -> None:
+        has_work = self._core is not None and self._core.has_work
+        # Other replicas may be draining, too, and need this one for it.
+        if not has_work and not self._pipeline.is_needed:
+            self._ending = self._ending or Ending()
+        elif now >= deadline:
+            log.warning("drain_timeout=%g s has passed: what still runs ends now", self._options.drain_timeout)
+            self._ending = self._ending or Ending()
+
+
+def _answer(future: Future[Answer], answer: Answer) -> None:
+    """Does nothing if the caller no longer waits."""
+    if future.set_running_or_notify_cancel():
+        future.set_result(answer)
