@@ -123,7 +123,11 @@ _CAUSE_WAIT_S = 1.0
 class Epochs:
     """The epoch in force, or the one that was last. Times are monotonic seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, rendezvous: Rendezvous | None = None) -> None:
+        """rendezvous: None if the ranks meet nobody, or others say where."""
+        self._rendezvous = rendezvous
+        # Where its ranks meet; empty if they don't.
+        self.address = ""
         # Grows over restarts of the scheduler, too.
         self.number = int(time.time() * 1000)
         # Its Resets are out, and it has not ended.
@@ -138,25 +142,30 @@ class Epochs:
         self.cause = ""
         # A rank has failed because of another one, which has not shown yet; until when it may.
         self._consequence = ""
-        self._cause_wait_ends = math.inf
-        self._pause = 0.0
+        self.cause_wait_ends = math.inf
+        # Seconds that the next one has to wait for; 0: a step of this one has returned.
+        self.pause = 0.0
         self._next_at = 0.0
 
     def next_check(self, now: float) -> float:
         """When it should be looked at again, if nothing happens; infinite if it need not be."""
         may_begin_at = self._next_at if not self.is_open and self._next_at > now else math.inf
-        return min(may_begin_at, self._cause_wait_ends)
+        return min(may_begin_at, self.cause_wait_ends)
 
     def may_begin(self, now: float) -> bool:
         return not self.is_open and now >= self._next_at
 
-    def begin(self, number: int) -> None:
-        """number: above those before."""
+    def next_address(self, store_address: str) -> str:
+        """Where the ranks of the next one meet. store_address: of the first rank's Hello."""
+        return "" if self._rendezvous is None else self._rendezvous.address(self.number + 1, store_address)
+
+    def begin(self, number: int, address: str = "") -> None:
+        """number: above those before. address: where its ranks meet."""
         assert not self.is_open, f"epoch {self.number} has not ended"
         assert number > self.number, f"epoch {number} after {self.number}"
-        self.number = number
+        self.number, self.address = number, address
         self.is_open = True
-        self._pause = min(max(2 * self._pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+        self.pause = min(max(2 * self.pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
         log.info("epoch %d begins", self.number)
 
     def pass_over(self, number: int, cause: str) -> None:
@@ -166,15 +175,22 @@ class Epochs:
         self.number, self.cause = number, cause
 
     def become_ready(self) -> bool:
-        """Whether the one that was ready before it was ended by ranks that failed, or have died."""
+        """Returns whether the one that was ready before it was ended by ranks that failed, or have died."""
         self.is_ready = True
+        if self._rendezvous is not None:
+            self._rendezvous.remove_all_but(self.number)
         has_failed, self._has_failed = self._has_failed, False
         self._lost_instances.clear()
         return has_failed
 
     def note_success(self) -> None:
         """A step has returned."""
-        self._pause = 0.0
+        self.pause = 0.0
+
+    def close(self) -> None:
+        """No rank comes to a rendezvous any more."""
+        if self._rendezvous is not None:
+            self._rendezvous.remove_all_but(None)
 
     def end(self, cause: str, *, has_failed: bool = False, lost_instances: Collection[int] = ()) -> bool:
         """True if it was ready: what its ranks held is lost.
@@ -184,9 +200,9 @@ class Epochs:
         if not self.is_open:
             return False
         self.is_open, self.cause = False, cause
-        self._consequence, self._cause_wait_ends = "", math.inf
+        self._consequence, self.cause_wait_ends = "", math.inf
         # The first time at once; then the pauses grow until a step succeeds.
-        self._next_at = time.monotonic() + (self._pause if self._pause > _FIRST_PAUSE_S else 0.0)
+        self._next_at = time.monotonic() + (self.pause if self.pause > _FIRST_PAUSE_S else 0.0)
         log.warning("epoch %d has ended: %s", self.number, cause)
         was_ready, self.is_ready = self.is_ready, False
         if was_ready:
@@ -204,9 +220,9 @@ class Epochs:
         to say is on its way."""
         if not self.is_open or self._consequence:
             return False
-        self._consequence, self._cause_wait_ends = consequence, now + _CAUSE_WAIT_S
+        self._consequence, self.cause_wait_ends = consequence, now + _CAUSE_WAIT_S
         return True
 
     def unexplained(self, now: float) -> str:
         """A consequence whose cause has not shown in time; empty if there is none."""
-        return self._consequence if now >= self._cause_wait_ends else ""
+        return self._consequence if now >= self.cause_wait_ends else ""

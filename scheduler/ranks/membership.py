@@ -1,12 +1,15 @@
-"""The ranks of a replica as their scheduler knows them, and what they must agree on."""
+"""The ranks of a replica as their scheduler knows them, and what they must agree on. No I/O and no clock."""
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from configs.options import Options
 from protos import inference_pb2, step_pb2
 from runtime.wire import PROTOCOL_VERSION, octavo_version, rank_identity
 from scheduler.ranks.heartbeats import Beat
+
+log = logging.getLogger("octavo.scheduler")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +59,7 @@ class Rank:
         return f"rank {self.rank} (pid {self.pid})"
 
     def describe(self, beat: Beat | None) -> str:
-        """What it does, for people. beat: its latest heartbeat."""
+        """For people: its state. beat: its latest heartbeat."""
         if beat is None:
             return f"{self.name} is starting"
         state = step_pb2.WorkerState.Name(beat.state).removeprefix("WORKER_STATE_").lower()
@@ -99,7 +102,7 @@ class MembershipError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a scheduler asks of its ranks. model: empty takes whichever the first rank names. results_rank: the one that
+    """Requirements on ranks that join. model: empty takes the one that the first rank names. results_rank: the one that
     returns results, the first of the last stage."""
 
     model: str
@@ -177,3 +180,92 @@ def _compare(
         mine, theirs = getattr(one, each.name), getattr(other, each.name)
         if each.name not in may_differ and mine != theirs:
             raise MembershipError(f"{each.name} is {mine!r} at {whose} but {theirs!r} at {whose_other}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """before: the process that was this rank until now; None: there was none."""
+
+    rank: Rank
+    before: Rank | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """A process that has joined before says Hello from another connection."""
+
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """permanent: it would be refused again."""
+
+    reason: str
+    permanent: bool
+
+
+class Membership:
+    """The ranks that have joined, and the model that they serve."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        # By number; to be read only.
+        self.ranks: dict[int, Rank] = {}
+        self._model_name = terms.model
+        # As of the latest epoch in which all ranks were ready; to be read only.
+        self.model: inference_pb2.ModelInfo | None = None
+
+    @property
+    def missing(self) -> list[int]:
+        """Numbers of ranks that are not present."""
+        return [rank for rank in range(self.terms.world_size) if not self.is_present(rank)]
+
+    @property
+    def have_entered(self) -> bool:
+        """All ranks are present, and where the next Reset can be sent to: none is still in a step of an epoch that has
+        ended, which waits for another rank."""
+        return not self.missing and all(rank.has_entered for rank in self.ranks.values())
+
+    @property
+    def store_address(self) -> str:
+        """As the first rank's Hello said; empty if it has not come yet."""
+        return self.ranks[0].store_address if 0 in self.ranks else ""
+
+    @property
+    def num_swap_blocks(self) -> int:
+        """The least of all ranks."""
+        return min(rank.num_swap_blocks for rank in self.ranks.values())
+
+    def is_present(self, rank: int) -> bool:
+        return rank in self.ranks and self.ranks[rank].is_present
+
+    def admit(
+        self, hello: step_pb2.Hello, identity: bytes, now: float, *, is_rightful: Callable[[Rank], bool]
+    ) -> Joined | Returned | Refused | None:
+        """None: it has said so before, from the same connection.
+
+        is_rightful: asked about the process that is this rank already: alive, so that another one is one too many.
+        """
+        if objection := self.terms.objection(hello, self._model_name):
+            log.error("rank %d (pid %d) is refused: %s", hello.rank, hello.pid, objection)
+            return Refused(reason=objection, permanent=True)
+        known = self.ranks.get(hello.rank)
+        if known is not None and known.instance == hello.instance:
+            return None if identity in (known.identity, known.previous_identity) else Returned(rank=known)
+        if known is not None and known.is_present and is_rightful(known):
+            reason = f"{known.name} is there and alive: end it first"
+            log.error("another process (pid %d) wants to be rank %d; %s", hello.pid, hello.rank, reason)
+            return Refused(reason=reason, permanent=False)
+        self._model_name = hello.model
+        rank = self.ranks[hello.rank] = Rank.of(hello, identity, now)
+        return Joined(rank=rank, before=known)
+
+    def agree(self) -> bool:
+        """Sets `model` once every rank has said Ready; False until then. Raises MembershipError."""
+        models = [self.ranks[number].model for number in sorted(self.ranks)]
+        known = [model for model in models if model is not None]
+        if len(known) < self.terms.world_size:
+            return False
+        self.model = self.terms.agree(known, self.model)
+        return True

@@ -1,7 +1,7 @@
-"""The ranks of one replica over ZeroMQ: who has joined, which epoch they are in, and whether they live.
+"""The ranks of one replica over ZeroMQ: dispatches their messages, and begins and ends their epochs.
 
-The protocol is told in protos/step.proto. Everything here happens on the step loop's thread; what it means for the
-requests is the step loop's business, told in events.
+The protocol is told in protos/step.proto. Everything here happens on the step loop's thread, which learns from events
+what it means for the requests.
 """
 
 import logging
@@ -11,26 +11,78 @@ from pathlib import Path
 
 import zmq
 from google.protobuf.message import DecodeError
+from zmq.utils.monitor import parse_monitor_message
 
 from protos import inference_pb2, step_pb2
+from runtime.wire import STEP_MESSAGE_BYTES
 from scheduler.ranks.epochs import EpochBegun, EpochEnded, Epochs, Event, Fatal, Rendezvous, StepReturned
-from scheduler.ranks.heartbeats import Beat, Heartbeats
-from scheduler.ranks.membership import MembershipError, Rank, Terms
-from scheduler.ranks.step_wire import RankSocket
-from scheduler.sockets import InvalidMessages
+from scheduler.ranks.heartbeats import Heartbeats
+from scheduler.ranks.liveness import Liveness
+from scheduler.ranks.membership import Joined, Membership, MembershipError, Rank, Refused, Returned, Terms
+from scheduler.sockets import InvalidMessages, bind_zmq
 
 log = logging.getLogger("octavo.scheduler")
 
+# Plans that may wait for a rank that does not read: more than are ever in flight (max_steps_in_flight is 64 at most),
+# so that a full queue means trouble.
+_SEND_QUEUE = 128
+_SHUTDOWN_LINGER_MS = 1000
+_MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+class RankSocket:
+    """A ROUTER that says when a peer is not there, or does not read. For one thread."""
+
+    def __init__(self, context: zmq.Context, endpoint: str, curve_dir: Path | None) -> None:
+        """Raises AddressError or CurveError."""
+        self.socket = bind_zmq(context, endpoint, curve_dir, max_message_bytes=STEP_MESSAGE_BYTES, queue=_SEND_QUEUE)
+        self.monitor = self.socket.get_monitor_socket(_MONITORED)
+
+    def receive(self) -> list[bytes] | None:
+        """The next message, the peer's identity first; None if there is none yet."""
+        try:
+            return self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def next_connection_event(self) -> int | None:
+        """zmq.EVENT_DISCONNECTED and its kin; None if there is none."""
+        try:
+            return parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"]
+        except zmq.Again:
+            return None
+
+    def send(self, identity: bytes, message: step_pb2.SchedulerToWorker) -> bool:
+        """False if the peer is not there, or does not read."""
+        return not self.send_frame(identity, message.SerializeToString())
+
+    def send_frame(self, identity: bytes, frame: bytes) -> str:
+        """Empty if it is sent; else why the peer does not take it."""
+        try:
+            self.socket.send_multipart([identity, frame], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return str(error.strerror)
+            raise
+        return ""
+
+    def is_reachable(self, identity: bytes) -> bool:
+        """ROUTER_MANDATORY tells who is there."""
+        return self.send(identity, step_pb2.SchedulerToWorker(probe=step_pb2.Probe()))
+
+    def shut_down(self, identity: bytes, reason: str, *, permanent: bool) -> None:
+        """Sends a rank home. reason: empty for an orderly end."""
+        self.send(identity, step_pb2.SchedulerToWorker(shutdown=step_pb2.Shutdown(reason=reason, permanent=permanent)))
+
+    def close(self) -> None:
+        """What was sent last gets a moment to leave."""
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=_SHUTDOWN_LINGER_MS)
+
+
 # One round of the loop reads so many messages at most, so that a flood holds up no step.
 _MAX_MESSAGES = 256
-# A rank between two identities is nowhere for a moment.
-_REENTRY_GRACE_S = 5.0
-# A rank heard from so recently lives: another process that says Hello for it is one too many.
-_ALIVE_S = 3.0
-# ZeroMQ reports a disconnect a little before it forgets the peer, so the peers are probed more than once.
-_PROBE_DELAYS_S = (0.0, 0.02, 0.2, 1.0)
-# Heartbeats come each second.
-_MISSED_BEATS_S = 2.0
 
 
 class Workers:
@@ -54,19 +106,18 @@ class Workers:
         the same epochs, which begin and end when `begin_epoch` and `end_epoch` say so; and a rank that has not
         returned may wait for these. Raises AddressError or CurveError."""
         self._socket = RankSocket(context, endpoint, curve_dir)
-        self._terms, self._heartbeats, self._invalid = terms, heartbeats, invalid
-        self._rendezvous, self._in_lockstep = rendezvous, in_lockstep
-        self._heartbeat_timeout, self._step_timeout = heartbeat_timeout, step_timeout
-        self._ranks: dict[int, Rank] = {}
+        self._scheduler, self._invalid, self._in_lockstep = heartbeats.instance, invalid, in_lockstep
         # Begun and ended here; others may be passed over.
-        self.epochs = Epochs()
-        # What was served last; to be read only.
-        self.model: inference_pb2.ModelInfo | None = None
-        self._model_name = terms.model
-        # Where the ranks of the epoch in force meet.
-        self._address = ""
+        self.epochs = Epochs(rendezvous)
+        self._membership = Membership(terms)
+        self._liveness = Liveness(
+            self._socket.is_reachable,
+            heartbeats,
+            self.epochs,
+            heartbeat_timeout=heartbeat_timeout,
+            step_timeout=step_timeout,
+        )
         self._events: list[Event] = []
-        self._probe_times: list[float] = []
 
     # --- For the step loop
 
@@ -85,32 +136,33 @@ class Workers:
         return self.epochs.is_ready
 
     @property
+    def model(self) -> inference_pb2.ModelInfo | None:
+        """The one served last; to be read only."""
+        return self._membership.model
+
+    @property
     def store_address(self) -> str:
         """As the first rank's Hello said; empty if it has not come yet."""
-        return self._ranks[0].store_address if 0 in self._ranks else ""
+        return self._membership.store_address
 
     def is_complete(self, now: float) -> bool:
-        """An epoch can begin: all ranks are present, and in none.
-
-        A rank that has not followed its last Reset yet, for it is in a step that waits for another rank, is nowhere
-        that the next Reset could be sent to: it is waited for.
-        """
-        return self.epochs.may_begin(now) and all(
-            self._is_present(rank) and self._ranks[rank].has_entered for rank in range(self._terms.world_size)
-        )
+        """An epoch can begin: all ranks are present, and in none."""
+        return self.epochs.may_begin(now) and self._membership.have_entered
 
     def describe(self) -> str:
         """In a few words, for /health."""
         if self.is_ready:
             return f"epoch {self.epoch}"
-        missing = [str(rank) for rank in range(self._terms.world_size) if not self._is_present(rank)]
-        if missing:
-            return f"waiting for rank {', '.join(missing)} of {self._terms.world_size}"
-        return "; ".join(rank.describe(self._beat(rank)) for rank in self._ranks.values())
+        membership = self._membership
+        if missing := membership.missing:
+            return f"waiting for rank {', '.join(map(str, missing))} of {membership.terms.world_size}"
+        return "; ".join(rank.describe(self._liveness.beat(rank)) for rank in membership.ranks.values())
 
     def next_check(self, now: float) -> float:
         """When `tick` should be called next, at the latest."""
-        return min(now + 1.0, *self._probe_times[:1], self.epochs.next_check(now))
+        # While steps are computed, the epoch has nothing else to wait for.
+        due = self.epochs.cause_wait_ends if self.is_ready else self.epochs.next_check(now)
+        return min(now + 1.0, due, *self._liveness.probe_times[:1])
 
     def receive(self, now: float) -> list[Event]:
         """Handles what has arrived."""
@@ -125,27 +177,25 @@ class Workers:
 
     def tick(self, now: float) -> list[Event]:
         """Checks who lives, about once a second and when `next_check` says so."""
-        is_probing = bool(self._probe_times) and self._probe_times[0] <= now
-        self._probe_times = [at for at in self._probe_times if at > now]
-        for rank in self._ranks.values():
+        is_probing = self._liveness.take_due_probes(now)
+        for rank in self._membership.ranks.values():
             if rank.is_present:
-                if is_probing or not rank.has_entered:
-                    self._check_connection(rank, now)
-                self._check_signs_of_life(rank, now)
-            elif now - self._heard(rank) <= _ALIVE_S and self._socket.is_reachable(rank.identity):
+                if cause := self._liveness.why_lost(rank, now, is_probing=is_probing):
+                    self._lose(rank, cause)
+            elif self._liveness.is_back(rank, now):
                 log.info("%s is back", rank.name)
                 rank.is_present = True
                 rank.enter(now)
                 self.epochs.note_return(rank.instance, rank.instance)
         if consequence := self.epochs.unexplained(now):
-            self._end_unexplained(consequence + self._silences(now))
+            self._end_unexplained(consequence, now)
         self._begin_epoch_if_complete(now)
         return self._take_events()
 
     def send_plan(self, frame: bytes) -> list[Event]:
         """Sends every rank the same bytes; a rank that can't take them is lost."""
         assert self.is_ready
-        for rank in self._ranks.values():
+        for rank in self._membership.ranks.values():
             if why := self._socket.send_frame(rank.identity, frame):
                 self._lose(rank, f"does not take plans: {why}")
                 break
@@ -157,7 +207,7 @@ class Workers:
         return self._take_events()
 
     def end_epoch(self, cause: str) -> list[Event]:
-        """Nothing that these ranks have done is why."""
+        """For a cause that lies outside these ranks."""
         self._end_epoch(cause)
         return self._take_events()
 
@@ -168,19 +218,18 @@ class Workers:
 
     def give_up_step(self, cause: str) -> list[Event]:
         """A step has not returned: the ranks begin anew."""
-        self._end_unexplained(cause + self._silences(time.monotonic()))
+        self._end_unexplained(cause, time.monotonic())
         return self._take_events()
 
     def close(self, reason: str) -> None:
         """Sends the ranks home. reason: empty for an orderly end, else why they have to fail as well."""
-        for rank in self._ranks.values():
-            if rank.is_present:
-                for identity in {rank.identity, rank.previous_identity} - {None}:
-                    self._socket.shut_down(identity or b"", reason, permanent=bool(reason))
+        present = [rank for rank in self._membership.ranks.values() if rank.is_present]
+        for rank in present:
+            for identity in {rank.identity, rank.previous_identity} - {None}:
+                self._socket.shut_down(identity or b"", reason, permanent=bool(reason))
         self._socket.close()
-        is_awaited = any(rank.is_present and rank.model is None for rank in self._ranks.values())
-        if self._rendezvous is not None and not is_awaited:
-            self._rendezvous.remove_all_but(None)
+        if all(rank.model is not None for rank in present):
+            self.epochs.close()
 
     # --- Messages
 
@@ -194,8 +243,8 @@ class Workers:
         except DecodeError:
             self._invalid.note(peer, f"{len(frames[1])} bytes that are no WorkerToScheduler")
             return
-        kind = message.WhichOneof("message")
-        rank = next((each for each in self._ranks.values() if peer in (each.identity, each.previous_identity)), None)
+        kind, ranks = message.WhichOneof("message"), self._membership.ranks
+        rank = next((each for each in ranks.values() if peer in (each.identity, each.previous_identity)), None)
         if rank is not None:
             rank.heard = now
         if kind == "hello" and peer.startswith(b"join-"):
@@ -210,30 +259,21 @@ class Workers:
             self._invalid.note(peer, f"an unknown peer sent {kind or 'nothing known'}")
 
     def _hear_hello(self, hello: step_pb2.Hello, peer: bytes, now: float) -> None:
-        if objection := self._terms.objection(hello, self._model_name):
-            log.error("rank %d (pid %d) is refused: %s", hello.rank, hello.pid, objection)
-            self._socket.shut_down(peer, objection, permanent=True)
-            return
-        known = self._ranks.get(hello.rank)
-        if known is not None and known.instance == hello.instance:
-            self._hear_hello_again(known, peer, now)
-            return
-        if known is not None and known.is_present:
-            if self._is_rightful(known, now):
-                text = f"{known.name} is there and alive: end it first"
-                log.error("another process (pid %d) wants to be rank %d; %s", hello.pid, hello.rank, text)
-                self._socket.shut_down(peer, text, permanent=False)
-                return
-            self._lose(known, f"was replaced by pid {hello.pid}")
-        if known is not None:
-            self.epochs.note_return(known.instance, hello.instance)
-        self._model_name = hello.model
-        self._ranks[hello.rank] = Rank.of(hello, peer, now)
-        log.info("%s has joined", self._ranks[hello.rank].name)
+        answer = self._membership.admit(
+            hello, peer, now, is_rightful=lambda rank: self._liveness.is_rightful(rank, now)
+        )
+        match answer:
+            case Refused():
+                self._socket.shut_down(peer, answer.reason, permanent=answer.permanent)
+            case Joined():
+                if answer.before is not None:
+                    self._lose(answer.before, f"was replaced by pid {hello.pid}")
+                    self.epochs.note_return(answer.before.instance, hello.instance)
+                log.info("%s has joined", answer.rank.name)
+            case Returned():
+                self._take_back(answer.rank, peer, now)
 
-    def _hear_hello_again(self, rank: Rank, peer: bytes, now: float) -> None:
-        if peer == rank.identity or peer == rank.previous_identity:
-            return  # said before its Reset came
+    def _take_back(self, rank: Rank, peer: bytes, now: float) -> None:
         was_waiting_for_reset = self.epochs.is_open and rank.model is None and rank.is_present
         rank.return_from(peer, now)
         self.epochs.note_return(rank.instance, rank.instance)
@@ -243,21 +283,23 @@ class Workers:
             self._end_epoch(f"{rank.name} has left it and says Hello again")
 
     def _hear_result(self, result: step_pb2.StepResult, rank: Rank) -> None:
-        if rank.rank != self._terms.results_rank:
-            self._invalid.note(rank.identity, f"a result, which is rank {self._terms.results_rank}'s to send")
+        results_rank = self._membership.terms.results_rank
+        if rank.rank != results_rank:
+            self._invalid.note(rank.identity, f"a result, which is rank {results_rank}'s to send")
         elif self.is_ready and result.epoch == self.epoch:
-            self.epochs.note_success()
+            if self.epochs.pause:
+                self.epochs.note_success()
             self._events.append(StepReturned(result=result))
 
     def _hear_failure(self, failure: step_pb2.Failure, rank: Rank | None, now: float) -> None:
         who = rank.name if rank is not None else f"rank {failure.rank}"
-        if failure.permanent and (rank is not None or not self._is_present(failure.rank)):
+        if failure.permanent and (rank is not None or not self._membership.is_present(failure.rank)):
             self._events.append(Fatal(cause=f"{who} failed for good: {failure.message}", permanent=True))
         elif failure.is_consequence:
             log.info("%s failed because of another rank: %s", who, failure.message)
             is_current = rank is not None and failure.epoch == self.epoch
             if is_current and self.epochs.await_cause(f"{who} failed: {failure.message}", now):
-                self._probe_times = [now + delay for delay in _PROBE_DELAYS_S]
+                self._liveness.probe_soon(now)
         elif rank is not None and failure.epoch == self.epoch:
             self._end_epoch(f"{who} failed: {failure.message}", has_failed=True)
         else:
@@ -268,56 +310,60 @@ class Workers:
             return  # of an epoch that has ended meanwhile
         rank.enter(now)
         rank.model, rank.num_swap_blocks = ready.model, ready.num_swap_blocks
-        models = [self._ranks[number].model for number in sorted(self._ranks)]
-        known = [model for model in models if model is not None]
-        if self.is_ready or len(known) < self._terms.world_size:
-            return
+        membership = self._membership
         try:
-            self.model = self._terms.agree(known, self.model)
+            if self.is_ready or not membership.agree():
+                return
         except MembershipError as error:
             self._events.append(Fatal(cause=str(error), permanent=False))
             return
-        if self._rendezvous is not None:
-            self._rendezvous.remove_all_but(self.epoch)
+        assert membership.model is not None
         self._events.append(
             EpochBegun(
                 epoch=self.epoch,
-                model=self.model,
-                num_swap_blocks=min(rank.num_swap_blocks for rank in self._ranks.values()),
+                model=membership.model,
+                num_swap_blocks=membership.num_swap_blocks,
                 after_failure=self.epochs.become_ready(),
             )
         )
 
+    def _watch_connections(self, now: float) -> None:
+        while (event := self._socket.next_connection_event()) is not None:
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._invalid.note(b"CURVE", "a peer whose key is not in allowed_workers/ was turned away")
+            else:
+                self._liveness.probe_soon(now)
+
     # --- Epochs
 
     def _begin_epoch_if_complete(self, now: float) -> None:
-        if not self._in_lockstep and self.is_complete(now):
-            epoch, rendezvous = self.epoch + 1, self._rendezvous
-            self._begin_epoch(epoch, "" if rendezvous is None else rendezvous.address(epoch, self.store_address), now)
+        if not self._in_lockstep and not self.epochs.is_open and self.is_complete(now):
+            self._begin_epoch(self.epoch + 1, self.epochs.next_address(self.store_address), now)
 
     def _begin_epoch(self, epoch: int, rendezvous: str, now: float) -> None:
-        self.epochs.begin(epoch)
-        self._address = rendezvous
-        for rank in self._ranks.values():
+        self.epochs.begin(epoch, rendezvous)
+        for rank in self._membership.ranks.values():
             if self.epochs.is_open:
                 self._reset(rank, now)
 
     def _reset(self, rank: Rank, now: float) -> None:
-        reset = step_pb2.Reset(epoch=self.epoch, rendezvous=self._address, scheduler=self._heartbeats.instance)
+        reset = step_pb2.Reset(epoch=self.epoch, rendezvous=self.epochs.address, scheduler=self._scheduler)
         if self._socket.send(rank.identity, step_pb2.SchedulerToWorker(reset=reset)):
             rank.begin_reset(self.epoch, now)
         else:
             self._lose(rank, "is gone")
 
     def _end_epoch(self, cause: str, *, has_failed: bool = False, lost: Iterable[Rank] = ()) -> None:
-        """As scheduler.ranks.epochs.Epochs.end. lost: ranks that went, or may have."""
+        """As Epochs.end. lost: ranks that went, or may have."""
         if self.epochs.end(cause, has_failed=has_failed, lost_instances=[rank.instance for rank in lost]):
             self._events.append(EpochEnded(cause=cause))
 
-    def _end_unexplained(self, cause: str) -> None:
+    def _end_unexplained(self, cause: str, now: float) -> None:
         """A rank hangs. If it is not clear in which replica, it will be seen whose rank has to be started again."""
+        ranks = self._membership.ranks.values()
+        cause += self._liveness.silences(ranks, now)
         if self._in_lockstep:
-            self._end_epoch(cause, lost=self._ranks.values())
+            self._end_epoch(cause, lost=ranks)
         else:
             self._end_epoch(cause, has_failed=True)
 
@@ -328,69 +374,6 @@ class Workers:
             level = logging.WARNING if self.epochs.is_open else logging.INFO
             log.log(level, "%s is lost: it %s", rank.name, cause)
             self._end_epoch(f"{rank.name} {cause}", lost=[rank])
-
-    # --- Liveness
-
-    def _check_connection(self, rank: Rank, now: float) -> None:
-        """ROUTER_MANDATORY tells who is there."""
-        if self._socket.is_reachable(rank.identity):
-            if not rank.has_entered:
-                rank.enter(now)
-        elif rank.has_entered:
-            self._lose(rank, "has disconnected")
-        elif rank.previous_identity is None or not self._socket.is_reachable(rank.previous_identity):
-            rank.unreachable_since = rank.unreachable_since or now
-            if now - rank.unreachable_since > _REENTRY_GRACE_S:
-                self._lose(rank, "has disconnected and has not come back")
-
-    def _check_signs_of_life(self, rank: Rank, now: float) -> None:
-        silence = now - self._heard(rank)
-        if silence > self._heartbeat_timeout:
-            self._lose(rank, f"has been silent for {silence:.1f} s (heartbeat_timeout={self._heartbeat_timeout:g})")
-        elif self._is_awaited(rank):
-            self._complain_if_hung(rank, now)
-
-    def _complain_if_hung(self, rank: Rank, now: float) -> None:
-        """A rank may load for long; one that is still in a step of an epoch that has ended is another matter."""
-        beat, wait = self._beat(rank), now - rank.reset_at
-        is_stepping = beat is not None and beat.state == step_pb2.WORKER_STATE_STEPPING
-        if is_stepping and wait > (rank.num_complaints + 1) * self._step_timeout:
-            rank.num_complaints += 1
-            log.error("%s has not left its step for %.0f s: end that process if it hangs", rank.name, wait)
-
-    def _watch_connections(self, now: float) -> None:
-        while (event := self._socket.next_connection_event()) is not None:
-            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._invalid.note(b"CURVE", "a peer whose key is not in allowed_workers/ was turned away")
-            else:
-                self._probe_times = [now + delay for delay in _PROBE_DELAYS_S]
-
-    def _is_present(self, rank: int) -> bool:
-        return rank in self._ranks and self._ranks[rank].is_present
-
-    def _is_rightful(self, rank: Rank, now: float) -> bool:
-        """Alive, and not stuck since its Reset."""
-        is_stuck = self._is_awaited(rank) and rank.num_complaints > 0
-        is_there = self._socket.is_reachable(rank.identity) or (
-            rank.previous_identity is not None and self._socket.is_reachable(rank.previous_identity)
-        )
-        return is_there and not is_stuck and now - self._heard(rank) <= _ALIVE_S
-
-    def _is_awaited(self, rank: Rank) -> bool:
-        """It is to get ready, or at least to follow its last Reset."""
-        return rank.model is None and (self.epochs.is_open or not rank.has_entered)
-
-    def _silences(self, now: float) -> str:
-        """Of ranks that may be why a step does not return, to be put behind what has failed."""
-        silences = [(rank.name, now - self._heard(rank)) for rank in self._ranks.values()]
-        return "".join(f"; {name} has been silent for {s:.1f} s" for name, s in silences if s > _MISSED_BEATS_S)
-
-    def _heard(self, rank: Rank) -> float:
-        beat = self._beat(rank)
-        return max(rank.heard, beat.heard) if beat else rank.heard
-
-    def _beat(self, rank: Rank) -> Beat | None:
-        return self._heartbeats.latest(rank.rank, rank.instance)
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []

@@ -1,13 +1,14 @@
-"""What ranks of a replica must agree on, and what the scheduler takes the least of."""
+"""Which processes may be ranks, what the ranks of a replica must agree on, and where they meet."""
 
 from pathlib import Path
 
 import pytest
 
 from configs.options import Options
-from protos import inference_pb2
+from protos import inference_pb2, step_pb2
+from runtime.wire import PROTOCOL_VERSION, octavo_version
 from scheduler.ranks.epochs import RendezvousFiles, rendezvous_of
-from scheduler.ranks.membership import MembershipError, Terms
+from scheduler.ranks.membership import Joined, Membership, MembershipError, Rank, Refused, Returned, Terms
 from scheduler.sockets import AddressClaims, AddressError
 
 OPTIONS = Options(tensor_parallel_size=2, block_size=16)
@@ -70,3 +71,57 @@ def test_ranks_of_several_machines_meet_at_the_store_that_the_first_one_told() -
     assert meeting.address(7, "10.0.0.2:4000") == "tcp:10.0.0.2:4000/7"
     assert isinstance(rendezvous_of(Options(tensor_parallel_size=2), 0), RendezvousFiles)
     assert rendezvous_of(Options(**tcp), 0) is None
+
+
+def hello(rank: int, *, instance: int, **changes: object) -> step_pb2.Hello:
+    fields: dict = {
+        "rank": rank, "instance": instance, "pid": instance, "protocol_version": PROTOCOL_VERSION,
+        "octavo_version": octavo_version(), "world_size": 2, "model": "m", "block_size": 16,
+        "max_num_seqs": OPTIONS.max_num_seqs, "max_num_batched_tokens": OPTIONS.max_num_batched_tokens,
+    }  # fmt: skip
+    return step_pb2.Hello(**fields | changes)
+
+
+def alive(rank: Rank) -> bool:
+    return True
+
+
+def dead(rank: Rank) -> bool:
+    return False
+
+
+def test_ranks_join_once_and_the_first_one_names_the_model() -> None:
+    membership = Membership(Terms.of(OPTIONS))
+    joined = membership.admit(hello(1, instance=11), b"join-1", 0.0, is_rightful=alive)
+    assert isinstance(joined, Joined)
+    assert joined.before is None
+    assert membership.missing == [0]
+    assert membership.admit(hello(1, instance=11), b"join-1", 1.0, is_rightful=alive) is None
+    refused = membership.admit(hello(0, instance=12, model="other"), b"join-2", 1.0, is_rightful=alive)
+    assert isinstance(refused, Refused)
+    assert refused.permanent
+    assert "served_model_name is 'other'" in refused.reason
+    membership.admit(hello(0, instance=13), b"join-3", 1.0, is_rightful=alive)
+    assert membership.have_entered
+
+
+def test_a_process_that_connects_anew_is_the_rank_that_it_was() -> None:
+    membership = Membership(Terms.of(OPTIONS))
+    membership.admit(hello(0, instance=11), b"join-1", 0.0, is_rightful=alive)
+    returned = membership.admit(hello(0, instance=11), b"join-2", 1.0, is_rightful=dead)
+    assert isinstance(returned, Returned)
+    assert returned.rank is membership.ranks[0]
+
+
+def test_a_rank_is_replaced_only_if_its_process_does_not_live() -> None:
+    membership = Membership(Terms.of(OPTIONS))
+    membership.admit(hello(0, instance=11), b"join-1", 0.0, is_rightful=alive)
+    refused = membership.admit(hello(0, instance=12), b"join-2", 1.0, is_rightful=alive)
+    assert isinstance(refused, Refused)
+    assert not refused.permanent
+    assert membership.ranks[0].instance == 11
+    joined = membership.admit(hello(0, instance=12), b"join-2", 1.0, is_rightful=dead)
+    assert isinstance(joined, Joined)
+    assert joined.before is not None
+    assert joined.before.instance == 11
+    assert membership.ranks[0] is joined.rank
