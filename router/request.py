@@ -9,8 +9,8 @@ from protos import inference_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """What is to be placed."""
+class RoutingHints:
+    """What a routing policy knows of a request."""
 
     # Of the prompt.
     token_ids: Sequence[int]
@@ -77,9 +77,9 @@ class Request:
         return fields | {"trace_id": self.trace.trace_id} if self.trace.trace_id else fields
 
     @property
-    def placement(self) -> Placement:
-        """What a policy may want to know of it."""
-        return Placement(
+    def routing_hints(self) -> RoutingHints:
+        """Those of this request, for a policy."""
+        return RoutingHints(
             token_ids=self.prompt_token_ids,
             cache_salt=self.cache_salt,
             session_key=self.session_key,

@@ -23,7 +23,7 @@ import numpy as np
 
 from protos.scheduler_pb2 import CacheEvent
 from router.replicas.policies import POLICIES, Policy, ReplicaLoad
-from router.request import Placement
+from router.request import RoutingHints
 from runtime.block_hashes import hash_prompt_blocks, scope_of
 
 _BLOCK_SIZE, _BUDGET, _MAX_BLOCKS = 64, 2048, 4096
@@ -147,7 +147,7 @@ def _place(policy: Policy, replicas: list[_Replica], request: _Request) -> int:
         ReplicaLoad(replica=i, num_sequences=each.load[0] + each.sent[0], num_queued_tokens=each.load[1] + each.sent[1])
         for i, each in enumerate(replicas)
     ]
-    return policy.choose(loads, Placement(token_ids=request.token_ids, session_key=request.session))[0]
+    return policy.choose(loads, RoutingHints(token_ids=request.token_ids, session_key=request.session))[0]
 
 
 # --- Workloads: token ids are ranges, so that equal beginnings are equal prefixes

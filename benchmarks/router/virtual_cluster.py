@@ -21,7 +21,7 @@ from protos.inference_pb2 import ModelInfo, SamplingParams
 from protos.scheduler_pb2 import RouterMessage, SchedulerMessage, SequenceStart, Submit, Welcome
 from router.replicas.policies import Policy, ReplicaLoad
 from router.replicas.session import GroupOwner, Session
-from router.request import Placement
+from router.request import RoutingHints
 from runtime.wire import PROTOCOL_VERSION
 from scheduler.core.core import Core
 from scheduler.core.messages import CoreSettings, Result
@@ -125,7 +125,7 @@ class VirtualCluster:
     def _place(self, request: Request, now: float) -> None:
         loads = [replica.load for replica in self._replicas]
         began = time.perf_counter()
-        index, reason = self._policy.choose(loads, Placement(token_ids=request.token_ids))
+        index, reason = self._policy.choose(loads, RoutingHints(token_ids=request.token_ids))
         self.choosing_s += time.perf_counter() - began
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
         self._replicas[index].submit(request, now)

@@ -12,7 +12,7 @@ from router.errors import NoReplica
 from router.replicas.policies import Policy, ReplicaLoad
 from router.replicas.replica import Replica
 from router.replicas.session import Session
-from router.request import Placement
+from router.request import RoutingHints
 
 log = logging.getLogger("octavo.router.replicas")
 
@@ -90,7 +90,7 @@ class ReplicaSet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def choose(self, placement: Placement, fingerprint: str = "", exclude: Collection[Session] = ()) -> Session:
+    def choose(self, hints: RoutingHints, fingerprint: str = "", exclude: Collection[Session] = ()) -> Session:
         """The Session to submit to; one of `fingerprint` if there is any. Raises NoReplica."""
         usable = [replica for replica in self.replicas if replica.usable and replica.session not in exclude]
         if not usable:
@@ -99,11 +99,11 @@ class ReplicaSet:
         candidates = equal or usable
         now = time.monotonic()
         # The last one is never left out: one that fails often is better than none.
-        chosen = self._choose([each for each in candidates if each.breaker.allows(now)] or candidates, placement)
+        chosen = self._choose([each for each in candidates if each.breaker.allows(now)] or candidates, hints)
         assert chosen.session is not None
         return chosen.session
 
-    def choose_ready(self, among: Collection[Replica], placement: Placement, fingerprint: str = "") -> Replica | None:
+    def choose_ready(self, among: Collection[Replica], hints: RoutingHints, fingerprint: str = "") -> Replica | None:
         """One that takes and computes at once what it gets, and is of `fingerprint`, if that is given; None if there is
         none."""
         now = time.monotonic()
@@ -113,14 +113,14 @@ class ReplicaSet:
             if each.ready
             and each.breaker.allows(now)
             and fingerprint in ("", each.fingerprint)
-            and not (each.session is not None and each.session.refuses(placement.priority))
+            and not (each.session is not None and each.session.refuses(hints.priority))
         ]
-        return self._choose(candidates, placement) if candidates else None
+        return self._choose(candidates, hints) if candidates else None
 
-    def _choose(self, candidates: Sequence[Replica], placement: Placement) -> Replica:
+    def _choose(self, candidates: Sequence[Replica], hints: RoutingHints) -> Replica:
         """As the policy says, of those whose queues are not full, if there are any."""
         candidates = [
-            each for each in candidates if each.session is not None and not each.session.refuses(placement.priority)
+            each for each in candidates if each.session is not None and not each.session.refuses(hints.priority)
         ] or candidates
         loads = [
             ReplicaLoad(
@@ -132,7 +132,7 @@ class ReplicaSet:
             for replica in candidates
             if (session := replica.session) is not None
         ]
-        index, reason = self._policy.choose(loads, placement)
+        index, reason = self._policy.choose(loads, hints)
         self._on_choice(self._policy.name, reason)
         candidates[index].breaker.sent(time.monotonic())
         return candidates[index]

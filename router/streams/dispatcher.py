@@ -31,7 +31,7 @@ class Dispatcher:
             stream.begin(None, exact=True)
             return
         resume = stream.request.resume
-        session = self._replicas.choose(stream.request.placement, "" if resume is None else resume.fingerprint)
+        session = self._replicas.choose(stream.request.routing_hints, "" if resume is None else resume.fingerprint)
         exact = resume is None or resume.fingerprint == session.welcome.model.fingerprint
         stream.begin(session, exact=exact)
 
@@ -60,7 +60,7 @@ class Dispatcher:
         draining = rejected.reason == REJECT_REASON_DRAINING
         if draining or len(stream.refused_by) <= 1:
             try:
-                session = self._replicas.choose(stream.request.placement, stream.fingerprint, exclude=stream.refused_by)
+                session = self._replicas.choose(stream.request.routing_hints, stream.fingerprint, exclude=stream.refused_by)
             except NoReplica:
                 pass
             else:
@@ -82,7 +82,7 @@ class Dispatcher:
     def _go_on(self, stream: Stream) -> None:
         stream.refused_by.clear()
         try:
-            session = self._replicas.choose(stream.request.placement, stream.fingerprint)
+            session = self._replicas.choose(stream.request.routing_hints, stream.fingerprint)
         except NoReplica:
             self._held.hold(stream)
             return

@@ -65,7 +65,7 @@ class Migrations:
         if address == here.address:
             raise NotMigrated(f"the request is at {address} already")
         others = [each for each in replicas if each is not here and address in ("", each.address)]
-        there = self._replicas.choose_ready(others, stream.request.placement, stream.fingerprint)
+        there = self._replicas.choose_ready(others, stream.request.routing_hints, stream.fingerprint)
         if there is None:
             raise NotMigrated(
                 f"{address or 'no other replica'} is not ready to go on exactly as {here.address} does (fingerprint "
@@ -107,11 +107,11 @@ class Migrations:
                 continue
             if replica.draining and stream.num_tokens_to_come <= _FEW_TOKENS:
                 continue
-            placement = stream.request.placement
-            there = self._replicas.choose_ready(others, placement, stream.fingerprint)
+            hints = stream.request.routing_hints
+            there = self._replicas.choose_ready(others, hints, stream.fingerprint)
             if there is None and replica.stalled:
                 # As good as lost: it goes on inexactly rather than not at all.
-                there = self._replicas.choose_ready(others, placement)
+                there = self._replicas.choose_ready(others, hints)
             if there is None:
                 num_staying += 1
             else:

@@ -24,7 +24,7 @@ def test_nothing_is_lost_where_prompts_have_nothing_in_common() -> None:
 
 def test_two_choices_are_far_better_than_one() -> None:
     class AtRandom(PowerOfTwo):
-        def choose(self, loads, placement):
+        def choose(self, loads, hints):
             return self.random.randrange(len(loads)), "random"
 
         random = random.Random(0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from router.replicas.policies.prefix_index import PrefixIndex
-from router.request import Placement
+from router.request import RoutingHints
 
 # What one more sequence costs a replica, in prompt tokens that wait: each of its steps is a little longer.
 _TOKENS_A_SEQUENCE = 32
@@ -39,7 +39,7 @@ class Policy(Protocol):
         """What is told of the replicas' prefix caches, if the policy wants to know."""
         ...
 
-    def choose(self, loads: Sequence[ReplicaLoad], placement: Placement) -> tuple[int, str]:
+    def choose(self, loads: Sequence[ReplicaLoad], hints: RoutingHints) -> tuple[int, str]:
         """loads: at least one. Returns an index into them and, for metrics, the reason in a word."""
         ...
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from router.replicas.policies.base import ReplicaLoad, ready
 from router.replicas.policies.least_loaded import LeastLoaded
-from router.request import Placement
+from router.request import RoutingHints
 
 # Of each replica: with fewer, some would get a multiple of what others get.
 _POINTS = 128
@@ -29,14 +29,14 @@ class ConsistentHash:
     def __init__(self) -> None:
         self._without_key = LeastLoaded()
 
-    def choose(self, loads: Sequence[ReplicaLoad], placement: Placement) -> tuple[int, str]:
-        if not placement.session_key or len(loads) == 1:
-            return self._without_key.choose(loads, placement)
+    def choose(self, loads: Sequence[ReplicaLoad], hints: RoutingHints) -> tuple[int, str]:
+        if not hints.session_key or len(loads) == 1:
+            return self._without_key.choose(loads, hints)
         of_replica = {loads[i].replica: i for i in ready(loads)}
         points, replicas = _ring(tuple(of_replica))
         mean = sum(loads[i].num_tokens for i in of_replica.values()) / len(of_replica)
         most = max(_MOST_LOAD * mean, _LITTLE_TOKENS)
-        place = bisect_right(points, _point(placement.session_key))
+        place = bisect_right(points, _point(hints.session_key))
         for step in range(len(points)):
             index = of_replica[replicas[(place + step) % len(points)]]
             if loads[index].num_tokens <= most:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from router.replicas.policies.base import ReplicaLoad, ready
-from router.request import Placement
+from router.request import RoutingHints
 
 
 class LeastLoaded:
@@ -15,7 +15,7 @@ class LeastLoaded:
     def __init__(self) -> None:
         self._turn = 0
 
-    def choose(self, loads: Sequence[ReplicaLoad], placement: Placement) -> tuple[int, str]:
+    def choose(self, loads: Sequence[ReplicaLoad], hints: RoutingHints) -> tuple[int, str]:
         if len(loads) == 1:
             return 0, "only"
         candidates = ready(loads)

@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 
 from router.replicas.policies.base import ReplicaLoad, ready
-from router.request import Placement
+from router.request import RoutingHints
 
 
 class PowerOfTwo:
@@ -19,7 +19,7 @@ class PowerOfTwo:
         """seed: for a simulation."""
         self._random = random.Random(seed)
 
-    def choose(self, loads: Sequence[ReplicaLoad], placement: Placement) -> tuple[int, str]:
+    def choose(self, loads: Sequence[ReplicaLoad], hints: RoutingHints) -> tuple[int, str]:
         if len(loads) == 1:
             return 0, "only"
         candidates = ready(loads)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from router.replicas.policies.base import ReplicaLoad, ready
 from router.replicas.policies.prefix_index import PrefixIndex
-from router.request import Placement
+from router.request import RoutingHints
 from runtime.block_hashes import hash_prompt_blocks, scope_of
 
 # Replicas whose costs differ by no more are equals, told apart by their caches, else by turns. A Load is as old as a
@@ -28,11 +28,11 @@ class PrefixAware:
         self.prefix_index = PrefixIndex()
         self._last = -1
 
-    def choose(self, loads: Sequence[ReplicaLoad], placement: Placement) -> tuple[int, str]:
+    def choose(self, loads: Sequence[ReplicaLoad], hints: RoutingHints) -> tuple[int, str]:
         if len(loads) == 1:
             return 0, "only"
         index = self.prefix_index
-        names = hash_prompt_blocks(placement.token_ids, index.block_size, scope_of(placement.cache_salt))
+        names = hash_prompt_blocks(hints.token_ids, index.block_size, scope_of(hints.cache_salt))
         found = index.num_cached_blocks(names)
         cached = {i: index.block_size * found.get(loads[i].replica, 0) for i in ready(loads)}
         costs = {i: loads[i].num_tokens - num_tokens for i, num_tokens in cached.items()}

@@ -15,9 +15,9 @@ from router.replicas.policies.power_of_two import PowerOfTwo
 from router.replicas.policies.prefix_aware import PrefixAware
 from router.replicas.policies.round_robin import RoundRobin
 from router.replicas.session import GroupOwner, Session
-from router.request import Placement
+from router.request import RoutingHints
 
-NOTHING = Placement(token_ids=())
+NOTHING = RoutingHints(token_ids=())
 
 
 def _loads(*each: tuple[int, int], away: tuple[int, ...] = ()) -> list[ReplicaLoad]:
@@ -40,12 +40,12 @@ def test_whoever_has_no_workers_comes_last(name: str) -> None:
     if policy.prefix_index is not None:
         for replica in range(3):
             policy.prefix_index.add(replica, block_size=4, max_blocks=100)
-    placement = Placement(token_ids=range(8), session_key="s")
-    assert policy.choose(_loads((9, 9)), placement) == (0, "only")
+    hints = RoutingHints(token_ids=range(8), session_key="s")
+    assert policy.choose(_loads((9, 9)), hints) == (0, "only")
     loads = _loads((0, 0), (50, 9000), (0, 0), away=(0, 2))
-    assert {policy.choose(loads, placement)[0] for _ in range(10)} == {1}
+    assert {policy.choose(loads, hints)[0] for _ in range(10)} == {1}
     # All are away: it waits at one of them.
-    assert policy.choose(_loads((0, 0), (0, 0), away=(0, 1)), placement)[0] in (0, 1)
+    assert policy.choose(_loads((0, 0), (0, 0), away=(0, 1)), hints)[0] in (0, 1)
 
 
 # --- Each of them
@@ -84,7 +84,7 @@ def test_of_two_the_less_loaded_is_chosen_and_the_most_loaded_never() -> None:
 
 def test_a_session_stays_where_it_is_and_few_move_when_one_goes() -> None:
     policy, loads = ConsistentHash(), _loads(*[(0, 0)] * 10)
-    sessions = [Placement(token_ids=(), session_key=f"session {i}") for i in range(500)]
+    sessions = [RoutingHints(token_ids=(), session_key=f"session {i}") for i in range(500)]
     before = [policy.choose(loads, each)[0] for each in sessions]
     assert before == [policy.choose(loads, each)[0] for each in sessions]
     assert max(Counter(before).values()) < 2 * 50
@@ -93,7 +93,7 @@ def test_a_session_stays_where_it_is_and_few_move_when_one_goes() -> None:
 
 
 def test_a_session_leaves_one_that_has_far_more_to_do_than_the_others() -> None:
-    policy, session = ConsistentHash(), Placement(token_ids=(), session_key="s")
+    policy, session = ConsistentHash(), RoutingHints(token_ids=(), session_key="s")
     home, reason = policy.choose(_loads(*[(1, 0)] * 4), session)
     assert reason == "session"
     busy = _loads(*[(1, 90_000 * (i == home)) for i in range(4)])
@@ -104,7 +104,7 @@ def test_a_session_leaves_one_that_has_far_more_to_do_than_the_others() -> None:
 
 
 class TestPrefixAware:
-    PROMPT = Placement(token_ids=range(1000, 1400))
+    PROMPT = RoutingHints(token_ids=range(1000, 1400))
 
     @pytest.fixture
     def policy(self) -> PrefixAware:
@@ -117,9 +117,9 @@ class TestPrefixAware:
         loads = _loads((0, 0), (0, 0), (0, 0))
         first, reason = policy.choose(loads, self.PROMPT)
         assert reason == "load"
-        longer = Placement(token_ids=range(1000, 1500))
+        longer = RoutingHints(token_ids=range(1000, 1500))
         assert {policy.choose(loads, longer) for _ in range(5)} == {(first, "prefix")}
-        assert policy.choose(loads, Placement(token_ids=range(1000, 1400), cache_salt="other"))[1] == "load"
+        assert policy.choose(loads, RoutingHints(token_ids=range(1000, 1400), cache_salt="other"))[1] == "load"
 
     def test_a_queue_longer_than_what_the_cache_saves_sends_it_elsewhere(self, policy: PrefixAware) -> None:
         first, _ = policy.choose(_loads((0, 0), (0, 0), (0, 0)), self.PROMPT)
@@ -131,7 +131,7 @@ class TestPrefixAware:
 
     def test_what_no_cache_holds_goes_round_those_with_about_as_much_to_do(self, policy: PrefixAware) -> None:
         loads = _loads((3, 0), (0, 200), (2, 3000))
-        chosen = [policy.choose(loads, Placement(token_ids=range(n, n + 100)))[0] for n in range(0, 400, 100)]
+        chosen = [policy.choose(loads, RoutingHints(token_ids=range(n, n + 100)))[0] for n in range(0, 400, 100)]
         assert chosen == [0, 1, 0, 1]
 
 
