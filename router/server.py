@@ -154,7 +154,7 @@ class RouterServer:
         )
         add_InferenceServicer_to_server(InferenceService(self.intake), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        add_AdminServicer_to_server(admin.AdminService(self._replicas.replicas, self.intake.migrations), server)
+        add_AdminServicer_to_server(admin.AdminService(self._replicas.replicas, self.intake), server)
         foreign = add_services(options.compat, server, self.intake, self._replicas)
         self._ready_names = (SERVICE, *foreign)
         add_reflection(server, *self._ready_names, admin.SERVICE)

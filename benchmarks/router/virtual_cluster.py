@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from octavo.plan.costs.step_shape import PaperRows, StepShape
 from protos.inference_pb2 import ModelInfo, SamplingParams
 from protos.scheduler_pb2 import RouterMessage, SchedulerMessage, SequenceStart, Submit, Welcome
 from router.replicas.policies import Policy, ReplicaLoad
-from router.replicas.session import GroupOwner, Session
+from router.replicas.session import Session
 from router.request import RoutingHints
 from runtime.wire import PROTOCOL_VERSION
 from scheduler.core.core import Core
@@ -35,7 +35,7 @@ _SESSION = 1
 # From router to scheduler, and back: a message through gRPC between two busy processes.
 _HOP_S = 0.0005
 # Owns groups; never called, for each is left as soon as it is submitted: outputs are read from the messages themselves.
-_NOBODY = cast(GroupOwner, object())
+_NOBODY: Any = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ class _Replica:
     def submit(self, request: Request, now: float) -> None:
         sampling = SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True)
         submit = Submit(request_id=str(id(request)), choices=[SequenceStart(choice=0)], attempt=1, sampling=sampling)
-        group = self.session.submit(submit, request.token_ids, _NOBODY)
+        group = self.session.submit(submit, request.token_ids, sink=_NOBODY, owner=_NOBODY)
         self.session.leave(group)
         self.submitted[group] = request
         while not self.session.outgoing.empty():

@@ -10,7 +10,7 @@ from octavo.client.requests import Message, Prompt, RequestOptions, SamplingPara
 from octavo.client.results import Generation
 from octavo.local.engine import build_engine
 from octavo.local.request import LocalRequest
-from router.streams.choices import for_scheduler
+from router.replicas.session import for_scheduler
 from router.text.tokenizer import Tokenizer
 from router.text.tokenizer_files import tokenizer_directory
 from runtime.model_files import resolve_model

@@ -11,8 +11,8 @@ from protos.admin_pb2_grpc import AdminServicer, AdminStub
 from router.api.grpc_errors import grpc_errors
 from router.errors import Forbidden, InvalidRequest, UnknownRequest
 from router.replicas.broadcast import ANSWER_TIMEOUT_S, BroadcastTarget, broadcast
+from router.replicas.migrations import Migration
 from router.security.identity import caller
-from router.streams.migrations import Migration
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
 
@@ -20,17 +20,19 @@ Context = grpc.aio.ServicerContext
 
 
 class Migrates(Protocol):
-    """router.streams.migrations."""
+    """The intake."""
 
-    def migrate(self, request_id: str, scoped_id: str, address: str) -> Migration: ...
+    def migrate(self, request_id: str, address: str) -> Migration:
+        """request_id: of the caller. Raises RequestError."""
+        ...
 
 
 class AdminService(AdminServicer):
     """Replicas that can't be reached are named in the answer; if none answers, the call fails with UNAVAILABLE."""
 
-    def __init__(self, replicas: Sequence[BroadcastTarget], migrations: Migrates) -> None:
+    def __init__(self, replicas: Sequence[BroadcastTarget], intake: Migrates) -> None:
         self._replicas = replicas
-        self._migrations = migrations
+        self._intake = intake
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         async with grpc_errors(context, request.request_id):
@@ -93,7 +95,7 @@ class AdminService(AdminServicer):
             raise Forbidden("this API key may not move requests between replicas: use one with `admin: true`")
         if not request_id:
             raise InvalidRequest("request_id is empty: give that of a live request")
-        done = self._migrations.migrate(request_id, caller().scoped_id(request_id), replica)
+        done = self._intake.migrate(request_id, replica)
         return pb.MigrateResponse(
             moved_from=done.moved_from, moved_to=done.moved_to, num_output_tokens=done.num_output_tokens
         )

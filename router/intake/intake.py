@@ -5,16 +5,16 @@ import time
 from collections.abc import AsyncIterator
 
 from protos import inference_pb2 as pb
-from router.errors import DeadlineExceeded, Draining, InvalidRequest, NoReplica, RequestError
+from router.errors import DeadlineExceeded, Draining, InvalidRequest, NoReplica, RequestError, UnknownRequest
 from router.intake import validation
 from router.intake.admission import Admission
 from router.intake.validation import resolve_sampling
 from router.replicas.broadcast import broadcast_cancel
+from router.replicas.dispatcher import Dispatcher
+from router.replicas.migrations import Migration, Migrations
 from router.replicas.replica_set import ReplicaSet
 from router.request import EndedRequest, Request, RequestTrace
 from router.security.identity import caller
-from router.streams.dispatcher import Dispatcher
-from router.streams.migrations import Migrations
 from router.streams.outbox import Outbox, WriteQueue
 from router.streams.registry import StreamRegistry
 from router.streams.stream import Stream
@@ -44,7 +44,7 @@ class Intake:
         self._replicas = replicas
         self._admission = Admission(replicas, max_streams)
         self._dispatcher = Dispatcher(replicas, metrics)
-        self.migrations = Migrations(replicas, self.live, metrics)
+        self._migrations = Migrations(replicas, self._dispatcher, metrics)
         self._metrics = metrics
         self._telemetry = telemetry
         self._buffer_bytes = buffer_bytes
@@ -53,7 +53,7 @@ class Intake:
     def drain(self) -> None:
         """Refuses new requests, and ends those that no replica computes: others may have one for them."""
         self.draining = True
-        self._dispatcher.end_held(
+        self._dispatcher.end_parked(
             Draining("this router is shutting down, and no replica goes on with this request: resume at another router")
         )
 
@@ -80,6 +80,17 @@ class Intake:
         scoped_id = caller().scoped_id(request_id)
         return self.live.cancel(scoped_id) or await broadcast_cancel(self._replicas.replicas, scoped_id)
 
+    def migrate(self, request_id: str, address: str) -> Migration:
+        """Moves a live stream of the caller. address: where to, as scheduler_addresses has it; empty: where the policy
+        says.
+
+        Raises UnknownRequest, InvalidRequest if there is no such replica, NotMigrated if none can take it exactly.
+        """
+        stream = self.live.find(caller().scoped_id(request_id))
+        if stream is None:
+            raise UnknownRequest(f"request_id={request_id!r} is not live at this router: ask the one that streams it")
+        return self._migrations.migrate(stream.placement, address)
+
     @contextlib.asynccontextmanager
     async def open(self, message: pb.GenerateRequest, seconds: float | None) -> AsyncIterator[Stream]:
         """A stream for as long as its client's call lasts; whatever ends that frees what the stream holds.
@@ -103,7 +114,7 @@ class Intake:
                 stream = Stream(request, self.tokenizer.tokenizer, self._dispatcher, self._metrics, outbox)
                 # No await from here to `add`: two requests of one id can't both get through.
                 self.live.admit(request)
-                self._dispatcher.place(stream)
+                self._dispatcher.place(stream.placement)
                 self.live.add(stream)
                 limits.spend_tokens(len(request.prompt_token_ids))
                 num_brought = stream.num_output_tokens

@@ -1,5 +1,5 @@
 """One open Session with a scheduler: submits groups, cancels them, and delivers each message's columns to their
-owners.
+sinks.
 """
 
 import asyncio
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from protos.inference_pb2 import PromptLogprobs, TokenLogprobs
+from protos.inference_pb2 import PromptLogprobs, SamplingParams, TokenLogprobs
 from protos.scheduler_pb2 import (
     CancelReason,
     CancelSequences,
@@ -29,8 +29,8 @@ class SessionError(ValueError):
     """A scheduler's message breaks an invariant of scheduler.proto: its Session ends. The message names the field."""
 
 
-class GroupOwner(Protocol):
-    """Who submitted a group. Called on the event loop; must not block and must not raise."""
+class TokenSink(Protocol):
+    """Takes what is computed for a group. Called on the event loop; must not block and must not raise."""
 
     def on_tokens(
         self,
@@ -43,6 +43,10 @@ class GroupOwner(Protocol):
 
     def on_prompt_logprobs(self, frame: PromptLogprobs) -> None: ...
 
+
+class GroupOwner(Protocol):
+    """Hears when its group is not computed here, or no longer. Called on the event loop; must not block or raise."""
+
     def on_rejected(self, rejected: Rejected) -> None: ...
 
     def on_lost(self, cause: str) -> None:
@@ -53,9 +57,11 @@ class GroupOwner(Protocol):
 class _Group:
     """Kept until the scheduler has ended every choice, owner or not: its logprobs still take room in the columns."""
 
-    __slots__ = ("has_logprobs", "live_choices", "owner")
+    __slots__ = ("has_logprobs", "live_choices", "owner", "sink")
 
-    def __init__(self, owner: GroupOwner, live_choices: set[int], has_logprobs: bool) -> None:
+    def __init__(self, sink: TokenSink, owner: GroupOwner, live_choices: set[int], has_logprobs: bool) -> None:
+        # Both None once the owner has left.
+        self.sink: TokenSink | None = sink
         self.owner: GroupOwner | None = owner
         self.live_choices = live_choices
         self.has_logprobs = has_logprobs
@@ -113,7 +119,12 @@ class Session:
         """The scheduler's queue is full, and nobody in it would make way for this priority."""
         return self.load.HasField("refused_priority") and priority >= self.load.refused_priority
 
-    def submit(self, submit: Submit, prompt_token_ids: Sequence[int], owner: GroupOwner) -> int:
+    @property
+    def owners(self) -> list[GroupOwner]:
+        """Those of the groups that are on it."""
+        return [group.owner for group in self._groups.values() if group.owner is not None]
+
+    def submit(self, submit: Submit, prompt_token_ids: Sequence[int], *, sink: TokenSink, owner: GroupOwner) -> int:
         """Sends a group. submit: without group and prompt, which are filled in here. Returns the group's number.
 
         Raises Exhausted if the output tokens of a resume alone are more than one message holds.
@@ -130,7 +141,7 @@ class Session:
             )
         self._last_group = submit.group
         live = {start.choice for start in submit.choices}
-        self._groups[submit.group] = _Group(owner, live, submit.sampling.HasField("logprobs"))
+        self._groups[submit.group] = _Group(sink, owner, live, submit.sampling.HasField("logprobs"))
         self._unreported.append((submit.group, len(live), len(prompt_token_ids)))
         self.outgoing.put_nowait(RouterMessage(submit=submit))
         for start in range(first_part, len(prompt_token_ids), SESSION_PART_TOKENS):
@@ -141,15 +152,15 @@ class Session:
         return submit.group
 
     def cancel(self, group: int, choices: Sequence[int], reason: CancelReason) -> None:
-        """choices: none means all. What the scheduler still sends of them goes on to the owner."""
+        """choices: none means all. What the scheduler still sends of them goes on to the sink."""
         if not self.closed and group in self._groups:
             cancel = CancelSequences(group=group, choices=choices, reason=reason)
             self.outgoing.put_nowait(RouterMessage(cancel=cancel))
 
     def leave(self, group: int) -> None:
-        """The owner wants to hear no more of a group."""
+        """The owner and the sink of a group hear no more of it."""
         if group in self._groups:
-            self._groups[group].owner = None
+            self._groups[group].sink = self._groups[group].owner = None
 
     def receive(self, message: SchedulerMessage) -> None:
         """Raises SessionError; the owners of its groups have to go elsewhere then."""
@@ -166,8 +177,8 @@ class Session:
                 group.owner.on_rejected(rejected)
         for sent in message.prompt_logprobs:
             group = self._groups.get(sent.group)
-            if group is not None and group.owner is not None:
-                group.owner.on_prompt_logprobs(sent.frame)
+            if group is not None and group.sink is not None:
+                group.sink.on_prompt_logprobs(sent.frame)
         if message.HasField("outputs"):
             self._receive_outputs(message.outputs)
 
@@ -180,7 +191,7 @@ class Session:
                 group.owner.on_lost(cause)
 
     def _receive_outputs(self, outputs: StepOutputs) -> None:
-        """A message may hold several steps. An owner gets a sequence's tokens of all of them at once, its end included:
+        """A message may hold several steps. A sink gets a sequence's tokens of all of them at once, its end included:
         what it does with them costs it much the same for one token and for five. Raises SessionError."""
         _check_columns(outputs)
         arrived: list[_Arrived] = []
@@ -218,12 +229,20 @@ class Session:
             group = each.group
             if each.finish is not None:
                 group.live_choices.discard(each.choice)
-            if group.owner is not None:
-                group.owner.on_tokens(each.choice, each.first_token, each.token_ids, each.logprobs, each.finish)
+            if group.sink is not None:
+                group.sink.on_tokens(each.choice, each.first_token, each.token_ids, each.logprobs, each.finish)
         for finish in outputs.finishes:
             group = self._groups.get(finish.group)
             if group is not None and not group.live_choices:
                 del self._groups[finish.group]
+
+
+def for_scheduler(resolved: SamplingParams) -> SamplingParams:
+    """The copy that travels in Submit: stop strings stay with the router, which alone knows text."""
+    sampling = SamplingParams()
+    sampling.CopyFrom(resolved)
+    del sampling.stop[:]
+    return sampling
 
 
 def check_welcome(welcome: Welcome) -> None:

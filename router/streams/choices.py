@@ -3,11 +3,9 @@
 A choice can start from tokens it already has: those of a client's resume, or those that a replica gets on a submission.
 """
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from protos import inference_pb2 as pb
-from protos import scheduler_pb2 as wire
 from protos.inference_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
@@ -18,7 +16,6 @@ from protos.inference_pb2 import (
 )
 from protos.scheduler_pb2 import SequenceFinish
 from router.errors import Internal, InvalidRequest
-from router.request import Request
 from router.text.stop_strings import StopMatcher
 from router.text.tokenizer import IncrementalDetokenizer, TokenTable
 
@@ -228,48 +225,3 @@ def refold(choices: Sequence[Choice], resume: pb.Resume, sampling: pb.SamplingPa
                 pb.Chunk(index=brought.index, first_token=len(choice.token_ids), text=rest, finish=choice.finish)
             )
     return chunks
-
-
-# A scheduler knows a request's attempt as the client's attempt, then 16 bits that count the router's own resubmissions:
-# so a client's next attempt is above whatever its router has made of the last one.
-_RESUBMISSION_BITS = 16
-MOST_RESUBMISSIONS = (1 << _RESUBMISSION_BITS) - 1
-
-
-def submission(
-    request: Request,
-    choices: Iterable[Choice],
-    *,
-    replica_id: str,
-    num_resubmissions: int,
-    wants_prompt_logprobs: bool,
-) -> wire.Submit:
-    """Of the unfinished choices, with their tokens so far. replica_id: as its Welcome has it."""
-    sampling = for_scheduler(request.sampling)
-    if not wants_prompt_logprobs:
-        sampling.ClearField("prompt_logprobs")
-    submit = wire.Submit(
-        request_id=request.scoped_id,
-        attempt=(request.attempt << _RESUBMISSION_BITS) + num_resubmissions,
-        sampling=sampling,
-        choices=[
-            wire.SequenceStart(choice=choice.index, output_token_ids=choice.token_ids)
-            for choice in choices
-            if choice.finish is None
-        ],
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        traceparent=request.trace.submitted(replica_id, num_resubmissions),
-    )
-    if request.deadline is not None:
-        # 0 would mean none.
-        submit.timeout = max(request.deadline - time.monotonic(), 0.001)
-    return submit
-
-
-def for_scheduler(resolved: SamplingParams) -> SamplingParams:
-    """The copy that travels in Submit: stop strings stay with the router, which alone knows text."""
-    sampling = SamplingParams()
-    sampling.CopyFrom(resolved)
-    del sampling.stop[:]
-    return sampling

@@ -105,7 +105,7 @@ class RouterMetrics:
             ["replica"],
             registry=self.registry,
         )
-        self.held_streams = Gauge(
+        self.parked_streams = Gauge(
             "octavo_router_held_streams",
             "Live requests that had begun and wait for a replica that takes them.",
             registry=self.registry,

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from typing import cast
 
 from google.protobuf.message import DecodeError
 
@@ -17,6 +18,8 @@ from protos import inference_pb2, step_pb2
 from protos import scheduler_pb2 as pb
 from protos.inference_pb2 import SamplingParams
 from router.errors import RequestError
+from router.replicas.dispatcher import Dispatcher, Placement
+from router.replicas.placed_stream import PlacedStream
 from router.replicas.policies.prefix_index import PrefixIndex
 from router.replicas.session import Session, SessionError
 from router.request import Request
@@ -151,15 +154,18 @@ async def to_scheduler(directory: Path) -> AsyncIterator[Edge]:
 
 
 class _Nowhere:
-    """Streams that lose their replica end."""
+    """A dispatcher without replicas: streams that lose theirs end."""
 
-    def move(self, stream: Stream, cause: str) -> None:
-        stream.fail(RequestError(cause))
+    def open(self, stream: PlacedStream) -> Placement:
+        return Placement(stream, cast(Dispatcher, self))
 
-    def retry(self, stream: Stream, rejected: pb.Rejected) -> None:
-        stream.fail(RequestError(rejected.message))
+    def move(self, placement: Placement, cause: str) -> None:
+        placement.stream.fail(RequestError(cause))
 
-    def forget(self, stream: Stream) -> None:
+    def retry(self, placement: Placement, rejected: pb.Rejected) -> None:
+        placement.stream.fail(RequestError(rejected.message))
+
+    def forget(self, placement: Placement) -> None:
         """Nothing is kept of any."""
 
 
@@ -270,8 +276,9 @@ class ToRouter:
             arrival=time.monotonic(), eos_token_ids=[2],
         )  # fmt: skip
         outbox = Outbox(2**20, WriteQueue())
-        stream = Stream(request, self._tokenizer, _Nowhere(), self._metrics, outbox)
-        stream.begin(self._session, exact=True)
+        stream = Stream(request, self._tokenizer, cast(Dispatcher, _Nowhere()), self._metrics, outbox)
+        stream.begin("", exact=True)
+        stream.placement.submit_to(self._session)
         return stream
 
 

@@ -1,4 +1,4 @@
-"""Streams that had begun, while no replica takes them: held, not lost; new requests are refused meanwhile."""
+"""Streams that had begun, while no replica takes them: parked, not lost; new requests are refused meanwhile."""
 
 import asyncio
 import logging
@@ -12,8 +12,8 @@ from google.rpc.status_pb2 import Status
 
 from protos import inference_pb2 as pb
 from router.errors import DeadlineExceeded
+from router.replicas import parked
 from router.server import RouterServer
-from router.streams import parked as held
 from tests.fakes.routers import Received, receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 
@@ -41,18 +41,18 @@ async def _begun(stub, request: pb.GenerateRequest, num_tokens: int) -> tuple[gr
     return call, await receive(call, until=lambda r: len(r.token_ids.get(0, ())) == num_tokens)
 
 
-def _num_held(server: RouterServer) -> float | None:
+def _num_parked(server: RouterServer) -> float | None:
     return server.metrics.registry.get_sample_value("octavo_router_held_streams")
 
 
-async def _until_held(server: RouterServer, count: int) -> None:
+async def _until_parked(server: RouterServer, count: int) -> None:
     async with asyncio.timeout(10):
         # A gauge is no event.
-        while _num_held(server) != count:  # noqa: ASYNC110
+        while _num_parked(server) != count:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
-async def test_streams_are_held_until_a_replica_returns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_streams_are_parked_until_a_replica_returns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     want = await _undisturbed(tmp_path)
     fake = _fake(tmp_path, pause_at=4)
     async with running_schedulers(fake), running_router([fake.address]) as (server, stub):
@@ -60,7 +60,7 @@ async def test_streams_are_held_until_a_replica_returns(tmp_path: Path, caplog: 
         streams = [await _begun(stub, _request(f"r{i}"), 4) for i in range(3)]
         with caplog.at_level(logging.WARNING, "octavo.router"):
             await fake.kill()
-            await _until_held(server, 3)
+            await _until_parked(server, 3)
         assert len([record for record in caplog.records if "are held" in record.message]) == 1
         assert server.num_streams == 3
         with pytest.raises(grpc.aio.AioRpcError, match=r"no replica is ready: .*a\.sock") as caught:
@@ -69,7 +69,7 @@ async def test_streams_are_held_until_a_replica_returns(tmp_path: Path, caplog: 
         assert _retry_delay(caught.value) > 0
         # One can be cancelled, as any live request.
         assert (await stub.Cancel(pb.CancelRequest(request_id="r0"))).cancelled
-        assert _num_held(server) == 2
+        assert _num_parked(server) == 2
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await receive(streams[0][0], into=streams[0][1])
         assert caught.value.code() is grpc.StatusCode.CANCELLED
@@ -79,7 +79,7 @@ async def test_streams_are_held_until_a_replica_returns(tmp_path: Path, caplog: 
             await receive(call, into=received)
             assert (received.token_ids, received.text, received.finish) == (want.token_ids, want.text, want.finish)
             assert received.exact
-        assert _num_held(server) == 0
+        assert _num_parked(server) == 0
 
 
 def _retry_delay(error: grpc.aio.AioRpcError) -> float:
@@ -89,7 +89,7 @@ def _retry_delay(error: grpc.aio.AioRpcError) -> float:
     return info.retry_delay.ToTimedelta().total_seconds()
 
 
-async def test_a_held_stream_ends_at_its_deadline(tmp_path: Path) -> None:
+async def test_a_parked_stream_ends_at_its_deadline(tmp_path: Path) -> None:
     """By the router itself: of the protocols that bring requests, not each ends them at a deadline."""
     fake = _fake(tmp_path, pause_at=4)
     async with running_schedulers(fake), running_router([fake.address]) as (server, _):
@@ -98,10 +98,10 @@ async def test_a_held_stream_ends_at_its_deadline(tmp_path: Path) -> None:
             while stream.num_output_tokens < 4:
                 await stream.outbox.take()
             await fake.kill()
-            await _until_held(server, 1)
+            await _until_parked(server, 1)
             with pytest.raises(DeadlineExceeded):
                 await stream.outbox.take()
-        assert _num_held(server) == 0
+        assert _num_parked(server) == 0
 
 
 async def test_a_drain_of_the_router_ends_what_it_holds(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ async def test_a_drain_of_the_router_ends_what_it_holds(tmp_path: Path) -> None:
         await server.wait_ready()
         early, of_early = await _begun(stub, _request("early"), 4)
         await fake.kill()
-        await _until_held(server, 1)
+        await _until_parked(server, 1)
         await server.drain()
         with pytest.raises(grpc.aio.AioRpcError, match="resume at another router") as caught:
             await receive(early, into=of_early)
@@ -121,7 +121,7 @@ async def test_a_stream_that_other_queues_are_too_full_for_waits_for_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a client has begun to get is not refused because its replica died."""
-    monkeypatch.setattr(held, "_TRY_AGAIN_S", 0.01)
+    monkeypatch.setattr(parked, "_TRY_AGAIN_S", 0.01)
     want = await _undisturbed(tmp_path)
     first, full = _fake(tmp_path, "a", pause_at=4), _fake(tmp_path, "b", capacity=0)
     async with running_schedulers(first, full), running_router([first.address, full.address]) as (server, stub):

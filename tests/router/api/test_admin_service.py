@@ -13,7 +13,7 @@ from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminServicer, AdminStub, add_AdminServicer_to_server
 from router.api.admin_service import AdminService
 from router.errors import UnknownRequest
-from router.streams.migrations import Migration
+from router.replicas.migrations import Migration
 from tests.support.up import free_port
 
 
@@ -43,7 +43,7 @@ class FakeReplica:
 
 
 class NothingLive:
-    def migrate(self, request_id: str, scoped_id: str, address: str) -> Migration:
+    def migrate(self, request_id: str, address: str) -> Migration:
         raise UnknownRequest(f"{request_id} is not live")
 
 

@@ -1,7 +1,7 @@
 """The choice of a replica, and the load it rests on."""
 
 from collections import Counter
-from typing import cast
+from typing import Any
 
 import pytest
 
@@ -14,7 +14,7 @@ from router.replicas.policies.least_loaded import LeastLoaded
 from router.replicas.policies.power_of_two import PowerOfTwo
 from router.replicas.policies.prefix_aware import PrefixAware
 from router.replicas.policies.round_robin import RoundRobin
-from router.replicas.session import GroupOwner, Session
+from router.replicas.session import Session
 from router.request import RoutingHints
 
 NOTHING = RoutingHints(token_ids=())
@@ -140,11 +140,12 @@ class TestPrefixAware:
 
 async def test_own_submissions_count_until_a_load_has_seen_them() -> None:
     # Without this, a burst goes to one replica as a whole: its load is news only after the next step.
-    session, nobody = Session(wire.Welcome()), cast(GroupOwner, object())
+    session = Session(wire.Welcome())
+    nobody: Any = object()
     session.receive(wire.SchedulerMessage(load=wire.Load(num_running=3, num_waiting=1, num_queued_tokens=100)))
     for choices in (1, 2):
         starts = [wire.SequenceStart(choice=i) for i in range(choices)]
-        session.submit(wire.Submit(sampling=SamplingParams(), choices=starts), [1, 2, 3], nobody)
+        session.submit(wire.Submit(sampling=SamplingParams(), choices=starts), [1, 2, 3], sink=nobody, owner=nobody)
     assert (session.num_sequences, session.num_queued_tokens) == (4 + 3, 100 + 6)
     session.receive(wire.SchedulerMessage(load=wire.Load(num_running=5, last_group=1)))
     assert (session.num_sequences, session.num_queued_tokens) == (5 + 2, 3)

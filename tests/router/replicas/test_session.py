@@ -52,7 +52,7 @@ def test_an_end_comes_after_all_tokens_of_a_message_that_holds_two_steps() -> No
     """Results of steps in flight may be read together; their tokens then go out in one message."""
     session, owner = Session(Welcome()), Owner()
     submit = Submit(choices=[SequenceStart(choice=0), SequenceStart(choice=1)])
-    group = session.submit(submit, [1, 2], owner)
+    group = session.submit(submit, [1, 2], sink=owner, owner=owner)
     finishes = [SequenceFinish(group=group, choice=choice, reason=FINISH_REASON_LENGTH) for choice in (0, 1)]
     outputs = StepOutputs(
         groups=[group] * 3, choices=[0, 1, 0], first_tokens=[0, 0, 1], num_tokens=[1, 2, 1],
@@ -79,7 +79,9 @@ def test_steps_of_one_message_reach_an_owner_together_unless_something_is_missin
             calls.append((choice, first_token, list(token_ids)))
 
     session, owner = Session(Welcome()), Recorder()
-    group = session.submit(Submit(choices=[SequenceStart(choice=0), SequenceStart(choice=1)]), [1, 2], owner)
+    group = session.submit(
+        Submit(choices=[SequenceStart(choice=0), SequenceStart(choice=1)]), [1, 2], sink=owner, owner=owner
+    )
     outputs = StepOutputs(
         groups=[group] * 5, choices=[0, 1, 0, 1, 0], first_tokens=[0, 0, 2, 2, 3], num_tokens=[2, 1, 1, 1, 1],
         token_ids=[10, 11, 20, 12, 22, 13],
@@ -107,7 +109,7 @@ def test_steps_of_one_message_reach_an_owner_together_unless_something_is_missin
 )
 def test_columns_that_do_not_fit_end_the_session(outputs: StepOutputs, words: str) -> None:
     session = Session(Welcome())
-    session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], Owner())
+    session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], sink=Owner(), owner=Owner())
     with pytest.raises(SessionError, match=words):
         session.receive(SchedulerMessage(outputs=outputs))
 

@@ -8,11 +8,10 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from router.errors import InvalidRequest, NotMigrated, UnknownRequest
+from router.errors import InvalidRequest, NotMigrated
+from router.replicas.dispatcher import Dispatcher, Placement
 from router.replicas.replica import Replica
 from router.replicas.replica_set import ReplicaSet
-from router.streams.registry import StreamRegistry
-from router.streams.stream import Stream
 from router.telemetry.metrics import RouterMetrics
 
 log = logging.getLogger("octavo.router.migrations")
@@ -36,47 +35,48 @@ class Migration:
 
 
 class Migrations:
-    def __init__(self, replicas: ReplicaSet, live: StreamRegistry, metrics: RouterMetrics) -> None:
+    def __init__(self, replicas: ReplicaSet, dispatcher: Dispatcher, metrics: RouterMetrics) -> None:
         self._replicas = replicas
-        self._live = live
+        self._dispatcher = dispatcher
         self._metrics = metrics
         self._next_look: asyncio.TimerHandle | None = None
         # Changes put a look off, but not beyond that.
         self._look_by: float | None = None
         replicas.subscribe(self._on_change)
 
-    def migrate(self, request_id: str, scoped_id: str, address: str) -> Migration:
+    def migrate(self, placement: Placement, address: str) -> Migration:
         """Moves one live stream. address: where to, as scheduler_addresses has it; empty: where the policy says.
 
-        Raises UnknownRequest, InvalidRequest if there is no such replica, NotMigrated if none can take it exactly.
+        Raises InvalidRequest if there is no such replica, NotMigrated if none can take it exactly.
         """
-        stream = self._live.find(scoped_id)
-        if stream is None:
-            raise UnknownRequest(f"request_id={request_id!r} is not live at this router: ask the one that streams it")
         replicas = self._replicas.replicas
         known = [replica.address for replica in replicas]
         if address and address not in known:
             raise InvalidRequest(f"replica={address!r}: this router knows {', '.join(known)}")
-        here = next((replica for replica in replicas if replica.session is stream.session), None)
-        if stream.session is None or here is None:
+        here = next((replica for replica in replicas if replica.session is placement.session), None)
+        if placement.session is None or here is None:
             raise NotMigrated("no replica has the request now: it goes on at the first that takes it")
-        if not stream.can_leave:
+        if not placement.can_leave:
             raise NotMigrated("the request has all of its output, or too much for a message to another replica")
         if address == here.address:
             raise NotMigrated(f"the request is at {address} already")
         others = [each for each in replicas if each is not here and address in ("", each.address)]
-        there = self._replicas.choose_ready(others, stream.request.routing_hints, stream.fingerprint)
+        there = self._replicas.choose_ready(others, placement.stream.request.routing_hints, placement.fingerprint)
         if there is None:
             raise NotMigrated(
                 f"{address or 'no other replica'} is not ready to go on exactly as {here.address} does (fingerprint "
-                f"{stream.fingerprint[:12]}): {self._replicas.describe()}"
+                f"{placement.fingerprint[:12]}): {self._replicas.describe()}"
             )
-        self._move(stream, there, "asked")
-        return Migration(moved_from=here.address, moved_to=there.address, num_output_tokens=stream.num_output_tokens)
+        self._move(placement, there, "asked")
+        return Migration(
+            moved_from=here.address,
+            moved_to=there.address,
+            num_output_tokens=placement.stream.num_output_tokens,
+        )
 
-    def _move(self, stream: Stream, there: Replica, cause: str) -> None:
+    def _move(self, placement: Placement, there: Replica, cause: str) -> None:
         assert there.session is not None
-        stream.migrate_to(there.session, cause)
+        placement.migrate_to(there.session, cause)
         self._metrics.resubmissions.inc()
         self._metrics.migrations.labels(cause).inc()
 
@@ -102,20 +102,20 @@ class Migrations:
         cause = "drain" if replica.draining else "stall"
         others = [each for each in self._replicas.replicas if each is not replica]
         num_moved = num_staying = 0
-        for stream in self._live:
-            if stream.session is not replica.session or not stream.can_leave:
+        for placement in [] if replica.session is None else self._dispatcher.placements_on(replica.session):
+            if not placement.can_leave:
                 continue
-            if replica.draining and stream.num_tokens_to_come <= _FEW_TOKENS:
+            if replica.draining and placement.stream.num_tokens_to_come <= _FEW_TOKENS:
                 continue
-            hints = stream.request.routing_hints
-            there = self._replicas.choose_ready(others, hints, stream.fingerprint)
+            hints = placement.stream.request.routing_hints
+            there = self._replicas.choose_ready(others, hints, placement.fingerprint)
             if there is None and replica.stalled:
                 # As good as lost: it goes on inexactly rather than not at all.
                 there = self._replicas.choose_ready(others, hints)
             if there is None:
                 num_staying += 1
             else:
-                self._move(stream, there, cause)
+                self._move(placement, there, cause)
                 num_moved += 1
         if num_moved:
             log.warning("%s: %d streams go on at other replicas (%s)", replica.address, num_moved, cause)

@@ -7,12 +7,13 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from prometheus_client import Gauge
 
 from protos.scheduler_pb2 import CANCEL_REASON_DEADLINE
 from router.errors import DeadlineExceeded, RequestError
-from router.streams.stream import Stream
+from router.replicas.placed_stream import PlacedStream
 
 log = logging.getLogger("octavo.router.held")
 
@@ -22,78 +23,84 @@ _TRIES, _TRY_AGAIN_S = 32, 0.25
 _QUIET_S = 10.0
 
 
+class _Parked(NamedTuple):
+    go_on: Callable[[], None]
+    # Of the deadline, if the stream has one.
+    timer: asyncio.TimerHandle | None
+
+
 class ParkedStreams:
     """In the order in which they came. They stay live meanwhile: they count, and can be cancelled."""
 
-    def __init__(self, gauge: Gauge, go_on: Callable[[Stream], None], describe: Callable[[], str]) -> None:
-        """go_on: submits a stream or holds it again. describe: of the replicas, for the log."""
+    def __init__(self, gauge: Gauge, describe: Callable[[], str]) -> None:
+        """gauge: of their number. describe: tells of the replicas, for the log."""
         self._gauge = gauge
-        self._go_on = go_on
         self._describe = describe
-        # With the timers of their deadlines.
-        self._held: dict[Stream, asyncio.TimerHandle | None] = {}
+        self._parked: dict[PlacedStream, _Parked] = {}
         self._next_try: asyncio.TimerHandle | None = None
         self._ending: RequestError | None = None
         self._told_at = -_QUIET_S
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._parked)
 
-    def hold(self, stream: Stream) -> None:
+    def park(self, stream: PlacedStream, go_on: Callable[[], None]) -> None:
+        """go_on: submits the stream, or parks it again."""
         if self._ending is not None:
             stream.fail(self._ending)
             return
         now = time.monotonic()
-        if not self._held and now - self._told_at >= _QUIET_S:
+        if not self._parked and now - self._told_at >= _QUIET_S:
             log.warning("no replica takes streams that have begun: they are held until one does: %s", self._describe())
             self._told_at = now
         deadline = stream.request.deadline
         timer = None
         if deadline is not None:
-            timer = asyncio.get_running_loop().call_later(deadline - now, self._expire, stream)
-        self._held[stream] = timer
+            timer = asyncio.get_running_loop().call_later(deadline - now, _expire, stream)
+        self._parked[stream] = _Parked(go_on, timer)
         self._changed()
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: PlacedStream) -> None:
         """It has ended, however it did."""
-        if stream in self._held:
-            self._take(stream)
+        if stream in self._parked:
+            self._unpark(stream)
             self._changed()
 
     def release(self) -> None:
         """A replica can take requests: all go on."""
-        self._try(len(self._held))
+        self._try(len(self._parked))
 
     def end(self, error: RequestError) -> None:
-        """Ends all, and from now on each one that would be held."""
+        """Ends all, and from now on each one that would be parked."""
         self._ending = error
-        for stream in list(self._held):
+        for stream in list(self._parked):
             stream.fail(error)
 
     def _try(self, count: int) -> None:
-        for stream in list(self._held)[:count]:
-            self._take(stream)
-            self._go_on(stream)
+        for stream in list(self._parked)[:count]:
+            self._unpark(stream).go_on()
         self._changed()
 
     def _try_some(self) -> None:
         self._next_try = None
         self._try(_TRIES)
 
-    def _take(self, stream: Stream) -> None:
-        timer = self._held.pop(stream)
-        if timer is not None:
-            timer.cancel()
-
-    def _expire(self, stream: Stream) -> None:
-        stream.fail(DeadlineExceeded("the deadline passed while no replica could go on"), CANCEL_REASON_DEADLINE)
+    def _unpark(self, stream: PlacedStream) -> _Parked:
+        parked = self._parked.pop(stream)
+        if parked.timer is not None:
+            parked.timer.cancel()
+        return parked
 
     def _changed(self) -> None:
-        self._gauge.set(len(self._held))
-        if self._held and self._next_try is None:
+        self._gauge.set(len(self._parked))
+        if self._parked and self._next_try is None:
             # Several routers whose streams were refused together do not all come back together.
             delay = _TRY_AGAIN_S * random.uniform(0.5, 1.5)
             self._next_try = asyncio.get_running_loop().call_later(delay, self._try_some)
-        elif not self._held and self._next_try is not None:
+        elif not self._parked and self._next_try is not None:
             self._next_try.cancel()
             self._next_try = None
+
+
+def _expire(stream: PlacedStream) -> None:
+    stream.fail(DeadlineExceeded("the deadline passed while no replica could go on"), CANCEL_REASON_DEADLINE)

@@ -1,0 +1,266 @@
+"""Places streams on replicas, and moves them when a replica is lost or refuses."""
+
+import logging
+import time
+
+from protos import scheduler_pb2 as wire
+from router.errors import (
+    DuplicateRequest,
+    InvalidRequest,
+    NoReplica,
+    QueueFull,
+    RequestError,
+    Superseded,
+    Unavailable,
+)
+from router.replicas.parked import ParkedStreams
+from router.replicas.placed_stream import PlacedStream
+from router.replicas.replica_set import ReplicaSet
+from router.replicas.session import Session, for_scheduler
+from router.telemetry.metrics import RouterMetrics
+from runtime.wire import SESSION_PART_TOKENS
+
+log = logging.getLogger("octavo.router.dispatcher")
+
+# Something is wrong with a request that so many replicas in a row have lost without a token of it.
+_MOST_LOSSES = 16
+# A scheduler knows a request's attempt as the client's attempt, then 16 bits that count the router's own resubmissions:
+# so a client's next attempt is above whatever its router has made of the last one.
+_RESUBMISSION_BITS = 16
+_MOST_RESUBMISSIONS = (1 << _RESUBMISSION_BITS) - 1
+
+
+class Placement:
+    """Where a stream is computed: owns its group of a Session (session.GroupOwner), one after the other."""
+
+    def __init__(self, stream: PlacedStream, dispatcher: "Dispatcher") -> None:
+        self.stream = stream
+        # None: no replica has the stream.
+        self.session: Session | None = None
+        # The last one that had it, as its Welcome named it.
+        self.replica = ""
+        # As Started says it.
+        self.fingerprint = ""
+        # How often the stream was lost or moved.
+        self.num_resubmissions = 0
+        # Sessions that refused it since it was placed or lost.
+        self.refused_by: list[Session] = []
+        self._dispatcher = dispatcher
+        self._group = 0
+        # How often in a row it was lost without a token in between, and how many it had the last time.
+        self._num_losses = self._num_tokens_when_lost = 0
+
+    @property
+    def is_placed(self) -> bool:
+        return self.session is not None
+
+    @property
+    def can_leave(self) -> bool:
+        """Another replica can go on with the stream: that takes a message that brings its tokens so far."""
+        return (
+            self.session is not None
+            and not self.stream.done
+            and not self.stream.complete
+            and self.stream.num_output_tokens <= SESSION_PART_TOKENS
+            and self.num_resubmissions < _MOST_RESUBMISSIONS
+        )
+
+    def submit_to(self, session: Session) -> None:
+        """Hands the unfinished choices to a replica, with their tokens so far."""
+        if self.fingerprint != session.welcome.model.fingerprint:
+            self.stream.note_inexact()
+        submit = self._submission(session.welcome.replica_id)
+        try:
+            self._group = session.submit(submit, self.stream.request.prompt_token_ids, sink=self.stream, owner=self)
+        except RequestError as error:
+            self.stream.fail(error)
+            return
+        self.session, self.replica = session, session.welcome.replica_id
+
+    def migrate_to(self, session: Session, cause: str) -> None:
+        """Has another replica go on; what the one that has it sends from now on is dropped. Only if `can_leave`."""
+        assert self.can_leave
+        self.stream.request.trace.left(f"moved: {cause}")
+        self.leave(wire.CANCEL_REASON_MOVED)
+        self.num_resubmissions += 1
+        self.submit_to(session)
+
+    def cancel_choice(self, index: int) -> None:
+        """A stop string has ended the choice."""
+        if self.session is not None:
+            self.session.cancel(self._group, [index], wire.CANCEL_REASON_STOP)
+
+    def give_up(self, cause: str) -> None:
+        """The replica has cancelled the stream, and nobody asked it to: another one goes on."""
+        self.leave(wire.CANCEL_REASON_CLIENT)
+        self._dispatcher.move(self, cause)
+
+    def leave(self, reason: wire.CancelReason) -> None:
+        """Gives the group up, and has the replica drop what it still computes of it."""
+        self.stream.request.trace.left()
+        session, self.session = self.session, None
+        if session is None:
+            self._dispatcher.forget(self)
+            return
+        if not self.stream.complete:
+            session.cancel(self._group, [], reason)
+        session.leave(self._group)
+
+    def note_loss(self) -> int:
+        """Its replica is lost. Returns how many have been, in a row and without a new token."""
+        num_tokens = self.stream.num_output_tokens
+        if num_tokens > self._num_tokens_when_lost:
+            self._num_losses = 0
+        self._num_tokens_when_lost = num_tokens
+        self._num_losses += 1
+        self.num_resubmissions += 1
+        return self._num_losses
+
+    # --- from the replica (session.GroupOwner)
+
+    def on_rejected(self, rejected: wire.Rejected) -> None:
+        session, self.session = self.session, None
+        stream = self.stream
+        stream.request.trace.left(f"refused: {rejected.message}")
+        if stream.done:
+            return
+        if rejected.reason in (wire.REJECT_REASON_QUEUE_FULL, wire.REJECT_REASON_DRAINING):
+            if session is not None:
+                self.refused_by.append(session)
+            self._dispatcher.retry(self, rejected)
+        elif rejected.reason == wire.REJECT_REASON_DUPLICATE:
+            stream.fail(DuplicateRequest(rejected.message))
+        elif rejected.reason == wire.REJECT_REASON_SUPERSEDED:
+            stream.fail(Superseded(rejected.message))
+        else:
+            stream.fail(InvalidRequest(rejected.message))
+
+    def on_lost(self, cause: str) -> None:
+        self.session = None
+        stream = self.stream
+        stream.request.trace.left(cause)
+        if stream.done:
+            return
+        if stream.complete:
+            stream.finish()
+        else:
+            self._dispatcher.move(self, cause)
+
+    def _submission(self, replica_id: str) -> wire.Submit:
+        """replica_id: as the replica's Welcome has it."""
+        request = self.stream.request
+        sampling = for_scheduler(request.sampling)
+        if not self.stream.wants_prompt_logprobs:
+            sampling.ClearField("prompt_logprobs")
+        submit = wire.Submit(
+            request_id=request.scoped_id,
+            attempt=(request.attempt << _RESUBMISSION_BITS) + self.num_resubmissions,
+            sampling=sampling,
+            choices=self.stream.starts(),
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            traceparent=request.trace.submitted(replica_id, self.num_resubmissions),
+        )
+        if request.deadline is not None:
+            # 0 would mean none.
+            submit.timeout = max(request.deadline - time.monotonic(), 0.001)
+        return submit
+
+
+class Dispatcher:
+    """Decides where streams are computed."""
+
+    def __init__(self, replicas: ReplicaSet, metrics: RouterMetrics) -> None:
+        self._replicas = replicas
+        self._metrics = metrics
+        self._parked = ParkedStreams(metrics.parked_streams, replicas.describe)
+        replicas.subscribe(self._on_change)
+
+    def open(self, stream: PlacedStream) -> Placement:
+        """For a new stream; `place` begins it."""
+        return Placement(stream, self)
+
+    def place(self, placement: Placement) -> None:
+        """Begins a new stream. Raises NoReplica."""
+        stream = placement.stream
+        resume = stream.request.resume
+        placement.fingerprint = "" if resume is None else resume.fingerprint
+        if stream.complete:
+            stream.begin(placement.fingerprint, exact=True)
+            return
+        session = self._replicas.choose(stream.request.routing_hints, placement.fingerprint)
+        placement.fingerprint = session.welcome.model.fingerprint
+        stream.begin(placement.fingerprint, exact=resume is None or resume.fingerprint == placement.fingerprint)
+        placement.submit_to(session)
+
+    def move(self, placement: Placement, cause: str) -> None:
+        """Takes a stream that its replica has lost to another one, or to the same one once it is back."""
+        num_losses = placement.note_loss()
+        if num_losses > _MOST_LOSSES:
+            placement.stream.fail(
+                Unavailable(
+                    f"{num_losses} replicas in a row lost this request without a token of it, the last: {cause}. "
+                    "Resume later"
+                )
+            )
+        elif placement.num_resubmissions > _MOST_RESUBMISSIONS:
+            placement.stream.fail(
+                Unavailable(f"this request was moved {_MOST_RESUBMISSIONS} times, as often as may be: resume it")
+            )
+        else:
+            self._go_on(placement)
+
+    def retry(self, placement: Placement, rejected: wire.Rejected) -> None:
+        """Tries one other replica if a queue was full, every other one if a replica drains.
+
+        A stream that had begun is parked if none takes it: what it has got must not be lost. A new one is refused.
+        """
+        hints = placement.stream.request.routing_hints
+        draining = rejected.reason == wire.REJECT_REASON_DRAINING
+        if draining or len(placement.refused_by) <= 1:
+            try:
+                session = self._replicas.choose(hints, placement.fingerprint, exclude=placement.refused_by)
+            except NoReplica:
+                pass
+            else:
+                placement.submit_to(session)
+                return
+        if placement.num_resubmissions:
+            self._park(placement)
+        else:
+            placement.stream.fail(Unavailable(rejected.message) if draining else QueueFull(rejected.message))
+
+    def forget(self, placement: Placement) -> None:
+        """The stream has ended without a replica."""
+        self._parked.forget(placement.stream)
+
+    def end_parked(self, error: RequestError) -> None:
+        """This router stops: nothing is parked any more."""
+        self._parked.end(error)
+
+    def placements_on(self, session: Session) -> list[Placement]:
+        """Those of the streams that a replica has now."""
+        return [owner for owner in session.owners if isinstance(owner, Placement)]
+
+    def _go_on(self, placement: Placement) -> None:
+        placement.refused_by.clear()
+        stream = placement.stream
+        try:
+            session = self._replicas.choose(stream.request.routing_hints, placement.fingerprint)
+        except NoReplica:
+            self._park(placement)
+            return
+        self._metrics.resubmissions.inc()
+        log.info(
+            "goes on on another replica after %d output tokens",
+            stream.num_output_tokens,
+            extra=stream.request.log_fields,
+        )
+        placement.submit_to(session)
+
+    def _park(self, placement: Placement) -> None:
+        self._parked.park(placement.stream, lambda: self._go_on(placement))
+
+    def _on_change(self, replicas: ReplicaSet) -> None:
+        if replicas.num_usable:
+            self._parked.release()
