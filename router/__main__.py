@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     try:
         config, flags, own = parse_flags(argv, tuple(_OWN_FLAGS))
         options = load_options(config, flags)
-        place = ProcessIndex(
+        index = ProcessIndex(
             router=own_number(own, "router", 0, options.num_routers),
             process=own_number(own, "process", 0, options.api_server_count),
             shares_ports="process" in own,
@@ -51,10 +51,10 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         print(f"router: {error}", file=sys.stderr)
         return EXIT_PERMANENT
-    name = "router" if options.num_router_processes == 1 else f"router-{place}"
+    name = "router" if options.num_router_processes == 1 else f"router-{index}"
     configure_logging(name, options.log_level, options.log_format)
     try:
-        asyncio.run(_serve(options, place))
+        asyncio.run(_serve(options, index))
     except (
         ModelNotFoundError, TokenizerError, AddressError, MissingPackageError, KeysError, TlsError, TracingError
     ) as error:  # fmt: skip
@@ -63,18 +63,18 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-async def _serve(options: Options, place: ProcessIndex) -> None:
+async def _serve(options: Options, index: ProcessIndex) -> None:
     model = resolve_model(options.model)
     tokenizer = Tokenizer(tokenizer_directory(model, options.tokenizer))
-    server = RouterServer(options, tokenizer, options.served_model_name or model.name, place)
+    server = RouterServer(options, tokenizer, options.served_model_name or model.name, index)
     signals = _count_signals()
     if server.keys is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reread, server.keys)
     await server.start()
     http = gateway = None
     try:
-        http = _observe(options, place, server)
-        gateway = _serve_http(options, place, server)
+        http = _observe(options, index, server)
+        gateway = _serve_http(options, index, server)
         log.info("listening on %s port %d", options.host, server.port)
         await signals.get()
         drain = asyncio.create_task(server.drain(None if gateway is None else gateway.leave))
@@ -108,7 +108,7 @@ def _count_signals() -> asyncio.Queue[int]:
     return received
 
 
-def _serve_http(options: Options, place: ProcessIndex, server: RouterServer) -> GatewayServer | None:
+def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> GatewayServer | None:
     """Raises AddressError."""
     if not options.http_port:
         return None
@@ -120,16 +120,16 @@ def _serve_http(options: Options, place: ProcessIndex, server: RouterServer) -> 
         keys=server.keys,
         is_tracing=server.is_tracing,
     )
-    port = options.router_http_port(place.router)
-    http = GatewayServer(gateway, options.host, port, server.tls, shares_port=place.shares_ports)
+    port = options.router_http_port(index.router)
+    http = GatewayServer(gateway, options.host, port, server.tls, shares_port=index.shares_ports)
     http.start()
     log.info("listening for HTTP on %s port %d", options.host, http.port)
     return http
 
 
-def _observe(options: Options, place: ProcessIndex, server: RouterServer) -> ObservabilityServer | None:
+def _observe(options: Options, index: ProcessIndex, server: RouterServer) -> ObservabilityServer | None:
     """/metrics and /health. Raises AddressError."""
-    port = options.process_metrics_port("router", place.router, place.process)
+    port = options.process_metrics_port("router", index.router, index.process)
     if not port:
         return None
     count_tasks(server.metrics.registry)

@@ -20,12 +20,17 @@ from protos.inference_pb2_grpc import add_InferenceServicer_to_server
 from router.api import admin_service as admin
 from router.api.compat.services import add_services
 from router.api.inference_service import InferenceService
-from router.errors import AddressError, Draining
+from router.errors import AddressError
+from router.intake.admission import Admission
 from router.intake.intake import Intake
+from router.replicas.dispatcher import Dispatcher
+from router.replicas.migrations import Migrations
 from router.replicas.policies import POLICIES
+from router.replicas.replica import ReplicaOptions
 from router.replicas.replica_set import ReplicaSet
 from router.security.authentication import KeyInterceptor
 from router.security.keys import Keys
+from router.streams.registry import StreamRegistry
 from router.telemetry.call_context import TraceInterceptor
 from router.telemetry.metrics import RouterMetrics, vllm_names
 from router.telemetry.requests import RequestTelemetry
@@ -68,7 +73,7 @@ class RouterServer:
     the services of option compat) while a replica is ready."""
 
     def __init__(
-        self, options: Options, tokenizer: Tokenizer, model_name: str, place: ProcessIndex = ONLY_PROCESS
+        self, options: Options, tokenizer: Tokenizer, model_name: str, index: ProcessIndex = ONLY_PROCESS
     ) -> None:
         """Raises KeysError, TlsError, TracingError."""
         self.metrics = RouterMetrics()
@@ -80,33 +85,39 @@ class RouterServer:
         # None: anyone may call.
         self.keys = Keys(Path(options.api_keys_file).expanduser()) if options.api_keys_file else None
         self._options = options
-        self._wanted_port = options.router_port(place.router)
-        self._shares_ports = place.shares_ports
+        self._wanted_port = options.router_port(index.router)
+        self._shares_ports = index.shares_ports
         self._tokenizer = TokenizerPool(tokenizer, options.max_tokenizing_bytes)
         self._replicas = ReplicaSet(
             [options.scheduler_address(i) for i in range(options.data_parallel_size)],
             POLICIES[options.routing_policy](),
-            router_id=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
-            model_name=model_name,
-            silence_timeout=options.heartbeat_timeout,
-            stall_timeout=options.replica_stall_timeout,
-            credentials=_scheduler_credentials(options),
-            on_change=self._on_replicas_change,
-            on_choice=lambda policy, reason: self.metrics.routing_decisions.labels(policy, reason).inc(),
-            on_left_out=lambda address: self.metrics.replicas_left_out.labels(address).inc(),
+            ReplicaOptions(
+                router_id=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
+                model_name=model_name,
+                silence_timeout=options.heartbeat_timeout,
+                stall_timeout=options.replica_stall_timeout,
+                credentials=_scheduler_credentials(options),
+            ),
+            self.metrics,
         )
+        self._replicas.subscribe(self._on_replicas_change)
         self.tls = _tls_files(options)
         endpoint = options.otlp_traces_endpoint
         # None: requests are not traced.
-        self._tracing = Tracing.open(endpoint, f"router-{place}") if endpoint else None
+        self._tracing = Tracing.open(endpoint, f"router-{index}") if endpoint else None
+        self.streams = StreamRegistry(self.metrics)
+        dispatcher = Dispatcher(self._replicas, self.metrics)
         self.intake = Intake(
             model_name=model_name,
             tokenizer=self._tokenizer,
             replicas=self._replicas,
+            admission=Admission(self._replicas, options.max_streams),
+            registry=self.streams,
+            dispatcher=dispatcher,
+            migrations=Migrations(self._replicas, dispatcher, self.metrics),
             metrics=self.metrics,
             telemetry=RequestTelemetry(self.metrics, self._tracing, log_requests=options.enable_log_requests),
             buffer_bytes=options.stream_buffer_bytes,
-            max_streams=options.max_streams,
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         # Services whose health is readiness.
@@ -118,7 +129,7 @@ class RouterServer:
 
     @property
     def num_streams(self) -> int:
-        return len(self.intake.live)
+        return len(self.streams)
 
     async def wait_ready(self) -> None:
         """Until every replica is ready."""
@@ -190,7 +201,7 @@ class RouterServer:
         log.info("draining: %d streams get %g s to finish", self.num_streams, self._options.drain_timeout)
         try:
             async with asyncio.timeout(self._options.drain_timeout):
-                await self.intake.live.wait_empty()
+                await self.streams.wait_empty()
         except TimeoutError:
             log.warning(
                 "drain_timeout=%g s has passed: %d streams end now", self._options.drain_timeout, self.num_streams
@@ -204,8 +215,7 @@ class RouterServer:
 
     async def stop(self) -> None:
         """Ends what still runs, resumable, and closes."""
-        self.intake.draining = True
-        self.intake.live.fail_all(Draining("this router is shutting down: resume at another one, or once it is back"))
+        self.intake.stop()
         if self._server is not None:
             await self._server.stop(_LAST_WORDS_S)
         if self._leaving is not None:
@@ -224,8 +234,6 @@ class RouterServer:
         return [*tracing, *([] if self.keys is None else [KeyInterceptor(self.keys)])]
 
     def _on_replicas_change(self, replicas: ReplicaSet) -> None:
-        for replica in replicas.replicas:
-            self.metrics.replica_ready.labels(replica.address).set(replica.ready)
         serving = replicas.num_ready > 0 and not self.intake.draining
         task = asyncio.ensure_future(self._set_readiness(_SERVING if serving else _NOT_SERVING))
         self._health_updates.add(task)

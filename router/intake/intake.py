@@ -31,24 +31,28 @@ class Intake:
         model_name: str,
         tokenizer: TokenizerPool,
         replicas: ReplicaSet,
+        admission: Admission,
+        registry: StreamRegistry,
+        dispatcher: Dispatcher,
+        migrations: Migrations,
         metrics: RouterMetrics,
         telemetry: RequestTelemetry,
         buffer_bytes: int,
-        max_streams: int,
     ) -> None:
-        """buffer_bytes: option stream_buffer_bytes. max_streams: option of that name."""
+        """buffer_bytes: option stream_buffer_bytes."""
+        # `drain` or `stop` has been called.
         self.draining = False
-        self.live = StreamRegistry(metrics)
         self.model_name = model_name
         self.tokenizer = tokenizer
         self._replicas = replicas
-        self._admission = Admission(replicas, max_streams)
-        self._dispatcher = Dispatcher(replicas, metrics)
-        self._migrations = Migrations(replicas, self._dispatcher, metrics)
+        self._admission = admission
+        self._registry = registry
+        self._dispatcher = dispatcher
+        self._migrations = migrations
         self._metrics = metrics
         self._telemetry = telemetry
         self._buffer_bytes = buffer_bytes
-        self._turns = WriteQueue()
+        self._write_queue = WriteQueue()
 
     def drain(self) -> None:
         """Refuses new requests, and ends those that no replica computes: others may have one for them."""
@@ -56,6 +60,15 @@ class Intake:
         self._dispatcher.end_parked(
             Draining("this router is shutting down, and no replica goes on with this request: resume at another router")
         )
+
+    def stop(self) -> None:
+        """Refuses new requests, and ends all others, resumable."""
+        self.draining = True
+        self._registry.fail_all(Draining("this router is shutting down: resume at another one, or once it is back"))
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._registry)
 
     @property
     def model(self) -> pb.ModelInfo:
@@ -72,13 +85,13 @@ class Intake:
         return 0 if model is None else model.max_model_len
 
     async def cancel(self, request_id: str) -> bool:
-        """Ends a live request of the caller, through whichever router it came; False if none has this id.
+        """Ends a live request of the caller, at any router; False if none has this id.
 
         Of other routers it finds the streams that a replica has, not those that wait for one. Raises NoReplica if the
         request is not known here and no replica answers.
         """
         scoped_id = caller().scoped_id(request_id)
-        return self.live.cancel(scoped_id) or await broadcast_cancel(self._replicas.replicas, scoped_id)
+        return self._registry.cancel(scoped_id) or await broadcast_cancel(self._replicas.replicas, scoped_id)
 
     def migrate(self, request_id: str, address: str) -> Migration:
         """Moves a live stream of the caller. address: where to, as scheduler_addresses has it; empty: where the policy
@@ -86,7 +99,7 @@ class Intake:
 
         Raises UnknownRequest, InvalidRequest if there is no such replica, NotMigrated if none can take it exactly.
         """
-        stream = self.live.find(caller().scoped_id(request_id))
+        stream = self._registry.find(caller().scoped_id(request_id))
         if stream is None:
             raise UnknownRequest(f"request_id={request_id!r} is not live at this router: ask the one that streams it")
         return self._migrations.migrate(stream.placement, address)
@@ -95,7 +108,7 @@ class Intake:
     async def open(self, message: pb.GenerateRequest, seconds: float | None) -> AsyncIterator[Stream]:
         """A stream for as long as its client's call lasts; whatever ends that frees what the stream holds.
 
-        It is the caller's (security.identity.caller), and counts for the limits of his key.
+        It is the caller's (security.identity.caller), and counts for the limits of the caller's key.
 
         message: with a request_id. seconds: until the client's deadline, if it has one. Raises RequestError.
         """
@@ -110,12 +123,12 @@ class Intake:
                 limits.begin_request()
                 request = await self._prepare(message, seconds, trace)
                 trace.prepared(request)
-                outbox = Outbox(self._buffer_bytes, self._turns)
+                outbox = Outbox(self._buffer_bytes, self._write_queue)
                 stream = Stream(request, self.tokenizer.tokenizer, self._dispatcher, self._metrics, outbox)
                 # No await from here to `add`: two requests of one id can't both get through.
-                self.live.admit(request)
+                self._registry.admit(request)
                 self._dispatcher.place(stream.placement)
-                self.live.add(stream)
+                self._registry.add(stream)
                 limits.spend_tokens(len(request.prompt_token_ids))
                 num_brought = stream.num_output_tokens
                 try:
@@ -126,7 +139,7 @@ class Intake:
                         outcome = stream.outcome
                     stream.close()
                     ended = stream.ended()
-                    self.live.remove(stream)
+                    self._registry.remove(stream)
                     limits.spend_tokens(stream.num_output_tokens - num_brought)
         except RequestError as error:
             outcome, failure = error.status.name.lower(), str(error)

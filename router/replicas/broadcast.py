@@ -20,8 +20,11 @@ class BroadcastTarget(Protocol):
     """A replica."""
 
     address: str
-    # None until something has been tried.
-    channel: grpc.aio.Channel | None
+
+    @property
+    def channel(self) -> grpc.aio.Channel | None:
+        """None until something has been tried."""
+        ...
 
 
 async def broadcast(

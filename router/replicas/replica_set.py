@@ -5,14 +5,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 
-import grpc
-
 from protos.inference_pb2 import ModelInfo
 from router.errors import NoReplica
 from router.replicas.policies import Policy, ReplicaLoad
-from router.replicas.replica import Replica
+from router.replicas.replica import Replica, ReplicaOptions
 from router.replicas.session import Session
 from router.request import RoutingHints
+from router.telemetry.metrics import RouterMetrics
 
 log = logging.getLogger("octavo.router.replicas")
 
@@ -21,39 +20,16 @@ class ReplicaSet:
     """All replicas, and the choice among them."""
 
     def __init__(
-        self,
-        addresses: Sequence[str],
-        policy: Policy,
-        *,
-        router_id: str,
-        model_name: str,
-        silence_timeout: float,
-        stall_timeout: float = 0.0,
-        credentials: Callable[[], grpc.ChannelCredentials] | None = None,
-        on_change: Callable[["ReplicaSet"], None],
-        on_choice: Callable[[str, str], None],
-        on_left_out: Callable[[str], None] = lambda address: None,
+        self, addresses: Sequence[str], policy: Policy, options: ReplicaOptions, metrics: RouterMetrics
     ) -> None:
-        """on_change: whenever a replica becomes usable or ready, or ceases to, or stalls. on_choice: policy's name and
-        reason. on_left_out: the address of a replica whose breaker has opened."""
+        """addresses: entries of scheduler_addresses."""
         self.replicas = [
-            Replica(
-                number,
-                address,
-                router_id,
-                model_name,
-                silence_timeout,
-                policy.prefix_index,
-                self._changed,
-                credentials,
-                stall_timeout=stall_timeout,
-                on_left_out=on_left_out,
-            )
+            Replica(number, address, options, metrics, prefix_index=policy.prefix_index, on_change=self._changed)
             for number, address in enumerate(addresses)
         ]
         self._policy = policy
-        self._watchers = [on_change]
-        self._on_choice = on_choice
+        self._metrics = metrics
+        self._watchers: list[Callable[[ReplicaSet], None]] = []
         self.all_ready = asyncio.Event()
         self._model: ModelInfo | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -72,7 +48,7 @@ class ReplicaSet:
         return sum(replica.usable for replica in self.replicas)
 
     def subscribe(self, on_change: Callable[["ReplicaSet"], None]) -> None:
-        """on_change: as given to the constructor, besides that one."""
+        """on_change: is called whenever a replica becomes usable or ready, or ceases to, or stalls."""
         self._watchers.append(on_change)
 
     def describe(self) -> str:
@@ -133,20 +109,21 @@ class ReplicaSet:
             if (session := replica.session) is not None
         ]
         index, reason = self._policy.choose(loads, hints)
-        self._on_choice(self._policy.name, reason)
+        self._metrics.routing_decisions.labels(self._policy.name, reason).inc()
         candidates[index].breaker.sent(time.monotonic())
         return candidates[index]
 
     def _changed(self) -> None:
         for replica in self.replicas:
+            self._metrics.replica_ready.labels(replica.address).set(replica.ready)
             if replica.session is not None:
                 self._model = replica.session.welcome.model
         if self.num_ready == len(self.replicas):
             self.all_ready.set()
         else:
             self.all_ready.clear()
-        for notice in self._watchers:
-            notice(self)
+        for on_change in self._watchers:
+            on_change(self)
 
 
 def _report_crash(task: asyncio.Task[None]) -> None:

@@ -267,7 +267,7 @@ async def test_a_client_that_goes_away_ends_its_request(
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
     async with asyncio.timeout(20):
-        await server.intake.live.wait_empty()
+        await server.streams.wait_empty()
 
 
 # --- The rest
@@ -321,7 +321,7 @@ async def test_a_client_that_never_reads_gives_its_place_back(
         client.write((head + body).encode())
         await scheduler.wait_until(lambda fake: fake.num_live == 1)
         async with asyncio.timeout(20):
-            await server.intake.live.wait_empty()
+            await server.streams.wait_empty()
         client.close()
         await client.wait_closed()
         await http.stop()

@@ -70,9 +70,9 @@ def options_of(scheduler: FakeScheduler) -> Options:
 
 
 @contextlib.asynccontextmanager
-async def routers_of(options: Options, *places: ProcessIndex) -> AsyncIterator[list[RouterServer]]:
+async def routers_of(options: Options, *indexes: ProcessIndex) -> AsyncIterator[list[RouterServer]]:
     """In this process, which may share a port with itself, too."""
-    servers = [RouterServer(options, smollm2_tokenizer(), "test-model", place) for place in places]
+    servers = [RouterServer(options, smollm2_tokenizer(), "test-model", index) for index in indexes]
     try:
         for server in servers:
             await server.start()

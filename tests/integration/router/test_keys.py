@@ -83,7 +83,7 @@ async def test_a_tenant_reaches_no_request_and_no_block_of_another(
     calls = {key: stub.Generate(_request(request_id="same", cache_salt="s"), metadata=_as(key)) for key in (ALICE, BOB)}
     started = {key: (await call.read()).started for key, call in calls.items()}
     # Both are live under one id, and each goes by it.
-    assert len(server.intake.live) == 2
+    assert len(server.streams) == 2
     assert {message.request_id for message in started.values()} == {"same"}
     await scheduler.wait_until(lambda fake: len(fake.submitted) == 2)
     submits = {submit.request_id: submit for submit in scheduler.submitted}
@@ -101,7 +101,7 @@ async def test_a_tenant_reaches_no_request_and_no_block_of_another(
         pb.GenerateRequest(request_id="same", sampling=started[ALICE].sampling, resume=resume), metadata=_as(CAROL)
     )
     assert (await other.read()).HasField("started")
-    assert len(server.intake.live) == 3
+    assert len(server.streams) == 3
     other.cancel()
     assert (await stub.Cancel(cancel, metadata=_as(ALICE))).cancelled
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -123,7 +123,7 @@ class VllmEngineService(VllmEngineServicer):
         async with grpc_errors(context):
             model = self._intake.model
             return vllm.GetServerInfoResponse(
-                active_requests=len(self._intake.live),
+                active_requests=self._intake.num_streams,
                 last_receive_timestamp=self._last_request,
                 uptime_seconds=time.monotonic() - self._started,
                 server_type="octavo",

@@ -1,0 +1,162 @@
+"""The connection to a scheduler: finds its address, keeps a channel there, and has Sessions held over it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from protos.scheduler_pb2_grpc import SchedulerStub
+from router.replicas.session import Session
+from runtime.security.tls import open_channel
+from runtime.wire import SESSION_MESSAGE_BYTES
+
+log = logging.getLogger("octavo.router.replicas")
+
+_FILE = "file:"
+# A scheduler that comes back elsewhere has taken seconds to do so.
+_FILE_CHECK_S = 0.25
+
+
+class AddressResolver:
+    """Resolves an entry of scheduler_addresses: an address that gRPC knows, or file:PATH of a file that holds one.
+
+    A scheduler moves by replacing that file (a new one is written and renamed); until it exists, nobody knows where the
+    scheduler is.
+    """
+
+    def __init__(self, entry: str) -> None:
+        self.is_fixed = not entry.startswith(_FILE)
+        self._entry, self._path = entry, Path(entry.removeprefix(_FILE))
+
+    async def other_than(self, address: str) -> str:
+        """Waits for an address other than the given one; empty: for any. A fixed one stays."""
+        if self.is_fixed:
+            if address:
+                await asyncio.Event().wait()
+            return self._entry
+        cause = ""
+        while True:
+            try:
+                found = self._path.read_text().strip()
+            except FileNotFoundError:
+                found = ""
+            except (OSError, UnicodeDecodeError) as error:
+                found = ""
+                if cause != (cause := str(error)):
+                    log.warning("scheduler_addresses: %s cannot be read: %s", self._entry, cause)
+            if found and found != address:
+                return found
+            await asyncio.sleep(_FILE_CHECK_S)
+
+
+_CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", SESSION_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", SESSION_MESSAGE_BYTES),
+    # A scheduler that comes back is found within a second: its streams may wait for it.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A channel of one's own, whose backoff nobody else has driven up.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A host that vanishes says nothing, and before the Welcome nothing is due. The scheduler allows a ping each 10 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # A step or two may be under way to a router that lags. Its scheduler keeps the next ones, and sends them in one
+    # message: with 64 KB, and a third of a core for 1,000 streams of 30 tokens/s, a tenth of the tokens got through.
+    ("grpc.http2.lookahead_bytes", 8 * 1024),
+    ("grpc.http2.bdp_probe", 0),
+]
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
+_HELD_S = 1.0
+# How often a replica without a Session looks whether its certificate has been renewed.
+_CERTIFICATE_CHECK_S = 1.0
+
+# Why a Session ended that this router has ended itself.
+ENDED_HERE = "the Session ended"
+
+
+class SessionHolder(Protocol):
+    """A replica."""
+
+    session: Session | None
+
+    async def hold_session(self, stub: SchedulerStub) -> tuple[bool, str]:
+        """Opens a Session and reads it to its end. Returns whether there was a Welcome, and why it ended."""
+        ...
+
+
+class Connection:
+    """Connects, and connects again: when the channel breaks, the scheduler moves or the certificate is renewed."""
+
+    def __init__(self, entry: str, credentials: Callable[[], grpc.ChannelCredentials] | None) -> None:
+        """entry: of scheduler_addresses. credentials: those in force, which may change; None: no TLS."""
+        # None until `run` has begun.
+        self.channel: grpc.aio.Channel | None = None
+        self._entry = entry
+        self._resolver = AddressResolver(entry)
+        self._credentials = credentials
+        # Why there is no Session, for people.
+        self.cause = "not connected yet" if self._resolver.is_fixed else "nobody knows where it is yet"
+        # Why a Session ends, if this router ends it now.
+        self.ended_here = ENDED_HERE
+
+    async def run(self, holder: SessionHolder) -> None:
+        """Until the task is cancelled."""
+        address = ""
+        while True:
+            address = await self._resolver.other_than(address)
+            if not self._resolver.is_fixed:
+                log.info("%s: it is at %s", self._entry, address)
+                self.cause = "not connected yet"
+            connected = asyncio.create_task(self._stay_connected(address, holder))
+            moved = asyncio.create_task(self._resolver.other_than(address))
+            try:
+                await asyncio.wait({connected, moved}, return_when=asyncio.FIRST_COMPLETED)
+                if connected.done():
+                    connected.result()
+                self.ended_here = f"it is not at {address} any more"
+            finally:
+                moved.cancel()
+                connected.cancel()
+                await asyncio.wait({connected, moved})
+                self.ended_here = ENDED_HERE
+
+    async def _stay_connected(self, address: str, holder: SessionHolder) -> None:
+        """Until the task is cancelled. A renewed certificate of ours is shown once there is no Session."""
+        while True:
+            credentials = self._current_credentials()
+            async with open_channel(address, credentials, _CHANNEL_OPTIONS) as channel:
+                self.channel = channel
+                holding = asyncio.create_task(self._hold_sessions(channel, holder))
+                try:
+                    while holder.session is not None or self._current_credentials() is credentials:
+                        done, _ = await asyncio.wait(
+                            {holding}, timeout=None if credentials is None else _CERTIFICATE_CHECK_S
+                        )
+                        if done:
+                            holding.result()
+                finally:
+                    holding.cancel()
+                    await asyncio.wait({holding})
+
+    def _current_credentials(self) -> grpc.ChannelCredentials | None:
+        return None if self._credentials is None else self._credentials()
+
+    async def _hold_sessions(self, channel: grpc.aio.Channel, holder: SessionHolder) -> None:
+        """One after the other, until the task is cancelled."""
+        retry = _FIRST_RETRY_S
+        while True:
+            began = time.monotonic()
+            welcomed, cause = await holder.hold_session(SchedulerStub(channel))
+            if cause != self.cause:
+                log.warning("%s: %s", self._entry, cause)
+            self.cause = cause
+            # One whose Sessions break as soon as they are open is no better than one that refuses them.
+            has_held = welcomed and time.monotonic() - began >= _HELD_S
+            retry = _FIRST_RETRY_S if has_held else min(2 * retry, _LONGEST_RETRY_S)
+            await asyncio.sleep(retry)
