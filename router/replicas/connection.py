@@ -1,8 +1,7 @@
-"""The connection to a scheduler: finds its address, keeps a channel there, and has Sessions held over it."""
+"""The connection to a scheduler: finds its address and keeps a channel there, over which a replica holds Sessions."""
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +9,6 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from protos.scheduler_pb2_grpc import SchedulerStub
 from router.replicas.session import Session
 from runtime.security.tls import open_channel
 from runtime.wire import SESSION_MESSAGE_BYTES
@@ -71,8 +69,6 @@ _CHANNEL_OPTIONS = [
     ("grpc.http2.lookahead_bytes", 8 * 1024),
     ("grpc.http2.bdp_probe", 0),
 ]
-_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
-_HELD_S = 1.0
 # How often a replica without a Session looks whether its certificate has been renewed.
 _CERTIFICATE_CHECK_S = 1.0
 
@@ -85,25 +81,30 @@ class SessionHolder(Protocol):
 
     session: Session | None
 
-    async def hold_session(self, stub: SchedulerStub) -> tuple[bool, str]:
-        """Opens a Session and reads it to its end. Returns whether there was a Welcome, and why it ended."""
+    def note_address(self, address: str) -> None:
+        """The scheduler is there now; not called for an address that is fixed."""
+        ...
+
+    async def hold_sessions(self, channel: grpc.aio.Channel) -> None:
+        """Opens Sessions, one after the other, until the task is cancelled."""
         ...
 
 
 class Connection:
-    """Connects, and connects again: when the channel breaks, the scheduler moves or the certificate is renewed."""
+    """Keeps a channel to a scheduler: another one when that has moved or our certificate is renewed."""
 
     def __init__(self, entry: str, credentials: Callable[[], grpc.ChannelCredentials] | None) -> None:
         """entry: of scheduler_addresses. credentials: those in force, which may change; None: no TLS."""
         # None until `run` has begun.
         self.channel: grpc.aio.Channel | None = None
-        self._entry = entry
-        self._resolver = AddressResolver(entry)
-        self._credentials = credentials
-        # Why there is no Session, for people.
-        self.cause = "not connected yet" if self._resolver.is_fixed else "nobody knows where it is yet"
         # Why a Session ends, if this router ends it now.
         self.ended_here = ENDED_HERE
+        self._resolver = AddressResolver(entry)
+        self._credentials = credentials
+
+    @property
+    def has_fixed_address(self) -> bool:
+        return self._resolver.is_fixed
 
     async def run(self, holder: SessionHolder) -> None:
         """Until the task is cancelled."""
@@ -111,8 +112,7 @@ class Connection:
         while True:
             address = await self._resolver.other_than(address)
             if not self._resolver.is_fixed:
-                log.info("%s: it is at %s", self._entry, address)
-                self.cause = "not connected yet"
+                holder.note_address(address)
             connected = asyncio.create_task(self._stay_connected(address, holder))
             moved = asyncio.create_task(self._resolver.other_than(address))
             try:
@@ -132,7 +132,7 @@ class Connection:
             credentials = self._current_credentials()
             async with open_channel(address, credentials, _CHANNEL_OPTIONS) as channel:
                 self.channel = channel
-                holding = asyncio.create_task(self._hold_sessions(channel, holder))
+                holding = asyncio.create_task(holder.hold_sessions(channel))
                 try:
                     while holder.session is not None or self._current_credentials() is credentials:
                         done, _ = await asyncio.wait(
@@ -146,17 +146,3 @@ class Connection:
 
     def _current_credentials(self) -> grpc.ChannelCredentials | None:
         return None if self._credentials is None else self._credentials()
-
-    async def _hold_sessions(self, channel: grpc.aio.Channel, holder: SessionHolder) -> None:
-        """One after the other, until the task is cancelled."""
-        retry = _FIRST_RETRY_S
-        while True:
-            began = time.monotonic()
-            welcomed, cause = await holder.hold_session(SchedulerStub(channel))
-            if cause != self.cause:
-                log.warning("%s: %s", self._entry, cause)
-            self.cause = cause
-            # One whose Sessions break as soon as they are open is no better than one that refuses them.
-            has_held = welcomed and time.monotonic() - began >= _HELD_S
-            retry = _FIRST_RETRY_S if has_held else min(2 * retry, _LONGEST_RETRY_S)
-            await asyncio.sleep(retry)

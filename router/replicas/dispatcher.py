@@ -45,6 +45,8 @@ class Placement:
         self.num_resubmissions = 0
         # Sessions that refused it since it was placed or lost.
         self.refused_by: list[Session] = []
+        # It waits for a replica among the parked streams.
+        self.is_parked = False
         self._dispatcher = dispatcher
         self._group = 0
         # How often in a row it was lost without a token in between, and how many it had the last time.
@@ -232,7 +234,9 @@ class Dispatcher:
 
     def forget(self, placement: Placement) -> None:
         """The stream has ended without a replica."""
-        self._parked.forget(placement.stream)
+        if placement.is_parked:
+            placement.is_parked = False
+            self._parked.forget(placement.stream)
 
     def end_parked(self, error: RequestError) -> None:
         """This router stops: nothing is parked any more."""
@@ -243,6 +247,7 @@ class Dispatcher:
         return [owner for owner in session.owners if isinstance(owner, Placement)]
 
     def _go_on(self, placement: Placement) -> None:
+        placement.is_parked = False
         placement.refused_by.clear()
         stream = placement.stream
         try:
@@ -259,6 +264,7 @@ class Dispatcher:
         placement.submit_to(session)
 
     def _park(self, placement: Placement) -> None:
+        placement.is_parked = True
         self._parked.park(placement.stream, lambda: self._go_on(placement))
 
     def _on_change(self, replicas: ReplicaSet) -> None:

@@ -23,6 +23,10 @@ from runtime.wire import PROTOCOL_VERSION
 
 log = logging.getLogger("octavo.router.replicas")
 
+# Between two tries to open a Session; from the first again after one that lasted _HELD_S.
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
+_HELD_S = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaOptions:
@@ -39,7 +43,7 @@ class ReplicaOptions:
 
 
 class Replica:
-    """One scheduler, while `run` runs."""
+    """One scheduler; `run` keeps a Session with it."""
 
     def __init__(
         self,
@@ -64,6 +68,8 @@ class Replica:
         self._on_change = on_change
         self._connection = Connection(address, options.credentials)
         self._progress = Progress(options.stall_timeout)
+        # Why there is no Session, for people.
+        self._cause = "not connected yet" if self._connection.has_fixed_address else "nobody knows where it is yet"
         self._since = time.monotonic()
 
     @property
@@ -97,7 +103,7 @@ class Replica:
     def describe(self) -> str:
         """In a few words, for people: why it is not ready, or gets no requests, and for how long."""
         if self.session is None:
-            return f"{self.address}: {self._connection.cause} (for {self._seconds_so:.0f} s)"
+            return f"{self.address}: {self._cause} (for {self._seconds_so:.0f} s)"
         text = f"{self.address} is ready"
         if not self.ready:
             cause = "draining" if self.draining else "its workers are away"
@@ -113,7 +119,26 @@ class Replica:
         """Connects, reads, connects again, until the task is cancelled."""
         await self._connection.run(self)
 
-    async def hold_session(self, stub: SchedulerStub) -> tuple[bool, str]:
+    def note_address(self, address: str) -> None:
+        """The scheduler is there now."""
+        log.info("%s: it is at %s", self.address, address)
+        self._cause = "not connected yet"
+
+    async def hold_sessions(self, channel: grpc.aio.Channel) -> None:
+        """Opens Sessions, one after the other, until the task is cancelled."""
+        retry = _FIRST_RETRY_S
+        while True:
+            began = time.monotonic()
+            welcomed, cause = await self._hold_session(SchedulerStub(channel))
+            if cause != self._cause:
+                log.warning("%s: %s", self.address, cause)
+            self._cause = cause
+            # One whose Sessions break as soon as they are open is no better than one that refuses them.
+            has_held = welcomed and time.monotonic() - began >= _HELD_S
+            retry = _FIRST_RETRY_S if has_held else min(2 * retry, _LONGEST_RETRY_S)
+            await asyncio.sleep(retry)
+
+    async def _hold_session(self, stub: SchedulerStub) -> tuple[bool, str]:
         """Opens a Session and reads it to its end. Returns whether there was a Welcome, and why it ended."""
         call = stub.Session(wait_for_ready=True)
         try:
@@ -191,7 +216,7 @@ class Replica:
         self._note_change()
 
     def _close(self, session: Session, cause: str) -> None:
-        self.session, self._connection.cause = None, cause
+        self.session, self._cause = None, cause
         if self._prefix_index is not None:
             self._prefix_index.remove(self.number)
         # What the router ends itself, when it stops, is nothing to be warned of.
