@@ -7,7 +7,7 @@ from collections import deque
 
 
 class Progress:
-    """Of one Session. Pure: time is an input, in seconds of any clock that only grows."""
+    """Checks that a Session's steps complete. Pure: time is an input, in seconds of any clock that only grows."""
 
     def __init__(self, timeout: float) -> None:
         """timeout: seconds with something to run and without a step that make it stalled; 0: it never is."""
@@ -18,7 +18,7 @@ class Progress:
         self._since = 0.0
 
     def advance(self, now: float, *, epoch: int, last_step: int) -> bool:
-        """What its latest message says. epoch: of its workers. Returns whether it has got on since the one before."""
+        """Takes in its latest message. epoch: of its workers. Returns True if it has got on since the one before."""
         known, self._mark = self._mark, (epoch, last_step)
         if known == self._mark:
             return False
@@ -26,7 +26,7 @@ class Progress:
         return known is not None
 
     def is_overdue(self, now: float, *, has_work: bool) -> bool:
-        """Whether its next step is; once for each timeout."""
+        """True if its next step is overdue; once for each timeout."""
         if not has_work:
             self._since = now
         elif self._timeout and now - self._since >= self._timeout:
@@ -46,7 +46,7 @@ _PROBE_S = 10.0
 
 
 class Breaker:
-    """Of one replica. Closed at first."""
+    """Keeps requests from a replica that fails. Closed at first."""
 
     def __init__(self) -> None:
         # Why it was opened the last time.
@@ -67,7 +67,7 @@ class Breaker:
         return self._open_until is not None and now < self._open_until
 
     def allows(self, now: float) -> bool:
-        """Whether a request may go there: when half open, if none is on probation already."""
+        """True if a request may go there: when half open, if none is on probation already."""
         if self._open_until is None:
             return True
         is_probed = self._probed_at is not None and now - self._probed_at < _PROBE_S

@@ -52,8 +52,8 @@ async def broadcast(
 
 
 async def broadcast_cancel(replicas: Sequence[BroadcastTarget], scoped_id: str) -> bool:
-    """Whether a replica had the request (Request.scoped_id), and has ended it. The router whose stream it is hears that
-    from the replica, and ends the stream. Raises NoReplica if none answers."""
+    """Ends a request (Request.scoped_id) at the replica that has it; False if none does. The router whose stream it is
+    hears that from the replica, and ends the stream. Raises NoReplica if none answers."""
 
     async def ask(channel: grpc.aio.Channel) -> CancelResponse:
         # The generated stub's types are those of the synchronous one.

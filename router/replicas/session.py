@@ -68,7 +68,7 @@ class _Group:
 
 
 class _Arrived:
-    """What a message holds of one sequence."""
+    """The part of a message that is about one sequence."""
 
     __slots__ = ("choice", "finish", "first_token", "group", "logprobs", "token_ids")
 

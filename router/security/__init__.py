@@ -1,1 +1,1 @@
-"""Who may call a router, how often, and what keeps tenants apart."""
+"""Decides who may call a router and how often, and keeps tenants apart."""

@@ -19,7 +19,7 @@ _OPEN_PATHS = ("/health", "/metrics")
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Of all gRPC services, whichever there are."""
+    """Checks the key of each call of any gRPC service."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -48,7 +48,7 @@ def _refuse(error: Unauthenticated) -> grpc.RpcMethodHandler:
 
 
 class KeyMiddleware:
-    """Of an ASGI application."""
+    """Checks the key of each request to an ASGI application."""
 
     def __init__(self, app: ASGIApp, keys: Keys, refuse: Callable[[Unauthenticated], Response]) -> None:
         self._app, self._keys, self._refuse = app, keys, refuse

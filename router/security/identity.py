@@ -28,12 +28,12 @@ class TokenBucket:
         return max(1 - self._level, 0.0) * 60 / self.per_minute
 
     def take(self, amount: int) -> None:
-        """Also what is not there."""
+        """May take more than is there."""
         self._level -= amount
 
 
 class RateLimits:
-    """Of one key; None: no limit."""
+    """The limits of one key; None: no limit."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class RateLimits:
             self._requests.take(1)
 
     def spend_tokens(self, count: int) -> None:
-        """Of a prompt, or of an output."""
+        """Takes tokens of a prompt or an output."""
         if self._tokens is not None:
             self._tokens.take(count)
 
@@ -93,7 +93,7 @@ _caller: contextvars.ContextVar[Identity] = contextvars.ContextVar("caller", def
 
 
 def caller() -> Identity:
-    """Whose call this task answers."""
+    """The identity behind the call that this task answers."""
     return _caller.get()
 
 

@@ -89,7 +89,7 @@ class Keys:
         self._entries = entries
 
     def identify(self, authorization: str, api_key: str = "") -> Identity:
-        """Whose key a call brings. authorization, api_key: its headers of these names; empty: it has none.
+        """Finds the owner of a call's key. authorization, api_key: its headers of these names; empty: it has none.
 
         Raises Unauthenticated.
         """

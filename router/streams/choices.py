@@ -134,12 +134,12 @@ class Choice:
             return None
         # Fewer than came, if a stop string ended it before.
         taken = self.token_ids[known:]
-        piece = Delta(
+        delta = Delta(
             self.index, known, taken, text, logprobs[offset : offset + len(taken)] if logprobs else (), self.finish
         )
-        for entry in piece.logprobs:
+        for entry in delta.logprobs:
             self._fill_token_bytes(entry)
-        return piece
+        return delta
 
     def refold(self, token_ids: Sequence[int], sampling: SamplingParams) -> str:
         """Takes the tokens that a client brings on a resume; returns their text.

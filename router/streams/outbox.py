@@ -11,12 +11,12 @@ from protos.inference_pb2 import GenerateResponse
 from router.errors import RequestError
 from router.streams.choices import Delta
 
-# Few enough that a replica's next message is read within a millisecond or two, whoever has something to write.
+# Few enough that a replica's next message is read within a millisecond or two, however many have something to write.
 _WRITERS_PER_TICK = 16
 
 
 class WriteQueue:
-    """Wakes writers in the order in which they asked, a few in each turn of the event loop.
+    """Wakes writers in the order in which they queued, a few in each turn of the event loop.
 
     To write a message costs ten times what it costs to take a token in. Were all streams of a step woken at once, the
     next step would be read when all have written; with more streams than can be written to in the time of a step, steps
@@ -26,29 +26,29 @@ class WriteQueue:
     """
 
     def __init__(self) -> None:
-        self._asked: deque[asyncio.Future[None]] = deque()
+        self._queued: deque[asyncio.Future[None]] = deque()
         self._is_due = False
 
-    def ask(self, turn: asyncio.Future[None]) -> None:
-        """`turn` is resolved when it has come; one that is cancelled meanwhile costs no turn."""
-        self._asked.append(turn)
+    def enqueue(self, wakeup: asyncio.Future[None]) -> None:
+        """Resolves `wakeup` when its turn has come; one that is cancelled meanwhile costs no turn."""
+        self._queued.append(wakeup)
         if not self._is_due:
             self._is_due = True
-            turn.get_loop().call_soon(self._next_turn)
+            wakeup.get_loop().call_soon(self._wake_some)
 
-    def _next_turn(self) -> None:
+    def _wake_some(self) -> None:
         num_woken = 0
-        while self._asked and num_woken < _WRITERS_PER_TICK:
-            turn = self._asked.popleft()
-            if not turn.done():
-                turn.set_result(None)
+        while self._queued and num_woken < _WRITERS_PER_TICK:
+            wakeup = self._queued.popleft()
+            if not wakeup.done():
+                wakeup.set_result(None)
                 num_woken += 1
-        self._is_due = bool(self._asked)
+        self._is_due = bool(self._queued)
         if self._is_due:
-            self._asked[0].get_loop().call_soon(self._next_turn)
+            self._queued[0].get_loop().call_soon(self._wake_some)
 
 
-# Pieces of one choice that wait are joined up to this size: a reader that lags gets few messages, and none too large.
+# Deltas of one choice that wait are joined up to this size: a reader that lags gets few messages, and none too large.
 _JOINED_BYTES = 4 * 1024
 
 
@@ -59,20 +59,20 @@ class OutboxFullError(Exception):
 class Outbox:
     """Filled by the task that reads a replica, emptied by the task that writes to the client; one event loop."""
 
-    def __init__(self, max_bytes: int, turns: WriteQueue) -> None:
+    def __init__(self, max_bytes: int, write_queue: WriteQueue) -> None:
         self._max_bytes = max_bytes
-        self._turns = turns
+        self._write_queue = write_queue
         self._num_bytes = 0
         self._waiting: list[GenerateResponse | Delta] = []
-        # By choice: the last waiting piece, if more can be joined to it.
+        # By choice: the last waiting delta, if more can be joined to it.
         self._open: dict[int, Delta] = {}
         # Nothing more comes; `close` sets it.
         self.closed = False
         self._error: RequestError | None = None
         self._on_close: Callable[[], object] | None = None
-        # Of a reader that waits; it asks for its turn once there is something for it.
-        self._turn: asyncio.Future[None] | None = None
-        self._has_asked = False
+        # Of a writer that waits; it queues once there is something for it.
+        self._wakeup: asyncio.Future[None] | None = None
+        self._is_queued = False
 
     @property
     def is_delivered(self) -> bool:
@@ -86,19 +86,19 @@ class Outbox:
             self._count(event.ByteSize())
         self._waiting.append(event)
         self._open.clear()
-        self._ask()
+        self._wake_writer()
 
-    def put_piece(self, piece: Delta) -> None:
-        """The outbox's from now on. Raises OutboxFullError."""
+    def put_delta(self, delta: Delta) -> None:
+        """Takes the delta over. Raises OutboxFullError."""
         assert not self.closed
-        self._count(piece.size)
-        last = self._open.get(piece.index)
-        if last is not None and last.exact == piece.exact and last.size + piece.size <= _JOINED_BYTES:
-            last.join(piece)
+        self._count(delta.size)
+        last = self._open.get(delta.index)
+        if last is not None and last.exact == delta.exact and last.size + delta.size <= _JOINED_BYTES:
+            last.join(delta)
         else:
-            self._waiting.append(piece)
-            self._open[piece.index] = piece
-        self._ask()
+            self._waiting.append(delta)
+            self._open[delta.index] = delta
+        self._wake_writer()
 
     def close(self, error: RequestError | None = None, *, discard: bool = False) -> None:
         """Nothing more comes. error: raised once all has been read. discard: what waits is dropped.
@@ -110,7 +110,7 @@ class Outbox:
         self.closed, self._error = True, error
         if discard:
             self._waiting.clear()
-        self._ask()
+        self._wake_writer()
         if self._on_close is not None:
             self._on_close()
 
@@ -122,13 +122,13 @@ class Outbox:
 
     async def take(self) -> list[GenerateResponse]:
         """All that waits, at least one event; empty at the end. Raises the error that closed it."""
-        self._turn, self._has_asked = asyncio.get_running_loop().create_future(), False
+        self._wakeup, self._is_queued = asyncio.get_running_loop().create_future(), False
         if self._waiting or self.closed:
-            self._ask()
+            self._wake_writer()
         try:
-            await self._turn
+            await self._wakeup
         finally:
-            self._turn = None
+            self._wakeup = None
         if not self._waiting and self._error is not None:
             raise self._error
         taken, self._waiting = self._waiting, []
@@ -136,19 +136,19 @@ class Outbox:
         self._num_bytes = 0
         return [event.message() if isinstance(event, Delta) else event for event in taken]
 
-    def _ask(self) -> None:
-        if self._turn is not None and not self._has_asked:
-            self._has_asked = True
-            self._turns.ask(self._turn)
+    def _wake_writer(self) -> None:
+        if self._wakeup is not None and not self._is_queued:
+            self._is_queued = True
+            self._write_queue.enqueue(self._wakeup)
 
     def _count(self, size: int) -> None:
         self._num_bytes += size
         # One event is no pile, however large; nor is the client slow while its writer waits for a turn.
-        if self._num_bytes > self._max_bytes and self._waiting and self._turn is None:
+        if self._num_bytes > self._max_bytes and self._waiting and self._wakeup is None:
             raise OutboxFullError
 
 
-# From a stream's end: so long its last words, and what was in gRPC's buffers before them, may take to get through.
+# From a stream's end: how long its last words, and what was in gRPC's buffers before them, may take to get through.
 UNREAD_S = 60.0
 
 

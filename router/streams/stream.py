@@ -182,15 +182,15 @@ class Stream:
         if self.done:
             return
         try:
-            piece = folded.advance(first_token, token_ids, logprobs, ended)
+            delta = folded.advance(first_token, token_ids, logprobs, ended)
         except RequestError as error:
             log.error("%s", error, extra=self._log_fields)
             self.fail(error)
             return
-        if piece is None:
+        if delta is None:
             return
-        self._observe(choice, len(piece.token_ids))
-        self._send_piece(piece)
+        self._observe(choice, len(delta.token_ids))
+        self._send_delta(delta)
         if folded.finish is None or self.done:
             return
         if ended is None:
@@ -212,10 +212,10 @@ class Stream:
 
     # --- inside
 
-    def _send_piece(self, piece: Delta) -> None:
-        piece.exact = self.exact
+    def _send_delta(self, delta: Delta) -> None:
+        delta.exact = self.exact
         try:
-            self.outbox.put_piece(piece)
+            self.outbox.put_delta(delta)
         except OutboxFullError:
             self._end_slow_reader()
 
@@ -275,7 +275,7 @@ class Stream:
         return finish_reason_name(self._choices[0].finish)
 
     def ended(self) -> EndedRequest:
-        """What there is to tell of it, once it is closed."""
+        """Its report, once it is closed."""
         return EndedRequest(
             request=self.request,
             ended_at=time.monotonic(),

@@ -30,12 +30,12 @@ def log_fields(request_id: str) -> dict[str, str]:
 
 
 def incoming_traceparent() -> str:
-    """Of the call that this task answers; empty if it brought none."""
+    """That of the call that this task answers; empty if it brought none."""
     return _incoming.get()
 
 
 class TraceInterceptor(grpc.aio.ServerInterceptor):
-    """Of all gRPC services: metadata `traceparent`."""
+    """Notes the metadata `traceparent` of calls of any gRPC service."""
 
     async def intercept_service(
         self,
@@ -48,7 +48,7 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):
 
 
 class TraceMiddleware:
-    """Of an ASGI application: header `traceparent`."""
+    """Notes the header `traceparent` of requests to an ASGI application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -129,7 +129,7 @@ class RouterMetrics:
 
 
 class _EndedRequestMetrics:
-    """What is observed once a request, when it is over."""
+    """Observes each request once, when it is over."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._prompt_tokens = Histogram(

@@ -41,7 +41,7 @@ _QUOTES_CLIENTS = "invalid_argument"
 
 
 class RequestTelemetry:
-    """Of one router. Costs a request some microseconds, at its end; tokens cost nothing here."""
+    """Reports the requests of one router: some microseconds for each, at its end; tokens cost nothing here."""
 
     def __init__(self, metrics: RouterMetrics, tracing: Tracing | None, *, log_requests: bool) -> None:
         """log_requests: option enable_log_requests."""

@@ -153,7 +153,7 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
 
 
 def _default_template(entries: list, directory: Path) -> object:
-    """Of several, each with a name, the one called default, or the first."""
+    """The one called default, or the first. entries: each has a name."""
     try:
         named = {entry["name"]: entry["template"] for entry in entries}
     except (TypeError, KeyError):

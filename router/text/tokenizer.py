@@ -95,7 +95,7 @@ def _decoder_steps(decoder: Mapping | None) -> Iterator[Mapping]:
 
 
 class TokenTable(Protocol):
-    """What a detokenizer must know of a tokenizer."""
+    """The part of a tokenizer that a detokenizer needs."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; none if the id names no token."""
@@ -138,7 +138,7 @@ class IncrementalDetokenizer:
         return "".join(map(self.push, token_ids))
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD if a character remained incomplete, else nothing."""
+        """Returns the rest: U+FFFD if a character remained incomplete, else nothing."""
         return self._decoder.decode(b"", True)
 
 

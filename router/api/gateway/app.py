@@ -32,7 +32,7 @@ from router.errors import RequestError
 from router.intake.intake import Intake
 from router.security.authentication import KeyMiddleware
 from router.security.keys import Keys
-from router.streams import outbox as unread
+from router.streams import outbox
 from router.telemetry.call_context import TraceMiddleware
 
 # For the body of one.
@@ -49,7 +49,7 @@ class Reply(Protocol):
 
     def take(self, prompt: int, event: pb.GenerateResponse) -> dict[str, Any] | None: ...
 
-    def usage_piece(self) -> dict[str, Any]: ...
+    def usage_chunk(self) -> dict[str, Any]: ...
 
     def whole(self) -> dict[str, Any]: ...
 
@@ -155,8 +155,8 @@ class Gateway:
             await events.aclose()
             raise
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        pieces = _sse_chunks(first, events, reply, with_usage=with_usage, request_id=messages[0].request_id)
-        return _Stream(pieces, events)
+        chunks = _sse_chunks(first, events, reply, with_usage=with_usage, request_id=messages[0].request_id)
+        return _Stream(chunks, events)
 
     # --- The others
 
@@ -186,18 +186,18 @@ class Gateway:
 
 
 class _Stream(EventSourceResponse):
-    """Ends its source with the client's connection, also if nobody has asked for a piece yet, or if a piece can't be
+    """Ends its source with the client's connection, also if nobody has asked for a chunk yet, or if a chunk can't be
     sent for so long that nobody seems to read."""
 
-    def __init__(self, pieces: AsyncGenerator[dict[str, str], None], source: AsyncGenerator[Event, None]) -> None:
-        super().__init__(pieces, send_timeout=unread.UNREAD_S)
+    def __init__(self, chunks: AsyncGenerator[dict[str, str], None], source: AsyncGenerator[Event, None]) -> None:
+        super().__init__(chunks, send_timeout=outbox.UNREAD_S)
         self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         except* SendTimeoutError:
-            log.info("a client has read nothing for %g s: its stream ends", unread.UNREAD_S)
+            log.info("a client has read nothing for %g s: its stream ends", outbox.UNREAD_S)
         finally:
             await self._source.aclose()
 
@@ -208,11 +208,11 @@ async def _sse_chunks(
     try:
         event: Event | None = first
         while event is not None:
-            if (piece := reply.take(*event)) is not None:
-                yield _data(piece)
+            if (chunk := reply.take(*event)) is not None:
+                yield _data(chunk)
             event = await anext(rest, None)
         if with_usage:
-            yield _data(reply.usage_piece())
+            yield _data(reply.usage_chunk())
     except RequestError as error:
         yield _data(body_of(error))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What ends a request, in OpenAI's shape."""
+"""The errors that end a request, in OpenAI's shape."""
 
 import math
 import re
@@ -70,7 +70,7 @@ def body_of(error: BaseException) -> dict[str, Any]:
 
 
 def of_validation(error: ValidationError) -> BadRequestError:
-    """Of the first field that is wrong."""
+    """Names the first field that is wrong."""
     errors = error.errors(include_url=False, include_input=False)
     # One that may be of several types has an error for each: what went on longest is what was meant.
     of_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]

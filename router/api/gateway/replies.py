@@ -53,7 +53,7 @@ def completion_logprobs(logprobs: Sequence[pb.TokenLogprobs], text_offset: int) 
 
 
 def _text(token: pb.TokenLogprob) -> str:
-    """Of a token that is no whole characters, with marks in the place of what is missing."""
+    """The text of a token, with U+FFFD for bytes that are no whole character."""
     return token.token.decode(errors="replace")
 
 
@@ -61,7 +61,7 @@ COMPLETION_KIND = "text_completion"
 
 
 class CompletionReply:
-    """Of one request: choice i of prompt p is choice p * n + i."""
+    """The reply to one request: choice i of prompt p is choice p * n + i."""
 
     def __init__(self, request: CompletionRequest, base: dict[str, Any], echoes: Sequence[str]) -> None:
         """base: id, created and model. echoes: each prompt's text, if it is to come first."""
@@ -78,7 +78,7 @@ class CompletionReply:
         self._usages: list[pb.Usage] = []
 
     def take(self, prompt: int, event: pb.GenerateResponse) -> dict[str, Any] | None:
-        """The piece that says the same, for a stream; None: there is nothing to say. Raises Internal."""
+        """The chunk that says the same, for a stream; None: there is nothing to say. Raises Internal."""
         if event.HasField("finished"):
             self._usages.append(event.finished.usage)
         if not event.HasField("chunk"):
@@ -100,8 +100,8 @@ class CompletionReply:
     def usage(self) -> dict[str, Any]:
         return usage_of(self._usages)
 
-    def usage_piece(self) -> dict[str, Any]:
-        """The last piece of a stream that was asked for it."""
+    def usage_chunk(self) -> dict[str, Any]:
+        """The last chunk of a stream that was asked for it."""
         return {**self._base, "choices": [], "usage": self.usage}
 
     def whole(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class CompletionReply:
 
 
 class ChatReply:
-    """Of one request."""
+    """The reply to one request."""
 
     def __init__(self, request: ChatCompletionRequest, base: dict[str, Any]) -> None:
         """base: id, created and model."""
@@ -131,7 +131,7 @@ class ChatReply:
         self._usages: list[pb.Usage] = []
 
     def take(self, prompt: int, event: pb.GenerateResponse) -> dict[str, Any] | None:
-        """The piece that says the same, for a stream; None: there is nothing to say. Raises Internal."""
+        """The chunk that says the same, for a stream; None: there is nothing to say. Raises Internal."""
         if event.HasField("finished"):
             self._usages.append(event.finished.usage)
         if not event.HasField("chunk"):
@@ -145,15 +145,15 @@ class ChatReply:
             self._has_begun[index], delta = True, {"role": "assistant", **delta}
         logprobs = chat_logprobs(chunk.logprobs) if self._has_logprobs else None
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": self._finish[index]}
-        return self._piece([choice])
+        return self._chunk([choice])
 
     @property
     def usage(self) -> dict[str, Any]:
         return usage_of(self._usages)
 
-    def usage_piece(self) -> dict[str, Any]:
-        """The last piece of a stream that was asked for it."""
-        return {**self._piece([]), "usage": self.usage}
+    def usage_chunk(self) -> dict[str, Any]:
+        """The last chunk of a stream that was asked for it."""
+        return {**self._chunk([]), "usage": self.usage}
 
     def whole(self) -> dict[str, Any]:
         choices = [
@@ -167,5 +167,5 @@ class ChatReply:
         ]
         return {"object": "chat.completion", **self._base, "choices": choices, "usage": self.usage}
 
-    def _piece(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"object": "chat.completion.chunk", **self._base, "choices": choices}

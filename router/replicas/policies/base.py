@@ -26,7 +26,7 @@ class ReplicaLoad:
 
     @property
     def num_tokens(self) -> int:
-        """What it has to do, in prompt tokens."""
+        """The work that it has, in prompt tokens."""
         return self.num_queued_tokens + _TOKENS_A_SEQUENCE * self.num_sequences
 
 
@@ -36,7 +36,7 @@ class Policy(Protocol):
 
     @property
     def prefix_index(self) -> PrefixIndex | None:
-        """What is told of the replicas' prefix caches, if the policy wants to know."""
+        """Is told of the replicas' cache events; None: the policy does not need them."""
         ...
 
     def choose(self, loads: Sequence[ReplicaLoad], hints: RoutingHints) -> tuple[int, str]:

@@ -110,7 +110,7 @@ class PrefixIndex:
 
 
 class _Known:
-    """Of one replica."""
+    """The blocks that one replica holds, as far as is known."""
 
     def __init__(self, max_blocks: int) -> None:
         self.max_blocks = max_blocks

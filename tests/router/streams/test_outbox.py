@@ -14,23 +14,23 @@ def _outbox(max_bytes: int) -> Outbox:
     return Outbox(max_bytes, WriteQueue())
 
 
-def _piece(index: int, first_token: int, text: str, finish: Finish | None = None) -> Delta:
+def _delta(index: int, first_token: int, text: str, finish: Finish | None = None) -> Delta:
     return Delta(index, first_token, [first_token], text, (), finish)
 
 
-async def test_waiting_pieces_of_a_choice_become_one() -> None:
+async def test_waiting_deltas_of_a_choice_become_one() -> None:
     outbox = _outbox(10_000)
     outbox.put(GenerateResponse(started=Started()))
     for i in range(3):
-        outbox.put_piece(_piece(0, i, f"a{i}"))
-        outbox.put_piece(_piece(1, i, f"b{i}"))
-    outbox.put_piece(_piece(0, 3, "a3", finish=Finish(reason=1)))  # type: ignore[arg-type]
+        outbox.put_delta(_delta(0, i, f"a{i}"))
+        outbox.put_delta(_delta(1, i, f"b{i}"))
+    outbox.put_delta(_delta(0, 3, "a3", finish=Finish(reason=1)))  # type: ignore[arg-type]
     started, first, second = await outbox.take()
     assert started.HasField("started")
     assert (first.chunk.first_token, list(first.chunk.token_ids), first.chunk.text) == (0, [0, 1, 2, 3], "a0a1a2a3")
     assert first.chunk.HasField("finish")
     assert (list(second.chunk.token_ids), second.chunk.text) == ([0, 1, 2], "b0b1b2")
-    outbox.put_piece(_piece(1, 3, "b3"))
+    outbox.put_delta(_delta(1, 3, "b3"))
     assert [event.chunk.first_token for event in await outbox.take()] == [3], "what was taken is not merged into"
 
 
@@ -38,7 +38,7 @@ async def test_it_is_delivered_once_all_has_been_taken_and_no_error_ended_it() -
     """A client that goes then is none that cancels: it had the last message."""
     well, badly = _outbox(10_000), _outbox(10_000)
     for outbox in (well, badly):
-        outbox.put_piece(_piece(0, 0, "a"))
+        outbox.put_delta(_delta(0, 0, "a"))
         assert not outbox.is_delivered
     well.close()
     badly.close(Cancelled("gone"))
@@ -48,37 +48,37 @@ async def test_it_is_delivered_once_all_has_been_taken_and_no_error_ended_it() -
     assert (well.is_delivered, badly.is_delivered) == (True, False)
 
 
-async def test_exact_and_inexact_pieces_are_not_joined() -> None:
+async def test_exact_and_inexact_deltas_are_not_joined() -> None:
     outbox = _outbox(10_000)
-    outbox.put_piece(_piece(0, 0, "a"))
-    inexact = _piece(0, 1, "b")
+    outbox.put_delta(_delta(0, 0, "a"))
+    inexact = _delta(0, 1, "b")
     inexact.exact = False
-    outbox.put_piece(inexact)
+    outbox.put_delta(inexact)
     assert [event.chunk.exact for event in await outbox.take()] == [True, False]
 
 
 async def test_the_bound_holds_and_reading_makes_room() -> None:
     outbox = _outbox(1000)
-    outbox.put_piece(_piece(0, 0, "x" * 900))
+    outbox.put_delta(_delta(0, 0, "x" * 900))
     with pytest.raises(OutboxFullError):
-        outbox.put_piece(_piece(0, 1, "x" * 900))
+        outbox.put_delta(_delta(0, 1, "x" * 900))
     outbox = _outbox(1000)
-    outbox.put_piece(_piece(0, 0, "x" * 5000))
+    outbox.put_delta(_delta(0, 0, "x" * 5000))
     await outbox.take()
     for i in range(100):
-        outbox.put_piece(_piece(0, i, "x" * 20))
+        outbox.put_delta(_delta(0, i, "x" * 20))
         await outbox.take()
 
 
 async def test_an_error_comes_after_what_waits_or_at_once() -> None:
     outbox = _outbox(1000)
-    outbox.put_piece(_piece(0, 0, "a"))
+    outbox.put_delta(_delta(0, 0, "a"))
     outbox.close(Cancelled("gone"))
     assert len(await outbox.take()) == 1
     with pytest.raises(Cancelled):
         await outbox.take()
     outbox = _outbox(1000)
-    outbox.put_piece(_piece(0, 0, "a"))
+    outbox.put_delta(_delta(0, 0, "a"))
     outbox.close(SlowReader("slow"), discard=True)
     with pytest.raises(SlowReader):
         await outbox.take()
@@ -88,7 +88,7 @@ async def test_a_reader_that_waits_is_woken_by_events_and_by_the_end() -> None:
     outbox = _outbox(1000)
     reader = asyncio.create_task(outbox.take())
     await asyncio.sleep(0)
-    outbox.put_piece(_piece(0, 0, "a"))
+    outbox.put_delta(_delta(0, 0, "a"))
     assert len(await reader) == 1
     reader = asyncio.create_task(outbox.take())
     await asyncio.sleep(0)
@@ -98,8 +98,8 @@ async def test_a_reader_that_waits_is_woken_by_events_and_by_the_end() -> None:
 
 async def test_streams_that_wait_their_turn_gather_tokens_and_none_is_passed_over() -> None:
     """A router that can't write to all before the next step comes reads on, and sends fewer, larger messages."""
-    turns = WriteQueue()
-    outboxes = [Outbox(10_000, turns) for _ in range(100)]
+    queue = WriteQueue()
+    outboxes = [Outbox(10_000, queue) for _ in range(100)]
     taken: list[tuple[int, int]] = []
 
     async def write(number: int) -> None:
@@ -110,7 +110,7 @@ async def test_streams_that_wait_their_turn_gather_tokens_and_none_is_passed_ove
     await asyncio.sleep(0)
     for step in range(2):
         for outbox in outboxes:
-            outbox.put_piece(_piece(0, step, "a"))
+            outbox.put_delta(_delta(0, step, "a"))
         # The reader's next message comes a turn of the loop later, or two.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -123,13 +123,13 @@ async def test_streams_that_wait_their_turn_gather_tokens_and_none_is_passed_ove
 
 
 async def test_a_writer_that_has_gone_costs_no_turn() -> None:
-    turns = WriteQueue()
-    gone, here = Outbox(1000, turns), Outbox(1000, turns)
+    queue = WriteQueue()
+    gone, here = Outbox(1000, queue), Outbox(1000, queue)
     reader = asyncio.create_task(gone.take())
     await asyncio.sleep(0)
-    gone.put_piece(_piece(0, 0, "a"))
+    gone.put_delta(_delta(0, 0, "a"))
     reader.cancel()
-    here.put_piece(_piece(0, 0, "b"))
+    here.put_delta(_delta(0, 0, "b"))
     assert [event.chunk.text for event in await here.take()] == ["b"]
-    gone.put_piece(_piece(0, 1, "c"))
+    gone.put_delta(_delta(0, 1, "c"))
     assert [event.chunk.text for event in await gone.take()] == ["ac"], "what nobody has read waits for the next one"

@@ -72,7 +72,7 @@ class KserveService(GRPCInferenceServiceServicer):
         raise AssertionError("unreachable")
 
     async def ModelStreamInfer(self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
-        """What ends one request is told in its response; the others go on."""
+        """An error that ends one request is told in its response; the others go on."""
         writing = asyncio.Lock()
         free = asyncio.Semaphore(_MOST_AT_ONCE)
 

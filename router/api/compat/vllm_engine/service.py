@@ -85,7 +85,7 @@ class VllmEngineService(VllmEngineServicer):
                             await context.write(reply)
 
     async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
-        """Of ids that are not live it says nothing: a request may end while it is aborted."""
+        """Passes over ids that are not live: a request may end while it is aborted."""
         for request_id in request.request_ids:
             with contextlib.suppress(NoReplica):
                 await self._intake.cancel(request_id)
