@@ -26,7 +26,7 @@ class _ChoiceState:
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
-        self.pieces: list[str] = []
+        self.texts: list[str] = []
         self.logprobs: list[PositionLogprobs] = []
         self.finish_reason: FinishReason | None = None
         self.stop: str | int | None = None
@@ -34,7 +34,7 @@ class _ChoiceState:
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces)
+        return "".join(self.texts)
 
 
 class Assembly:
@@ -94,7 +94,7 @@ class Assembly:
             resume.choices.add(
                 index=index,
                 output_token_ids=choice.token_ids,
-                text_bytes_delivered=sum(len(piece.encode()) for piece in choice.pieces),
+                text_bytes_delivered=sum(len(text.encode()) for text in choice.texts),
                 finished=choice.finish_reason is not None,
             )
         return request
@@ -190,7 +190,7 @@ class Assembly:
         # The next replica may be as the first one was; what another gave in between stays as it is.
         state.exact = state.exact and chunk.exact
         if chunk.text:
-            state.pieces.append(chunk.text)
+            state.texts.append(chunk.text)
         if chunk.HasField("finish"):
             if chunk.finish.reason not in FINISH_REASONS:
                 raise ProtocolError(f"choice {chunk.index}: unknown finish reason {chunk.finish.reason}")

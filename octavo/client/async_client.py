@@ -2,91 +2,62 @@
 
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Unpack
 
 import grpc
+import grpc.aio
 import tenacity
 
-from octavo.client.assembly import Assembly
-from octavo.client.connection import DEFAULT_TARGET, key_metadata, open_async_channel
-from octavo.client.errors import ProtocolError, Unavailable, from_rpc_error
-from octavo.client.requests import (
-    Message,
-    Prompt,
-    RequestOptions,
-    SamplingParams,
-    as_messages,
-    generate_request,
-    tokenize_request,
-    trace_metadata,
+from octavo.client.base import (
+    BaseClient,
+    BaseStream,
+    CancelTally,
+    Result,
+    UnaryCall,
+    detokenize_call,
+    model_call,
+    tokenize_call,
 )
+from octavo.client.connection import open_async_channel
+from octavo.client.errors import from_rpc_error
+from octavo.client.requests import Message, Prompt, RequestOptions, SamplingParams, as_messages
 from octavo.client.results import Generation, ModelInfo, StreamEvent, Tokenized
-from octavo.client.retry import DEFAULT_RETRY_FOR, Deadline, RetryBudget, RetryPolicy, Targets
 from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc as rpc
 
 
-class AsyncGenerationStream(AsyncIterator[StreamEvent]):
+class AsyncGenerationStream(BaseStream, AsyncIterator[StreamEvent]):
     """The events of one request. It goes on by itself after a lost connection; closing it early cancels the request."""
-
-    def __init__(
-        self,
-        client: "AsyncClient",
-        request: pb.GenerateRequest,
-        timeout: float | None,
-        metadata: Sequence[tuple[str, str]],
-    ):
-        self._client, self._metadata = client, metadata
-        self._assembly = Assembly(request)
-        self._targets = client.new_targets()
-        self._deadline = Deadline(timeout)
-        self._call: Any = None
-        self._retry = tenacity.AsyncRetrying(
-            **RetryPolicy(
-                self._targets, self._deadline, client.retry_for, client.retry_budget, self._assembly
-            ).arguments()
-        )
-
-    @property
-    def request_id(self) -> str:
-        return self._assembly.request_id
-
-    @property
-    def generation(self) -> Generation:
-        """What has arrived so far; the whole result once the stream has ended."""
-        return self._assembly.generation()
 
     def __aiter__(self) -> "AsyncGenerationStream":
         return self
 
     async def __anext__(self) -> StreamEvent:
         while not self._assembly.finished:
-            event = self._assembly.accept(await self._retry(self._receive))
+            event = self._assembly.accept(await self._next_message())
             if event is not None:
                 return event
         self.close()
         raise StopAsyncIteration
 
-    async def _receive(self) -> pb.GenerateResponse:
-        if self._call is None:
-            stub = self._client.stub(self._targets.current)
-            self._call = stub.Generate(
-                self._assembly.next_call(), timeout=self._deadline.remaining(), metadata=self._metadata
-            )
-        try:
-            message = await self._call.read()
-        except grpc.RpcError as error:
-            self._call = None
-            raise from_rpc_error(error) from None
-        if message is grpc.aio.EOF:  # type: ignore[attr-defined]
-            raise ProtocolError("the stream ended before `finished`")
-        return message
-
-    def close(self) -> None:
-        """Cancels the request if it runs still."""
+    async def _next_message(self) -> pb.GenerateResponse:
         if self._call is not None:
-            self._call.cancel()
-            self._call = None
+            try:
+                return self._checked(await self._call.read())
+            except grpc.RpcError as error:
+                self._failure = self._lost(error)
+        return await tenacity.AsyncRetrying(**self._policy.arguments())(self._try_message)
+
+    async def _try_message(self) -> pb.GenerateResponse:
+        self._begin_try()
+        try:
+            return self._checked(await self._call.read())
+        except grpc.RpcError as error:
+            raise self._lost(error) from None
+
+    def _checked(self, message: pb.GenerateResponse) -> pb.GenerateResponse:
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+            raise self._ended_early()
+        return message
 
     async def __aenter__(self) -> "AsyncGenerationStream":
         return self
@@ -97,8 +68,8 @@ class AsyncGenerationStream(AsyncIterator[StreamEvent]):
         self.close()
 
 
-class AsyncClient:
-    """Talks to one router, or to several that stand in for each other; see `octavo.client.sync_client.Client`.
+class AsyncClient(BaseClient[AsyncGenerationStream]):
+    """Talks to one router, or to several that stand in for each other.
 
     async with AsyncClient("localhost:50051") as client:
         async for event in client.stream([{"role": "user", "content": "What is the capital of France?"}]):
@@ -106,21 +77,8 @@ class AsyncClient:
                 print(event.text, end="", flush=True)
     """
 
-    def __init__(
-        self,
-        target: str | Sequence[str] = DEFAULT_TARGET,
-        *,
-        timeout: float | None = None,
-        retry_for: float = DEFAULT_RETRY_FOR,
-        api_key: str = "",
-        credentials: grpc.ChannelCredentials | None = None,
-    ):
-        self._targets = target
-        self._timeout = timeout
-        self.retry_for = retry_for
-        self.retry_budget = RetryBudget()
-        self._key = key_metadata(api_key)
-        self._channels = {each: open_async_channel(each, credentials) for each in self.new_targets().all}
+    _stream_type = AsyncGenerationStream
+    _open_channel = staticmethod(open_async_channel)
 
     async def generate(
         self,
@@ -147,46 +105,28 @@ class AsyncClient:
         """The assistant's answer to messages; plain text stands for one message of the user."""
         return await self.generate(as_messages(messages), sampling, timeout=timeout, **options)
 
-    def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        timeout: float | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> AsyncGenerationStream:
-        """The events of a request as they come. The request is sent with the first one asked for."""
-        request = generate_request(prompt, sampling, options)
-        metadata = (*self._key, *trace_metadata(options.get("trace_headers")))
-        return AsyncGenerationStream(self, request, self._timeout if timeout is None else timeout, metadata)
-
     async def tokenize(self, prompt: str | Sequence[Message], *, model: str = "") -> Tokenized:
-        response: pb.TokenizeResponse = await self._unary("Tokenize", tokenize_request(prompt, model))
-        return Tokenized(token_ids=tuple(response.token_ids), max_model_len=response.max_model_len)
+        return await self._run(tokenize_call(prompt, model))
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = False) -> str:
-        request = pb.DetokenizeRequest(model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        return (await self._unary("Detokenize", request)).text
+        return await self._run(detokenize_call(token_ids, model, skip_special_tokens))
 
     async def model(self, name: str = "") -> ModelInfo:
         """What is served."""
-        return ModelInfo.from_proto(await self._unary("GetModel", pb.GetModelRequest(model=name)))
+        return await self._run(model_call(name))
 
     async def cancel(self, request_id: str) -> bool:
         """Ends a live request, whose stream then raises Cancelled. False if no target knows it; those that can't be
         reached are passed over. Raises Unavailable if none can."""
-        request, error = pb.CancelRequest(request_id=request_id), None
-        reached = False
-        for target in self.new_targets().all:
+        tally = CancelTally()
+        for call in self._cancel_calls(request_id):
             try:
-                if await self._cancel_at(target, request):
+                if (await call()).cancelled:
                     return True
-                reached = True
-            except Unavailable as unavailable:
-                error = unavailable
-        if error is not None and not reached:
-            raise error
-        return False
+                tally.note_unknown()
+            except grpc.RpcError as error:
+                tally.note_failure(error)
+        return tally.result()
 
     async def close(self) -> None:
         for channel in self._channels.values():
@@ -200,31 +140,13 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def stub(self, target: str) -> Any:
-        """For AsyncGenerationStream. The generated stub's types are those of the synchronous one."""
-        return rpc.InferenceStub(self._channels[target])
+    async def _run(self, unary: UnaryCall[Result]) -> Result:
+        call, policy = self._tries(unary)
 
-    def new_targets(self) -> Targets:
-        """For AsyncGenerationStream: each request goes through the targets on its own."""
-        return Targets(self._targets)
-
-    async def _cancel_at(self, target: str, request: pb.CancelRequest) -> bool:
-        try:
-            return (await self.stub(target).Cancel(request, timeout=self._timeout, metadata=self._key)).cancelled
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
-
-    async def _unary(self, method: str, request: Any) -> Any:
-        targets, deadline = self.new_targets(), Deadline(self._timeout)
-
-        async def call() -> Any:
+        async def attempt() -> object:
             try:
-                return await getattr(self.stub(targets.current), method)(
-                    request, timeout=deadline.remaining(), metadata=self._key
-                )
+                return await call()
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from None
 
-        return await tenacity.AsyncRetrying(
-            **RetryPolicy(targets, deadline, self.retry_for, self.retry_budget).arguments()
-        )(call)
+        return unary.convert(await tenacity.AsyncRetrying(**policy.arguments())(attempt))

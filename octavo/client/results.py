@@ -145,6 +145,10 @@ class Tokenized:
     token_ids: tuple[int, ...]
     max_model_len: int
 
+    @classmethod
+    def from_proto(cls, message: pb.TokenizeResponse) -> "Tokenized":
+        return cls(token_ids=tuple(message.token_ids), max_model_len=message.max_model_len)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:

@@ -48,7 +48,7 @@ logger = logging.getLogger("octavo.client")
 # Seconds without a message during which a lost call is tried again: a restarted worker is back in about half of it.
 DEFAULT_RETRY_FOR = 60.0
 # A call that has started and lives so long does not count as a failed try.
-_HELD_S = 5.0
+_STEADY_S = 5.0
 
 
 class Targets:
@@ -146,7 +146,7 @@ class RetryPolicy:
         return isinstance(error, DuplicateRequest) and self._assembly is not None and self._assembly.num_calls > 1
 
     def _note_call(self, state: tenacity.RetryCallState) -> None:
-        # Every message of a stream is waited for by a try of its own.
+        # A try that finds a call under way is about its failure.
         if self._assembly is None or self._assembly.num_calls == self._num_lost:
             self._call_began = self._clock()
 
@@ -154,9 +154,9 @@ class RetryPolicy:
         now, assembly = self._clock(), self._assembly
         num_received = 0 if assembly is None else assembly.num_received
         # One that had started and waited for its tokens in peace was not failing meanwhile.
-        was_held = assembly is not None and assembly.is_answered and now - self._call_began >= _HELD_S
+        was_steady = assembly is not None and assembly.is_answered and now - self._call_began >= _STEADY_S
         self._num_lost = 0 if assembly is None else assembly.num_calls
-        if self._failing_since is None or num_received != self._num_received or was_held:
+        if self._failing_since is None or num_received != self._num_received or was_steady:
             self._failing_since, self._num_received = now, num_received
 
     def _wait(self, state: tenacity.RetryCallState) -> float:

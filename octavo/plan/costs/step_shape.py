@@ -57,8 +57,6 @@ class CostModel(Protocol):
         ...
 
 
-
-
 class PaperRows:
     """A worker's rows without a model: follows plans, and says that every row sampled token 0.
 

@@ -1,0 +1,199 @@
+"""What the synchronous and the asynchronous client share: everything but the waiting for answers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar, Unpack
+
+import grpc
+
+from octavo.client.assembly import Assembly
+from octavo.client.connection import DEFAULT_TARGET, key_metadata
+from octavo.client.errors import OctavoError, ProtocolError, Unavailable, from_rpc_error
+from octavo.client.requests import (
+    Message,
+    Prompt,
+    RequestOptions,
+    SamplingParams,
+    generate_request,
+    tokenize_request,
+    trace_metadata,
+)
+from octavo.client.results import Generation, ModelInfo, Tokenized
+from octavo.client.retry import DEFAULT_RETRY_FOR, Deadline, RetryBudget, RetryPolicy, Targets
+from protos import inference_pb2 as pb
+from protos import inference_pb2_grpc as rpc
+
+Result = TypeVar("Result")
+
+
+class BaseStream:
+    """The events of one request. It goes on by itself after a lost connection; closing it early cancels the request."""
+
+    def __init__(
+        self,
+        client: "BaseClient[Any]",
+        request: pb.GenerateRequest,
+        timeout: float | None,
+        metadata: Sequence[tuple[str, str]],
+    ):
+        self._client, self._metadata = client, metadata
+        self._assembly = Assembly(request)
+        self._targets = client.new_targets()
+        self._deadline = Deadline(timeout)
+        self._policy = RetryPolicy(self._targets, self._deadline, client.retry_for, client.retry_budget, self._assembly)
+        # The call under way. Its messages are read without tenacity; where it fails, the first try raises that error.
+        self._call: Any = None
+        self._failure: OctavoError | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self._assembly.request_id
+
+    @property
+    def generation(self) -> Generation:
+        """What has arrived so far; the whole result once the stream has ended."""
+        return self._assembly.generation()
+
+    def close(self) -> None:
+        """Cancels the request if it still runs."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    def _begin_try(self) -> None:
+        """Makes a call if none is under way. Raises the failure of the last one if the retry policy has not seen it."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        if self._call is None:
+            stub = self._client.stub(self._targets.current)
+            self._call = stub.Generate(
+                self._assembly.next_call(), timeout=self._deadline.remaining(), metadata=self._metadata
+            )
+
+    def _lost(self, error: grpc.RpcError) -> OctavoError:
+        """The call under way failed."""
+        self._call = None
+        return from_rpc_error(error)
+
+    def _ended_early(self) -> ProtocolError:
+        return ProtocolError("the stream ended before `finished`")
+
+
+Stream = TypeVar("Stream", bound=BaseStream)
+
+
+@dataclass(frozen=True, slots=True)
+class UnaryCall(Generic[Result]):
+    """A call with one answer. method: of the stub. convert: makes the result from the answer."""
+
+    method: str
+    request: Any
+    convert: Callable[[Any], Result]
+
+
+def tokenize_call(prompt: str | Sequence[Message], model: str) -> UnaryCall[Tokenized]:
+    return UnaryCall("Tokenize", tokenize_request(prompt, model), Tokenized.from_proto)
+
+
+def detokenize_call(token_ids: Sequence[int], model: str, skip_special_tokens: bool) -> UnaryCall[str]:
+    request = pb.DetokenizeRequest(model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+    return UnaryCall("Detokenize", request, lambda response: response.text)
+
+
+def model_call(name: str) -> UnaryCall[ModelInfo]:
+    return UnaryCall("GetModel", pb.GetModelRequest(model=name), ModelInfo.from_proto)
+
+
+class CancelTally:
+    """The answers of targets that do not know a request, or cannot be reached."""
+
+    def __init__(self) -> None:
+        self._is_unknown = False
+        self._unavailable: Unavailable | None = None
+
+    def note_unknown(self) -> None:
+        self._is_unknown = True
+
+    def note_failure(self, error: grpc.RpcError) -> None:
+        """Raises what is no Unavailable."""
+        failure = from_rpc_error(error)
+        if not isinstance(failure, Unavailable):
+            raise failure from None
+        self._unavailable = failure
+
+    def result(self) -> bool:
+        """False once a target was reached. Raises Unavailable if none was."""
+        if self._unavailable is not None and not self._is_unknown:
+            raise self._unavailable
+        return False
+
+
+class BaseClient(Generic[Stream]):
+    """Talks to one router, or to several that stand in for each other."""
+
+    # The client's own.
+    _stream_type: type[Stream]
+    _open_channel: Callable[[str, grpc.ChannelCredentials | None], Any]
+
+    def __init__(
+        self,
+        target: str | Sequence[str] = DEFAULT_TARGET,
+        *,
+        timeout: float | None = None,
+        retry_for: float = DEFAULT_RETRY_FOR,
+        api_key: str = "",
+        credentials: grpc.ChannelCredentials | None = None,
+    ):
+        """target: HOST:PORT or unix:PATH, or several of them. timeout: seconds that a request may take in all, unless
+        the call says otherwise; None: no bound. retry_for: seconds without progress during which a request whose
+        connection broke, or which no replica could take, is tried again through the next target. A stream goes on where
+        it was, token for token. What is refused because servers are too busy is tried again after the time that they
+        ask for, if timeout and retry_for leave it, and as long as few of this client's requests are refused
+        (octavo.client.retry). api_key: of a router that asks for one. credentials: for TLS, of `octavo.tls_credentials`
+        or grpc.ssl_channel_credentials; None: no TLS. Errors are those of `octavo.client.errors`.
+        """
+        self._targets = target
+        self._timeout = timeout
+        self.retry_for = retry_for
+        self.retry_budget = RetryBudget()
+        self._key = key_metadata(api_key)
+        self._channels = {each: self._open_channel(each, credentials) for each in self.new_targets().all}
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Stream:
+        """The events of a request as they come. The request is sent with the first one asked for."""
+        request = generate_request(prompt, sampling, options)
+        metadata = (*self._key, *trace_metadata(options.get("trace_headers")))
+        return self._stream_type(self, request, self._timeout if timeout is None else timeout, metadata)
+
+    def stub(self, target: str) -> Any:
+        """For streams. The generated stub's types are those of synchronous channels."""
+        return rpc.InferenceStub(self._channels[target])
+
+    def new_targets(self) -> Targets:
+        """For streams: each request goes through the targets on its own."""
+        return Targets(self._targets)
+
+    def _tries(self, unary: UnaryCall[Any]) -> tuple[Callable[[], Any], RetryPolicy]:
+        """A function that makes the call at the current target, and the policy by which it is tried again."""
+        targets, deadline = self.new_targets(), Deadline(self._timeout)
+
+        def call() -> Any:
+            method = getattr(self.stub(targets.current), unary.method)
+            return method(unary.request, timeout=deadline.remaining(), metadata=self._key)
+
+        return call, RetryPolicy(targets, deadline, self.retry_for, self.retry_budget)
+
+    def _cancel_calls(self, request_id: str) -> list[Callable[[], Any]]:
+        """A function for each target, which calls Cancel there."""
+        arguments = {"timeout": self._timeout, "metadata": self._key}
+        request = pb.CancelRequest(request_id=request_id)
+        return [partial(self.stub(target).Cancel, request, **arguments) for target in self.new_targets().all]
