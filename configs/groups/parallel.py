@@ -49,6 +49,8 @@ def default_steps_in_flight(before: dict[str, Any]) -> int:
 
 
 class ParallelOptions(BaseModel):
+    """Validated with the others, in configs.options."""
+
     data_parallel_size: int = option(
         PARALLEL, 1, "Replicas: schedulers with their own workers, between which the router balances.", ge=1, le=1024
     )
@@ -121,12 +123,18 @@ class ParallelOptions(BaseModel):
         PARALLEL, 5, "Times within a minute that `octavo up` starts a process again before it gives up.", ge=0, le=1000
     )
 
-    def _check_pipeline(self) -> None:
+    def _check_parallel(self) -> None:
+        """Raises ValueError."""
         counts, num_stages = self.pipeline_layers, self.pipeline_parallel_size
         if counts and (len(counts) != num_stages or min(counts) < 1):
             raise ValueError(
                 f"pipeline_layers={','.join(map(str, counts))} with pipeline_parallel_size={num_stages}: give one "
                 f"number for each stage, of 1 or more, or none at all"
+            )
+        if self.num_redundant_experts and not self.enable_expert_parallel:
+            raise ValueError(
+                f"num_redundant_experts={self.num_redundant_experts} needs enable_expert_parallel: without it each "
+                "worker has a part of every expert"
             )
 
     @property

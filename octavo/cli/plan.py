@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from configs.groups.field import CACHE, SCHEDULING
 from configs.load import ConfigError
-from configs.options import CACHE, SCHEDULING, Options
+from configs.options import Options
 from octavo.cli.flags import CONFIG_FLAG, SNAKE_CASE_FLAGS, with_option_flags
 
 # Flags of their own here, for they take lists.

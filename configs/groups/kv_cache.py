@@ -1,0 +1,32 @@
+"""The KV cache: its blocks, its memory, and prefix caching."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator
+
+from configs.groups.field import CACHE, as_number, option
+
+
+class CacheOptions(BaseModel):
+    """Validated with the others, in configs.options."""
+
+    block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(as_number)] = option(
+        CACHE, 16, "Tokens in one KV block; 64 and 128 on GPUs only."
+    )
+    kv_cache_memory: float = option(
+        CACHE,
+        1.0,
+        "GiB of host memory that the KV cache of each worker on CPUs may take; on GPUs see gpu_memory_utilization.",
+        gt=0,
+        le=4096,
+    )
+    num_blocks_override: int = option(
+        CACHE,
+        0,
+        "So many KV blocks, whatever kv_cache_memory or gpu_memory_utilization gives, to test preemption. 0: off.",
+        ge=0,
+        le=2**31 - 1,
+    )
+    enable_prefix_caching: bool = option(
+        CACHE, True, "Keep the KV blocks of finished requests and reuse them for equal prefixes."
+    )
