@@ -3,7 +3,7 @@ for people.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -114,12 +114,17 @@ def summary(key: str, seconds: Sequence[float] | np.ndarray, scale: float) -> di
     return {name: round(value * scale, 5) for name, value in zip(names, values, strict=True)}
 
 
+def print_json(values: Mapping[str, object]) -> None:
+    """To stdout: one line, at once."""
+    print(json.dumps(values), flush=True)
+
+
 def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
     """To stdout: an object a line, or one table with a column for each report and JSON's keys as its rows."""
     columns = [report.as_json() for report in reports]
     if as_json:
         for column in columns:
-            print(json.dumps(column), flush=True)
+            print_json(column)
         return
     first = columns[0]
     table = Table(show_header=False)

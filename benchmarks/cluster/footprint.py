@@ -8,17 +8,12 @@ the CPU time of all its processes over 30 idle seconds, and their memory as PSS 
 
 import argparse
 import json
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
-OCTAVO = str(Path(sys.executable).with_name("octavo"))
+from benchmarks.cluster.up import LOCAL, started
+
 QUESTION = "What is the capital of France? Answer briefly."
 IDLE_SECONDS = 30.0
 
@@ -33,31 +28,16 @@ def cpu_seconds(launcher: int) -> float:
 
 
 def measure() -> dict[str, float | int]:
-    with tempfile.TemporaryDirectory() as directory:
-        start = time.monotonic()
-        up = subprocess.Popen(
-            [
-                *(OCTAVO, "up", "-c", "configs/local.yaml", "--first-prompt", QUESTION),
-                *(f"--runtime-dir={directory}/run", "--port=0", "--metrics-port=0", "--http-port=0"),
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
+    start = time.monotonic()
+    with started("-c", LOCAL, "--first-prompt", QUESTION, "--port=0") as up:
         assert up.stdout is not None
-        try:
-            first_token = next(time.monotonic() for line in up.stdout if "Paris" in line) - start
-            next(line for line in up.stdout if "serving" in line)
-            time.sleep(5.0)
-            before = cpu_seconds(up.pid)
-            time.sleep(IDLE_SECONDS)
-            used = cpu_seconds(up.pid) - before
-            pss = {
-                f"{each.pid} {' '.join(each.cmdline()[1:4])}": each.memory_full_info().pss for each in processes(up.pid)
-            }
-        finally:
-            up.send_signal(signal.SIGTERM)
-            up.communicate(timeout=60)
+        first_token = next(time.monotonic() for line in up.stdout if "Paris" in line) - start
+        next(line for line in up.stdout if "serving" in line)
+        time.sleep(5.0)
+        before = cpu_seconds(up.pid)
+        time.sleep(IDLE_SECONDS)
+        used = cpu_seconds(up.pid) - before
+        pss = {f"{each.pid} {' '.join(each.cmdline()[1:4])}": each.memory_full_info().pss for each in processes(up.pid)}
     return {
         "first_answer_s": round(first_token, 1),
         "idle_cpu_percent_of_a_core": round(100 * used / IDLE_SECONDS, 2),

@@ -2,8 +2,7 @@
 
     python -m benchmarks.cluster.foreign_clients                          all that this machine can run
     python -m benchmarks.cluster.foreign_clients --clients smg,triton     some of them: smg triton python node cpp go
-    python -m benchmarks.cluster.foreign_clients --directory DIR          environments elsewhere than in
-    ~/.cache/octavo/peers
+    python -m benchmarks.cluster.foreign_clients --directory DIR          environments not in ~/.cache/octavo/peers
 
 Environments are made with venv, pip, npm and go, and kept for the next time;
 tests/integration/clients/test_foreign_clients.py makes those of smg and tritonclient itself if there are none, and
@@ -25,11 +24,11 @@ from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPResponse
 from pathlib import Path
 
+from benchmarks.cluster.up import LOCAL, ROOT, started
 from benchmarks.peers.directory import peer_directory
 from benchmarks.peers.server_process import end, free_port
 from octavo import Client, SamplingParams
 
-ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "docs" / "clients"
 PROMPT, MAX_TOKENS = "The capital of France is", 16
 _START_S, _INSTALL_S, _RUN_S = 120, 300, 60
@@ -121,18 +120,14 @@ def _expected(address: str) -> tuple[str, str]:
 def _cluster(directory: Path) -> Iterator[str]:
     """The small model on this machine. Gives the router's address."""
     port = free_port()
-    up = ["-c", "from octavo.cli.main import main; main()", "up", "-c", str(ROOT / "configs/local.yaml")]
-    flags = {"port": port, "http-port": 0, "metrics-port": 0, "runtime-dir": directory / "run", "compat": "vllm,kserve"}
-    command = [sys.executable, *up, *(f"--{name}={value}" for name, value in flags.items())]
-    with (directory / "cluster.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
     address = f"127.0.0.1:{port}"
-    try:
+    with (
+        (directory / "cluster.log").open("w") as log,
+        started("-c", LOCAL, f"--port={port}", "--compat=vllm,kserve", output=log.fileno()),
+    ):
         with Client(address, retry_for=_START_S) as client:
             client.model()
         yield address
-    finally:
-        end(process)
 
 
 def _run(*command: object, timeout: float = _RUN_S, **options: object) -> str:

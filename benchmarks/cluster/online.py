@@ -2,9 +2,8 @@
 
     python -m benchmarks.cluster.online                                    beside `vllm serve` and llama-server
     python -m benchmarks.cluster.online --servers octavo,vllm --rounds 3   some of them; medians of so many
-    python -m benchmarks.cluster.online --quantization int8 --json         another class of precision; a line of JSON
-    a figure python -m benchmarks.cluster.online --smoke                            that all of them run; the figures
-    mean nothing
+    python -m benchmarks.cluster.online --quantization int8 --json         other precision; a line of JSON a figure
+    python -m benchmarks.cluster.online --smoke                            all of them run; the figures mean nothing
 
 SmolLM2-135M, random prompts of 128 tokens, 128 out, greedy, streamed. Requests come at an infinite rate, of which so
 many are under way at once: 64, then 8, then 1. Router, scheduler, worker and client share the cores, as do a peer's
@@ -19,22 +18,20 @@ import asyncio
 import contextlib
 import json
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.cluster.up import started
 from benchmarks.engine.workload import VOCAB_SIZE
 from benchmarks.peers import http_client
 from benchmarks.peers.engine_process import MemoryPeak
 from benchmarks.peers.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, OCTAVO, QUANTIZATIONS
 from benchmarks.peers.prepare_models import prepare
-from benchmarks.peers.server_process import end, free_port, running_server
+from benchmarks.peers.server_process import free_port, running_server
 from benchmarks.peers.servers import SERVERS, ServerSpec, servers
 from octavo.bench.serve import Load, measure
 from octavo.bench.workload import random_prompts
@@ -67,40 +64,26 @@ class Server:
 def octavo_cluster(quantization: str, threads: int, lengths: Lengths, log: int) -> Iterator[Server]:
     """`octavo up` with one replica."""
     target = f"localhost:{free_port()}"
-    with tempfile.TemporaryDirectory() as directory:
-        up = subprocess.Popen(
-            [
-                *(str(Path(sys.executable).with_name("octavo")), "up", f"--runtime-dir={directory}/run"),
-                *(
-                    f"--port={target.partition(':')[2]}",
-                    "--metrics-port=0",
-                    "--http-port=0",
-                    f"--worker-threads={threads}",
-                ),
-                *(f"--quantization={quantization}", f"--max-num-seqs={MAX_NUM_SEQS}"),
-                f"--max-num-batched-tokens={MAX_NUM_BATCHED_TOKENS}",
-            ],
-            stdout=log,
-            stderr=log,
+
+    def send(concurrency: int, number: int, seed: int) -> list[RequestTrace]:
+        load = Load(
+            target=target,
+            num_requests=number,
+            rate=float("inf"),
+            concurrency=concurrency,
+            prompt_len=lengths.prompt,
+            output_len=lengths.output,
+            seed=seed,
         )
+        return list(asyncio.run(measure(load, lambda trace: None)).traces)
 
-        def send(concurrency: int, number: int, seed: int) -> list[RequestTrace]:
-            load = Load(
-                target=target,
-                num_requests=number,
-                rate=float("inf"),
-                concurrency=concurrency,
-                prompt_len=lengths.prompt,
-                output_len=lengths.output,
-                seed=seed,
-            )
-            return list(asyncio.run(measure(load, lambda trace: None)).traces)
-
-        try:
-            asyncio.run(asyncio.wait_for(wait_until_serving(target), READY_TIMEOUT))
-            yield Server(up.pid, send)
-        finally:
-            end(up)
+    with started(
+        *(f"--port={target.partition(':')[2]}", f"--worker-threads={threads}", f"--quantization={quantization}"),
+        *(f"--max-num-seqs={MAX_NUM_SEQS}", f"--max-num-batched-tokens={MAX_NUM_BATCHED_TOKENS}"),
+        output=log,
+    ) as up:
+        asyncio.run(asyncio.wait_for(wait_until_serving(target), READY_TIMEOUT))
+        yield Server(up.pid, send)
 
 
 @contextlib.contextmanager

@@ -18,19 +18,15 @@ import itertools
 import json
 import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-OCTAVO = str(Path(sys.executable).with_name("octavo"))
-CLUSTER = "configs/local.yaml"
+from benchmarks.cluster.up import LOCAL, OCTAVO, ROOT, serving
 
 NUM_REPEATS = 3
 TOLERANCE = 0.15
@@ -58,32 +54,10 @@ def octavo(*arguments: object) -> list[Line]:
 @contextmanager
 def cluster(*options: object) -> Iterator[str]:
     """Runs the local cluster; gives its address."""
-    with tempfile.TemporaryDirectory() as directory:
-        command = [
-            OCTAVO,
-            "up",
-            "-c",
-            CLUSTER,
-            f"--runtime-dir={directory}/run",
-            "--port=0",
-            "--metrics-port=0",
-            "--http-port=0",
-        ]
-        up = subprocess.Popen([*command, *map(str, options)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        assert up.stdout is not None
-        try:
-            address = ""
-            for line in up.stdout:
-                if found := re.search(r"gRPC\s+(\S+:\d+)", line):
-                    address = found[1]
-                if "serving" in line:
-                    break
-            assert address, "the cluster did not start"
-            serve(address, concurrency=4, num_requests=4, prompt_len=PROMPT_LEN, output_len=4)
-            yield address
-        finally:
-            up.send_signal(signal.SIGTERM)
-            up.communicate(timeout=60)
+    with serving("-c", LOCAL, "--port=0", *options) as (_, lines):
+        addresses = [found[1] for line in lines if (found := re.search(r"gRPC\s+(\S+:\d+)", line))]
+        serve(addresses[-1], concurrency=4, num_requests=4, prompt_len=PROMPT_LEN, output_len=4)
+        yield addresses[-1]
 
 
 def workload(*, concurrency: int, num_requests: int, prompt_len: int, output_len: int) -> tuple[object, ...]:
@@ -209,7 +183,7 @@ def main() -> None:
         load, options = load_at(value), ()
         if name != "concurrency":
             load, options = BUDGET_LOAD, (f"--{name}", value)
-        (predicted,) = octavo("plan", "-c", CLUSTER, "--fit", fit_file, *workload(**load), *options)
+        (predicted,) = octavo("plan", "-c", LOCAL, "--fit", fit_file, *workload(**load), *options)
         results.append(compare(name, value, measured, predicted))
     write(arguments.output / "plan_accuracy.jsonl", results)
     for result in results:

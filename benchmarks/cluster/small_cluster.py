@@ -1,14 +1,11 @@
 """A cluster of SmolLM2 on the CPUs of this machine, and what it says to a few streams at once."""
 
 import asyncio
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from benchmarks.cluster.up import serving
 from octavo import AsyncClient, SamplingParams
 
 PROMPTS = [
@@ -17,34 +14,17 @@ PROMPTS = [
     "Tell me about rain.",
     "Write a line about the sea.",
 ]
-_SERVING = "serving; Ctrl-C to stop"
 
 
 @contextmanager
 def cluster(port: int, *flags: str, metrics_port: int = 0) -> Iterator[None]:
     """`octavo up` with one thread a worker. In float32, so that sums in another order choose another token only where
     two are equal to 7 digits."""
-    with tempfile.TemporaryDirectory() as directory:
-        up = subprocess.Popen(
-            [
-                *(str(Path(sys.executable).with_name("octavo")), "up", *flags),
-                *("--dtype=float32", "--kv-cache-memory=0.1", "--worker-threads=1", f"--port={port}"),
-                *(f"--metrics-port={metrics_port}", "--http-port=0", f"--runtime-dir={directory}/runtime"),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
-        assert up.stdout is not None
-        try:
-            for line in up.stdout:
-                if _SERVING in line:
-                    break
-            else:
-                raise SystemExit(f"`octavo up` has ended, with {up.wait()}")
-            yield
-        finally:
-            up.terminate()
-            up.communicate()
+    with serving(
+        *("--dtype=float32", "--kv-cache-memory=0.1", "--worker-threads=1"),
+        *(f"--port={port}", f"--metrics-port={metrics_port}", *flags),
+    ):
+        yield
 
 
 def say(port: int, num_streams: int, num_tokens: int) -> tuple[list[tuple[int, ...]], float]:

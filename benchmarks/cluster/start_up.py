@@ -16,10 +16,8 @@ import os
 import re
 import select
 import shutil
-import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -28,13 +26,11 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.cluster.up import LOCAL, ROOT, started
 from configs.flags import parse_flags
 from configs.load import load_options
 from kernels.native.cache_directory import cache_directory
 
-ROOT = Path(__file__).resolve().parents[2]
-OCTAVO = str(Path(sys.executable).with_name("octavo"))
-CONFIG = "configs/local.yaml"
 QUESTION = "What is the capital of France? Answer briefly."
 TIMEOUT_S = 120.0
 
@@ -110,23 +106,14 @@ class _Round:
 
 def measure(flags: list[str], cache: Path | None) -> dict[str, float]:
     """One start: its events, and "CPU of ..." each kind of process. cache: takes the place of the cache directory."""
-    options = load_options(ROOT / CONFIG, parse_flags(flags)[1], {})
-    with tempfile.TemporaryDirectory() as directory:
-        began = time.time()
-        up = subprocess.Popen(
-            [
-                *(OCTAVO, "up", "-c", CONFIG, "--first-prompt", QUESTION, f"--runtime-dir={directory}/r"),
-                *("--port=0", "--metrics-port=0", "--http-port=0", "--log-level=debug", "--log-format=json", *flags),
-            ],
-            cwd=ROOT,
-            env=os.environ | ({"OCTAVO_CACHE_DIR": str(cache)} if cache else {}),
-            stdout=subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            return _Round(up, began, options.data_parallel_size * options.world_size).watch()
-        finally:
-            up.send_signal(signal.SIGTERM)
-            up.communicate(timeout=60)
+    options = load_options(ROOT / LOCAL, parse_flags(flags)[1], {})
+    began = time.time()
+    with started(
+        *("-c", LOCAL, "--first-prompt", QUESTION, "--port=0", "--log-level=debug", "--log-format=json", *flags),
+        environment={"OCTAVO_CACHE_DIR": str(cache)} if cache else None,
+        text=False,
+    ) as up:
+        return _Round(up, began, options.data_parallel_size * options.world_size).watch()
 
 
 def cpu_seconds(launcher: int) -> dict[str, float]:

@@ -38,6 +38,7 @@ from pathlib import Path
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.cluster.up import started
 from benchmarks.peers.server_process import end, free_port
 from benchmarks.router.virtual_cluster import VOCAB_SIZE, Request, Served, StepTime, VirtualCluster
 from configs.load import load_options
@@ -145,25 +146,27 @@ def running_cluster(policies: Sequence[str], num_replicas: int, num_blocks: int,
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         config = Path(directory, "run", "options.yaml")
         own = f"localhost:{free_port()}"
-        up = [
-            *(str(Path(sys.executable).with_name("octavo")), "up", f"--runtime-dir={config.parent}", "--http-port=0"),
-            *(f"--port={own.partition(':')[2]}", f"--metrics-port={_free_ports(1 + 2 * num_replicas)}"),
-            *(f"--data-parallel-size={num_replicas}", f"--num-blocks-override={num_blocks}", "--worker-threads=1"),
-        ]
-        _start(stack, up, own, log)
+        up = started(
+            *(f"--runtime-dir={config.parent}", f"--port={own.partition(':')[2]}"),
+            *(f"--metrics-port={_free_ports(1 + 2 * num_replicas)}", f"--data-parallel-size={num_replicas}"),
+            *(f"--num-blocks-override={num_blocks}", "--worker-threads=1"),
+            output=log,
+        )
+        stack.enter_context(up)
+        _wait(own)
         targets = {policy: f"localhost:{free_port()}" for policy in policies}
         for policy, target in targets.items():
             router = [
                 *(sys.executable, "-m", "router", "-c", str(config), f"--port={target.partition(':')[2]}"),
                 *(f"--routing-policy={policy}", "--metrics-port=0"),
             ]
-            _start(stack, router, target, log)
+            process = subprocess.Popen(router, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            stack.callback(end, process)
+            _wait(target)
         yield Cluster(load_options(config, {}), targets)
 
 
-def _start(stack: contextlib.ExitStack, command: Sequence[str], target: str, log: int) -> None:
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    stack.callback(end, process)
+def _wait(target: str) -> None:
     asyncio.run(asyncio.wait_for(wait_until_serving(target), _READY_TIMEOUT))
 
 

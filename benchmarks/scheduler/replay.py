@@ -12,9 +12,6 @@ import argparse
 import asyncio
 import json
 import random
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,6 +21,8 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.cluster.up import LOCAL, serving
+from benchmarks.peers.server_process import free_port
 from octavo import AsyncClient, SamplingParams
 from octavo.client.errors import Cancelled, DeadlineExceeded
 from octavo.client.results import Delta, Finished
@@ -71,50 +70,18 @@ async def keep_streams(target: str, concurrency: int, duration: float, seed: int
     return ends
 
 
-ROOT = Path(__file__).resolve().parents[2]
-OCTAVO = str(Path(sys.executable).with_name("octavo"))
-_STOP_TIMEOUT_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def record(directory: Path, arguments: argparse.Namespace) -> Counter[str]:
     """Runs cluster and load; how the streams ended. The traces are in the directory."""
     port = free_port()
-    up = subprocess.Popen(
-        [
-            *(OCTAVO, "up", "-c", "configs/local.yaml", f"--runtime-dir={directory}/run", f"--port={port}"),
-            *("--metrics-port=0", "--http-port=0"),
-            *(f"--num-blocks-override={arguments.num_blocks}", f"--max-num-seqs={arguments.rows}"),
-            *(f"--max-steps-in-flight={arguments.steps_in_flight}", f"--trace={directory}/run.trace"),
-        ],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert up.stdout is not None
-    output: list[str] = []
-    try:
-        for line in up.stdout:
-            output.append(line)
-            if "serving; Ctrl-C" in line:
-                break
-        else:
-            raise SystemExit("the cluster did not start:\n" + "".join(output))
-        # Nobody else reads what it says.
-        threading.Thread(target=output.extend, args=(up.stdout,), daemon=True).start()
+    with serving(
+        *("-c", LOCAL, f"--port={port}", f"--num-blocks-override={arguments.num_blocks}"),
+        *(f"--max-num-seqs={arguments.rows}", f"--max-steps-in-flight={arguments.steps_in_flight}"),
+        f"--trace={directory}/run.trace",
+    ) as (up, _):
         kill = threading.Timer(arguments.duration / 2, kill_worker, (up.pid,))
         kill.start()
         ends = asyncio.run(keep_streams(f"localhost:{port}", arguments.concurrency, arguments.duration, arguments.seed))
         kill.cancel()
-    finally:
-        up.send_signal(signal.SIGTERM)
-        try:
-            up.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            up.kill()
     return ends
 
 

@@ -80,9 +80,9 @@ def _tune(shapes: "Sequence[Shape]", sizes: list[int] | None, folder: Path | Non
     from kernels.native.cache_directory import cache_directory
     from kernels.triton_common.tuned_tiles import FOLDER_VARIABLE
     from octavo.bench.tune.gpu_process import GpuProcess, measured_with, visible_device
-    from octavo.bench.tune.output import print_json
     from octavo.bench.tune.problem import BATCH_SIZES
     from octavo.bench.tune.tuner import Tuner
+    from octavo.reports import print_json
 
     device = visible_device()
     in_environment = os.environ.get(FOLDER_VARIABLE)
@@ -100,8 +100,8 @@ def _tune(shapes: "Sequence[Shape]", sizes: list[int] | None, folder: Path | Non
 
 
 def _tune_shape(tuner: "Tuner", shape: "Shape", sizes: Sequence[int], *, as_json: bool) -> Path:
-    from octavo.bench.tune.output import best_as_json, print_json, print_table
-    from octavo.reports import progress_bar
+    from octavo.bench.tune.output import best_as_json, print_table
+    from octavo.reports import print_json, progress_bar
 
     bests: list[Best] = []
 

@@ -80,7 +80,7 @@ def _suggestion(options: Options, taken: _Port) -> str:
         return f", such as {_free_ports(taken.host, options.num_routers)}, or 0 for none"
     if taken.option == "metrics_port":
         for base in range(options.metrics_port + 10, 60_000, 10):
-            if _are_free(taken.host, base, options.num_processes):
+            if are_free(taken.host, base, options.num_processes):
                 return f", such as {base}, or 0 for none"
     return ""
 
@@ -106,12 +106,13 @@ def _free_ports(host: str, count: int) -> int:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((_bare(host), 0))
             first: int = probe.getsockname()[1]
-        if first + count <= 65_536 and _are_free(host, first, count):
+        if first + count <= 65_536 and are_free(host, first, count):
             return first
     raise ClusterError(f"num_routers={count}: found no {count} free ports in a row at {host}")
 
 
-def _are_free(host: str, first: int, count: int) -> bool:
+def are_free(host: str, first: int, count: int) -> bool:
+    """Nothing listens at any of the ports."""
     return all(_bind_error(host, first + i) is None for i in range(count))
 
 

@@ -12,7 +12,7 @@ from octavo.plan.costs.samples import read_measurements
 from octavo.plan.errors import PlanError
 from octavo.plan.grid import AXES, Limits, best_of, parse_axis, settings_of, try_settings
 from octavo.plan.recommend import layouts, print_recommendation, recommend
-from octavo.plan.report import print_json, print_table
+from octavo.plan.report import print_lines, print_table
 from octavo.plan.targets import GpuTarget, Setting, Target, measured_target
 from octavo.plan.workload import Workload, parse_lengths, read_arrivals, synthesize
 from octavo.reports import progress_bar
@@ -86,7 +86,7 @@ def answer(query: Query, *, plot: Path | None, as_json: bool) -> bool:
     best = best_of(outcomes, limits)
     recommendation = recommend(outcomes, limits, best) if query.gpu.num_gpus else None
     if as_json:
-        print_json(outcomes, limits, best, recommendation and recommendation.reasons)
+        print_lines(outcomes, limits, best, recommendation and recommendation.reasons)
     else:
         print_table(outcomes, limits, best, title=target.title, with_obstacles=recommendation is None)
         if recommendation:

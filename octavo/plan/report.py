@@ -1,6 +1,5 @@
 """What a plan says: for a program a JSON object a line, for a person a table."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
@@ -11,7 +10,7 @@ from rich.table import Table
 from octavo.plan.grid import AXES, Limits, Outcome, violations
 from octavo.plan.simulate import Run
 from octavo.plan.targets import Setting
-from octavo.reports import summary
+from octavo.reports import print_json, summary
 
 _SHORT = {
     "max_num_seqs": "seqs",
@@ -68,15 +67,15 @@ def _busy(run: Run) -> float:
     return sum(run.part_seconds.values())
 
 
-def print_json(
+def print_lines(
     outcomes: Sequence[Outcome], limits: Limits, best: Outcome | None, reasons: Mapping[Setting, str] | None = None
 ) -> None:
-    """reasons: for or against each setting, under the key reason."""
+    """JSON. reasons: for or against each setting, under the key reason."""
     for outcome in outcomes:
         values = as_json(outcome, limits, is_best=outcome is best)
         if reasons is not None:
             values["reason"] = reasons[outcome.setting]
-        print(json.dumps(values), flush=True)
+        print_json(values)
 
 
 def print_table(

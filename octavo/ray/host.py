@@ -4,19 +4,18 @@ Only text and numbers go in and out. What is secret comes with a call, never wit
 """
 
 import asyncio
-import contextlib
 import fcntl
 import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from octavo.cluster.errors import ProcessFailed
+from octavo.cluster.ports import are_free
 from octavo.cluster.processes import ProcessSpec, Stage
 from octavo.cluster.readiness import read_health
 from octavo.cluster.runtime_files import child_environment
@@ -172,14 +171,3 @@ def free_ports(host: str, count: int) -> int:
         if are_free(host, first, count):
             return first
     return 0
-
-
-def are_free(host: str, first: int, count: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.ExitStack() as stack:
-        for port in range(first, first + count):
-            try:
-                stack.enter_context(socket.create_server((host, port), family=family))
-            except OSError:
-                return False
-    return True

@@ -1,6 +1,5 @@
 """What a tuning run says: a line of JSON for each batch size and file, or a table for people."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,6 @@ def best_as_json(best: Best) -> dict[str, Any]:
         "microseconds": round(best.microseconds, 3), "tflops": round(_tflops(best), 1), "tile": best.tile.as_json(),
         "num_tried": best.num_tried, "num_failed": best.num_failed,
     }  # fmt: skip
-
-
-def print_json(values: dict[str, Any]) -> None:
-    print(json.dumps(values), flush=True)
 
 
 def print_table(shape: Shape, bests: Sequence[Best], path: Path) -> None:

@@ -15,9 +15,10 @@ import yaml
 
 from configs.options import Options
 from octavo.cluster.errors import ClusterError
+from octavo.cluster.ports import are_free
 from octavo.cluster.processes import Stage
 from octavo.ray import library
-from octavo.ray.host import DIRECTORY, ProcessDirectory, ProcessHost, are_free, free_ports
+from octavo.ray.host import DIRECTORY, ProcessDirectory, ProcessHost, free_ports
 from tests.support.up import FAKES
 
 SETTINGS = {"max_restarts": 1, "metrics_host": "127.0.0.1", "health_port": 0, "silence_timeout": 10.0}
