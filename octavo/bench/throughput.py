@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, astuple
 
 from configs.options import Options
+from configs.sampling import PARAMETERS
 from octavo.bench.profile import StepProfile
 from octavo.bench.workload import random_prompts
 from octavo.client.errors import InvalidRequest
@@ -80,9 +81,13 @@ class Bench:
         engine = self._engine
         prompts = random_prompts(concurrency, self._prompt_len, engine.model.vocab_size, next(self._seeds))
         sampling = pb.SamplingParams(
-            temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, seed=0, n=1, ignore_eos=True,
-            max_tokens=output_len, min_tokens=output_len,
-        )  # fmt: skip
+            **{parameter.name: parameter.default for parameter in PARAMETERS} | {"temperature": 0.0},  # type: ignore[arg-type]
+            seed=0,
+            n=1,
+            ignore_eos=True,
+            max_tokens=output_len,
+            min_tokens=output_len,
+        )
         traces: dict[int, RequestTrace] = {}
         for prompt in prompts:
             group = next(self._groups)

@@ -1,11 +1,13 @@
 """`octavo chat` and `octavo complete`."""
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from configs.sampling import PARAMETERS
 from octavo.cli.flags import TLS, TLS_CA, TLS_CERT, TLS_KEY, Connection, connection, reaching, separate
 
 if TYPE_CHECKING:
@@ -32,11 +34,6 @@ def _sampling(help: str) -> typer.models.OptionInfo:
     return typer.Option(help=help, rich_help_panel=PANEL, show_default=False)
 
 
-TEMPERATURE = Annotated[float | None, _sampling("0 is greedy.")]
-TOP_P = Annotated[float | None, _sampling("Keep the most likely tokens of so much probability together.")]
-TOP_K = Annotated[int | None, _sampling("Keep so many of the most likely tokens.")]
-MIN_P = Annotated[float | None, _sampling("Drop tokens below so much of the best one's probability.")]
-REPETITION_PENALTY = Annotated[float | None, _sampling("Above 1: tokens seen before become less likely.")]
 SEED = Annotated[int | None, _sampling("Equal seeds give equal output.")]
 MAX_TOKENS = Annotated[int | None, _sampling("Output tokens at most.")]
 STOP = Annotated[list[str] | None, _sampling("End before this text; may be given several times.")]
@@ -44,8 +41,45 @@ IGNORE_EOS = Annotated[bool, typer.Option("--ignore-eos", help="Go on to max_tok
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(chat)
-    app.command()(complete)
+    for command in (chat, complete):
+        app.command()(_with_numbers(command))
+
+
+def _with_numbers(command: Callable[..., None]) -> Callable[..., None]:
+    """In place of its **numbers, gives a command a flag for each number of configs.sampling, before `seed`."""
+    signature = inspect.signature(command)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    place = list(signature.parameters).index("seed")
+    flags = [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=None,
+            annotation=Annotated[each.kind | None, _sampling(each.doc)],
+        )
+        for each in PARAMETERS
+    ]
+    command.__signature__ = signature.replace(parameters=[*own[:place], *flags, *own[place:]])  # type: ignore[attr-defined]
+    return command
+
+
+def _sampling_params(
+    numbers: Mapping[str, float | None],
+    seed: int | None,
+    max_tokens: int | None,
+    stop: list[str] | None,
+    ignore_eos: bool,
+) -> "SamplingParams":
+    from octavo.client.requests import SamplingParams
+
+    given = {name: value for name, value in numbers.items() if value is not None}
+    return SamplingParams(
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+        **given,  # type: ignore[arg-type]
+    )
 
 
 def chat(
@@ -55,11 +89,6 @@ def chat(
     model: MODEL = "",
     timeout: TIMEOUT = None,
     verbose: VERBOSE = False,
-    temperature: TEMPERATURE = None,
-    top_p: TOP_P = None,
-    top_k: TOP_K = None,
-    min_p: MIN_P = None,
-    repetition_penalty: REPETITION_PENALTY = None,
     seed: SEED = None,
     max_tokens: MAX_TOKENS = None,
     stop: STOP = None,
@@ -68,24 +97,13 @@ def chat(
     tls_ca: TLS_CA = None,
     tls_cert: TLS_CERT = None,
     tls_key: TLS_KEY = None,
+    **numbers: float | None,
 ) -> None:
     """Send one chat message to a running cluster and stream the answer.
 
     Example: [bold]octavo chat "What is the capital of France?" --temperature 0[/]
     """
-    from octavo.client.requests import SamplingParams
-
-    sampling = SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
+    sampling = _sampling_params(numbers, seed, max_tokens, stop, ignore_eos)
     to = connection(tls, tls_ca, tls_cert, tls_key)
     messages = [{"role": "system", "content": system}] if system else []
     _stream(target, [*messages, {"role": "user", "content": message}], sampling, model, timeout, to, verbose=verbose)
@@ -97,11 +115,6 @@ def complete(
     model: MODEL = "",
     timeout: TIMEOUT = None,
     verbose: VERBOSE = False,
-    temperature: TEMPERATURE = None,
-    top_p: TOP_P = None,
-    top_k: TOP_K = None,
-    min_p: MIN_P = None,
-    repetition_penalty: REPETITION_PENALTY = None,
     seed: SEED = None,
     max_tokens: MAX_TOKENS = 128,
     stop: STOP = None,
@@ -110,24 +123,13 @@ def complete(
     tls_ca: TLS_CA = None,
     tls_cert: TLS_CERT = None,
     tls_key: TLS_KEY = None,
+    **numbers: float | None,
 ) -> None:
     """Have a running cluster continue a text (at most 128 tokens, unless --max-tokens says otherwise).
 
     Example: [bold]octavo complete "The capital of France is" --max-tokens 8[/]
     """
-    from octavo.client.requests import SamplingParams
-
-    sampling = SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
+    sampling = _sampling_params(numbers, seed, max_tokens, stop, ignore_eos)
     to = connection(tls, tls_ca, tls_cert, tls_key)
     _stream(target, prompt, sampling, model, timeout, to, verbose=verbose)
 

@@ -3,16 +3,23 @@
 Every message names the field, the value seen and what would work.
 """
 
-import math
 import os
 import re
 from collections.abc import Sequence
 
+from configs.sampling import (
+    FROM_MODEL,
+    LARGEST_LOGIT_BIAS,
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    out_of_range,
+)
 from protos.inference_pb2 import ChatPrompt, GenerateRequest, ModelInfo, Resume, SamplingParams
 from router.errors import InvalidRequest, UnknownModel
-
-# As stated in protos/inference.proto.
-_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def pick_seed() -> int:
@@ -29,9 +36,9 @@ def resolve_sampling(
     """
     resolved = SamplingParams()
     resolved.CopyFrom(requested)
-    for name, default in _DEFAULTS.items():
-        if not resolved.HasField(name):
-            setattr(resolved, name, getattr(model_default, name) if model_default.HasField(name) else default)
+    for parameter in FROM_MODEL:
+        if not parameter.given_in(resolved):
+            setattr(resolved, parameter.name, parameter.value_in(model_default))
     resolved.top_k = max(resolved.top_k, 0)
     resolved.n = resolved.n or 1
     if not resolved.HasField("seed"):
@@ -43,12 +50,6 @@ def resolve_sampling(
     return resolved
 
 
-MAX_CHOICES = 64
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 1024
-MAX_STOP_TOKENS = 64
-MAX_LOGIT_BIAS = 1024
-MAX_LOGPROBS = 20
 MAX_CHAT_MESSAGES = 16_384
 # What a template gets besides the messages: definitions of tools, mostly.
 MAX_TEMPLATE_ARGUMENTS_BYTES = 2**20
@@ -60,16 +61,6 @@ MAX_KEY_BYTES = 256
 MAX_ATTEMPT = 2**16 - 1
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-
-# name, least, least allowed, most
-_RANGES = (
-    ("temperature", 0, True, 100),
-    ("top_p", 0, False, 1),
-    ("min_p", 0, True, 1),
-    ("repetition_penalty", 0, False, 10),
-    ("presence_penalty", -2, True, 2),
-    ("frequency_penalty", -2, True, 2),
-)
 
 
 def check_model_name(name: str, served: str) -> None:
@@ -96,17 +87,10 @@ def check_request(request: GenerateRequest) -> None:
 
 def check_sampling(sampling: SamplingParams) -> None:
     """Raises InvalidRequest."""
-    for name, least, least_allowed, most in _RANGES:
-        value = getattr(sampling, name)
-        # An unset optional field reads 0, which is no value of its own.
-        if sampling.DESCRIPTOR.fields_by_name[name].has_presence and not sampling.HasField(name):
-            continue
-        if not (math.isfinite(value) and least <= value <= most and (least_allowed or value > least)):
-            raise InvalidRequest(
-                f"sampling.{name}={value:g}: use a number in {'[' if least_allowed else '('}{least}, {most}]"
-            )
-    if sampling.HasField("top_k") and sampling.top_k < -1:
-        raise InvalidRequest(f"sampling.top_k={sampling.top_k}: use at least 1, or 0 or -1 for off")
+    if (wrong := out_of_range(sampling)) is not None:
+        parameter, value = wrong
+        shown = f"{value:g}" if parameter.kind is float else value
+        raise InvalidRequest(f"sampling.{parameter.name}={shown}: use {parameter.what_works}")
     if sampling.n > MAX_CHOICES:
         raise InvalidRequest(f"sampling.n={sampling.n}: use 1 to {MAX_CHOICES}")
     if sampling.HasField("max_tokens") and sampling.max_tokens < 1:
@@ -124,8 +108,11 @@ def check_sampling(sampling: SamplingParams) -> None:
             f"sampling.logit_bias has {len(sampling.logit_bias)} entries: use at most {MAX_LOGIT_BIAS}"
         )
     for token_id, bias in sampling.logit_bias.items():
-        if not -100 <= bias <= 100:
-            raise InvalidRequest(f"sampling.logit_bias[{token_id}]={bias:g}: use a number in [-100, 100]")
+        if not abs(bias) <= LARGEST_LOGIT_BIAS:
+            raise InvalidRequest(
+                f"sampling.logit_bias[{token_id}]={bias:g}: use a number in "
+                f"[-{LARGEST_LOGIT_BIAS}, {LARGEST_LOGIT_BIAS}]"
+            )
 
 
 def check_chat(chat: ChatPrompt) -> None:

@@ -17,20 +17,12 @@ from router.telemetry.call_context import incoming_traceparent, set_trace_id
 from router.telemetry.metrics import RouterMetrics
 from runtime.telemetry.tracing import Attributes, Span, Tracing
 
-_PARAMETERS = {
-    "max_tokens": "gen_ai.request.max_tokens",
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "top_k": "gen_ai.request.top_k",
-    "frequency_penalty": "gen_ai.request.frequency_penalty",
-    "presence_penalty": "gen_ai.request.presence_penalty",
-}
-
+# Those that OpenTelemetry's semantic conventions name.
+_PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
 
 # Of the statuses that a request can end with, those which are a server's failures to OpenTelemetry; the others are the
 # client's doing. (Semantic conventions for gRPC.)
 _FAILURES = frozenset({"unknown", "deadline_exceeded", "internal", "unavailable"})
-
 
 log = logging.getLogger("octavo.router.requests")
 
@@ -132,7 +124,7 @@ class SpanTrace(RequestTrace):
             "octavo.attempt": request.attempt,
         }
         given = {field.name: value for field, value in sampling.ListFields()}
-        attributes |= {name: given[field] for field, name in _PARAMETERS.items() if field in given}
+        attributes |= {f"gen_ai.request.{name}": given[name] for name in _PARAMETERS if name in given}
         self._span.set(attributes)
 
     def submitted(self, replica: str, num_resubmissions: int) -> str:

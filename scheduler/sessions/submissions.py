@@ -4,6 +4,7 @@ import math
 from array import array
 from dataclasses import dataclass
 
+from configs.sampling import out_of_range
 from protos import inference_pb2, scheduler_pb2
 from runtime.telemetry.tracing import valid_traceparent
 from scheduler.core.messages import ChoiceStart, GroupRequest, StopRules
@@ -17,7 +18,6 @@ _MAX_REQUEST_ID = 1024
 _MAX_CHOICE = 1023
 # Routers let clients ask for far fewer; workers bound it by their vocabulary.
 _MAX_LOGPROBS = 1024
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class ProtocolError(ValueError):
@@ -212,9 +212,9 @@ def _why_not_sampled(sampling: inference_pb2.SamplingParams) -> str | None:
     for name in ("logprobs", "prompt_logprobs"):
         if (count := getattr(sampling, name)) > _MAX_LOGPROBS:
             return f"sampling.{name}={count}: give at most {_MAX_LOGPROBS}"
-    for name in _NUMBERS:
-        if not math.isfinite(value := getattr(sampling, name)):
-            return f"sampling.{name}={value}: give a finite number"
+    if (wrong := out_of_range(sampling)) is not None:
+        parameter, value = wrong
+        return f"sampling.{parameter.name}={value}: give {parameter.what_works}"
     if not all(map(math.isfinite, sampling.logit_bias.values())):
         return "sampling.logit_bias holds a number that is not finite"
     return None

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from configs.options import Options
+from configs.sampling import MAX_LOGPROBS
 from worker.device.device import Device, DeviceMemory
 from worker.errors import PermanentError
 from worker.gpu.engine import GpuEngine
@@ -19,7 +20,6 @@ from worker.models.info import longest_sequence, resolve_num_swap_blocks
 from worker.models.loader import LoadedModel
 from worker.parallel.groups import Groups
 from worker.sampling.adjustments import Adjustments, RowSampling
-from worker.sampling.state import MAX_LOGPROBS
 from worker.step.inputs import PromptScores, StepInputs, TableChanges
 
 

@@ -2,14 +2,15 @@
 
 import numpy as np
 
+from configs.sampling import BY_NAME, MAX_LOGPROBS, out_of_range
 from protos import inference_pb2
 from worker.errors import PlanError
 from worker.sampling.adjustments import Adjustments, LogitAdjustments, RowSampling
 
 # Below this a softmax is an argmax in float32; such rows are greedy (vLLM draws the same line).
 MIN_TEMPERATURE = 1e-5
-# As many as routers let a request ask for (router.intake.validation.MAX_LOGPROBS).
-MAX_LOGPROBS = 20
+# Errors show it as the least number above 0, where 0 itself is out of range.
+_LEAST = 1e-9
 
 
 def resolve_sampling(
@@ -28,25 +29,20 @@ def resolve_sampling(
     """
     if not sampling.HasField("seed") and sampling.temperature >= MIN_TEMPERATURE:
         raise PlanError(f"new_rows: row {row} samples at temperature {sampling.temperature:g} without a seed")
-    top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
-    # NaN fails every comparison.
-    for name, value, low, high in (
-        ("temperature", sampling.temperature, 0, 100),
-        ("top_p", top_p, 1e-9, 1),
-        ("min_p", sampling.min_p, 0, 1),
-        ("repetition_penalty", _repetition(sampling), 1e-9, 10),
-        ("presence_penalty", sampling.presence_penalty, -2, 2),
-        ("frequency_penalty", sampling.frequency_penalty, -2, 2),
-        ("logprobs", sampling.logprobs, 0, MAX_LOGPROBS),
-        ("prompt_logprobs", sampling.prompt_logprobs, 0, MAX_LOGPROBS),
-    ):
-        if not low <= value <= high:
-            raise PlanError(f"new_rows: row {row} has sampling.{name}={value:g}; {low:g} to {high:g} is valid")
+    if (wrong := out_of_range(sampling)) is not None:
+        parameter, value = wrong
+        low = _LEAST if parameter.low_is_open else parameter.low
+        raise PlanError(
+            f"new_rows: row {row} has sampling.{parameter.name}={value:g}; {low:g} to {parameter.high:g} is valid"
+        )
+    for name in ("logprobs", "prompt_logprobs"):
+        if (count := getattr(sampling, name)) > MAX_LOGPROBS:
+            raise PlanError(f"new_rows: row {row} has sampling.{name}={count}; 0 to {MAX_LOGPROBS} is valid")
     return RowSampling(
         row=row,
         temperature=0.0 if sampling.temperature < MIN_TEMPERATURE else sampling.temperature,
         top_k=max(0, sampling.top_k),
-        top_p=top_p,
+        top_p=BY_NAME["top_p"].value_in(sampling),
         min_p=sampling.min_p,
         seed=sampling.seed,
         choice=choice,
@@ -88,7 +84,7 @@ def _adjustments(
 
 
 def _repetition(sampling: inference_pb2.SamplingParams) -> float:
-    return sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+    return BY_NAME["repetition_penalty"].value_in(sampling)
 
 
 # `logprobs` of a row that asked for none.

@@ -5,13 +5,13 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from configs.sampling import MAX_CHOICES, PARAMETERS
 from protos import inference_pb2 as pb
 from router.api.gateway.errors import BadRequestError
 from router.api.gateway.schemas import ChatCompletionRequest, CompletionRequest, Message, SamplingRequest
-from router.intake.validation import MAX_CHOICES
 
 # Fields that both have under one name.
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "skip_special_tokens")
+_SAMPLING = (*(parameter.name for parameter in PARAMETERS), "max_tokens", "skip_special_tokens")
 # Of a message.
 _FOR_TEMPLATES = {"name", "tool_calls", "tool_call_id", "reasoning_content"}
 
@@ -87,8 +87,6 @@ def _message(request: SamplingRequest, request_id: str, logprobs: int | None) ->
         raise BadRequestError(f"n={request.n}: use 1 to {MAX_CHOICES}", param="n")
     sampling = pb.SamplingParams(
         n=request.n,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
         min_tokens=request.min_tokens,
         stop=[request.stop] if isinstance(request.stop, str) else request.stop,
         include_stop_str_in_output=request.include_stop_str_in_output,

@@ -5,10 +5,11 @@ are read up to the first thing that is wrong: pydantic keeps a kilobyte for each
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
-from router.intake.validation import MAX_CHAT_MESSAGES, MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKENS
+from configs.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, PARAMETERS, Parameter
+from router.intake.validation import MAX_CHAT_MESSAGES
 
 # Of one request: each is a stream of its own.
 MAX_PROMPTS = 256
@@ -59,26 +60,31 @@ class StreamOptions(_Fields):
     include_obfuscation: bool = False
 
 
-class SamplingRequest(_Fields):
-    """Both calls have these. None: as the model's own defaults say."""
+def _number(parameter: Parameter) -> tuple[object, Any]:
+    """Its type and default as a field. Its range is the router's to check."""
+    bounds: dict[str, Any] = {"ge": -(2**31), "lt": 2**31} if parameter.kind is int else {}
+    if parameter.from_model:
+        return parameter.kind | None, Field(None, **bounds)
+    return parameter.kind, Field(parameter.default, **bounds)
+
+
+_numbers: dict[str, Any] = {each.name: _number(each) for each in PARAMETERS}
+_Numbers = create_model("_Numbers", __base__=_Fields, **_numbers)
+
+
+class SamplingRequest(_Numbers):
+    """Both calls have these, and all numbers of configs.sampling. None: as the model's own defaults say."""
 
     model: str = ""
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1)
     max_tokens: int | None = Field(None, ge=1, lt=2**32)
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: Annotated[dict[int, float], _at_most(MAX_LOGIT_BIAS)] = Field(default_factory=dict)
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
 
     # As vLLM has them.
-    top_k: int | None = Field(None, ge=-(2**31), lt=2**31)
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     min_tokens: int = Field(0, ge=0, lt=2**32)
     stop_token_ids: list[int] = Field(default_factory=list, fail_fast=True, max_length=MAX_STOP_TOKENS)
     include_stop_str_in_output: bool = False

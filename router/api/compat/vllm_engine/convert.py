@@ -5,16 +5,16 @@ from typing import Any
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
+from configs.sampling import BY_NAME, MAX_LOGPROBS, PARAMETERS, Parameter
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest
 
 # What both have under one name and with one meaning of 0.
-_SAME = (
-    "top_k", "min_p", "frequency_penalty", "presence_penalty", "min_tokens", "ignore_eos", "skip_special_tokens",
-    "include_stop_str_in_output",
-)  # fmt: skip
+_SAME = ("min_tokens", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output")
+# Numbers that both have.
+_NUMBERS = tuple(each for each in PARAMETERS if each.name in vllm.SamplingParams.DESCRIPTOR.fields_by_name)
 # That field has a sign in Octavo's message.
-_MOST_TOP_K = 2**31 - 1
+_MOST_TOP_K = BY_NAME["top_k"].high
 # Messages of a request that need what there is not here.
 _REFUSED = {
     "mm_inputs": "images, audio and video are not taken",
@@ -58,19 +58,19 @@ def _sampling(given: vllm.SamplingParams) -> pb.SamplingParams:
     if given.top_k > _MOST_TOP_K:
         raise InvalidRequest(f"sampling_params.top_k={given.top_k}: use at most {_MOST_TOP_K}, or 0 for off")
     sampling = pb.SamplingParams(
-        temperature=given.temperature if given.HasField("temperature") else 1.0,
-        top_p=given.top_p or 1.0,
-        repetition_penalty=given.repetition_penalty or 1.0,
         n=given.n,
         stop=given.stop,
         stop_token_ids=given.stop_token_ids,
-        **_same(given),
+        **{name: getattr(given, name) for name in _SAME},
+        **{each.name: _number(given, each) for each in _NUMBERS},
     )
     for name in ("logprobs", "prompt_logprobs"):
         if given.HasField(name):
             count = getattr(given, name)
             if count < 0:
-                raise InvalidRequest(f"sampling_params.{name}={count}: use 0 to 20; all of the vocabulary is too much")
+                raise InvalidRequest(
+                    f"sampling_params.{name}={count}: use 0 to {MAX_LOGPROBS}; all of the vocabulary is too much"
+                )
             setattr(sampling, name, count)
     for token_id, bias in given.logit_bias.items():
         if token_id < 0:
@@ -84,8 +84,12 @@ def _sampling(given: vllm.SamplingParams) -> pb.SamplingParams:
     return sampling
 
 
-def _same(given: vllm.SamplingParams) -> dict[str, Any]:
-    return {name: getattr(given, name) for name in _SAME}
+def _number(given: vllm.SamplingParams, parameter: Parameter) -> Any:
+    """0 stands for unset where the field cannot be."""
+    value = getattr(given, parameter.name)
+    if vllm.SamplingParams.DESCRIPTOR.fields_by_name[parameter.name].has_presence:
+        return value if given.HasField(parameter.name) else parameter.default  # type: ignore[arg-type]
+    return value or parameter.default
 
 
 _FINISH_REASONS = {

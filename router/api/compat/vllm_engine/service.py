@@ -20,6 +20,7 @@ from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineServicer, add_VllmEngineServicer_to_server
 
+from configs.sampling import FROM_MODEL
 from router.api.compat.vllm_engine.convert import Replies, generate_request
 from router.api.grpc_errors import grpc_errors
 from router.errors import NoReplica, Unavailable
@@ -48,8 +49,6 @@ def tokenizer_zip(directory: Path) -> tuple[bytes, str]:
 
 
 _CHUNK_BYTES = 64 * 1024
-# Of generation_config.json, what the gateway fills into requests that leave it open.
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 Context = grpc.aio.ServicerContext
 
@@ -99,10 +98,11 @@ class VllmEngineService(VllmEngineServicer):
     async def GetModelInfo(self, request: vllm.GetModelInfoRequest, context: Context) -> vllm.GetModelInfoResponse:
         async with grpc_errors(context):
             model = self._intake.model
+            # Of generation_config.json: the gateway fills it into requests that leave it open.
             defaults = {
-                name: getattr(model.default_sampling, name)
-                for name in _DEFAULTS
-                if model.default_sampling.HasField(name)
+                parameter.name: getattr(model.default_sampling, parameter.name)
+                for parameter in FROM_MODEL
+                if parameter.given_in(model.default_sampling)
             }
             return vllm.GetModelInfoResponse(
                 model_path=model.name,

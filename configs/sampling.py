@@ -1,0 +1,126 @@
+"""The sampling parameters of a request, in one table, and the bounds of its lists.
+
+Every edge reads it: the router's and the worker's checks, the HTTP schema, vLLM's and KServe's messages, the command's
+flags. The clients' typed classes, protos/inference.proto and the docs are compared with it by
+tests/repository/test_sampling_table.py.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One number of `SamplingParams` in protos/inference.proto."""
+
+    name: str
+    kind: type[int] | type[float] = float
+    low: int
+    high: int
+    # `low` itself is out of range.
+    low_is_open: bool = False
+    default: float
+    # The model's generation_config.json may give another default: the field is optional on the wire.
+    from_model: bool = False
+    # What an error says would work, if that is more than the range.
+    advice: str = ""
+    # One sentence or two: flags and docs show it.
+    doc: str
+
+    @property
+    def range(self) -> str:
+        return f"{'(' if self.low_is_open else '['}{self.low}, {self.high}]"
+
+    @property
+    def what_works(self) -> str:
+        return self.advice or f"a number in {self.range}"
+
+    def contains(self, value: float) -> bool:
+        """False for NaN."""
+        above = value > self.low if self.low_is_open else value >= self.low
+        return math.isfinite(value) and above and value <= self.high
+
+    def given_in(self, message: Any) -> bool:
+        """Whether a SamplingParams message says something of it: an unset optional field reads 0, which is no value."""
+        return not self.from_model or message.HasField(self.name)
+
+    def value_in(self, message: Any) -> float:
+        """A SamplingParams message's value, or the default."""
+        return getattr(message, self.name) if self.given_in(message) else self.default
+
+
+PARAMETERS = (
+    Parameter(name="temperature", low=0, high=100, default=1.0, from_model=True, doc="0 is greedy."),
+    Parameter(
+        name="top_p",
+        low=0,
+        low_is_open=True,
+        high=1,
+        default=1.0,
+        from_model=True,
+        doc="Keep the most likely tokens of so much probability together.",
+    ),
+    Parameter(
+        name="top_k",
+        kind=int,
+        low=-1,
+        high=2**31 - 1,
+        default=0,
+        from_model=True,
+        advice="at least 1, or 0 or -1 for off",
+        doc="Keep so many of the most likely tokens; 0 or -1: all.",
+    ),
+    Parameter(
+        name="min_p",
+        low=0,
+        high=1,
+        default=0.0,
+        from_model=True,
+        doc="Drop tokens below so much of the best one's probability.",
+    ),
+    Parameter(
+        name="repetition_penalty",
+        low=0,
+        low_is_open=True,
+        high=10,
+        default=1.0,
+        from_model=True,
+        doc="Above 1: tokens seen before become less likely.",
+    ),
+    Parameter(
+        name="presence_penalty",
+        low=-2,
+        high=2,
+        default=0.0,
+        doc="Above 0: tokens of the output become less likely.",
+    ),
+    Parameter(
+        name="frequency_penalty",
+        low=-2,
+        high=2,
+        default=0.0,
+        doc="Above 0: tokens of the output become less likely with each occurrence.",
+    ),
+)
+BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
+# Those whose default a model may set.
+FROM_MODEL = tuple(parameter for parameter in PARAMETERS if parameter.from_model)
+
+MAX_CHOICES = 64
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKENS = 64
+MAX_LOGIT_BIAS = 1024
+# A token's bias is from -LARGEST_LOGIT_BIAS to this.
+LARGEST_LOGIT_BIAS = 100
+
+
+def out_of_range(message: Any) -> tuple[Parameter, float] | None:
+    """The first parameter of a SamplingParams message that is out of its range, and its value."""
+    for parameter in PARAMETERS:
+        value = getattr(message, parameter.name)
+        if parameter.given_in(message) and not parameter.contains(value):
+            return parameter, value
+    return None

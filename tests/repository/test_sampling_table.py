@@ -1,0 +1,110 @@
+"""configs.sampling is the one table of sampling parameters: what must repeat it (wire, typed classes, docs) agrees."""
+
+import dataclasses
+import re
+import types
+
+import pytest
+
+from configs import sampling as table
+from configs.sampling import FROM_MODEL, PARAMETERS, Parameter
+from octavo.client.requests import SamplingParams
+from protos.inference_pb2 import SamplingParams as Message
+from router.api.gateway.schemas import SamplingRequest
+from tests.support.repository import ROOT
+from worker.model_config import SamplingDefaults
+
+# Names that OpenAI's API has; docs/http.md lists the others.
+OPENAI = {"temperature", "top_p", "presence_penalty", "frequency_penalty"}
+each_parameter = pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda parameter: parameter.name)
+
+
+def comment_of(field: str) -> str:
+    """What stands above a field of SamplingParams in the .proto."""
+    text = (ROOT / "protos" / "inference.proto").read_text()
+    body = text[text.index("message SamplingParams {") :]
+    found = re.search(rf"((?:  //.*\n)+)  [\w<>, ]* {field} = \d+;", body)
+    assert found is not None, field
+    return found[1]
+
+
+def bounds() -> str:
+    text = (ROOT / "docs" / "wires.md").read_text()
+    return " ".join(text[text.index("### Bounds") : text.index("### Resume")].split())
+
+
+def test_the_wire_has_no_number_beside_the_table() -> None:
+    """Counts, positions and seeds apart, which have rules of their own."""
+    numbers = {f.name for f in Message.DESCRIPTOR.fields if f.cpp_type in (f.CPPTYPE_FLOAT, f.CPPTYPE_INT32)}
+    assert numbers == {parameter.name for parameter in PARAMETERS}
+
+
+@each_parameter
+def test_the_wire(parameter: Parameter) -> None:
+    field = Message.DESCRIPTOR.fields_by_name[parameter.name]
+    assert field.has_presence == parameter.from_model
+    assert (field.cpp_type == field.CPPTYPE_FLOAT) == (parameter.kind is float)
+    # An unset field without presence reads 0.
+    assert parameter.from_model or parameter.default == 0
+    assert f"In {parameter.range}" in comment_of(parameter.name)
+    assert comment_of(parameter.name).rstrip().endswith(f"Default {parameter.default:g}.")
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    {
+        "n": f"1 to {table.MAX_CHOICES}.",
+        "logprobs": f"0 to {table.MAX_LOGPROBS}.",
+        "prompt_logprobs": f"0 to {table.MAX_LOGPROBS}.",
+        "stop": f"Up to {table.MAX_STOP_STRINGS} strings of 1 to {table.MAX_STOP_CHARS} characters.",
+        "stop_token_ids": f"Up to {table.MAX_STOP_TOKENS} token ids",
+        "logit_bias": f"in [-{table.LARGEST_LOGIT_BIAS}, {table.LARGEST_LOGIT_BIAS}]. "
+        f"At most {table.MAX_LOGIT_BIAS} entries",
+    }.items(),
+)
+def test_the_wires_comments_on_lists_and_counts(field: str, words: str) -> None:
+    assert words in comment_of(field)
+
+
+@pytest.mark.parametrize("cls", [SamplingParams, SamplingRequest])
+def test_what_clients_fill_in(cls: type) -> None:
+    if cls is SamplingParams:
+        fields = {field.name: (field.type, field.default) for field in dataclasses.fields(cls)}
+    else:
+        fields = {name: (field.annotation, field.default) for name, field in SamplingRequest.model_fields.items()}
+    for parameter in PARAMETERS:
+        expected = (parameter.kind | None, None) if parameter.from_model else (parameter.kind, parameter.default)
+        assert fields[parameter.name] == expected
+        assert isinstance(expected[0], types.UnionType) == parameter.from_model
+
+
+def test_what_a_model_says() -> None:
+    fields = {field.name: field.type for field in dataclasses.fields(SamplingDefaults)}
+    assert fields == {parameter.name: parameter.kind | None for parameter in FROM_MODEL}
+
+
+@each_parameter
+def test_docs_name_it(parameter: Parameter) -> None:
+    default = f"{parameter.default:g}" + (", or the model's" if parameter.from_model else "")
+    assert f"| `{parameter.name}` | {parameter.range} | {default} | {parameter.doc} |" in bounds()
+    assert parameter.name in OPENAI or f"`{parameter.name}`" in (ROOT / "docs" / "http.md").read_text()
+
+
+def test_docs_say_how_much_lists_hold() -> None:
+    for words in (
+        f"`n` {table.MAX_CHOICES};",
+        f"`stop` {table.MAX_STOP_STRINGS} strings of 1 to {table.MAX_STOP_CHARS} characters;",
+        f"`stop_token_ids` {table.MAX_STOP_TOKENS};",
+        f"`logit_bias` {table.MAX_LOGIT_BIAS} entries in [-{table.LARGEST_LOGIT_BIAS}, {table.LARGEST_LOGIT_BIAS}];",
+        f"`logprobs` and `prompt_logprobs` {table.MAX_LOGPROBS};",
+    ):
+        assert words in bounds()
+
+
+@each_parameter
+def test_ranges(parameter: Parameter) -> None:
+    assert parameter.contains(parameter.default)
+    assert parameter.contains(parameter.high)
+    assert parameter.contains(parameter.low) != parameter.low_is_open
+    for outside in (parameter.low - 1, parameter.high + 1, float("nan"), float("inf"), -float("inf")):
+        assert not parameter.contains(outside)
