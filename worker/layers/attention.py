@@ -14,14 +14,14 @@ from kernels.kv_cache.write import RopeCacheWrite
 from kernels.linear import Stream
 from worker.layers.forward_context import Workspace, current
 from worker.layers.kv_cache import LocalHeads
-from worker.layers.linear import load_linear
+from worker.layers.linear import linear_shapes, load_linear
 from worker.layers.residual import AddedNorm, add_sum_of_ranks_
 from worker.model_config import ModelConfig
-from worker.weights.reader import WeightReader
+from worker.weights.reader import Shape, WeightReader
 
 
 class QueryTemperature:
-    """What the queries of a step are multiplied by; worker.models.llama4.config.TemperatureConfig has the formula."""
+    """What the queries of a step are multiplied by; worker.model_config.TemperatureConfig has the formula."""
 
     def __init__(self, config: ModelConfig, path: Backend) -> None:
         self._config = None if config.irope is None else config.irope.temperature
@@ -99,6 +99,17 @@ class Attention:
             kv_scales=self._kv_scales,
             interleaved=irope is not None,
         )
+
+    @staticmethod
+    def shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:
+        """The tensors under the prefix."""
+        hidden, q, kv = config.hidden_size, config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+        linears = {"q_proj": (hidden, q), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (q, hidden)}
+        bias = ("q_proj", "k_proj", "v_proj") if config.qkv_bias else ()
+        shapes = linear_shapes(prefix, linears, bias=(*bias, "o_proj") if config.attention_output_bias else bias)
+        if config.qk_norm:
+            shapes |= {f"{prefix}.{kind}_norm.weight": (config.head_size,) for kind in "qk"}
+        return shapes
 
     @property
     def weight_bytes(self) -> int:

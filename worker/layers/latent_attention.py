@@ -19,11 +19,11 @@ from kernels.kv_cache.latent_write import RopeLatentWrite
 from kernels.linear import Stream
 from worker.layers.attention import kv_scales_of
 from worker.layers.forward_context import current
-from worker.layers.linear import HeadLinears, load_linear
+from worker.layers.linear import HeadLinears, linear_shapes, load_linear
 from worker.layers.norm import Norm
 from worker.layers.residual import add_sum_of_ranks_
 from worker.model_config import AttentionSpan, LatentConfig, ModelConfig
-from worker.weights.reader import WeightReader
+from worker.weights.reader import Shape, WeightReader
 
 # Of the norms of latents, in DeepSeek's own code as in transformers, whatever the config says of others.
 _EPS = 1e-6
@@ -70,6 +70,25 @@ class LatentAttention:
             interleaved=path.gpu is None or latent.interleaved,
             kv_scale=None if self._kv_scales is None else self._kv_scales.k,
         )
+
+    @staticmethod
+    def shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:
+        """The tensors under the prefix."""
+        latent, hidden = config.latent, config.hidden_size
+        assert latent is not None
+        queries, values = config.num_heads * latent.head_size, config.num_heads * latent.value_size
+        linears = {
+            "kv_a_proj_with_mqa": (hidden, latent.entry_size),
+            "kv_b_proj": (latent.latent_size, config.num_heads * latent.nope_size + values),
+            "o_proj": (values, hidden),
+        }
+        norms = {"kv_a_layernorm": latent.latent_size}
+        if latent.query_rank is None:
+            linears["q_proj"] = (hidden, queries)
+        else:
+            linears |= {"q_a_proj": (hidden, latent.query_rank), "q_b_proj": (latent.query_rank, queries)}
+            norms["q_a_layernorm"] = latent.query_rank
+        return linear_shapes(prefix, linears) | {f"{prefix}.{name}.weight": (size,) for name, size in norms.items()}
 
     @property
     def weight_bytes(self) -> int:

@@ -1,6 +1,6 @@
 """Linear layers, loaded by the names of their weights; several fused where inputs are shared."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -9,7 +9,7 @@ from kernels.backend import Backend
 from kernels.elementwise.silu_mul import Activation
 from kernels.linear import PackedLinear
 from kernels.linear.weights import Weight, map_rows
-from worker.weights.reader import WeightReader
+from worker.weights.reader import Shape, WeightReader
 
 
 def load_linear(
@@ -87,6 +87,18 @@ def _packed(
     if kept is None and linear.packed is not None:
         take.keep(names, linear.packed)
     return linear
+
+
+def linear_shapes(
+    prefix: str, linears: Mapping[str, tuple[int, int]], *, bias: Collection[str] = ()
+) -> dict[str, Shape]:
+    """The tensors of linear layers under a prefix. linears: inputs and outputs by name. bias: those that have one."""
+    shapes: dict[str, Shape] = {}
+    for name, (inputs, outputs) in linears.items():
+        shapes[f"{prefix}.{name}.weight"] = (outputs, inputs)
+        if name in bias:
+            shapes[f"{prefix}.{name}.bias"] = (outputs,)
+    return shapes
 
 
 class HeadLinears:

@@ -8,10 +8,16 @@ from functools import partial
 from kernels.backend import Backend
 from kernels.linear import Stream
 from worker.layers.forward_context import current
-from worker.layers.linear import load_linear
+from worker.layers.linear import linear_shapes, load_linear
 from worker.layers.residual import AddedNorm, add_sum_of_ranks_
 from worker.model_config import ModelConfig
-from worker.weights.reader import WeightReader
+from worker.weights.reader import Shape, WeightReader
+
+
+def gated_linears(hidden_size: int, intermediate_size: int) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of a gated MLP's layers, by name."""
+    up = hidden_size, intermediate_size
+    return {"gate_proj": up, "up_proj": up, "down_proj": (intermediate_size, hidden_size)}
 
 
 class GatedMLP:
@@ -36,6 +42,12 @@ class GatedMLP:
             activation=config.activation, outputs=lambda name: part,
         )  # fmt: skip
         self._down = load_linear(take, [f"{prefix}.down_proj"], bias=config.mlp_bias, path=path, inputs=part)
+
+    @staticmethod
+    def shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:
+        """The tensors under the prefix."""
+        linears = gated_linears(config.hidden_size, config.intermediate_size)
+        return linear_shapes(prefix, linears, bias=linears if config.mlp_bias else ())
 
     @property
     def weight_bytes(self) -> int:

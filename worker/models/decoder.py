@@ -3,7 +3,8 @@
 Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from operator import is_
 from typing import Protocol, overload
 
@@ -17,10 +18,14 @@ from worker.layers.attention_plans import CpuAttentionPlans, GpuAttentionPlans
 from worker.layers.embedding import Embedding
 from worker.layers.forward_context import ExpertLoad, ForwardContext, Pieces, Workspace, call, forward_context
 from worker.layers.kv_cache import KVCache
+from worker.layers.linear import load_head
 from worker.layers.rotary import Rotary
 from worker.model_config import ModelConfig
 from worker.parallel.groups import Group, Groups
 from worker.step.batch import GpuBatch, InputBatch
+from worker.weights.reader import Shape, WeightReader
+
+_EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
 class Replay:
@@ -60,22 +65,33 @@ class Layer(Protocol):
         ...
 
 
-class Decoder:
+class Block:
+    """Attention, then MLP, each of its own norm, added to the residual stream."""
+
+    def __init__(self, attention: Layer, mlp: Layer) -> None:
+        self._attention, self._mlp = attention, mlp
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._attention.weight_bytes + self._mlp.weight_bytes
+
+    def add_to_(self, x_TE: Stream) -> None:
+        self._attention.add_to_(x_TE)
+        self._mlp.add_to_(x_TE)
+
+
+class Decoder(ABC):
     """The residual stream is float32 whatever the weights are: adding to it in place costs no more, and rounds less."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        path: Backend,
-        *,
-        embed: Embedding | None,
-        rotary: Rotary,
-        layers: Sequence[Layer],
-        head: PackedLinear | None,
-    ) -> None:
-        """embed: of the first stage. layers: of the path's stage. head: of the last stage, with the norm before it."""
+    def __init__(self, config: ModelConfig, take: WeightReader, path: Backend) -> None:
+        """Raises ValueError, before anything is read, for a model that the path's ranks or stages do not divide."""
+        layers = path.stage.layers(config.num_layers)
         self.config, self.path = config, path
-        self._embed, self._rotary, self._layers, self._head = embed, rotary, layers, head
+        self._embed = Embedding(take(_EMBEDDING), path, scale=config.embedding_scale) if path.stage.is_first else None
+        self._rotary = Rotary(config.ropes, config.rope_size, path)
+        self._layers = [self.block(config, layer, take, path) for layer in layers]
+        # Of the last stage, with the norm before it.
+        self._head = self._load_head(config, take, path) if path.stage.is_last else None
         self._query_temperature = QueryTemperature(config, path)
         self._workspace = Workspace(path)
         # Set anew in each epoch, once its ranks are connected.
@@ -89,6 +105,37 @@ class Decoder:
         self._forward, self._greedy = (Replay(path, records=records) for _ in range(2))
         self._cpu_plans = CpuAttentionPlans(config, path)
         self._gpu_plans: GpuAttentionPlans | None = None
+
+    @classmethod
+    @abstractmethod
+    def block(cls, config: ModelConfig, layer: int, take: WeightReader, path: Backend) -> Layer:
+        """One layer of the model."""
+
+    @classmethod
+    @abstractmethod
+    def block_shapes(cls, config: ModelConfig, layer: int) -> dict[str, Shape]:
+        """The tensors that `block` reads, by their Hugging Face names."""
+
+    @classmethod
+    def tensor_shapes(cls, config: ModelConfig) -> dict[str, Shape]:
+        """The tensors of a checkpoint, by their Hugging Face names."""
+        shapes: dict[str, Shape] = {_EMBEDDING: (config.vocab_size, config.hidden_size), _NORM: (config.hidden_size,)}
+        if not config.tie_word_embeddings:
+            shapes[_HEAD] = (config.vocab_size, config.hidden_size)
+        for layer in range(config.num_layers):
+            shapes |= cls.block_shapes(config, layer)
+        return shapes
+
+    @staticmethod
+    def _load_head(config: ModelConfig, take: WeightReader, path: Backend) -> PackedLinear:
+        return load_head(
+            take,
+            _EMBEDDING if config.tie_word_embeddings else _HEAD,
+            path=path,
+            norm=_NORM,
+            eps=config.rms_norm_eps,
+            outputs=path.shard.covering(config.vocab_size, "vocab_size") if path.shard.size > 1 else None,
+        )
 
     @property
     def group(self) -> Group:

@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from kernels.linear.weights import Weight
 from worker.models.config import config_from_gguf
+from worker.models.registry import gguf_family_of
 from worker.weights.conversion import converted
 from worker.weights.gguf_header import StoredTensor, read_header
 from worker.weights.gguf_weights import INTEGER_KINDS, integer_weight
@@ -33,21 +34,13 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Where an architecture has other names.
-_OWN_LAYER_NAMES = {
-    "gemma3": {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    }
-}
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 def hugging_face_name(name: str, architecture: str) -> str:
     """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight. A name it does not know stays as it is.
     architecture: as GGUF names it."""
-    layer, names = _LAYER_TENSOR.fullmatch(name), _LAYER_NAMES | _OWN_LAYER_NAMES.get(architecture, {})
+    layer, names = _LAYER_TENSOR.fullmatch(name), {**_LAYER_NAMES, **gguf_family_of(architecture).layer_names}
     if layer and layer[2] in names:
         return f"model.layers.{layer[1]}.{names[layer[2]]}.{layer[3]}"
     stem, _, kind = name.rpartition(".")
@@ -75,17 +68,15 @@ class GGUFSource:
             )
         stored = dict(header.tensors)
         factors = stored.pop(ROPE_FACTORS, None)
-        architecture = header.metadata.get("general.architecture", "")
-        self._tensors = {hugging_face_name(name, architecture): tensor for name, tensor in stored.items()}
-        self.shapes: dict[str, Shape] = {name: tensor.shape for name, tensor in self._tensors.items()}
         freq_factors = None if factors is None else tuple(_dequantized(self._rows(factors), factors.kind).tolist())
         try:
             self.config = config_from_gguf(header.metadata, stored, freq_factors)
         except ValueError as error:
             raise WeightsError(f"{path}: {error}") from None
-        # llama.cpp turns neighbouring pairs (2i, 2i + 1) for this architecture, and its files hold q and k rows in that
-        # order; Hugging Face's pairs are (i, i + head size / 2).
-        self._rope_pairs_neighbours = architecture == "llama"
+        architecture = header.metadata["general.architecture"]
+        self._tensors = {hugging_face_name(name, architecture): tensor for name, tensor in stored.items()}
+        self.shapes: dict[str, Shape] = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self._pairs_neighbours = gguf_family_of(architecture).pairs_neighbours
 
     def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
         stored = self._tensors[name]
@@ -116,7 +107,7 @@ class GGUFSource:
         """uint8: some rows of a matrix, in Hugging Face's order."""
         stored = self._tensors[name]
         stored_rows = self._rows(stored)
-        if self._rope_pairs_neighbours and (".q_proj." in name or ".k_proj." in name):
+        if self._pairs_neighbours and (".q_proj." in name or ".k_proj." in name):
             num_heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
             return stored_rows[_halves_from_neighbours(np.arange(stored.shape[0]), num_heads)[rows]]
         return stored_rows[rows]

@@ -14,10 +14,9 @@ from kernels.native.memory import WeightMemory
 from runtime.model_files import ModelFiles
 from worker.model_config import ModelConfig
 from worker.models.config import config_from_directory, read_json
+from worker.models.decoder import Decoder
 from worker.models.gguf_source import GGUFSource
-from worker.models.llama4.checkpoint import Llama4Files
-from worker.models.llama4.config import LLAMA4
-from worker.models.registry import Model, model_class
+from worker.models.registry import family_of
 from worker.weights.cache import CachedWeightReader, DamagedFileError, PackedModel, WeightCache
 from worker.weights.digest import dated_digest, files_digest
 from worker.weights.quantization import (
@@ -29,7 +28,7 @@ from worker.weights.quantization import (
     stored_quantization,
 )
 from worker.weights.reader import WeightsError
-from worker.weights.safetensors_source import SafetensorsFiles, SafetensorsSource
+from worker.weights.safetensors_source import SafetensorsSource
 from worker.weights.source import DummySource, SourceReader, TensorSource, check_tensors
 
 
@@ -37,7 +36,7 @@ from worker.weights.source import DummySource, SourceReader, TensorSource, check
 class LoadedModel:
     """digest: equal for equal weights and config, whatever machine they were loaded on. quantization: auto resolved."""
 
-    model: Model
+    model: Decoder
     config: ModelConfig
     digest: str
     quantization: Quantization
@@ -72,7 +71,7 @@ def load_model(
     config = checkpoint.config
     path = cpu_backend(dtype, config.head_size) if make_path is None else make_path(config)
     resolved = resolve_quantization(quantization, checkpoint.made_for, path)
-    cls = model_class(config.architecture)
+    cls = family_of(config.architecture).model
     shapes = cls.tensor_shapes(config)
     check_tensors(checkpoint.tensors, shapes, tied=config.tie_word_embeddings, left_out=config.left_out)
     take = partial(SourceReader, checkpoint.tensors, shapes, dtype, resolved, progress, path.device)
@@ -97,12 +96,12 @@ def _packed_for(path: Backend, config: ModelConfig) -> str:
 
 
 def _with_cache(
-    make: Callable[..., Model],
+    make: Callable[..., Decoder],
     take: Callable[[], SourceReader],
     cache: WeightCache,
     kept: PackedModel,
     memory: WeightMemory,
-) -> Model:
+) -> Decoder:
     empty = partial(memory.empty, dtype=torch.uint8)
     file = cache.find(kept)
     if file is not None:
@@ -139,12 +138,13 @@ def _open(files: ModelFiles, remember: Path | None, *, dummy: bool) -> _Checkpoi
         config, stored = source.config, StoredQuantization()
     else:
         config, stored = _read_config(files.path)
-    shapes = model_class(config.architecture).tensor_shapes(config)
+    family = family_of(config.architecture)
+    shapes = family.model.tensor_shapes(config)
     if dummy:
         digest = hashlib.sha256(f"dummy {config}".encode()).hexdigest()
         tensors = DummySource(files.path, shapes)
         return _Checkpoint(config=config, tensors=tensors, digest=digest, made_for=stored.made_for)
-    stored_files = Llama4Files(files.path) if config.architecture in LLAMA4 else SafetensorsFiles(files.path)
+    stored_files = family.open_files(files.path)
     return _Checkpoint(
         config=config,
         tensors=SafetensorsSource(stored_files, stored, shapes),

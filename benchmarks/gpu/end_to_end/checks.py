@@ -10,7 +10,7 @@ from benchmarks.gpu.end_to_end.schedule import Request, Schedule
 from benchmarks.gpu.end_to_end.shapes import Variant
 from benchmarks.gpu.report import Report
 from worker.layers.kv_cache import KVCache
-from worker.models.llama.model import LlamaModel
+from worker.models.families.llama.model import LlamaModel
 from worker.step.batch import GpuBatch
 
 

@@ -16,7 +16,7 @@ from worker.gpu.engine import GpuEngine
 from worker.gpu.graphs import CapturedGraphs, graph_sizes
 from worker.gpu.sampler import SamplingKind
 from worker.layers.kv_cache import KVCache
-from worker.models.llama.model import LlamaModel
+from worker.models.families.llama.model import LlamaModel
 
 BLOCK_SIZE = 16
 MAX_STEPS_IN_FLIGHT = 2

@@ -7,7 +7,6 @@ import torch
 
 from kernels.backend import Backend
 from worker.layers.kv_cache import KVCache
-from worker.models.registry import Model
 from worker.step.batch import GpuBatch
 
 
@@ -43,7 +42,7 @@ class TakeFrom:
 class GpuModelRun:
     """Sequences in permanent rows, over blocks that are given out in random order."""
 
-    model: Model
+    model: Decoder
     path: Backend
     block_size: int = 16
     num_blocks: int = 64

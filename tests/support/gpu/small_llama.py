@@ -9,7 +9,7 @@ import torch
 from kernels.backend import gpu_backend
 from tests.support.gpu.gpu_runs import TakeFrom
 from worker.models.config import config_from_directory
-from worker.models.llama.model import LlamaModel
+from worker.models.families.llama.model import LlamaModel
 
 VOCABULARY = 67
 

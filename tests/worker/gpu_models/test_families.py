@@ -29,7 +29,7 @@ from tests.support.gpu.gpu import DEVICE
 from tests.support.gpu.gpu_runs import GpuModelRun, TakeFrom
 from tests.support.models.model_runs import relative_error
 from worker.models.config import config_from_directory
-from worker.models.llama4.checkpoint import Llama4Files
+from worker.models.families.llama4.checkpoint import Llama4Files
 from worker.models.registry import model_class
 
 # Attention's kernels know the head sizes of real models only.

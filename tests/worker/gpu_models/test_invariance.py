@@ -8,7 +8,7 @@ from kernels.backend import gpu_backend
 from tests.support.gpu.gpu import DEVICE
 from tests.support.gpu.gpu_runs import GpuModelRun, TakeFrom
 from worker.model_config import ModelConfig, RopeConfig
-from worker.models.llama.model import LlamaModel
+from worker.models.families.llama.model import LlamaModel
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM", vocab_size=131, hidden_size=64, intermediate_size=96, num_layers=1,

@@ -28,7 +28,6 @@ from tests.support.models.ranks import run_ranks
 from tests.support.scheduler.steps import decodes
 from worker.models.decoder import Decoder
 from worker.models.loader import load_model
-from worker.models.registry import Model
 from worker.parallel.axes import axes_of
 from worker.parallel.gloo import GlooGroup
 from worker.parallel.group_init import connect_ranks
@@ -62,7 +61,7 @@ def _directory(config: dict[str, Any], tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _load(model: Path, group: GlooGroup | None, quantization: Any, path: Backend) -> Model:
+def _load(model: Path, group: GlooGroup | None, quantization: Any, path: Backend) -> Decoder:
     shard = Shard() if group is None else Shard(group.rank, group.size)
     loaded = load_model(
         resolve_model(str(model)),
@@ -115,7 +114,6 @@ def test_the_likeliest_is_the_whole_vocabularys(tmp_path: Path) -> None:
             # Of its 34 columns the last one is no token's.
             part_SP[1, 32], part_SP[1, 33], part_SP[2, 7] = 3.0, 9.0, torch.nan
         loaded = _load(model, group, "none", gpu_backend(torch.float32, torch.device("cpu")))
-        assert isinstance(loaded, Decoder)
         with torch.inference_mode():
             ids_S, logits_S = loaded.likeliest(part_SP)
         return ids_S.tolist()[:2], logits_S.tolist()

@@ -12,7 +12,7 @@ from runtime.model_files import resolve_model
 from tests.support.kernels.kernel_paths import native
 from tests.support.models.model_runs import ModelRun
 from worker.layers.kv_cache import KVCache
-from worker.models.llama.model import LlamaModel
+from worker.models.families.llama.model import LlamaModel
 from worker.models.loader import LoadedModel, load_model
 
 

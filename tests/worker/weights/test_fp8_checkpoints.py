@@ -27,8 +27,8 @@ from tests.support.models.fp8_models import (
 )
 from tests.support.models.gguf_files import write_gguf
 from worker.models.config import config_from_directory
+from worker.models.families.llama.model import LlamaModel
 from worker.models.gguf_source import GGUFSource
-from worker.models.llama.model import LlamaModel
 from worker.models.loader import load_model
 from worker.weights.quantization import Quantization, QuantizationOption, resolve_quantization, stored_quantization
 from worker.weights.reader import Shape, WeightsError

@@ -9,8 +9,10 @@ from worker.layers.experts.cpu_parallel import ParallelCpuExperts
 from worker.layers.experts.gpu import GpuExperts
 from worker.layers.experts.router import Router
 from worker.layers.experts.shared import SharedExpert
+from worker.layers.linear import linear_shapes
+from worker.layers.mlp import GatedMLP, gated_linears
 from worker.model_config import ModelConfig
-from worker.weights.reader import WeightReader
+from worker.weights.reader import Shape, WeightReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,22 @@ class MixtureOfExperts:
             cls = ParallelCpuExperts if path.experts.size > 1 else CpuExperts
             self._experts = cls(*arguments, shared=shared, layer=_layer_of(prefix))
 
+    @staticmethod
+    def shapes(config: ModelConfig, prefix: str, names: ExpertNames) -> dict[str, Shape]:
+        """The tensors under the prefix."""
+        experts, hidden_size = config.experts, config.hidden_size
+        assert experts is not None
+        linears = {names.router: (hidden_size, experts.num_experts)}
+        sizes = gated_linears(hidden_size, experts.intermediate_size).values()
+        for expert in range(experts.num_experts):
+            linears |= dict(zip(names.tensors(expert), sizes, strict=True))
+        if ffn := experts.shared_intermediate_size:
+            linears |= {f"{names.shared}.{name}": size for name, size in gated_linears(hidden_size, ffn).items()}
+        shapes = linear_shapes(prefix, linears)
+        if experts.has_bias:
+            shapes[f"{prefix}.{names.router}.e_score_correction_bias"] = (experts.num_experts,)
+        return shapes
+
     @property
     def weight_bytes(self) -> int:
         return self._experts.num_bytes
@@ -61,6 +79,23 @@ class MixtureOfExperts:
     def add_to_(self, x_TE: Stream) -> None:
         """Adds the mixture of the residual stream to it, in place."""
         self._experts.add_to_(x_TE)
+
+
+def mlp_or_mixture(
+    config: ModelConfig, layer: int, prefix: str, norm: str, names: ExpertNames, take: WeightReader, path: Backend
+) -> GatedMLP | MixtureOfExperts:
+    """A mixture in the layers that config.experts names, an MLP in others."""
+    assert config.experts is not None
+    if config.experts.layers[layer]:
+        return MixtureOfExperts(config, prefix, norm, names, take, path)
+    return GatedMLP(config, prefix, norm, take, path)
+
+
+def mlp_or_mixture_shapes(config: ModelConfig, layer: int, prefix: str, names: ExpertNames) -> dict[str, Shape]:
+    """The tensors under the prefix."""
+    assert config.experts is not None
+    has_mixture = config.experts.layers[layer]
+    return MixtureOfExperts.shapes(config, prefix, names) if has_mixture else GatedMLP.shapes(config, prefix)
 
 
 def _layer_of(prefix: str) -> int:

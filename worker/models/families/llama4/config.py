@@ -4,11 +4,9 @@ ModelConfig and ExpertsConfig."""
 from collections.abc import Mapping
 from typing import Any
 
-from worker.model_config import IropeConfig, TemperatureConfig
+from worker.model_config import ExpertsConfig, IropeConfig, TemperatureConfig
 from worker.models.rope import rope_from_config_json
-
-# The second has its text model under text_config, beside one for images.
-LLAMA4 = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
+from worker.models.windows import sizes_by_type
 
 # With which the names of tensors begin that no text goes through.
 _VISION = ("vision_model.", "multi_modal_projector.")
@@ -21,8 +19,7 @@ def llama4_text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return raw | raw["text_config"] | {"architectures": raw["architectures"]} if "text_config" in raw else raw
 
 
-def llama4_from_config_json(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
-    """raw: of the text model. Raises KeyError for a number that is missing, ValueError for what is not supported."""
+def llama4_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     rope, has_rope = rope_from_config_json(raw), _rope_layers(raw, num_layers)
     norms_heads = bool(raw.get("use_qk_norm", True))
     if norms_heads and rope.attention_factor != 1:
@@ -43,26 +40,25 @@ def llama4_from_config_json(raw: Mapping[str, Any], num_layers: int) -> dict[str
         "layer_chunks": _chunks(raw, has_rope),
         # Of layers without experts; intermediate_size is that of experts.
         "intermediate_size": int(raw["intermediate_size_mlp"]),
-        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
+        "experts": _experts(raw, num_layers),
         "left_out": _VISION,
     }
 
 
-def llama4_experts(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
-    """Fields of an ExpertsConfig."""
+def _experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
     layers, step = raw.get("moe_layers"), int(raw.get("interleave_moe_layer_step", 1))
     if layers is None:
         layers = range(step - 1, num_layers, step) if step > 0 else ()
-    return {
-        "num_experts": int(raw["num_local_experts"]),
-        "num_experts_per_token": int(raw["num_experts_per_tok"]),
-        "intermediate_size": int(raw["intermediate_size"]),
-        "renormalize": False,
-        "layers": tuple(layer in layers for layer in range(num_layers)),
-        "scoring": "sigmoid",
-        "scales_inputs": True,
-        "shared_intermediate_size": int(raw["intermediate_size"]),
-    }
+    return ExpertsConfig(
+        num_experts=int(raw["num_local_experts"]),
+        num_experts_per_token=int(raw["num_experts_per_tok"]),
+        intermediate_size=int(raw["intermediate_size"]),
+        renormalize=False,
+        layers=tuple(layer in layers for layer in range(num_layers)),
+        scoring="sigmoid",
+        scales_inputs=True,
+        shared_intermediate_size=int(raw["intermediate_size"]),
+    )
 
 
 def _rope_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
@@ -80,9 +76,8 @@ def _chunks(raw: Mapping[str, Any], rope_layers: tuple[bool, ...]) -> tuple[int,
     types, num_layers = raw.get("layer_types"), len(rope_layers)
     if types is None:
         types = ["chunked_attention" if has_rope else "full_attention" for has_rope in rope_layers]
-    if set(types) - {"full_attention", "chunked_attention"} or len(types) != num_layers:
-        raise ValueError(f"layer_types: {num_layers} of full_attention or chunked_attention are expected, not {types}")
     chunk = int(raw.get("attention_chunk_size", _CHUNK) or 0)
+    chunks = sizes_by_type(chunk, types, num_layers, kind="chunked_attention")
     if chunk < 1 and "chunked_attention" in types:
         raise ValueError(f"attention_chunk_size={raw['attention_chunk_size']!r} must be at least 1")
-    return tuple(chunk if kind == "chunked_attention" else 0 for kind in types)
+    return chunks

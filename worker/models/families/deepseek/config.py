@@ -4,17 +4,15 @@ fields of ModelConfig and ExpertsConfig."""
 from collections.abc import Mapping
 from typing import Any
 
-from worker.model_config import LatentConfig
+from worker.model_config import ExpertsConfig, LatentConfig
 from worker.models.rope import rope_from_config_json, rope_settings, yarn_mscale
 
-DEEPSEEK_V2, DEEPSEEK_V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
-DEEPSEEK = (DEEPSEEK_V2, DEEPSEEK_V3)
+V2, V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
 # How each chooses experts: scoring_func, and the topk_method that it may have.
-_CHOICES = {DEEPSEEK_V2: ("softmax", ("greedy", "group_limited_greedy")), DEEPSEEK_V3: ("sigmoid", ("noaux_tc",))}
+_CHOICES = {V2: ("softmax", ("greedy", "group_limited_greedy")), V3: ("sigmoid", ("noaux_tc",))}
 
 
-def deepseek_from_config_json(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
-    """Raises KeyError for a number that is missing, ValueError for what is not supported."""
+def deepseek_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     for name in ("attention_bias", "mlp_bias"):
         if raw.get(name):
             raise ValueError(f"{name}={raw[name]!r} is not supported; DeepSeek's models have no biases")
@@ -38,14 +36,13 @@ def deepseek_from_config_json(raw: Mapping[str, Any], num_layers: int) -> dict[s
         "latent": latent,
         "head_size": latent.head_size,
         "num_kv_heads": int(raw["num_attention_heads"]),
-        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
         "layer_windows": (0,) * num_layers,
+        "experts": _experts(raw["architectures"][0], raw, num_layers),
         "left_out": tuple(f"model.layers.{layer}." for layer in extra),
     }
 
 
-def deepseek_experts(architecture: str, raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
-    """Fields of an ExpertsConfig. Errors as of `deepseek_from_config_json`."""
+def _experts(architecture: str, raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
     scoring, methods = _CHOICES[architecture]
     method = raw.get("topk_method", methods[0])
     if raw.get("scoring_func", scoring) != scoring or method not in methods:
@@ -55,22 +52,22 @@ def deepseek_experts(architecture: str, raw: Mapping[str, Any], num_layers: int)
         )
     top_k, size = int(raw["num_experts_per_tok"]), int(raw["moe_intermediate_size"])
     renormalize, scaling_factor = bool(raw.get("norm_topk_prob")), float(raw.get("routed_scaling_factor", 1.0))
-    if architecture == DEEPSEEK_V2:
+    if architecture == V2:
         # As DeepSeek's own code has it: weights are divided by their sum, or multiplied by the factor.
         renormalize = renormalize and top_k > 1
         scaling_factor = 1.0 if renormalize else scaling_factor
     first, step = int(raw.get("first_k_dense_replace") or 0), int(raw.get("moe_layer_freq", 1))
     has_groups = method != "greedy"
-    return {
-        "num_experts": int(raw["n_routed_experts"]),
-        "num_experts_per_token": top_k,
-        "intermediate_size": size,
-        "renormalize": renormalize,
-        "layers": tuple(layer >= first and layer % step == 0 for layer in range(num_layers)),
-        "scoring": scoring,
-        "has_bias": method == "noaux_tc",
-        "num_groups": int(raw["n_group"]) if has_groups else 1,
-        "top_k_groups": int(raw["topk_group"]) if has_groups else 1,
-        "scaling_factor": scaling_factor,
-        "shared_intermediate_size": size * int(raw.get("n_shared_experts") or 0),
-    }
+    return ExpertsConfig(
+        num_experts=int(raw["n_routed_experts"]),
+        num_experts_per_token=top_k,
+        intermediate_size=size,
+        renormalize=renormalize,
+        layers=tuple(layer >= first and layer % step == 0 for layer in range(num_layers)),
+        scoring=scoring,
+        has_bias=method == "noaux_tc",
+        num_groups=int(raw["n_group"]) if has_groups else 1,
+        top_k_groups=int(raw["topk_group"]) if has_groups else 1,
+        scaling_factor=scaling_factor,
+        shared_intermediate_size=size * int(raw.get("n_shared_experts") or 0),
+    )

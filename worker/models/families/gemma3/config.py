@@ -1,12 +1,12 @@
 """What is Gemma 3's own in a config.json, or in GGUF metadata: as fields of a ModelConfig."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from worker.model_config import RopeConfig
+from worker.model_config import ModelConfig, RopeConfig
 from worker.models.rope import rope_from_config_json
-
-GEMMA3 = "Gemma3ForCausalLM"
+from worker.models.windows import windows_by_type
 
 # Of six layers the first five have a window, where neither kind of file says otherwise.
 _PATTERN = 6
@@ -18,8 +18,7 @@ _LAYERS_OF_27B = 62
 _END_OF_TURN, _VOCAB_SIZE = 106, 262144
 
 
-def gemma3_from_config_json(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
-    """Raises KeyError for a number that is missing, ValueError for what is not supported."""
+def gemma3_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     activation = raw.get("hidden_activation") or raw.get("hidden_act") or "gelu_pytorch_tanh"
     if activation != "gelu_pytorch_tanh":
         raise ValueError(f"hidden_activation={activation!r} is not supported; gelu_pytorch_tanh is")
@@ -35,30 +34,25 @@ def gemma3_from_config_json(raw: Mapping[str, Any], num_layers: int) -> dict[str
         "layer_windows": _windows(raw, num_layers),
         "qk_norm": True,
         "norms_lack_one": True,
-        **_of_all(int(raw["hidden_size"])),
+        "activation": "gelu_tanh",
+        "embedding_scale": int(raw["hidden_size"]) ** 0.5,
     }
 
 
-def gemma3_from_gguf(get: Any, hidden_size: int, num_heads: int, num_layers: int) -> dict[str, Any]:
-    """get: gives a number of the metadata by its name within the architecture, or a default."""
+def gemma3_from_gguf(config: ModelConfig, get: Any) -> ModelConfig:
     window, pattern = get("attention.sliding_window"), get("attention.sliding_window_pattern", _PATTERN)
     if not isinstance(pattern, int) or pattern < 1:
         raise ValueError(f"gemma3.attention.sliding_window_pattern={pattern!r}: a number of layers is expected")
-    return {
-        "local_rope": RopeConfig(theta=float(get("rope.freq_base_swa", _LOCAL_THETA))),
-        "query_pre_attn_scalar": hidden_size / num_heads if num_layers == _LAYERS_OF_27B else None,
-        "layer_windows": _by_pattern(window, pattern, num_layers),
-        **_of_all(hidden_size),
-    }
-
-
-def gemma3_turn_ends(vocab_size: int) -> set[int]:
-    """The tokens that end an instruct model's turn, beside the EOS that a GGUF file names."""
-    return {_END_OF_TURN} if vocab_size >= _VOCAB_SIZE else set()
-
-
-def _of_all(hidden_size: int) -> dict[str, Any]:
-    return {"activation": "gelu_tanh", "embedding_scale": hidden_size**0.5}
+    turn_ends = {_END_OF_TURN} if config.vocab_size >= _VOCAB_SIZE else set()
+    return replace(
+        config,
+        local_rope=RopeConfig(theta=float(get("rope.freq_base_swa", _LOCAL_THETA))),
+        query_pre_attn_scalar=config.hidden_size / config.num_heads if config.num_layers == _LAYERS_OF_27B else None,
+        layer_windows=_by_pattern(window, pattern, config.num_layers),
+        activation="gelu_tanh",
+        embedding_scale=config.hidden_size**0.5,
+        eos_token_ids=config.eos_token_ids | turn_ends,
+    )
 
 
 def _ropes(raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
@@ -83,9 +77,7 @@ def _windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     if types is None:
         pattern = raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or _PATTERN
         return _by_pattern(window, int(pattern), num_layers)
-    if set(types) - {"full_attention", "sliding_attention"} or len(types) != num_layers:
-        raise ValueError(f"layer_types: {num_layers} of full_attention or sliding_attention are expected, not {types}")
-    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+    return windows_by_type(window, types, num_layers)
 
 
 def _by_pattern(window: int, pattern: int, num_layers: int) -> tuple[int, ...]:

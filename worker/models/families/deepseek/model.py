@@ -1,0 +1,36 @@
+"""DeepSeek-V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437): multi-head latent attention, and mixtures of many small
+experts beside one that computes every token.
+
+The layers with which V3 predicts tokens further ahead are left out.
+"""
+
+from kernels.backend import Backend
+from worker.layers.experts.mixture import ExpertNames, mlp_or_mixture, mlp_or_mixture_shapes
+from worker.layers.latent_attention import LatentAttention
+from worker.model_config import ModelConfig
+from worker.models.decoder import Block, Decoder
+from worker.weights.reader import Shape, WeightReader
+
+_NAMES = ExpertNames()
+
+
+class DeepseekModel(Decoder):
+    @classmethod
+    def block(cls, config: ModelConfig, layer: int, take: WeightReader, path: Backend) -> Block:
+        prefix = f"model.layers.{layer}"
+        return Block(
+            LatentAttention(
+                config, layer, f"{prefix}.self_attn", norm=f"{prefix}.input_layernorm", take=take, path=path
+            ),
+            mlp_or_mixture(config, layer, f"{prefix}.mlp", f"{prefix}.post_attention_layernorm", _NAMES, take, path),
+        )
+
+    @classmethod
+    def block_shapes(cls, config: ModelConfig, layer: int) -> dict[str, Shape]:
+        prefix = f"model.layers.{layer}"
+        return {
+            **LatentAttention.shapes(config, f"{prefix}.self_attn"),
+            **mlp_or_mixture_shapes(config, layer, f"{prefix}.mlp", _NAMES),
+            f"{prefix}.input_layernorm.weight": (config.hidden_size,),
+            f"{prefix}.post_attention_layernorm.weight": (config.hidden_size,),
+        }

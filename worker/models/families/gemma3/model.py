@@ -1,0 +1,50 @@
+"""Gemma 3, its text models (arXiv 2503.19786).
+
+Beside what the config says (gelu, scaled embeddings, windows with a rope of their own on five of six layers), attention
+and MLP have a norm behind them, too, whose result is added to the residual stream.
+"""
+
+from kernels.backend import Backend
+from worker.layers.attention import Attention
+from worker.layers.mlp import GatedMLP
+from worker.layers.residual import AddedNorm
+from worker.model_config import ModelConfig
+from worker.models.decoder import Block, Decoder
+from worker.models.families.gemma3.checkpoint import NormsPlusOne
+from worker.weights.reader import Shape, WeightReader
+
+_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+
+
+class Gemma3Model(Decoder):
+    def __init__(self, config: ModelConfig, take: WeightReader, path: Backend) -> None:
+        super().__init__(config, NormsPlusOne(take) if config.norms_lack_one else take, path)
+
+    @classmethod
+    def block(cls, config: ModelConfig, layer: int, take: WeightReader, path: Backend) -> Block:
+        prefix = f"model.layers.{layer}"
+        before_attention, after_attention, before_mlp, after_mlp = (f"{prefix}.{name}" for name in _NORMS)
+        return Block(
+            Attention(
+                config, layer, f"{prefix}.self_attn", norm=before_attention, take=take, path=path,
+                added_norm=AddedNorm(after_attention, config.rms_norm_eps, take, path),
+            ),
+            GatedMLP(
+                config, f"{prefix}.mlp", norm=before_mlp, take=take, path=path,
+                added_norm=AddedNorm(after_mlp, config.rms_norm_eps, take, path),
+            ),
+        )  # fmt: skip
+
+    @classmethod
+    def block_shapes(cls, config: ModelConfig, layer: int) -> dict[str, Shape]:
+        prefix = f"model.layers.{layer}"
+        return {
+            **Attention.shapes(config, f"{prefix}.self_attn"),
+            **GatedMLP.shapes(config, f"{prefix}.mlp"),
+            **{f"{prefix}.{norm}.weight": (config.hidden_size,) for norm in _NORMS},
+        }

@@ -1,0 +1,25 @@
+"""The llama family: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3 dense."""
+
+from worker.models.families.llama.config import llama_fields, mistral_fields, qwen2_fields, qwen3_fields
+from worker.models.families.llama.model import LlamaModel
+from worker.models.family import Family, GgufFamily
+
+LLAMA = Family(
+    architectures=("LlamaForCausalLM",),
+    model=LlamaModel,
+    fields=llama_fields,
+    gguf=GgufFamily(name="llama", architecture="LlamaForCausalLM", pairs_neighbours=True),
+)
+MISTRAL = Family(architectures=("MistralForCausalLM",), model=LlamaModel, fields=mistral_fields)
+QWEN2 = Family(
+    architectures=("Qwen2ForCausalLM",),
+    model=LlamaModel,
+    fields=qwen2_fields,
+    gguf=GgufFamily(name="qwen2", architecture="Qwen2ForCausalLM"),
+)
+QWEN3 = Family(
+    architectures=("Qwen3ForCausalLM",),
+    model=LlamaModel,
+    fields=qwen3_fields,
+    gguf=GgufFamily(name="qwen3", architecture="Qwen3ForCausalLM"),
+)

@@ -1,0 +1,33 @@
+"""The llama family's own fields of a config.json: rope, sliding windows, and what Qwen's models have of head norms and
+biases."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from worker.models.rope import rope_from_config_json
+from worker.models.windows import window_of_all, windows_if_used
+
+
+def llama_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    return {"rope": rope_from_config_json(raw), "layer_windows": (0,) * num_layers}
+
+
+def mistral_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    return {"rope": rope_from_config_json(raw), "layer_windows": window_of_all(raw, num_layers)}
+
+
+def qwen2_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    return {
+        "rope": rope_from_config_json(raw),
+        "layer_windows": windows_if_used(raw, num_layers),
+        "qkv_bias": True,
+        "attention_output_bias": False,
+    }
+
+
+def qwen3_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    return {
+        "rope": rope_from_config_json(raw),
+        "layer_windows": windows_if_used(raw, num_layers),
+        "qk_norm": True,
+    }

@@ -1,0 +1,41 @@
+"""Fields of Mixtral's and Qwen3-MoE's config.json: those of the dense models, and experts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from worker.model_config import ExpertsConfig
+from worker.models.rope import rope_from_config_json
+from worker.models.windows import window_of_all, windows_if_used
+
+
+def mixtral_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    experts = ExpertsConfig(
+        num_experts=int(raw["num_local_experts"]),
+        num_experts_per_token=int(raw["num_experts_per_tok"]),
+        intermediate_size=int(raw["intermediate_size"]),
+        renormalize=True,
+        layers=(True,) * num_layers,
+    )
+    return {
+        "rope": rope_from_config_json(raw),
+        "layer_windows": window_of_all(raw, num_layers),
+        "experts": experts,
+    }
+
+
+def qwen3_moe_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    step, dense = int(raw.get("decoder_sparse_step", 1)), set(raw.get("mlp_only_layers") or ())
+    experts = ExpertsConfig(
+        # Newer files say num_local_experts.
+        num_experts=int(raw["num_experts"] if "num_experts" in raw else raw["num_local_experts"]),
+        num_experts_per_token=int(raw["num_experts_per_tok"]),
+        intermediate_size=int(raw["moe_intermediate_size"]),
+        renormalize=bool(raw.get("norm_topk_prob", False)),
+        layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)),
+    )
+    return {
+        "rope": rope_from_config_json(raw),
+        "layer_windows": windows_if_used(raw, num_layers),
+        "qk_norm": True,
+        "experts": experts,
+    }
