@@ -197,6 +197,8 @@ class ModelConfig:
     mlp_bias: bool = False
     # RMS norm of each head of q and k, before rope.
     qk_norm: bool = False
+    # RMS norm of all heads of q together, and of all of k, before rope.
+    projection_norm: bool = False
     # Whether norms are stored as what their weights differ from 1 by.
     norms_lack_one: bool = False
     # Of the MLP's gate.

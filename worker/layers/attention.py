@@ -3,6 +3,8 @@
 Legend: T tokens, H heads, D head size, E hidden size.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,7 +17,8 @@ from kernels.linear import Stream
 from worker.layers.forward_context import Workspace, current
 from worker.layers.kv_cache import LocalHeads
 from worker.layers.linear import linear_shapes, load_linear
-from worker.layers.residual import AddedNorm, add_sum_of_ranks_
+from worker.layers.norm import Norm
+from worker.layers.residual import AddedNorm, add_sum_of_ranks_, unnormed
 from worker.model_config import ModelConfig
 from worker.weights.reader import Shape, WeightReader
 
@@ -45,22 +48,64 @@ def heat_(q_THD: torch.Tensor, temperature_T: torch.Tensor) -> None:
     q_THD.mul_(temperature_T[:, None, None])
 
 
+class ProjectionNorm:
+    """RMS norm of all heads of q, or of k, together. Ranks with a part of the heads each exchange them."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        name: str,
+        take: WeightReader,
+        path: Backend,
+        reorder: Callable[[str, torch.Tensor], torch.Tensor],
+    ) -> None:
+        """name: of its tensor, such as model.layers.3.self_attn.q_norm."""
+        shard = path.shard
+        kind = name.removesuffix("_norm")[-1]
+        ranks = [LocalHeads(config, replace(shard, rank=rank)) for rank in range(shard.size)]
+        rows = [local.rows_of(kind) for local in ranks]
+        own = ranks[shard.rank]
+        width, first = rows[0].stop - rows[0].start, own.rows_of("q").stop - own.rows_of("q").start
+        self._columns = slice(0, width) if kind == "q" else slice(first, first + width)
+        # If ranks hold the same heads, each is there as often: the mean stays as it is.
+        self._own = slice(shard.rank * width, (shard.rank + 1) * width)
+        self._buffer = f"normed {kind}"
+
+        def of_all_ranks(name: str, numbers: torch.Tensor) -> torch.Tensor:
+            numbers = reorder(name, numbers)
+            return torch.cat([numbers[part] for part in rows])
+
+        self._norm = Norm(name, config.rms_norm_eps, take, path, reorder=of_all_ranks)
+
+    def norm_(self, qkv_TF: torch.Tensor) -> None:
+        """Norms the projection's columns, in place."""
+        context = current()
+        x_TN = qkv_TF[:, self._columns]
+        whole_TN = x_TN
+        if context.group.size > 1:
+            whole_TN = context.group.gather(x_TN.contiguous()).transpose(0, 1).flatten(1)
+        normed_TN = self._norm(whole_TN, out=context.workspace.take(self._buffer, *whole_TN.shape))
+        x_TN.copy_(normed_TN[:, self._own])
+
+
 class Attention:
     """One layer's attention. prefix, norm: of its tensors, such as model.layers.3.self_attn and
-    model.layers.3.input_layernorm. added_norm: what the result goes through before it is added."""
+    model.layers.3.input_layernorm; None: there is no norm before attention. added_norm: what the result goes through
+    before it is added."""
 
     def __init__(
         self,
         config: ModelConfig,
         layer: int,
         prefix: str,
-        norm: str,
+        norm: str | None,
         take: WeightReader,
         path: Backend,
         *,
         added_norm: AddedNorm | None = None,
     ) -> None:
         self._layer, self._added_norm = layer, added_norm
+        self._has_norm, self._dtype = norm is not None, path.compute_dtype
         self._reach, self._rope = config.reach_of(layer), config.rope_of(layer)
         self._scale, irope = config.attention_scale, config.irope
         self._has_temperature = irope is not None and irope.has_temperature(layer)
@@ -81,6 +126,11 @@ class Attention:
             take, [f"{prefix}.o_proj"], bias=config.attention_output_bias, path=path, inputs=local.rows_of("q")
         )
         self._kv_scales = kv_scales_of(take, prefix, path)
+        self._projection_norms: list[ProjectionNorm] = []
+        if config.projection_norm:
+            self._projection_norms = [
+                ProjectionNorm(config, f"{prefix}.{kind}_norm", take, path, heads) for kind in "qk"
+            ]
         head_norm_HD: torch.Tensor | None = None
         if config.qk_norm:
             q_D, k_D = (heads(kind, take(f"{prefix}.{kind}_norm.weight").float()) for kind in "qk")
@@ -109,6 +159,8 @@ class Attention:
         shapes = linear_shapes(prefix, linears, bias=(*bias, "o_proj") if config.attention_output_bias else bias)
         if config.qk_norm:
             shapes |= {f"{prefix}.{kind}_norm.weight": (config.head_size,) for kind in "qk"}
+        elif config.projection_norm:
+            shapes |= {f"{prefix}.q_norm.weight": (q,), f"{prefix}.k_norm.weight": (kv,)}
         return shapes
 
     @property
@@ -121,7 +173,10 @@ class Attention:
             return
         context, num_tokens = current(), len(x_TE)
         cache, take = context.kv_cache.of_layer(self._layer), context.workspace.take
-        qkv_TF = self._qkv(x_TE, out=take("qkv", num_tokens, self._qkv.num_outputs))
+        inputs = x_TE if self._has_norm else unnormed(x_TE, self._dtype)
+        qkv_TF = self._qkv(inputs, out=take("qkv", num_tokens, self._qkv.num_outputs))
+        for norm in self._projection_norms:
+            norm.norm_(qkv_TF)
         q_THD = self._rope_cache_write(qkv_TF, context.rope_turns[self._rope], cache, context.slots_T)
         if self._has_temperature:
             assert context.query_temperature_T is not None

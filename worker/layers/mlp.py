@@ -9,7 +9,7 @@ from kernels.backend import Backend
 from kernels.linear import Stream
 from worker.layers.forward_context import current
 from worker.layers.linear import linear_shapes, load_linear
-from worker.layers.residual import AddedNorm, add_sum_of_ranks_
+from worker.layers.residual import AddedNorm, add_sum_of_ranks_, unnormed
 from worker.model_config import ModelConfig
 from worker.weights.reader import Shape, WeightReader
 
@@ -22,19 +22,20 @@ def gated_linears(hidden_size: int, intermediate_size: int) -> dict[str, tuple[i
 
 class GatedMLP:
     """down(activation(gate(norm(x))) * up(norm(x))). prefix, norm: of its tensors, such as model.layers.3.mlp and
-    model.layers.3.post_attention_layernorm. added_norm: what the result goes through before it is added."""
+    model.layers.3.post_attention_layernorm; None: there is no norm before the MLP. added_norm: what the result goes
+    through before it is added."""
 
     def __init__(
         self,
         config: ModelConfig,
         prefix: str,
-        norm: str,
+        norm: str | None,
         take: WeightReader,
         path: Backend,
         *,
         added_norm: AddedNorm | None = None,
     ) -> None:
-        self._added_norm = added_norm
+        self._has_norm, self._dtype, self._added_norm = norm is not None, path.compute_dtype, added_norm
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         part = path.shard.of(config.intermediate_size, "intermediate_size")
         self._gate_up = load_linear(
@@ -60,4 +61,5 @@ class GatedMLP:
     def _add_to_(self, x_TE: Stream, into: Stream) -> None:
         take = current().workspace.take
         hidden = partial(take, "mlp", len(x_TE), self._gate_up.num_outputs)
-        self._gate_up.add_through_(self._down, x_TE, hidden, into=into)
+        inputs = x_TE if self._has_norm else unnormed(x_TE, self._dtype)
+        self._gate_up.add_through_(self._down, inputs, hidden, into=into)

@@ -3,6 +3,8 @@
 Legend: T tokens, N numbers of a row.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from kernels.backend import Backend
@@ -11,10 +13,19 @@ from worker.weights.reader import WeightReader
 
 
 class Norm:
-    """name: of its tensor, such as model.layers.3.self_attn.kv_a_layernorm."""
+    """name: of its tensor, such as model.layers.3.self_attn.kv_a_layernorm. reorder: moves its numbers, as a linear
+    layer's outputs were moved."""
 
-    def __init__(self, name: str, eps: float, take: WeightReader, path: Backend) -> None:
-        self._weight_N = take(f"{name}.weight").float().contiguous().to(path.device)
+    def __init__(
+        self,
+        name: str,
+        eps: float,
+        take: WeightReader,
+        path: Backend,
+        *,
+        reorder: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, numbers: numbers,
+    ) -> None:
+        self._weight_N = reorder(name, take(f"{name}.weight").float()).contiguous().to(path.device)
         self._eps, self._path = eps, path
 
     def __call__(self, x_TN: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

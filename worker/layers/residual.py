@@ -37,6 +37,16 @@ class AddedNorm:
         rms_norm(delta_TE, self._weight_E, self._eps, out=delta_TE)
 
 
+def unnormed(x_TE: Stream, dtype: torch.dtype) -> torch.Tensor:
+    """The residual stream for a linear layer without a norm: on a GPU of `dtype`, with nothing pending afterwards."""
+    if not isinstance(x_TE, Residual):
+        return x_TE
+    if x_TE.is_pending:
+        x_TE.x_TE += x_TE.delta_TE
+        x_TE.is_pending = False
+    return x_TE.x_TE.to(dtype)
+
+
 def add_sum_of_ranks_(x_TE: Stream, add_to_: Callable[[Stream], None], norm: AddedNorm | None = None) -> None:
     """Adds to the residual stream, in place, what add_to_ adds to the stream it is given, summed over all ranks, and
     normed if there is a norm."""

@@ -100,8 +100,10 @@ class Decoder(ABC):
         self.expert_load: ExpertLoad | None = None
         if config.experts is not None and path.gpu is None:
             self.expert_load = ExpertLoad(config.experts, path.stage.layers(config.num_layers))
-        # On a CPU each expert computes the tokens that chose it; and ranks talk to each other within a step.
-        records = config.experts is None and config.latent is None and path.shard.size == 1
+        # On a CPU each expert computes the tokens that chose it; PyTorch computes some norms;
+        # and ranks talk to each other within a step.
+        is_recordable = config.experts is None and config.latent is None and not config.projection_norm
+        records = is_recordable and path.shard.size == 1
         self._forward, self._greedy = (Replay(path, records=records) for _ in range(2))
         self._cpu_plans = CpuAttentionPlans(config, path)
         self._gpu_plans: GpuAttentionPlans | None = None

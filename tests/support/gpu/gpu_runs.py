@@ -7,6 +7,7 @@ import torch
 
 from kernels.backend import Backend
 from worker.layers.kv_cache import KVCache
+from worker.models.decoder import Decoder
 from worker.step.batch import GpuBatch
 
 
