@@ -6,6 +6,7 @@ from worker.models.families.gemma3 import GEMMA3
 from worker.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from worker.models.families.llama4 import LLAMA4
 from worker.models.families.mixtral import MIXTRAL, QWEN3_MOE
+from worker.models.families.olmo2 import OLMO2
 from worker.models.family import Family, GgufFamily
 
 FAMILIES = (
@@ -15,6 +16,7 @@ FAMILIES = (
     LLAMA4,
     MISTRAL,
     MIXTRAL,
+    OLMO2,
     QWEN2,
     QWEN3,
     QWEN3_MOE,

@@ -17,6 +17,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -69,6 +71,10 @@ def _qwen2_with_some_windows() -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1))
 
 
+def _olmo2() -> PreTrainedModel:
+    return Olmo2ForCausalLM(Olmo2Config(**SHAPE))
+
+
 def _qwen3() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE))
 
@@ -105,7 +111,7 @@ def _mixtral() -> PreTrainedModel:
     return MixtralForCausalLM(config)
 
 
-FAMILIES = (_deepseek_v3, _gemma3, _llama, _llama4, _mistral, _qwen2_with_some_windows, _qwen3, _mixtral)
+FAMILIES = (_deepseek_v3, _gemma3, _llama, _llama4, _mistral, _olmo2, _qwen2_with_some_windows, _qwen3, _mixtral)
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.__name__.strip("_"))

@@ -20,6 +20,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -108,6 +110,11 @@ def _mistral() -> PreTrainedModel:
     return MistralForCausalLM(MistralConfig(**SHAPE, head_dim=8, sliding_window=WINDOW))
 
 
+def _olmo2() -> PreTrainedModel:
+    """With biases, which its models could have."""
+    return Olmo2ForCausalLM(Olmo2Config(**SHAPE, attention_bias=True))
+
+
 def _qwen2() -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**SHAPE, rope_parameters=YARN_ROPE))
 
@@ -152,7 +159,7 @@ def _qwen3_moe_with_some_mlps() -> PreTrainedModel:
     )
 
 
-_DENSE = (Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+_DENSE = (Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Olmo2ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 FAMILIES = (
     _deepseek_v2,
     _deepseek_v3,
@@ -162,6 +169,7 @@ FAMILIES = (
     _llama_with_everything_optional,
     _mistral,
     _mixtral,
+    _olmo2,
     _qwen2,
     _qwen2_with_some_windows,
     _qwen3,
