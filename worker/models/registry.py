@@ -7,6 +7,7 @@ from worker.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from worker.models.families.llama4 import LLAMA4
 from worker.models.families.mixtral import MIXTRAL, QWEN3_MOE
 from worker.models.families.olmo2 import OLMO2
+from worker.models.families.phi3 import PHI3
 from worker.models.family import Family, GgufFamily
 
 FAMILIES = (
@@ -17,6 +18,7 @@ FAMILIES = (
     MISTRAL,
     MIXTRAL,
     OLMO2,
+    PHI3,
     QWEN2,
     QWEN3,
     QWEN3_MOE,

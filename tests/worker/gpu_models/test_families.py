@@ -19,6 +19,8 @@ from transformers import (
     MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -31,8 +33,7 @@ from tests.support.gpu.gpu import DEVICE
 from tests.support.gpu.gpu_runs import GpuModelRun, TakeFrom
 from tests.support.models.model_runs import relative_error
 from worker.models.config import config_from_directory
-from worker.models.families.llama4.checkpoint import Llama4Files
-from worker.models.registry import model_class
+from worker.models.registry import family_of, model_class
 
 # Attention's kernels know the head sizes of real models only.
 SHAPE: dict[str, Any] = {
@@ -75,6 +76,10 @@ def _olmo2() -> PreTrainedModel:
     return Olmo2ForCausalLM(Olmo2Config(**SHAPE))
 
 
+def _phi3() -> PreTrainedModel:
+    return Phi3ForCausalLM(Phi3Config(**SHAPE, sliding_window=WINDOW, pad_token_id=0))
+
+
 def _qwen3() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE))
 
@@ -111,7 +116,7 @@ def _mixtral() -> PreTrainedModel:
     return MixtralForCausalLM(config)
 
 
-FAMILIES = (_deepseek_v3, _gemma3, _llama, _llama4, _mistral, _olmo2, _qwen2_with_some_windows, _qwen3, _mixtral)
+FAMILIES = (_deepseek_v3, _gemma3, _llama, _llama4, _mistral, _olmo2, _phi3, _qwen2_with_some_windows, _qwen3, _mixtral)
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.__name__.strip("_"))
@@ -130,7 +135,7 @@ def _with_random_weights(model: PreTrainedModel) -> PreTrainedModel:
 def _stored(reference: PreTrainedModel, directory) -> dict[str, torch.Tensor]:
     """By the names of checkpoints, which differ from those of transformers where there are experts."""
     reference.save_pretrained(directory)
-    files = Llama4Files(directory)  # no other family is read differently
+    files = family_of(type(reference).__name__).open_files(directory)
     return {name: files.read(name) for name in files.shapes}
 
 

@@ -22,6 +22,8 @@ from transformers import (
     MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -115,6 +117,10 @@ def _olmo2() -> PreTrainedModel:
     return Olmo2ForCausalLM(Olmo2Config(**SHAPE, attention_bias=True))
 
 
+def _phi3() -> PreTrainedModel:
+    return Phi3ForCausalLM(Phi3Config(**SHAPE, sliding_window=WINDOW, pad_token_id=0))
+
+
 def _qwen2() -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**SHAPE, rope_parameters=YARN_ROPE))
 
@@ -170,6 +176,7 @@ FAMILIES = (
     _mistral,
     _mixtral,
     _olmo2,
+    _phi3,
     _qwen2,
     _qwen2_with_some_windows,
     _qwen3,

@@ -22,6 +22,7 @@ SAMPLE = {
     "mistral": (_TENSOR_AND_STAGES,),
     "mixtral": (_TENSOR_4, _STAGES_4, _EXPERTS_2),
     "olmo2": (_TENSOR_4, _STAGES_2),
+    "phi3": (_TENSOR_2, _STAGES_4),
     "qwen2": (_TENSOR_2, _STAGES_2),
     "qwen3": (_TENSOR_4, _TENSOR_AND_STAGES),
     "qwen3-moe": (_TENSOR_2, _STAGES_2, _EXPERTS_4),

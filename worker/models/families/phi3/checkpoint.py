@@ -1,0 +1,76 @@
+"""Files of Phi-3, where layers that read the same input are stored as one."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from worker.weights.reader import Shape, WeightsError
+from worker.weights.safetensors_source import SafetensorsFiles
+
+_FUSED = {
+    ".self_attn.qkv_proj.": (".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."),
+    ".mlp.gate_up_proj.": (".mlp.gate_proj.", ".mlp.up_proj."),
+}
+
+
+class _Part(NamedTuple):
+    """Where a layer's tensor is: some rows of a stored one; None: it is the same for all layers there."""
+
+    stored: str
+    rows: slice | None
+
+
+class Phi3Files(SafetensorsFiles):
+    """Each layer has tensors of its own, as the llama family names them: rows of those in the file."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._parts: dict[str, _Part] = {}
+        stored_shapes, self.shapes = self.shapes, {}
+        for stored, shape in stored_shapes.items():
+            layers = self._layers(stored, stored_shapes)
+            if layers is None:
+                self.shapes[stored] = shape
+                continue
+            first = 0
+            for layer, num_rows in layers.items():
+                self._add(layer, stored, shape, slice(first, first + num_rows), sum(layers.values()))
+                first += num_rows
+
+    def stored_name(self, name: str) -> str:
+        return self._parts[name].stored if name in self._parts else name
+
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
+        if name not in self._parts:
+            return self._read_rows(name, rows)
+        stored, own = self._parts[name]
+        if own is not None:
+            rows = own if rows is None else slice(own.start + rows.start, own.start + rows.stop)
+        return self._read_rows(stored, rows)
+
+    def _layers(self, stored: str, shapes: dict[str, Shape]) -> dict[str, int] | None:
+        """The tensors that a stored one consists of, and their numbers of rows; None: it is one layer's."""
+        for fused, layers in _FUSED.items():
+            prefix, found, kind = stored.partition(fused)
+            weight = shapes.get(f"{prefix}{fused}weight", ())
+            output = shapes.get(f"{prefix}.self_attn.o_proj.weight", ())
+            if not found or len(weight) != 2 or len(output) != 2:
+                continue
+            # As many inputs as attention's output layer has, so many outputs has q.
+            first = output[1] if len(layers) == 3 else weight[0] // 2
+            others = (weight[0] - first) // (len(layers) - 1)
+            return {f"{prefix}{layer}{kind}": others if i else first for i, layer in enumerate(layers)}
+        return None
+
+    def _add(self, name: str, stored: str, shape: Shape, rows: slice, num_rows: int) -> None:
+        self.dtypes[name] = self.dtypes[stored]
+        if shape in ((), (1,)):
+            self._parts[name], self.shapes[name] = _Part(stored, None), shape
+            return
+        if shape[0] != num_rows:
+            raise WeightsError(
+                f"{self.path}: {stored} has {shape[0]} rows; one, or one for each of the layer's {num_rows} outputs, "
+                "is supported"
+            )
+        self._parts[name], self.shapes[name] = _Part(stored, rows), (rows.stop - rows.start, *shape[1:])
