@@ -99,14 +99,14 @@ def load_tile(
 
 @jit
 def attend_tile(
-    m, w, acc, q, k, v, start, lane_position, factor, slope,
-    SOFT_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr,
-    TOKENS: tl.constexpr, MASKED: tl.constexpr,
+    m, w, acc, q, k, v, start, lane_position, factor,
+    SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr, TOKENS: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """The running softmax after one tile more.
 
     lane_position: of each lane's query; -1 sees nothing. factor: what makes a product of query and key a score in units
-    of log2, or with SOFT_CAP in units of the cap. slope: of each lane, in units of log2.
+    of log2, or with SOFT_CAP in units of the cap.
     """
     token = start + tl.arange(0, TOKENS)
     s = dot(q, tl.trans(widen_to(k, q.dtype)), tl.zeros((q.shape[0], TOKENS), tl.float32))
@@ -114,10 +114,6 @@ def attend_tile(
     if SOFT_CAP != 0.0:
         # tanh(x) = 1 - 2 / (1 + e^2x), which neither overflows nor needs libdevice.
         s = (SOFT_CAP * LOG2E) * (1.0 - 2.0 / (1.0 + tl.exp2(s * factor * (2.0 * LOG2E))))
-    elif HAS_ALIBI:
-        s = s * factor
-    if HAS_ALIBI:
-        s = s - slope[:, None] * distance.to(tl.float32)
     if MASKED:
         visible = distance >= 0
         if WINDOW > 0:
@@ -125,7 +121,7 @@ def attend_tile(
         if ATTENTION_CHUNK > 0:
             visible = visible & (distance <= (lane_position % ATTENTION_CHUNK)[:, None])
         s = tl.where(visible, s, NOTHING)
-    if SOFT_CAP != 0.0 or HAS_ALIBI:
+    if SOFT_CAP != 0.0:
         m_new = tl.maximum(m, tl.max(s, axis=1))
         safe = _finite(m_new)
         p = tl.exp2(s - safe[:, None])
@@ -179,15 +175,6 @@ def before_any(sinks, lane_head, active, LANES: tl.constexpr):
         m = tl.load(sinks + lane_head, mask=active, other=0.0).to(tl.float32) * LOG2E
         w = tl.full((LANES,), 1.0, tl.float32)
     return m, w
-
-
-@jit
-def lane_slopes(alibi_slopes, lane_head, active, LANES: tl.constexpr):
-    if alibi_slopes is None:
-        slope = tl.zeros((LANES,), tl.float32)
-    else:
-        slope = tl.load(alibi_slopes + lane_head, mask=active, other=0.0).to(tl.float32) * LOG2E
-    return slope
 
 
 @jit

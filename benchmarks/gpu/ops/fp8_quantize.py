@@ -7,7 +7,7 @@ from benchmarks.gpu.report import Report
 from kernels.gemm.quantize import reference
 from kernels.gemm.quantize import triton as gpu
 
-_WAYS = ("tensor", "tokens", "groups")
+_WAYS = ("tokens", "groups")
 
 
 def run(report: Report, *, toy: bool) -> None:

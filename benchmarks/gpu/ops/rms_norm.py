@@ -7,7 +7,6 @@ from benchmarks.gpu.ops._bandwidth import measure, num_bytes_of, token_counts
 from benchmarks.gpu.report import Report
 from kernels.elementwise.rms_norm import reference
 from kernels.elementwise.rms_norm.triton import (
-    head_norms_,
     rms_norm,
     rms_norm_quantize_groups,
     rms_norm_quantize_tokens,
@@ -20,8 +19,6 @@ def run(report: Report, *, toy: bool) -> None:
     for size in (576,) if toy else (1024, 4096, 7168):
         for num_tokens in token_counts(toy):
             _sizes(report, num_tokens, size)
-    for num_tokens in token_counts(toy):
-        _heads(report, num_tokens)
 
 
 def _sizes(report: Report, num_tokens: int, size: int) -> None:
@@ -51,13 +48,3 @@ def _sizes(report: Report, num_tokens: int, size: int) -> None:
     stream = residual.float()
     num_bytes = added + 2 * num_bytes_of(x)
     measure(report, "rms_norm", case, "stream", num_bytes, lambda: rms_norm(x, weight, _EPS, residual_TN=stream))
-
-
-def _heads(report: Report, num_tokens: int) -> None:
-    heads = torch.randn(num_tokens, 24, 128, device=report.device).bfloat16()
-    weight, q = torch.rand(128, device=report.device) + 0.5, heads[:, :16]
-    expected = reference.rms_norm(q.cpu(), weight.cpu(), _EPS)
-    head_norms_(q, weight, _EPS)
-    case = f"{num_tokens} x 16 heads of 128"
-    report.check("rms_norm", case, q, expected, rtol=2**-7.9, atol=1e-5)
-    measure(report, "rms_norm", case, "heads", 2 * num_bytes_of(q), lambda: head_norms_(q, weight, _EPS))

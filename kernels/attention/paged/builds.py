@@ -32,7 +32,7 @@ _TRITON_NAMES = {_BF16: "*bf16", _FP16: "*fp16", torch.float32: "*fp32", _E4M3: 
 
 _STEP = {"query_starts": "*i32", "context_lens": "*i32", "starts": "*i32"}
 _PARTIALS = {"partial_sums": "*fp32", "partial_values": "*fp32"}
-_OPTIONAL = ("sinks", "alibi_slopes", "k_scale", "v_scale")
+_OPTIONAL = ("sinks", "k_scale", "v_scale")
 
 
 def shipped() -> list[KernelBuild]:
@@ -43,11 +43,10 @@ def shipped() -> list[KernelBuild]:
         builds += _attention(arch, "llama-1b-block-128", _LLAMA_1B, block_size=128)
         builds += _attention(arch, "gemma-window-cap", _GEMMA, window=1024, soft_cap=50.0)
         builds += _attention(arch, "llama-4-chunks", _LLAMA_4, attention_chunk=8192)
-        builds += _attention(arch, "phi-alibi", _PHI, dtype=_FP16, given=("alibi_slopes",), block_size=32)
+        builds += _attention(arch, "phi", _PHI, dtype=_FP16, block_size=32)
         builds += _attention(arch, "stablelm", _STABLELM, block_size=8)
         builds += _attention(arch, "head-192-sinks", _WIDE, given=("sinks",), block_size=64)
         builds += _attention(arch, "mqa", _MQA)
-        builds.append(_prefill(arch, "llama-8b-alibi", _LLAMA_8B, given=("alibi_slopes",)))
         builds.append(_decode(arch, "llama-8b", _LLAMA_8B, batch_invariant=True))
         builds.append(_decode(arch, "gemma", _GEMMA, batch_invariant=True))
         builds.append(

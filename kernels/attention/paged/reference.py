@@ -16,7 +16,6 @@ def paged_attention(
     attention_chunk: int = 0,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -45,8 +44,6 @@ def paged_attention(
                 scores_L = kv_L2D[:, 0] @ q_THD[token, head].cpu().double() * scale
                 if soft_cap:
                     scores_L = soft_cap * torch.tanh(scores_L / soft_cap)
-                if alibi_slopes is not None:
-                    scores_L = scores_L + alibi_slopes[head].item() * (visible - position)
                 if sinks is not None:
                     scores_L = torch.cat((scores_L, sinks[head].cpu().double()[None]))
                 weights_L = torch.softmax(scores_L, dim=0)[: len(visible)]

@@ -27,7 +27,6 @@ def paged_attention(
     max_query_len: int | None = None,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -48,8 +47,7 @@ def paged_attention(
     scale: of products of queries and keys, above 0. soft_cap: scores become soft_cap * tanh(score / soft_cap); 0: they
     stay as they are.
     max_query_len: a bound for the queries of a row, which spares a launch if there are but decodes; None: T.
-    sinks: [H], scores that join each softmax without a value. alibi_slopes: [H], float32; slope * (key's position -
-    query's position) is added to scores (arXiv 2108.12409).
+    sinks: [H], scores that join each softmax without a value.
     k_scale, v_scale: float32 [1] or [K], of a cache of e4m3.
 
     Raises ValueError for shapes, dtypes and layouts that differ from these.
@@ -62,9 +60,8 @@ def paged_attention(
             "for each context, is due"
         )
     scale_per_head = _check_scales(cache, k_scale, v_scale)
-    for name, vector in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
-        if vector is not None and (vector.shape != (heads.num_heads,) or not vector.is_contiguous()):
-            raise ValueError(f"{name} of shape {tuple(vector.shape)}: [{heads.num_heads}], one number a head, is due")
+    if sinks is not None and (sinks.shape != (heads.num_heads,) or not sinks.is_contiguous()):
+        raise ValueError(f"sinks of shape {tuple(sinks.shape)}: [{heads.num_heads}], one number a head, is due")
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device) if out is None else out
     if out_THD.shape != q_THD.shape or out_THD.stride()[1:] != (heads.head_size, 1):
         raise ValueError(f"out of shape {tuple(out_THD.shape)}, strides {out_THD.stride()}: it has to be like q")
@@ -74,7 +71,7 @@ def paged_attention(
     step = (query_starts, context_lens, block_tables, table_rows, starts)
     # With a cap, scores are counted in caps up to the tanh.
     factor = scale / soft_cap if soft_cap else scale * LOG2E.value
-    changes = (sinks, alibi_slopes, k_scale, v_scale, factor)
+    changes = (sinks, k_scale, v_scale, factor)
     strides = (num_rows, q_THD.stride(0), out_THD.stride(0), block_tables.stride(0), starts.stride(0))
     shape = {
         "KV_HEADS": heads.num_kv_heads,

@@ -14,7 +14,6 @@ from kernels.attention.triton_softmax import (
     before_any,
     find_row,
     fold,
-    lane_slopes,
     load_lanes,
     load_scale,
     load_tile,
@@ -28,7 +27,7 @@ from kernels.triton_common.jit import jit
 @jit
 def decode_kernel(
     q, cache, out, query_starts, context_lens, block_tables, table_rows, starts, partial_sums, partial_values,
-    sinks, alibi_slopes, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
+    sinks, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     LANES: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
     ATTENTION_CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
@@ -67,7 +66,6 @@ def decode_kernel(
 
         q_tile = load_lanes(q, first_query, lane_query, lane_head, active, q_stride, D, D_PADDED)
         key_factor = factor * load_scale(k_scale, kv_head, SCALE_PER_HEAD)
-        slope = lane_slopes(alibi_slopes, lane_head, active, LANES)
         all_m, all_w = before_any(sinks, lane_head, active, LANES)
         all_acc = tl.zeros((LANES, D_PADDED), tl.float32)
         m, w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
@@ -84,8 +82,8 @@ def decode_kernel(
                 cache, table, kv_head, start, low, high, KV_HEADS, D, D_PADDED, BLOCK_SIZE, TOKENS, MASKED=True
             )
             m, w, acc = attend_tile(
-                m, w, acc, q_tile, k, v, start, lane_position, key_factor, slope,
-                SOFT_CAP, alibi_slopes is not None, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
+                m, w, acc, q_tile, k, v, start, lane_position, key_factor,
+                SOFT_CAP, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
             )  # fmt: skip
 
         if is_split:
@@ -135,7 +133,7 @@ def reduce_kernel(
 @jit
 def prefill_kernel(
     q, cache, out, query_starts, context_lens, block_tables, table_rows, starts,
-    sinks, alibi_slopes, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
+    sinks, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     LANES: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
@@ -166,7 +164,6 @@ def prefill_kernel(
 
         q_tile = load_lanes(q, first_query, lane_query, lane_head, active, q_stride, D, D_PADDED)
         key_factor = factor * load_scale(k_scale, kv_head, SCALE_PER_HEAD)
-        slope = lane_slopes(alibi_slopes, lane_head, active, LANES)
         m, w = before_any(sinks, lane_head, active, LANES)
         acc = tl.zeros((LANES, D_PADDED), tl.float32)
         table = table_of(block_tables, table_rows, row, table_stride)
@@ -184,8 +181,8 @@ def prefill_kernel(
                     cache, table, kv_head, start, low, high, KV_HEADS, D, D_PADDED, BLOCK_SIZE, TOKENS, MASKED=True
                 )
                 m, w, acc = attend_tile(
-                    m, w, acc, q_tile, k, v, start, lane_position, key_factor, slope,
-                    SOFT_CAP, alibi_slopes is not None, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
+                    m, w, acc, q_tile, k, v, start, lane_position, key_factor,
+                    SOFT_CAP, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
                 )  # fmt: skip
             begin = tl.maximum(begin, tl.cdiv(whole, TOKENS) * TOKENS)
         for start in range(begin, diagonal, TOKENS):
@@ -193,16 +190,16 @@ def prefill_kernel(
                 cache, table, kv_head, start, low, high, KV_HEADS, D, D_PADDED, BLOCK_SIZE, TOKENS, MASKED=False
             )
             m, w, acc = attend_tile(
-                m, w, acc, q_tile, k, v, start, lane_position, key_factor, slope,
-                SOFT_CAP, alibi_slopes is not None, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=False,
+                m, w, acc, q_tile, k, v, start, lane_position, key_factor,
+                SOFT_CAP, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=False,
             )  # fmt: skip
         for start in range(tl.maximum(begin, diagonal), high, TOKENS):
             k, v = load_tile(
                 cache, table, kv_head, start, low, high, KV_HEADS, D, D_PADDED, BLOCK_SIZE, TOKENS, MASKED=True
             )
             m, w, acc = attend_tile(
-                m, w, acc, q_tile, k, v, start, lane_position, key_factor, slope,
-                SOFT_CAP, alibi_slopes is not None, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
+                m, w, acc, q_tile, k, v, start, lane_position, key_factor,
+                SOFT_CAP, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
             )  # fmt: skip
         result = normalized(w, acc, load_scale(v_scale, kv_head, SCALE_PER_HEAD))
         store_lanes(out, result, first_query, lane_query, lane_head, active, out_stride, D, D_PADDED)

@@ -20,24 +20,6 @@ def shipped() -> list[KernelBuild]:
         _build("tokens-stream-4096", 4096, residual="fp32", quantization=gpu._BY_TOKEN),
         _build("groups-7168", 7168, residual="bf16", quantization=gpu._BY_GROUP),
         _build("groups-stream-7168", 7168, residual="fp32", quantization=gpu._BY_GROUP),
-        KernelBuild(
-            name="heads-128",
-            fn=gpu._head_norms_kernel,
-            signature={
-                "heads_TKD": "*bf16",
-                "weight": "*bf16",
-                "eps": "fp32",
-                "num_tokens": "i32",
-                "token_stride": "i32",
-                "head_stride": "i32",
-                "weight_stride": "i32",
-            },
-            constexprs={"NUM_HEADS": 16, "HEAD_SIZE": 128, "ROWS": 16, "TILE": 128},
-            num_warps=4,
-            num_stages=3,
-            expects_vectors=True,
-            multiples_of_16=("token_stride", "head_stride", "weight_stride"),
-        ),
     ]
 
 

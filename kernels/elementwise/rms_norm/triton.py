@@ -21,8 +21,6 @@ from kernels.triton_common.numbers import narrow, widen
 GROUP = 128
 # A row stays in registers between its sum and its output, so a program has it whole: at 16 warps 64 numbers a thread.
 _MAX_SIZE = 32768
-# Numbers of the heads that a program norms: at 4 warps two 16-byte vectors of bf16 a thread.
-_HEADS_TILE, _MAX_HEAD_SIZE = 2048, 1024
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _NOT_QUANTIZED, _BY_TOKEN, _BY_GROUP = (tl.constexpr(i) for i in range(3))
 
@@ -93,30 +91,6 @@ def rms_norm_quantize_groups(
     scales_TG = torch.empty(num_groups, len(x_TN), dtype=torch.float32, device=x_TN.device).t()
     _launch(x_TN, weight_N, eps, residual_TN, out_dtype, q_TN, scales_TG, _BY_GROUP, power_of_two)
     return q_TN, scales_TG
-
-
-def head_norms_(heads_TKD: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    """Norms every head in place: heads of q or of k, a slice of qkv.
-
-    heads_TKD: fp32, bf16 or fp16, of any strides but 1 in the last dim, D up to 1024. weight: [D], or [K, D] of a
-    weight a head; contiguous in the last dim. Raises ValueError for a weight of another shape.
-    """
-    num_tokens, num_heads, head_size = heads_TKD.shape
-    if weight.shape not in ((head_size,), (num_heads, head_size)) or weight.stride(-1) != 1:
-        raise ValueError(
-            f"weight of shape {tuple(weight.shape)}, strides {weight.stride()}: ({head_size},) or ({num_heads}, "
-            f"{head_size}), contiguous in the last dim, is expected"
-        )
-    assert heads_TKD.stride(2) == 1
-    assert head_size <= _MAX_HEAD_SIZE
-    if num_tokens:
-        tile = triton.next_power_of_2(head_size)
-        rows = max(1, _HEADS_TILE // tile)
-        _head_norms_kernel[(triton.cdiv(num_tokens * num_heads, rows),)](
-            heads_TKD, weight, eps, num_tokens, heads_TKD.stride(0), heads_TKD.stride(1),
-            weight.stride(0) if weight.dim() == 2 else 0,
-            NUM_HEADS=num_heads, HEAD_SIZE=head_size, ROWS=rows, TILE=tile, num_warps=4,
-        )  # fmt: skip
 
 
 def tile_of(size: int) -> tuple[int, int]:
@@ -211,30 +185,3 @@ def _rms_norm_kernel(
         tl.store(out_ptrs, quantized(y, scale[:, None], out_dtype), mask=mask)
         # M-major, as a GEMM reads the scales of one group for the rows of its tile.
         tl.store(scales + groups.to(tl.int64) * num_tokens + row, scale, mask=groups * 128 < SIZE)
-
-
-@jit(do_not_specialize=["num_tokens"])
-def _head_norms_kernel(
-    heads_TKD,
-    weight,
-    eps,
-    num_tokens,
-    token_stride,
-    head_stride,
-    weight_stride,
-    NUM_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """A row is one head of one token."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    token = (row // NUM_HEADS).to(tl.int64)
-    head = row % NUM_HEADS
-    numbers = tl.arange(0, TILE)[None]
-    ptrs = heads_TKD + (token * token_stride + head * head_stride)[:, None] + numbers
-    mask = (token < num_tokens)[:, None] & (numbers < HEAD_SIZE)
-    x = widen(tl.load(ptrs, mask=mask, other=0.0))
-    w = widen(tl.load(weight + (head * weight_stride)[:, None] + numbers, mask=numbers < HEAD_SIZE, other=0.0))
-    inverse = tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) / HEAD_SIZE + eps)
-    tl.store(ptrs, narrow(x * inverse * w, heads_TKD.dtype.element_ty), mask=mask)

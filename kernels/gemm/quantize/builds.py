@@ -7,13 +7,9 @@ from kernels.triton_common.kernel_build import FP8_ARCHS, KernelBuild
 
 
 def shipped() -> list[KernelBuild]:
-    tensor = {"POWER_OF_TWO": False, "TILE": 4096}
     tokens = {"POWER_OF_TWO": False, "TILE": 8192}
     groups = {"POWER_OF_TWO": False, "ROWS": 16}
     return [
-        _build("amax", gpu._amax_kernel, {"TILE": 4096}, num_warps=8),
-        _build("tensor-static", gpu._tensor_kernel, {**tensor, "NUM_AMAX": 0}, num_warps=8),
-        _build("tensor-dynamic", gpu._tensor_kernel, {**tensor, "NUM_AMAX": 1024}, num_warps=8),
         _build("tokens-whole", gpu._tokens_kernel, {**tokens, "WHOLE": True}, num_warps=8),
         _build("tokens-long", gpu._tokens_kernel, {**tokens, "WHOLE": False}, num_warps=8),
         _build("groups-few-rows", gpu._groups_kernel, {**groups, "ROWS": 1}, num_warps=1),
@@ -24,7 +20,7 @@ def shipped() -> list[KernelBuild]:
     ]
 
 
-_TYPES = {"x": "*bf16", "w": "*bf16", "q": "*fp8e4nv", "scale": "*fp32", "scales": "*fp32", "amax": "*i32"}
+_TYPES = {"x": "*bf16", "w": "*bf16", "q": "*fp8e4nv", "scales": "*fp32"}
 
 
 def _build(name: str, fn: Any, constexprs: dict[str, Any], *, num_warps: int, odd: bool = False) -> KernelBuild:

@@ -19,15 +19,6 @@ def check_input(name: str, x: torch.Tensor) -> None:
     check_device(x.device)
 
 
-def check_scale(name: str, scale: torch.Tensor, like: torch.Tensor) -> None:
-    """One float32 on the device of `like`. Raises ValueError otherwise."""
-    if scale.numel() != 1 or scale.dtype != torch.float32 or scale.device != like.device:
-        raise ValueError(
-            f"{name} of shape {tuple(scale.shape)} and {scale.dtype} on {scale.device}: has to be one float32 on "
-            f"{like.device}"
-        )
-
-
 def has_e4m3(device: torch.device) -> bool:
     """Whether it computes with e4m3. A CPU does: there kernels are interpreted."""
     return device.type != "cuda" or _capability(device) >= min(FP8_ARCHS)

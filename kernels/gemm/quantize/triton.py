@@ -1,4 +1,4 @@
-"""Quantizes to e4m3 on a GPU: by tensor, token, group of 128, or block of 128 x 128.
+"""Quantizes to e4m3 on a GPU: by token, group of 128, or block of 128 x 128.
 
 Legend: M rows, K columns, N outputs, G = ceil(K / 128).
 """
@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gemm.quantize.checks import check_input, check_scale
+from kernels.gemm.quantize.checks import check_input
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import E4M3_MAX, narrow
 
@@ -55,39 +55,6 @@ _MAX_TILE = 8192
 # 128 numbers of one row are 256 bytes of bf16, 16 rows of them 32 numbers a thread. Few rows are spread over more
 # programs.
 _ROWS_PER_PROGRAM, _FEW_ROWS = 16, 64
-# Programs of the pass that looks for a tensor's largest number: 8 for each SM of an H200. Each program of the second
-# pass reads what all of these found, 4 KiB.
-_AMAX_PROGRAMS, _AMAX_TILE = 1024, 4096
-
-
-@jit(do_not_specialize=["num_rows"])
-def _amax_kernel(x, amax, num_rows, row_stride, K, TILE: tl.constexpr):
-    """amax[program]: the largest size_bits of the tiles program, program + programs, ..."""
-    tiles_per_row = tl.cdiv(K, TILE)
-    found = tl.zeros((TILE,), tl.int32)
-    for tile in range(tl.program_id(0).to(tl.int64), num_rows.to(tl.int64) * tiles_per_row, tl.num_programs(0)):
-        column = (tile % tiles_per_row) * TILE + tl.arange(0, TILE)
-        numbers = tl.load(x + (tile // tiles_per_row) * row_stride + column, mask=column < K, other=0.0)
-        found = tl.maximum(found, size_bits(numbers.to(tl.float32)))
-    tl.store(amax + tl.program_id(0), tl.max(found, 0))
-
-
-@jit(do_not_specialize=["num_amax"])
-def _tensor_kernel(
-    x, q, scale, amax, row_stride, K, num_amax, POWER_OF_TWO: tl.constexpr, NUM_AMAX: tl.constexpr, TILE: tl.constexpr
-):
-    """With NUM_AMAX = 0 the scale is read, else made of the largest of amax, and written."""
-    row = tl.program_id(0).to(tl.int64)
-    if NUM_AMAX:
-        i = tl.arange(0, NUM_AMAX)
-        s = scale_of(tl.max(tl.load(amax + i, mask=i < num_amax, other=0), 0), POWER_OF_TWO)
-        if (row == 0) & (tl.program_id(1) == 0):
-            tl.store(scale, s)
-    else:
-        s = tl.load(scale)
-    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    numbers = tl.load(x + row * row_stride + column, mask=column < K, other=0.0).to(tl.float32)
-    tl.store(q + row * K + column, quantized(numbers, s, q.dtype.element_ty), mask=column < K)
 
 
 @jit
@@ -137,42 +104,10 @@ def _blocks_kernel(w, q, scales, num_rows, row_stride, scale_stride, K, POWER_OF
     tl.store(scales + tl.program_id(0) * scale_stride + tl.program_id(1), s)
 
 
-def quantize_tensor(
-    x_MK: torch.Tensor, scale: torch.Tensor | None = None, *, power_of_two: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One scale for all: (q_MK of float8_e4m3fn, scale of float32 and shape [1]).
-
-    scale: given (static: a calibrated one), or None (dynamic: computed, without a read by the host). A dynamic one
-    depends on all rows, so a row's result depends on its batch; quantize_tokens has no such dependence. Raises
-    ValueError for inputs that are not as above, or a GPU without e4m3 (before sm_89).
-    """
-    check_input("x", x_MK)
-    M, K = x_MK.shape
-    q_MK = torch.empty((M, K), dtype=torch.float8_e4m3fn, device=x_MK.device)
-    tile = min(triton.next_power_of_2(max(K, 1)), _AMAX_TILE)
-    if scale is not None:
-        check_scale("scale", scale, x_MK)
-        partial, num_amax = scale, 0
-    elif not q_MK.numel():
-        return q_MK, torch.full((1,), MIN_AMAX.value / 448, dtype=torch.float32, device=x_MK.device)
-    else:
-        scale = torch.empty(1, dtype=torch.float32, device=x_MK.device)
-        num_amax = min(_AMAX_PROGRAMS, M * triton.cdiv(K, tile))
-        partial = torch.empty(num_amax, dtype=torch.int32, device=x_MK.device)
-        _amax_kernel[(num_amax,)](x_MK, partial, M, x_MK.stride(0), K, TILE=tile, num_warps=8)
-    if q_MK.numel():
-        _tensor_kernel[(M, triton.cdiv(K, tile))](
-            x_MK, q_MK, scale, partial, x_MK.stride(0), K, num_amax,
-            POWER_OF_TWO=power_of_two, NUM_AMAX=triton.next_power_of_2(num_amax) if num_amax else 0, TILE=tile,
-            num_warps=8,
-        )  # fmt: skip
-    return q_MK, scale
-
-
 def quantize_tokens(x_MK: torch.Tensor, *, power_of_two: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """A scale for each row: (q_MK of float8_e4m3fn, scales_M1 of float32). Of a weight [N, K]: per output channel.
 
-    Raises ValueError as quantize_tensor.
+    Raises ValueError for inputs that are not as above, or a GPU without e4m3 (before sm_89).
     """
     check_input("x", x_MK)
     M, K = x_MK.shape
@@ -191,7 +126,7 @@ def quantize_groups(x_MK: torch.Tensor, *, power_of_two: bool = False) -> tuple[
     """A scale for each 128 of a row: (q_MK of float8_e4m3fn, scales_MG of float32).
 
     scales_MG is M-major, strides (1, M): a GEMM reads the scales of one group for the rows of its tile, which lie
-    together then, and scaled_mm wants them so. Raises ValueError as quantize_tensor.
+    together then, and scaled_mm wants them so. Raises ValueError as quantize_tokens.
     """
     check_input("x", x_MK)
     M, K = x_MK.shape
@@ -211,7 +146,7 @@ def quantize_blocks(weight_NK: torch.Tensor, *, power_of_two: bool = False) -> t
     """A scale for each 128 x 128: (q_NK of float8_e4m3fn, scales of float32 [ceil(N / 128), G]).
 
     What DeepSeek's checkpoints hold as weight and weight_scale_inv. Rows of the scales lie a multiple of 4 apart, as
-    scaled_mm wants them. Raises ValueError as quantize_tensor.
+    scaled_mm wants them. Raises ValueError as quantize_tokens.
     """
     check_input("weight", weight_NK)
     N, K = weight_NK.shape

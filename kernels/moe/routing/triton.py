@@ -73,15 +73,6 @@ def route(
     return weights_TK, experts_TK
 
 
-def local_experts(num_experts: int, rank: int, num_ranks: int) -> list[int]:
-    """Of each expert its index on `rank` of an expert-parallel group, -1 if it is another's: successive experts are
-    together, and the first ranks have one more if they do not come out even."""
-    share, rest = divmod(num_experts, num_ranks)
-    first = rank * share + min(rank, rest)
-    count = share + (rank < rest)
-    return [expert - first if first <= expert < first + count else -1 for expert in range(num_experts)]
-
-
 # With types that are known to be tensors.
 @jit
 def _max(x, axis: tl.constexpr):

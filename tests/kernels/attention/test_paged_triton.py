@@ -54,10 +54,9 @@ OPTIONS = {
     "chunks": Options(attention_chunk=50),
     "soft cap": Options(soft_cap=2.0),
     "sinks": Options(sinks=True),
-    "alibi": Options(alibi=True),
     "a scale": Options(num_scales=1),
     "a scale per head": Options(num_scales=2),
-    "all": Options(window=90, soft_cap=2.0, sinks=True, alibi=True, num_scales=2),
+    "all": Options(window=90, soft_cap=2.0, sinks=True, num_scales=2),
 }
 
 

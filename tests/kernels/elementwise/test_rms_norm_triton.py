@@ -5,7 +5,6 @@ import torch
 
 from kernels.elementwise.rms_norm import reference
 from kernels.elementwise.rms_norm.triton import (
-    head_norms_,
     rms_norm,
     rms_norm_quantize_groups,
     rms_norm_quantize_tokens,
@@ -152,21 +151,6 @@ def test_a_row_does_not_depend_on_its_batch(size: int) -> None:
             assert torch.equal(scales_alone[0], scales[alone])
 
 
-@pytest.mark.parametrize(("num_heads", "head_size"), [(1, 64), (9, 64), (3, 80), (20, 256)])
-@pytest.mark.parametrize("by_head", [False, True])
-def test_head_norms_in_place(num_heads: int, head_size: int, by_head: bool) -> None:
-    wide = _rows(5, (num_heads + 2) * head_size, torch.bfloat16)
-    rest, heads = (
-        wide[:, num_heads * head_size :].clone(),
-        wide[:, : num_heads * head_size].unflatten(1, (-1, head_size)),
-    )
-    weight = _weight(num_heads * head_size).view(num_heads, head_size) if by_head else _weight(head_size)
-    expected = reference.rms_norm(heads.cpu(), weight.cpu(), EPS)
-    head_norms_(heads, weight, EPS)
-    assert_rounded(heads, expected, error=1e-6)
-    assert torch.equal(wide[:, num_heads * head_size :], rest)
-
-
 def test_no_rows_are_fine() -> None:
     q, scales = rms_norm_quantize_groups(_rows(0, 256, torch.bfloat16), _weight(256), EPS)
     assert (q.shape, scales.shape) == ((0, 256), (0, 2))
@@ -184,5 +168,3 @@ def test_what_does_not_fit_is_refused() -> None:
         rms_norm(x, _weight(64), EPS, out_dtype=torch.float64)
     with pytest.raises(ValueError, match="out of shape"):
         rms_norm(x, _weight(64), EPS, out=torch.empty(2, 64, device=DEVICE))
-    with pytest.raises(ValueError, match=r"\(64,\) or \(1, 64\)"):
-        head_norms_(x[:, None], _weight(32), EPS)

@@ -11,7 +11,7 @@ from tests.support.gpu.gpu import DEVICE
 
 Quantize = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
-GRAINS = ("tensor", "tokens", "groups", "blocks")
+GRAINS = ("tokens", "groups", "blocks")
 # One row and one number; a whole group; odd; one over a group and a tile of rows.
 SHAPES = ((1, 1), (1, 128), (3, 130), (17, 257))
 
@@ -67,13 +67,11 @@ def test_scales_that_are_powers_of_two(grain: str) -> None:
 
 
 def scale_of_each(grain: str, x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    one_each = scales.reshape(1, 1) if grain == "tensor" else scales
-    return reference.spread(one_each, _block(grain, x), (len(x), x.shape[1]))
+    return reference.spread(scales, _block(grain, x), (len(x), x.shape[1]))
 
 
 def _block(grain: str, x: torch.Tensor) -> tuple[int, int]:
-    M, K = x.shape
-    return {"tensor": (M, K), "tokens": (1, K), "groups": (1, 128), "blocks": (128, 128)}[grain]
+    return {"tokens": (1, x.shape[1]), "groups": (1, 128), "blocks": (128, 128)}[grain]
 
 
 @pytest.mark.parametrize("grain", GRAINS)
@@ -85,17 +83,6 @@ def test_what_is_quantized_is_close(grain: str) -> None:
     scale = scale_of_each(grain, x, scales).double()
     bound = torch.maximum(x.double().abs() / 16, scale / 1024) * (1 + 1e-6)
     assert ((q.double() * scale - x.double()).abs() <= bound).all()
-
-
-@pytest.mark.parametrize("scale", [0.01, 1.0, 3.7])
-def test_static_scale_saturates(scale: float) -> None:
-    x = numbers(3, 257)
-    x[0, :4] = torch.tensor([1e9, -1e9, 448 * scale, -480 * scale])
-    given = torch.tensor([scale], device=DEVICE)
-    q, same = gpu.quantize_tensor(x, given)
-    assert same is given
-    assert_same((q, given), reference.quantize_tensor(x, given))
-    assert q[0, :4].float().tolist() == [448.0, -448.0, 448.0, -448.0]
 
 
 @pytest.mark.parametrize("grain", GRAINS)
@@ -122,12 +109,6 @@ def test_what_is_not_finite_is_not_hidden(grain: str, value: float) -> None:
     assert int(actual[1].isnan().sum()) == 1
 
 
-def test_static_scale_keeps_what_is_not_finite() -> None:
-    x = torch.tensor([[float("inf"), 1.0, float("nan"), -float("inf")]], device=DEVICE)
-    q, _ = gpu.quantize_tensor(x, torch.ones(1, device=DEVICE))
-    assert q.float().isnan().tolist() == [[True, False, True, True]]
-
-
 @pytest.mark.parametrize("grain", ["tokens", "groups"])
 def test_a_row_does_not_depend_on_its_batch(grain: str) -> None:
     """65 rows are computed in other tiles than one."""
@@ -152,7 +133,6 @@ def test_rows_longer_than_a_tile() -> None:
     x = numbers(2, 8200)
     x[0, 8199], x[1, 0] = 1e4, 1e4
     assert_same(gpu.quantize_tokens(x), reference.quantize_tokens(x))
-    assert_same(gpu.quantize_tensor(x), reference.quantize_tensor(x))
 
 
 def test_layouts_of_scales() -> None:
@@ -173,18 +153,16 @@ def test_nothing_to_quantize(grain: str, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "scale", "said"),
+    ("x", "said"),
     [
-        (torch.zeros(4, dtype=torch.bfloat16), None, r"x of shape \(4,\)"),
-        (torch.zeros(2, 4, dtype=torch.int32), None, r"torch\.int32"),
-        (torch.zeros(4, 2).t(), None, r"strides \(1, 2\)"),
-        (torch.zeros(2, 4), torch.ones(2), r"scale of shape \(2,\)"),
-        (torch.zeros(2, 4), torch.ones(1).double(), r"torch\.float64"),
+        (torch.zeros(4, dtype=torch.bfloat16), r"x of shape \(4,\)"),
+        (torch.zeros(2, 4, dtype=torch.int32), r"torch\.int32"),
+        (torch.zeros(4, 2).t(), r"strides \(1, 2\)"),
     ],
 )
-def test_what_cannot_be_quantized_is_said(x: torch.Tensor, scale: torch.Tensor | None, said: str) -> None:
+def test_what_cannot_be_quantized_is_said(x: torch.Tensor, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        gpu.quantize_tensor(x, scale)
+        gpu.quantize_tokens(x)
 
 
 def test_a_gpu_without_e4m3_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from kernels.elementwise.rope.triton import rope_
 from kernels.kv_cache.layout import gpu_cache_shape
 from kernels.kv_cache.write import triton as gpu
 from kernels.kv_cache.write.reference import gpu_cache_write
-from kernels.kv_cache.write.triton import HeadNorms, cache_write, rope_cache_write
+from kernels.kv_cache.write.triton import HeadNorms, rope_cache_write
 from tests.support.gpu.gpu import DEVICE
 from tests.support.kernels.rounding import assert_rounded, assert_same_e4m3
 
@@ -37,6 +37,11 @@ def _turns(num_pairs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     positions, frequencies = torch.tensor([17, 0, 3, 40]), 1.0 / 10000.0 ** (torch.arange(num_pairs) / num_pairs)
     angles = positions.double()[:, None] * frequencies.double()
     return positions, frequencies, torch.cat((angles.cos(), angles.sin()), dim=1).float().to(DEVICE)
+
+
+def _unturned(num_tokens: int) -> torch.Tensor:
+    """A table of angles of 0: k, too, is written as it is."""
+    return torch.tensor([1.0, 0.0]).repeat_interleave(32).repeat(num_tokens, 1).to(DEVICE)
 
 
 def _written(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,7 +121,7 @@ def test_is_rope_and_cache_write_in_one(interleaved: bool) -> None:
     heads = other[:, : (num_heads + 2 * num_kv_heads) * head_size].unflatten(1, (-1, head_size))
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     rope_(q, k, table, positions_T=positions, interleaved=interleaved)
-    cache_write(k, v, unfused, SLOTS)
+    gpu_cache_write(k, v, unfused, SLOTS)
     out = rope_cache_write(
         qkv, table, fused, SLOTS, num_heads=num_heads, positions_T=positions, interleaved=interleaved
     )
@@ -124,6 +129,73 @@ def test_is_rope_and_cache_write_in_one(interleaved: bool) -> None:
     rtol, atol = (0, 0) if DEVICE == "cpu" else (2**-7, 1e-6)
     torch.testing.assert_close(out, q, rtol=rtol, atol=atol)
     torch.testing.assert_close(fused, unfused, rtol=rtol, atol=atol, equal_nan=True)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounds_to_the_dtype_of_the_cache(cache_dtype: torch.dtype) -> None:
+    qkv, cache = _qkv(1, 2, 64, torch.float32), _cache(cache_dtype, 2, 64)
+    expected, slots = cache.clone(), torch.tensor([1, 9, 30, -1], dtype=torch.int32, device=DEVICE)
+    heads = qkv[:, : 5 * 64].unflatten(1, (5, 64))
+    gpu_cache_write(heads[:, 1:3], heads[:, 3:], expected, slots)
+    rope_cache_write(qkv, _unturned(4), cache, slots, num_heads=1)
+    assert torch.equal(cache.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_large_numbers_saturate_and_nan_stays() -> None:
+    """A key that overflowed to NaN would take its whole row's attention with it."""
+    qkv, cache, ones = _qkv(1, 1, 64, torch.float32), _cache(torch.float8_e4m3fn, 1, 64), torch.ones(1, device=DEVICE)
+    # Of the first token's key and value.
+    for first in (64, 128):
+        qkv[0, first : first + 3] = torch.tensor([1e6, -1e6, float("nan")])
+    rope_cache_write(qkv, _unturned(4), cache, SLOTS, num_heads=1, k_scale=ones, v_scale=ones)
+    for written in cache[31 // 8, :, 0, 31 % 8, :3].float():
+        assert written[:2].tolist() == [448.0, -448.0]
+        assert written[2].isnan()
+
+
+def test_only_padding_touches_nothing() -> None:
+    qkv, cache, (_, _, table) = _qkv(1, 2, 64, torch.bfloat16), _cache(torch.bfloat16, 2, 64), _turns(32)
+    rope_cache_write(qkv, table, cache, torch.full((4,), -1, device=DEVICE), num_heads=1)
+    assert cache.isnan().all()
+    rope_cache_write(qkv[:0], table[:0], cache, torch.empty(0, dtype=torch.int64, device=DEVICE), num_heads=1)
+    assert cache.isnan().all()
+
+
+def test_chunks_and_order_do_not_matter() -> None:
+    qkv, (_, _, table) = _qkv(2, 3, 80, torch.bfloat16), _turns(32)
+    caches = [_cache(torch.bfloat16, 3, 80) for _ in range(3)]
+    orders = [[[0, 1, 2, 3]], [[0], [1, 2], [3]], [[3, 2, 0, 1]]]
+    for cache, order in zip(caches, orders, strict=True):
+        for tokens in order:
+            rope_cache_write(qkv[tokens], table[tokens], cache, SLOTS[tokens], num_heads=2)
+    for cache in caches[1:]:
+        assert torch.equal(cache.view(torch.uint8), caches[0].view(torch.uint8))
+
+
+def test_reaches_slots_beyond_two_to_the_31_numbers() -> None:
+    """The cache of 3 GiB is virtual memory but for the pages that are written."""
+    shape = gpu_cache_shape(num_blocks=(1 << 21) + (1 << 20), block_size=8, num_kv_heads=1, head_size=64)
+    cache = torch.empty(shape, dtype=torch.float8_e4m3fn, device=DEVICE)
+    qkv, ones = _qkv(1, 1, 64, torch.bfloat16)[:1], torch.ones(1, device=DEVICE)
+    slots = torch.tensor([8 * shape[0] - 1], device=DEVICE)
+    rope_cache_write(qkv, _unturned(1), cache, slots, num_heads=1, k_scale=ones, v_scale=ones)
+    expected = qkv[0, 64 : 3 * 64].unflatten(0, (2, 64)).to(torch.float8_e4m3fn)
+    assert torch.equal(cache[-1, :, 0, 7].float(), expected.float())
+
+
+@pytest.mark.parametrize(
+    ("cache_dtype", "scale", "message"),
+    [
+        (torch.float8_e4m3fn, None, "k_scale is None"),
+        (torch.bfloat16, torch.ones(1), "is for a cache of float8_e4m3fn"),
+        (torch.float8_e4m3fn, torch.ones(3), r"k_scale is torch.float32 \(3,\)"),
+        (torch.float8_e4m3fn, torch.ones(1, dtype=torch.float64), "k_scale is torch.float64"),
+    ],
+)
+def test_scales_go_with_the_cache(cache_dtype: torch.dtype, scale: torch.Tensor | None, message: str) -> None:
+    qkv, cache = _qkv(1, 2, 64, torch.bfloat16), _cache(cache_dtype, 2, 64)
+    with pytest.raises(ValueError, match=message):
+        rope_cache_write(qkv, _unturned(4), cache, SLOTS, num_heads=1, k_scale=scale, v_scale=scale)
 
 
 def test_padding_of_any_content_changes_nothing_else() -> None:
@@ -148,8 +220,6 @@ def test_what_does_not_fit_is_refused() -> None:
         rope_cache_write(qkv, table, cache, SLOTS, num_heads=3)
     with pytest.raises(ValueError, match="3 slots for 4 tokens"):
         rope_cache_write(qkv, table, cache, SLOTS[:3], num_heads=2)
-    with pytest.raises(ValueError, match="k_scale is for a cache of float8_e4m3fn"):
-        rope_cache_write(qkv, table, cache, SLOTS, num_heads=2, k_scale=torch.ones(1, device=DEVICE))
     norms = HeadNorms(torch.ones(64, device=DEVICE), torch.ones(32, device=DEVICE), EPS)
     with pytest.raises(ValueError, match="head norms of shapes"):
         rope_cache_write(qkv, table, cache, SLOTS, num_heads=2, head_norms=norms)

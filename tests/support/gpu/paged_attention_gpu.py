@@ -27,7 +27,6 @@ class Options:
     attention_chunk: int = 0
     soft_cap: float = 0.0
     sinks: bool = False
-    alibi: bool = False
     # Numbers of k_scale and v_scale; e4m3 if there are any.
     num_scales: int = 0
 
@@ -107,7 +106,6 @@ class Step:
         num_heads, scales = self.heads.num_heads, self.options.num_scales
         return {
             "sinks": _random(901, num_heads).to(DEVICE) if self.options.sinks else None,
-            "alibi_slopes": _random(902, num_heads).abs().to(DEVICE) if self.options.alibi else None,
             "k_scale": (_random(903, scales).abs() + 0.5).to(DEVICE) if scales else None,
             "v_scale": (_random(904, scales).abs() + 0.5).to(DEVICE) if scales else None,
         }
