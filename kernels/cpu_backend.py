@@ -12,15 +12,16 @@ import torch
 
 from kernels.attention.latent import MlaPlanner
 from kernels.attention.latent import reference as mla_reference
-from kernels.attention.paged import HeadShape, paged_attention, plan_attention
+from kernels.attention.paged import AttentionPlanner
 from kernels.attention.paged import reference as attention_reference
+from kernels.attention.plan import StepRows
 from kernels.backend import Backend, native_backend, torch_backend
 from kernels.elementwise.rms_norm import add_rms_norm_
 from kernels.elementwise.rms_norm.reference import rms_norm
 from kernels.elementwise.rope import cos_sin_table
 from kernels.elementwise.silu_mul import Activation
 from kernels.elementwise.silu_mul.reference import gelu_tanh_mul, silu_mul
-from kernels.kv_cache.layout import LatentShape
+from kernels.kv_cache.layout import HeadShape, LatentShape
 from kernels.kv_cache.write import RopeCacheWrite
 from kernels.kv_cache.write.reference import rope_cache_write
 from kernels.linear import PackedLinear
@@ -126,8 +127,8 @@ def _check_attention(kernels: NativeKernels, dtype: torch.dtype, generator: torc
         "block_tables": tables,
     }
     expected = attention_reference.paged_attention(q, plain, **step, scale=0.25)
-    plan = plan_attention(path, **step, block_size=_BLOCK_SIZE, cache_dtype=dtype, heads=heads)
-    _compare(kernels, f"attention over {dtype}", paged_attention(got_q, cache, plan, 0.25), expected, tolerance)
+    plan = AttentionPlanner(path, heads).plan(StepRows(**step, block_size=_BLOCK_SIZE, cache_dtype=dtype))
+    _compare(kernels, f"attention over {dtype}", plan.attend(got_q, cache, 0.25), expected, tolerance)
 
 
 def _check_mla(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Generator) -> None:
@@ -144,8 +145,9 @@ def _check_mla(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Gene
     expected = mla_reference.mla_attention(
         queries, cache, **step, scale=0.25, latent_size=shape.latent_size, kv_scale=None
     )
-    plan = MlaPlanner(native_backend(dtype, kernels), shape).plan(**step, block_size=_BLOCK_SIZE, cache_dtype=dtype)
-    _compare(kernels, f"MLA over {dtype}", paged_attention(queries, cache, plan, 0.25), expected, 1e-5)
+    planner = MlaPlanner(native_backend(dtype, kernels), shape)
+    plan = planner.plan(StepRows(**step, block_size=_BLOCK_SIZE, cache_dtype=dtype))
+    _compare(kernels, f"MLA over {dtype}", plan.attend(queries, cache, 0.25), expected, 1e-5)
 
 
 def _check_draws(kernels: NativeKernels) -> None:

@@ -210,6 +210,15 @@ class AttentionSchedule:
         )  # fmt: skip
 
 
+def check_table_rows(table_rows: torch.Tensor | None, context_lens: torch.Tensor) -> None:
+    """Raises ValueError unless there is one for each context, if there are any."""
+    if table_rows is not None and (table_rows.shape != context_lens.shape or table_rows.dtype is not torch.int32):
+        raise ValueError(
+            f"table_rows is {table_rows.dtype} {tuple(table_rows.shape)}: torch.int32 {tuple(context_lens.shape)}, one "
+            "for each context, is due"
+        )
+
+
 def schedule_constants(
     heads: HeadShape, window: int, attention_chunk: int, chunk: int, decode: Tiles, prefill: Tiles | None
 ) -> dict[str, int]:

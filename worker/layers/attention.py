@@ -9,9 +9,9 @@ from functools import partial
 
 import torch
 
-from kernels.attention.paged import KVScales, paged_attention
 from kernels.backend import Backend
 from kernels.elementwise.rope import interleave_rope_pairs
+from kernels.kv_cache.layout import KVScales
 from kernels.kv_cache.write import RopeCacheWrite
 from kernels.linear import Stream
 from worker.layers.forward_context import Workspace, current
@@ -186,10 +186,9 @@ class Attention:
 
     def _attend(self, q_THD: torch.Tensor) -> torch.Tensor:
         context = current()
-        return paged_attention(
+        return context.attention_plans[self._reach].attend(
             q_THD,
             context.kv_cache.of_layer(self._layer),
-            context.attention_plans[self._reach],
             self._scale,
             out=context.workspace.take("heads", *q_THD.shape),
             kv_scales=self._kv_scales,

@@ -1,7 +1,8 @@
 """A step's attention plans, one for each reach that layers have."""
 
 from kernels.attention.latent import MlaPlanner, TritonMlaPlan
-from kernels.attention.paged import AttentionPlan, AttentionPlanner, TritonAttentionPlan
+from kernels.attention.paged import AttentionPlanner, TritonAttentionPlan
+from kernels.attention.plan import AttentionPlan, StepRows
 from kernels.backend import Backend
 from kernels.kv_cache.layout import LatentShape
 from worker.layers.kv_cache import KVCache, LocalHeads
@@ -23,16 +24,14 @@ class CpuAttentionPlans:
         context = batch.max_blocks * kv_cache.block_size
         for planner in self._planners.values():
             planner.reserve(num_queries=batch.max_tokens, num_rows=batch.max_rows, context=context)
-        return {
-            reach: planner.plan(
-                query_starts=batch.query_starts,
-                context_lens=batch.context_lens_S,
-                block_tables=batch.block_tables_SB,
-                block_size=kv_cache.block_size,
-                cache_dtype=kv_cache.layers[0].dtype,
-            )
-            for reach, planner in self._planners.items()
-        }
+        step = StepRows(
+            query_starts=batch.query_starts,
+            context_lens=batch.context_lens_S,
+            block_tables=batch.block_tables_SB,
+            block_size=kv_cache.block_size,
+            cache_dtype=kv_cache.layers[0].dtype,
+        )
+        return {reach: planner.plan(step) for reach, planner in self._planners.items()}
 
 
 class GpuAttentionPlans:

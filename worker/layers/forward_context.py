@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from kernels.attention.paged import AttentionPlan
+from kernels.attention.plan import AttentionPlan
 from kernels.backend import Backend
 from worker.layers.kv_cache import KVCache
 from worker.model_config import AttentionSpan, ExpertsConfig

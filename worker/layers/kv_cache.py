@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from kernels.attention.paged import HeadShape
 from kernels.backend import Backend
+from kernels.kv_cache.layout import HeadShape
 from kernels.native.memory import huge_zeros
 from kernels.shard import ALL_LAYERS, WHOLE, Shard, Stage
 from worker.model_config import ModelConfig

@@ -12,7 +12,6 @@ from functools import partial
 
 import torch
 
-from kernels.attention.paged import paged_attention
 from kernels.backend import Backend
 from kernels.elementwise.rope import interleave_rope_pairs
 from kernels.kv_cache.latent_write import RopeLatentWrite
@@ -128,10 +127,9 @@ class LatentAttention:
 
     def _attend(self, q_THE: torch.Tensor) -> torch.Tensor:
         context, latent = current(), self._latent
-        return paged_attention(
+        return context.attention_plans[AttentionSpan()].attend(
             q_THE,
             context.kv_cache.of_layer(self._layer),
-            context.attention_plans[AttentionSpan()],
             latent.scale,
             out=context.workspace.take("sums of latents", *q_THE.shape[:2], latent.latent_size),
             kv_scales=self._kv_scales,

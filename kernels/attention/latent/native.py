@@ -3,9 +3,9 @@
 import ctypes
 from ctypes import c_int32, c_int64, c_void_p
 
-import numpy as np
 import torch
 
+from kernels.attention.plan import StepRows
 from kernels.kv_cache.layout import KVScales, LatentShape
 from kernels.native.library import NativeKernels
 
@@ -37,29 +37,16 @@ class NativeMlaPlan:
             heads=shape.num_heads, latent_size=shape.latent_size, rope_size=shape.rope_size
         )  # fmt: skip
         # What the struct points to.
-        self._arrays: tuple[np.ndarray, ...] = ()
+        self._step: StepRows | None = None
 
-    def update(
-        self,
-        *,
-        query_starts: np.ndarray,
-        context_lens: np.ndarray,
-        block_tables: np.ndarray,
-        block_size: int,
-        cache_dtype: torch.dtype,
-    ) -> None:
-        """From here on it is the plan of another step. Arguments as of `MlaPlanner.plan`; rows of the tables may lie
-        apart."""
-        assert query_starts.dtype == context_lens.dtype == block_tables.dtype == np.int32
-        assert query_starts.strides == context_lens.strides == block_tables.strides[1:] == (4,)
-        struct, self._arrays = self._struct, (query_starts, context_lens, block_tables)
-        struct.query_starts = query_starts.ctypes.data
-        struct.context_lens = context_lens.ctypes.data
-        struct.block_tables = block_tables.ctypes.data
-        struct.table_stride = block_tables.strides[0] // 4
-        struct.num_rows = len(context_lens)
-        struct.block_size = block_size
-        struct.bf16_cache = cache_dtype is torch.bfloat16
+    def reserve(self, *, num_queries: int, num_rows: int, context: int) -> None:
+        """Nothing is to be: steps of models with MLA are not recorded."""
+
+    def update(self, step: StepRows) -> None:
+        """From here on it is the plan of this step."""
+        self._step = step
+        step.fill(self._struct)
+        self._struct.num_rows = len(step.context_lens)
 
     def attend(
         self,
@@ -69,7 +56,7 @@ class NativeMlaPlan:
         out: torch.Tensor | None = None,
         kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
-        """As torch_plan.TorchMlaPlan, of float32 and contiguous tensors."""
+        """See TorchMlaPlan; of float32 and contiguous tensors."""
         assert kv_scales is None
         shape = self._shape
         assert q_THD.dtype is torch.float32

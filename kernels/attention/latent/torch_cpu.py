@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kernels.attention.plan import StepRows
 from kernels.kv_cache.layout import KVScales, LatentShape
 
 # Scores of a tile, 16 MiB of float32 at most.
@@ -27,16 +28,8 @@ class _Row:
 class TorchMlaPlan:
     """One step's."""
 
-    def __init__(
-        self,
-        shape: LatentShape,
-        *,
-        query_starts: np.ndarray,
-        context_lens: np.ndarray,
-        block_tables: np.ndarray,
-        block_size: int,
-    ) -> None:
-        """Arguments as of `MlaPlanner.plan`."""
+    def __init__(self, shape: LatentShape, step: StepRows) -> None:
+        query_starts, context_lens, block_tables, block_size, _ = step
         self._shape = shape
         self._rows = [
             _Row(

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from kernels.attention.latent.triton_schedule import MlaSchedule
-from kernels.attention.paged.triton_kernels import reduce_kernel
-from kernels.attention.triton_schedule import PARTIALS
+from kernels.attention.triton_reduce import reduce_chunks
+from kernels.attention.triton_schedule import PARTIALS, check_table_rows
 from kernels.attention.triton_softmax import LOG2E, NOTHING, find_row, fold, normalized, table_of
 from kernels.kv_cache.layout import LatentShape, check_mla_cache, check_mla_scale, kernel_view
 from kernels.triton_common.jit import jit
@@ -185,10 +185,6 @@ def _piece_of_latents(LANES: tl.constexpr, LATENT: tl.constexpr, first):
     return tl.arange(0, LANES)[:, None] * LATENT + (first + tl.arange(0, _PIECE))[None]
 
 
-# Programs of the reduction for each one that reads contexts: a warp each, which waits for memory most of the time.
-_REDUCTIONS_PER_PROGRAM = 8
-
-
 def mla_attention(
     q_THE: torch.Tensor,
     cache: torch.Tensor,
@@ -225,11 +221,7 @@ def mla_attention(
     shape, tiles = schedule.shape, schedule.decode
     _check(q_THE, cache, schedule, block_tables, scale)
     check_mla_scale(cache, kv_scale)
-    if table_rows is not None and (table_rows.shape != context_lens.shape or table_rows.dtype is not torch.int32):
-        raise ValueError(
-            f"table_rows is {table_rows.dtype} {tuple(table_rows.shape)}: torch.int32 {tuple(context_lens.shape)}, one "
-            "for each context, is due"
-        )
+    check_table_rows(table_rows, context_lens)
     out_shape = (len(q_THE), shape.num_heads, shape.latent_size)
     out_THL = torch.empty(out_shape, dtype=q_THE.dtype, device=q_THE.device) if out is None else out
     if out_THL.shape != out_shape or out_THL.stride()[1:] != (shape.latent_size, 1):
@@ -238,22 +230,15 @@ def mla_attention(
         )
 
     num_rows, starts, groups = len(context_lens), schedule.starts, schedule.heads
-    partials = (schedule.partial_sums, schedule.partial_values)
     mla_decode_kernel[(schedule.num_programs,)](
-        q_THE, kernel_view(cache), out_THL, query_starts, context_lens, block_tables, table_rows, starts, *partials,
-        schedule.own_values, kv_scale, scale * LOG2E.value,
+        q_THE, kernel_view(cache), out_THL, query_starts, context_lens, block_tables, table_rows, starts,
+        schedule.partial_sums, schedule.partial_values, schedule.own_values, kv_scale, scale * LOG2E.value,
         num_rows, q_THE.stride(0), out_THL.stride(0), block_tables.stride(0), starts.stride(0),
         HEAD_GROUPS=groups.num_kv_heads, GROUP=groups.group_size, LATENT=shape.latent_size, ROPE=shape.rope_size,
         BLOCK_SIZE=cache.shape[1], LANES=tiles.lanes, TOKENS=tiles.tokens, CHUNK=schedule.chunk,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
-    if schedule.num_partials:
-        reduce_kernel[(min(len(q_THE) * shape.num_heads, schedule.num_programs * _REDUCTIONS_PER_PROGRAM),)](
-            out_THL, query_starts, starts, *partials, None, kv_scale,
-            num_rows, out_THL.stride(0), starts.stride(0),
-            KV_HEADS=groups.num_kv_heads, GROUP=groups.group_size, D=shape.latent_size, D_PADDED=shape.latent_size,
-            SCALE_PER_HEAD=False, num_warps=1, num_stages=4,
-        )  # fmt: skip
+    reduce_chunks(out_THL, query_starts, schedule, v_scale=kv_scale)
     return out_THL
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from kernels.attention.paged.triton_kernels import decode_kernel, prefill_kernel, reduce_kernel
+from kernels.attention.paged.triton_kernels import decode_kernel, prefill_kernel
+from kernels.attention.triton_reduce import reduce_kernel
 from kernels.attention.triton_schedule import (
     CHUNK,
     Tiles,

@@ -9,6 +9,7 @@ from ctypes import c_int32, c_int64, c_void_p
 import numpy as np
 import torch
 
+from kernels.attention.plan import StepRows
 from kernels.kv_cache.layout import HeadShape, KVScales
 from kernels.native.library import NativeKernels
 
@@ -55,11 +56,11 @@ class NativeAttentionPlan:
             attention_chunk=attention_chunk,
         )  # fmt: skip
         # What the struct points to.
-        self._arrays: tuple[np.ndarray, ...] = ()
+        self._step: StepRows | None = None
         self._items, self._splits = np.empty(0, np.int32), np.empty(0, np.int32)
 
     def reserve(self, *, num_queries: int, num_rows: int, context: int) -> None:
-        """See `AttentionPlanner.reserve`."""
+        """See `Planner.reserve`."""
         # Memory that is never written costs nothing. What is a bound on items: see work.h.
         num_items = num_queries + num_rows * (1 + context // SEGMENT)
         if num_items * _ITEM > len(self._items):
@@ -69,30 +70,14 @@ class NativeAttentionPlan:
             self._splits = np.empty(num_rows * _SPLIT, np.int32)
             self._struct.splits = self._splits.ctypes.data
 
-    def update(
-        self,
-        *,
-        query_starts: np.ndarray,
-        context_lens: np.ndarray,
-        block_tables: np.ndarray,
-        block_size: int,
-        cache_dtype: torch.dtype,
-    ) -> None:
-        """From here on it is the plan of another step. Arguments as of `AttentionPlanner.plan`; rows of the tables may
-        lie apart."""
-        assert block_size in (8, 16, 32)
-        assert query_starts.dtype == context_lens.dtype == block_tables.dtype == np.int32
-        assert query_starts.strides == context_lens.strides == block_tables.strides[1:] == (4,)
-        num_tokens, num_rows = int(query_starts[-1]), len(context_lens)
-        self.reserve(num_queries=num_tokens, num_rows=num_rows, context=block_tables.shape[1] * block_size)
-        struct, self._arrays = self._struct, (query_starts, context_lens, block_tables)
-        struct.query_starts = query_starts.ctypes.data
-        struct.context_lens = context_lens.ctypes.data
-        struct.block_tables = block_tables.ctypes.data
-        struct.table_stride = block_tables.strides[0] // 4
-        struct.block_size = block_size
-        struct.bf16_cache = cache_dtype is torch.bfloat16
-        self._kernels.plan_attention(ctypes.addressof(struct), num_tokens, ROWS_PER_TILE)
+    def update(self, step: StepRows) -> None:
+        """From here on it is the plan of this step."""
+        num_tokens, num_rows = int(step.query_starts[-1]), len(step.context_lens)
+        self.reserve(num_queries=num_tokens, num_rows=num_rows, context=step.block_tables.shape[1] * step.block_size)
+        self._step = step
+        assert step.block_size in (8, 16, 32)
+        step.fill(self._struct)
+        self._kernels.plan_attention(ctypes.addressof(self._struct), num_tokens, ROWS_PER_TILE)
 
     def attend(
         self,

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kernels.attention.plan import StepRows
 from kernels.kv_cache.layout import HeadShape, KVScales
 
 with warnings.catch_warnings():
@@ -198,19 +199,9 @@ class TorchAttentionPlan:
     prefill_rows: list[PrefillRow]
 
     @classmethod
-    def build(
-        cls,
-        *,
-        query_starts: np.ndarray,
-        context_lens: np.ndarray,
-        block_tables: np.ndarray,
-        block_size: int,
-        cache_dtype: torch.dtype,
-        heads: HeadShape,
-        window: int = 0,
-        attention_chunk: int = 0,
-    ) -> "TorchAttentionPlan":
-        """Arguments as of `AttentionPlanner`."""
+    def build(cls, step: StepRows, *, heads: HeadShape, window: int, attention_chunk: int) -> "TorchAttentionPlan":
+        """heads, window, attention_chunk: as of `AttentionPlanner`."""
+        query_starts, context_lens, block_tables, block_size, cache_dtype = step
         query_lens = np.diff(query_starts)
         positions = context_lens - query_lens  # of each row's first query
         first_tokens = np.maximum(positions + 1 - window, 0) if window else np.zeros_like(positions)

@@ -5,13 +5,11 @@ Legend: T tokens, S rows, H heads, K KV heads, D head size; the cache as kernels
 
 import torch
 
-from kernels.attention.paged.triton_kernels import decode_kernel, prefill_kernel, reduce_kernel
-from kernels.attention.triton_schedule import AttentionSchedule, padded
+from kernels.attention.paged.triton_kernels import decode_kernel, prefill_kernel
+from kernels.attention.triton_reduce import reduce_chunks
+from kernels.attention.triton_schedule import AttentionSchedule, check_table_rows, padded
 from kernels.attention.triton_softmax import LOG2E
 from kernels.kv_cache.layout import HeadShape, check_gpu_cache, kernel_view
-
-# Programs of the reduction for each one that reads contexts: a warp each, which waits for memory most of the time.
-_REDUCTIONS_PER_PROGRAM = 8
 
 
 def paged_attention(
@@ -54,11 +52,7 @@ def paged_attention(
     """
     heads, decode = schedule.heads, schedule.decode
     _check(q_THD, cache, schedule, scale, soft_cap, block_tables)
-    if table_rows is not None and (table_rows.shape != context_lens.shape or table_rows.dtype is not torch.int32):
-        raise ValueError(
-            f"table_rows is {table_rows.dtype} {tuple(table_rows.shape)}: torch.int32 {tuple(context_lens.shape)}, one "
-            "for each context, is due"
-        )
+    check_table_rows(table_rows, context_lens)
     scale_per_head = _check_scales(cache, k_scale, v_scale)
     if sinks is not None and (sinks.shape != (heads.num_heads,) or not sinks.is_contiguous()):
         raise ValueError(f"sinks of shape {tuple(sinks.shape)}: [{heads.num_heads}], one number a head, is due")
@@ -101,11 +95,7 @@ def paged_attention(
         LANES=decode.lanes, TOKENS=decode.tokens, CHUNK=schedule.chunk,
         num_warps=decode.num_warps, num_stages=decode.num_stages,
     )  # fmt: skip
-    if schedule.num_partials:
-        reduce_kernel[(min(num_tokens * heads.num_heads, schedule.num_programs * _REDUCTIONS_PER_PROGRAM),)](
-            out_THD, query_starts, starts, schedule.partial_sums, schedule.partial_values, sinks, v_scale,
-            num_rows, out_THD.stride(0), starts.stride(0), **shape, num_warps=1, num_stages=4,
-        )  # fmt: skip
+    reduce_chunks(out_THD, query_starts, schedule, sinks=sinks, v_scale=v_scale, scale_per_head=scale_per_head)
     return out_THD
 
 

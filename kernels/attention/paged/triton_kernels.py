@@ -7,7 +7,7 @@ The bits are the same, so only time decides which one computes a row.
 
 import triton.language as tl
 
-from kernels.attention.triton_schedule import PARTIALS, PREFILL, REDUCED, first_token
+from kernels.attention.triton_schedule import PARTIALS, PREFILL, first_token
 from kernels.attention.triton_softmax import (
     NOTHING,
     attend_tile,
@@ -96,38 +96,6 @@ def decode_kernel(
             all_m, all_w, all_acc = fold(all_m, all_w, all_acc, m, w, acc)
             result = normalized(all_w, all_acc, load_scale(v_scale, kv_head, SCALE_PER_HEAD))
             store_lanes(out, result, first_query, lane_query, lane_head, active, out_stride, D, D_PADDED)
-
-
-@jit
-def reduce_kernel(
-    out, query_starts, starts, partial_sums, partial_values, sinks, v_scale, num_rows, out_stride, line_stride,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
-):  # fmt: skip
-    """Folds the chunks of query after query and head after head."""
-    HEADS: tl.constexpr = KV_HEADS * GROUP
-    d = tl.arange(0, D_PADDED)
-    reduced = starts + REDUCED * line_stride
-    for item in range(tl.program_id(0), tl.load(reduced + num_rows) * HEADS, tl.num_programs(0)):
-        row = find_row(reduced, item // HEADS, num_rows)
-        query = item // HEADS - tl.load(reduced + row)
-        first_query = tl.load(query_starts + row)
-        queries = tl.load(query_starts + row + 1) - first_query
-        first_partial = tl.load(starts + PARTIALS * line_stride + row)
-        num_chunks = (tl.load(starts + PARTIALS * line_stride + row + 1) - first_partial) // queries
-        # A single lane.
-        head = item - item // HEADS * HEADS
-        lane_query, lane_head = tl.full((1,), query, tl.int32), tl.full((1,), head, tl.int32)
-        active = lane_query >= 0
-        m, w = before_any(sinks, lane_head, active, 1)
-        acc = tl.zeros((1, D_PADDED), tl.float32)
-        first = (first_partial + query * num_chunks).to(tl.int64) * HEADS + lane_head
-        for chunk in range(num_chunks):
-            partial = first + chunk * HEADS
-            chunk_acc = tl.load(partial_values + partial[:, None] * D + d[None], mask=(d < D)[None], other=0.0)
-            chunk_m, chunk_w = tl.load(partial_sums + partial * 2), tl.load(partial_sums + partial * 2 + 1)
-            m, w, acc = fold(m, w, acc, chunk_m, chunk_w, chunk_acc)
-        result = normalized(w, acc, load_scale(v_scale, head // GROUP, SCALE_PER_HEAD))
-        store_lanes(out, result, first_query, lane_query, lane_head, active, out_stride, D, D_PADDED)
 
 
 @jit

@@ -1,4 +1,4 @@
-"""kernels/mla_attention on a CPU, by C++ and by PyTorch. (On a GPU: test_mla_attention_gpu.py.)"""
+"""Latent attention on a CPU, by C++ and by PyTorch. (On a GPU: test_latent_triton.py.)"""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from kernels.attention.latent import MlaPlanner
 from kernels.attention.latent.reference import mla_attention
-from kernels.attention.paged import paged_attention
+from kernels.attention.plan import StepRows
 from kernels.backend import Backend
 from kernels.kv_cache.layout import LatentShape
 from tests.support.kernels.kernel_paths import KINDS, NATIVE_KINDS, path_of
@@ -29,14 +29,14 @@ def _attend(
     tables = np.zeros((len(rows), 16), np.int32)
     for table, (_, _, blocks) in zip(tables, rows, strict=True):
         table[: len(blocks)] = blocks
-    plan = MlaPlanner(path, SHAPE).plan(
+    step = StepRows(
         query_starts=np.cumsum([0, *(count for count, _, _ in rows)], dtype=np.int32),
         context_lens=np.array([length for _, length, _ in rows], np.int32),
         block_tables=tables,
         block_size=BLOCK_SIZE,
         cache_dtype=cache.dtype,
     )
-    return paged_attention(q_THE, cache, plan, SCALE)
+    return MlaPlanner(path, SHAPE).plan(step).attend(q_THE, cache, SCALE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

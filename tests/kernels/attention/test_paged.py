@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.attention.paged import HeadShape, paged_attention, plan_attention, reference
+from kernels.attention.paged import AttentionPlanner, reference, torch_cpu
 from kernels.attention.paged import native as native_module
-from kernels.attention.paged import torch_cpu as plan_module
-from kernels.attention.paged import torch_cpu as prefill
+from kernels.attention.plan import StepRows
 from kernels.backend import Backend
+from kernels.kv_cache.layout import HeadShape
 from kernels.kv_cache.write import RopeCacheWrite
 from tests.support.kernels.kernel_paths import KINDS, NATIVE_KINDS, kernels_of, path_of
 
@@ -49,21 +49,18 @@ class Case:
     def run(self, kind: str = "torch") -> torch.Tensor:
         path = path_of(kind, self.cache.dtype)
         cache = self.cache if kind == "torch" else in_native_layout(self.cache, kind)
-        plan = plan_attention(
-            path,
+        step = StepRows(
             query_starts=self.starts,
             context_lens=self.lens,
             block_tables=self.tables,
             block_size=cache.shape[1],
             cache_dtype=cache.dtype,
-            heads=HEADS,
-            window=self.window,
-            attention_chunk=self.attention_chunk,
         )
+        plan = AttentionPlanner(path, HEADS, self.window, self.attention_chunk).plan(step)
         with torch.inference_mode():
-            first = paged_attention(self.q, cache, plan, 0.25)
+            first = plan.attend(self.q, cache, 0.25)
             # A plan serves every layer: what one leaves behind in its buffers must not matter to the next.
-            second = paged_attention(self.q, cache, plan, 0.25)
+            second = plan.attend(self.q, cache, 0.25)
         assert torch.equal(first, second)
         return second
 
@@ -212,7 +209,7 @@ def test_a_query_has_the_same_bits_in_every_step(
 @pytest.mark.parametrize(("window", "attention_chunk"), [(0, 0), (13, 0), (0, 21)])
 def test_prompts_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch, window: int, attention_chunk: int) -> None:
     """Each tile's mask is a view of one vector; a tile boundary in the wrong place shows here."""
-    monkeypatch.setattr(prefill, "QUERIES_PER_TILE", 16)
+    monkeypatch.setattr(torch_cpu, "QUERIES_PER_TILE", 16)
     case = Case((50, 50), (41, 77), (1, 20), window=window, attention_chunk=attention_chunk)
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-5, atol=1e-5)
 
@@ -220,8 +217,8 @@ def test_prompts_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch, window: int
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_split_into_groups_of_similar_length(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """Groups are out of batch order; outputs must come back to their tokens."""
-    monkeypatch.setattr(plan_module, "PADDED_TOKENS_PER_GROUP", 8)
-    monkeypatch.setattr(plan_module, "CONVERTED_TOKENS_PER_GROUP", 64)
+    monkeypatch.setattr(torch_cpu, "PADDED_TOKENS_PER_GROUP", 8)
+    monkeypatch.setattr(torch_cpu, "CONVERTED_TOKENS_PER_GROUP", 64)
     case = Case((1, 5), (1, 90), (6, 6), (1, 33), (1, 88), (1, 4), (1, 35), dtype=dtype)
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-5, atol=1e-5)
 

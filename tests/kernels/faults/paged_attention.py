@@ -35,7 +35,7 @@ FAULTS = [
     ),
     Fault(
         name="a split row's partial sums begin at the next row's",
-        path="kernels/attention/paged/triton_kernels.py",
+        path="kernels/attention/triton_reduce.py",
         old="first = (first_partial + query * num_chunks).to(tl.int64)",
         new="first = (first_partial + (query + 1) * num_chunks).to(tl.int64)",
         test=f"{_TESTS}::test_splitting_changes_no_bit",

@@ -21,7 +21,7 @@ from kernels.native.cache_directory import cache_directory
 from kernels.native.library import NativeKernelsError
 from tests.support.kernels.kernel_paths import NATIVE_KINDS, kernels_of, native
 
-NATIVE = Path(build_module.__file__).parent
+NATIVE = Path(build_module.__file__).parent / "cpp"
 
 
 @pytest.fixture
