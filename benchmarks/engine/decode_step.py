@@ -28,6 +28,7 @@ from kernels.native.library import KernelTimes, NativeKernels, Op
 from octavo.bench.profile import OpTimes
 from protos import inference_pb2, step_pb2
 from runtime.model_files import resolve_model
+from worker.cpu.executor import CpuExecutor
 from worker.cpu.runner import Runner
 from worker.layers.kv_cache import KVCache
 from worker.models.loader import LoadedModel, load_model
@@ -113,7 +114,7 @@ def _runner(loaded: LoadedModel, num_rows: int, length: int, block_size: int, kv
     kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=block_size, path=loaded.model.path)
     for layer in kv_cache.layers:
         layer.normal_(generator=torch.Generator().manual_seed(0))
-    return Runner(loaded.model, kv_cache, rows, inference_pb2.ModelInfo())
+    return Runner(CpuExecutor(loaded.model), kv_cache, rows, inference_pb2.ModelInfo())
 
 
 def _plans(num_rows: int, context: int, block_size: int, num_steps: int) -> Iterator[step_pb2.StepPlan]:
@@ -197,11 +198,12 @@ def decode_batch(num_rows: int, context: int, block_size: int, vocab_size: int) 
 def measure(loaded: LoadedModel, batch: InputBatch, kv_cache: KVCache, seconds: float) -> dict[str, float]:
     """Median milliseconds of a step and of its parts, over at least 5 steps and `seconds`."""
     steps: list[dict[str, float]] = []
+    executor = CpuExecutor(loaded.model)
     deadline = time.perf_counter() + seconds
     while len(steps) < 7 or time.perf_counter() < deadline:
         with OpTimes() as times:
             start = time.perf_counter()
-            loaded.model.greedy(batch, kv_cache)
+            executor.greedy(batch, kv_cache)
             total = time.perf_counter() - start
         ops = {"gemm": Op.LINEAR, "rope": Op.ROPE_CACHE_WRITE, "attention": Op.ATTENTION}
         parts = {name: times.of(op) for name, op in ops.items()}

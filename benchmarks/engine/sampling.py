@@ -20,6 +20,7 @@ from benchmarks.kernels.linears import median_seconds
 from kernels.native.library import NativeKernels
 from kernels.sampling import draw_rows, greedy
 from runtime.model_files import resolve_model
+from worker.cpu.executor import CpuExecutor
 from worker.layers.kv_cache import KVCache
 from worker.models.loader import LoadedModel, load_model
 from worker.sampling.logprobs import token_logprobs
@@ -56,15 +57,15 @@ def hidden_states(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
         block_tables_SB=np.arange(1, num_blocks + 1, dtype=np.int32)[None],
         logit_indices=torch.arange(num_tokens),
     )
-    return loaded.model.forward(batch, kv_cache).clone()
+    return CpuExecutor(loaded.model).forward(batch, kv_cache).clone()
 
 
 def heads(loaded: LoadedModel, hidden_LE: torch.Tensor) -> dict[str, Callable[[], object]]:
-    model = loaded.model
+    executor = CpuExecutor(loaded.model)
     return {
-        "fused argmax": lambda: model.head.argmax(hidden_LE),
-        "logits": lambda: model.logits(hidden_LE),
-        "logits, argmax": lambda: greedy(model.logits(hidden_LE).numpy()),
+        "fused argmax": lambda: loaded.model.head.argmax(hidden_LE),
+        "logits": lambda: executor.logits(hidden_LE),
+        "logits, argmax": lambda: greedy(executor.logits(hidden_LE).numpy()),
     }
 
 
@@ -120,7 +121,7 @@ def main() -> None:
     counts = [int(count) for count in arguments.rows.split(",")]
     with torch.inference_mode():
         hidden_LE = hidden_states(loaded, text_tokens(arguments.model)[: max(counts) * _STRIDE])[::_STRIDE].contiguous()
-        logits_LV = loaded.model.logits(hidden_LE).numpy()
+        logits_LV = CpuExecutor(loaded.model).logits(hidden_LE).numpy()
         for count in counts:
             report("head", heads(loaded, hidden_LE[:count]), count)
         for setting in SETTINGS:

@@ -21,6 +21,7 @@ from kernels.linear import PackedLinear
 from kernels.native.cores import num_usable_cores
 from kernels.native.library import NativeKernels
 from runtime.model_files import resolve_model
+from worker.cpu.executor import CpuExecutor
 from worker.layers.kv_cache import KVCache
 from worker.models.loader import LoadedModel, load_model
 from worker.step.batch import InputBatch
@@ -50,9 +51,11 @@ def step(loaded: LoadedModel, batch: InputBatch) -> Callable[[], None]:
     num_blocks = int(batch.block_tables_SB.max()) + 1
     kv_cache = KVCache(loaded.config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, path=loaded.model.path)
 
+    executor = CpuExecutor(loaded.model)
+
     def run() -> None:
         with torch.inference_mode():
-            loaded.model.greedy(batch, kv_cache)
+            executor.greedy(batch, kv_cache)
 
     return run
 

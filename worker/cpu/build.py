@@ -11,6 +11,7 @@ from configs.options import Options
 from kernels.backend import Backend
 from kernels.cpu_backend import cpu_backend
 from runtime.model_files import resolve_model
+from worker.cpu.executor import CpuExecutor
 from worker.cpu.runner import Runner
 from worker.layers.forward_context import ExpertLoad
 from worker.layers.kv_cache import KVCache
@@ -87,8 +88,9 @@ def build_cpu_runner(
     num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, path.kv_cache_dtype, shard, stage)
     rows = make_rows(options, loaded, info)
     others = without_others(axes_of(options), rank, replica)
+    executor = CpuExecutor(loaded.model)
     runner = Runner(
-        loaded.model,
+        executor,
         kv_cache,
         rows,
         info,
@@ -97,9 +99,9 @@ def build_cpu_runner(
         max_steps_in_flight=options.max_steps_in_flight,
     )
     runner.warm_up()
-    if loaded.model.expert_load is not None:
-        loaded.model.expert_load.clear()
+    if executor.expert_load is not None:
+        executor.expert_load.clear()
         if path.shard.is_first and path.experts.is_first:
-            watch_experts(loaded.model.expert_load)
+            watch_experts(executor.expert_load)
     log_ready(info, seconds=time.monotonic() - start, num_swap_blocks=num_swap_blocks)
     return runner

@@ -17,6 +17,7 @@ from worker.device.device import Device
 from worker.errors import PermanentError, StepError
 from worker.gpu.components import Components
 from worker.gpu.engine import GpuEngine
+from worker.gpu.executor import GpuExecutor
 from worker.gpu.memory import (
     MemoryUse,
     account,
@@ -36,7 +37,7 @@ from worker.models.loader import load_model
 from worker.models.registry import model_class
 from worker.parallel.axes import axes_of, experts_of, shard_of
 from worker.parallel.expert_exchange import check_experts
-from worker.parallel.groups import without_others
+from worker.parallel.groups import Groups, without_others
 from worker.step.inputs import StepInputs
 from worker.weights.quantization import Quantization, resolve_quantization, stored_quantization
 
@@ -120,9 +121,8 @@ def build_gpu_runner(
     # What follows is compiling kernels, most of it.
     progress(1.0)
     axes = axes_of(options)
-    if axes.num_ranks > 1:
-        loaded.model.groups = without_others(axes, rank, replica)
-    parts = Components(options, device, loaded)
+    others = without_others(axes, rank, replica) if axes.num_ranks > 1 else Groups()
+    parts = Components(options, device, loaded, GpuExecutor(loaded.model, others))
     use = parts.measure()
     progress(1.0)
     num_blocks = num_kv_blocks(use, options, parts.block_bytes)
@@ -143,7 +143,7 @@ def build_gpu_runner(
     progress(1.0)
     ranks = None
     if axes.num_ranks > 1:
-        ranks = parts.ranks(engine, kv_cache, loaded.model.groups)
+        ranks = parts.ranks(engine, kv_cache, others)
     else:
         engine.graphs = parts.capture(engine, kv_cache)
     runner = GpuRunner(

@@ -11,6 +11,7 @@ from configs.sampling import MAX_LOGPROBS
 from worker.device.device import Device, DeviceMemory
 from worker.errors import PermanentError
 from worker.gpu.engine import GpuEngine
+from worker.gpu.executor import GpuExecutor
 from worker.gpu.graphs import CapturedGraphs, graph_memory_estimate, graph_sizes
 from worker.gpu.memory import MemoryUse, cache_needs_more, graphs_need_more, measure_use, out_of_memory, step_needs_more
 from worker.gpu.ranks import GpuRanks
@@ -93,9 +94,9 @@ class Components:
     """Makes them, of a loaded model. Each method raises PermanentError if memory is lacking: which option to lower, and
     to what."""
 
-    def __init__(self, options: Options, device: Device, loaded: LoadedModel) -> None:
+    def __init__(self, options: Options, device: Device, loaded: LoadedModel, executor: GpuExecutor) -> None:
         """Raises PermanentError or ValueError for options that the model does not allow."""
-        self._options, self._device, self._loaded = options, device, loaded
+        self._options, self._device, self._loaded, self._executor = options, device, loaded, executor
         self._longest = longest_sequence(options, loaded.config)
         compilation = options.compilation_config
         self._sizes = graph_sizes(
@@ -106,7 +107,7 @@ class Components:
             max_num_batched_tokens=options.max_num_batched_tokens,
         )
         self._weights = device.memory().allocated
-        path = loaded.model.path
+        path = executor.path
         self.block_bytes = KVCache.block_bytes(loaded.config, options.block_size, path.kv_cache_dtype, path.shard)
 
     def measure(self) -> MemoryUse:
@@ -132,7 +133,7 @@ class Components:
             needed_by_part = device.peak_bytes(part_of_it)
             use = measure_use(device, all_of_it, weights=self._weights, kv_bytes=2 * self.block_bytes)
         with out_of_memory(self._graphs_error):
-            graphs = graph_memory_estimate(engines[0], self._loaded.model, kv_cache, device, self._sizes)
+            graphs = graph_memory_estimate(engines[0], self._executor, kv_cache, device, self._sizes)
         return replace(use, graphs=graphs, nccl=nccl)
 
     def _compute_worst(self, kv_cache: KVCache, part: int) -> GpuEngine:
@@ -153,7 +154,7 @@ class Components:
         """part: for steps of a `part`-th of the tokens and rows."""
         options = self._options
         return GpuEngine(
-            self._loaded.model,
+            self._executor,
             kv_cache,
             self._device,
             max_num_seqs=max(1, options.max_num_seqs // part),
@@ -165,7 +166,7 @@ class Components:
 
     def kv_cache(self, num_blocks: int, use: MemoryUse) -> KVCache:
         """num_blocks: with the null block. use: what all else takes."""
-        config, path, block_size = self._loaded.config, self._loaded.model.path, self._options.block_size
+        config, path, block_size = self._loaded.config, self._executor.path, self._options.block_size
         free_before = self._device.memory().free
 
         def error() -> PermanentError:
@@ -182,7 +183,7 @@ class Components:
         """The engine's graphs, if the options ask for some. settle: see CapturedGraphs."""
         if not (self._sizes.decodes or self._sizes.pieces):
             return None
-        graphs = CapturedGraphs(engine, self._loaded.model, kv_cache, self._device, self._sizes, settle)
+        graphs = CapturedGraphs(engine, self._executor, kv_cache, self._device, self._sizes, settle)
         with out_of_memory(self._graphs_error):
             graphs.capture()
         return graphs
@@ -190,13 +191,13 @@ class Components:
     def ranks(self, engine: GpuEngine, kv_cache: KVCache, without_others: Groups) -> GpuRanks:
         """For an engine that computes with other ranks: its graphs are captured when they have met."""
         capture = partial(self.capture, engine, kv_cache)
-        return GpuRanks(self._device, self._loaded.model, engine, capture, without_others)
+        return GpuRanks(self._device, self._executor, engine, capture, without_others)
 
     def swap_space(self, kv_cache: KVCache) -> GpuSwapSpace:
         """In pinned memory of the host, if the options ask for some."""
         options = self._options
-        dtype = self._loaded.model.path.kv_cache_dtype
-        num_blocks = resolve_num_swap_blocks(options, self._loaded.config, dtype, self._loaded.model.path.shard)
+        dtype = self._executor.path.kv_cache_dtype
+        num_blocks = resolve_num_swap_blocks(options, self._loaded.config, dtype, self._executor.path.shard)
         try:
             return GpuSwapSpace(kv_cache, self._device, num_blocks)
         except RuntimeError as error:

@@ -8,11 +8,11 @@ import torch
 from kernels.backend import Backend
 from kernels.elementwise.embedding.torch_cpu import embedding
 from kernels.linear import Residual, Stream
-from worker.layers.forward_context import Workspace
+from worker.layers.forward_context import Workspace, current
 
 
 class Embedding:
-    """Of a tensor-parallel rank those of its part of the vocabulary, and zeros for other ids."""
+    """A tensor-parallel rank has those of a part of the vocabulary, and zeros for other ids; the ranks add up."""
 
     def __init__(self, table_VE: torch.Tensor, path: Backend, *, scale: float = 1.0) -> None:
         """table_VE: of the whole vocabulary, in the model's dtype. scale: that each number is multiplied by, rounded
@@ -40,10 +40,14 @@ class Embedding:
             gather(token_ids_T, self._table_VE, first_id=self._first_id, out=x_TE)
             if self._scale != 1.0:
                 x_TE *= self._scale
+            if self._is_part:
+                current().group.sum_(x_TE)
             return Residual(x_TE, workspace.take("delta", num_tokens, hidden_size))
         if not self._is_part:
             return embedding(token_ids_T, self._table_VE, self._kernels, out=x_TE, scale=self._scale)
         local_T = token_ids_T - self._first_id
         elsewhere_T = (local_T < 0) | (local_T >= len(self._table_VE))
         embedding(local_T.masked_fill(elsewhere_T, 0), self._table_VE, self._kernels, out=x_TE, scale=self._scale)
-        return x_TE.masked_fill_(elsewhere_T[:, None], 0)
+        x_TE.masked_fill_(elsewhere_T[:, None], 0)
+        current().group.sum_(x_TE)
+        return x_TE

@@ -9,6 +9,7 @@ from benchmarks.gpu.end_to_end.reference import reference_logits
 from benchmarks.gpu.end_to_end.schedule import Request, Schedule
 from benchmarks.gpu.end_to_end.shapes import Variant
 from benchmarks.gpu.report import Report
+from worker.gpu.executor import GpuExecutor
 from worker.layers.kv_cache import KVCache
 from worker.models.families.llama.model import LlamaModel
 from worker.step.batch import GpuBatch
@@ -19,7 +20,7 @@ def check_logits(report: Report, op: str, variant: Variant, device: torch.device
     variant = variant.with_layers(2)
     path = path_of(variant, device)
     weights = RandomWeights(variant, device, path.compute_dtype)
-    model = LlamaModel(variant.config, weights, path)
+    model = GpuExecutor(LlamaModel(variant.config, weights, path))
     num_tokens = sum(step_tokens)
     num_blocks = -(-num_tokens // BLOCK_SIZE)
     kv_cache = KVCache(variant.config, num_blocks=num_blocks + 1, block_size=BLOCK_SIZE, path=path)

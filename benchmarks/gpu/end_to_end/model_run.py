@@ -13,6 +13,7 @@ from benchmarks.gpu.end_to_end.shapes import Variant
 from kernels.backend import Backend, gpu_backend
 from worker.device.device import Device
 from worker.gpu.engine import GpuEngine
+from worker.gpu.executor import GpuExecutor
 from worker.gpu.graphs import CapturedGraphs, graph_sizes
 from worker.gpu.sampler import SamplingKind
 from worker.layers.kv_cache import KVCache
@@ -62,7 +63,7 @@ class ModelRun:
         self._device = device
         path = path_of(variant, device.torch_device)
         weights = RandomWeights(variant, device.torch_device, path.compute_dtype)
-        model = LlamaModel(variant.config, weights, path)
+        model = GpuExecutor(LlamaModel(variant.config, weights, path))
         self.kv_cache = KVCache(variant.config, num_blocks=num_blocks, block_size=BLOCK_SIZE, path=path)
         for layer in self.kv_cache.layers:
             # Zeros draw less power than what a cache holds.

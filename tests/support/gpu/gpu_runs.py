@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.backend import Backend
+from worker.gpu.executor import GpuExecutor
 from worker.layers.kv_cache import KVCache
 from worker.models.decoder import Decoder
+from worker.parallel.groups import Groups
 from worker.step.batch import GpuBatch
 
 
@@ -49,12 +51,15 @@ class GpuModelRun:
     num_blocks: int = 64
     max_rows: int = 8
     max_context: int = 256
+    groups: Groups = field(default_factory=Groups)
+    executor: GpuExecutor = field(init=False)
     kv_cache: KVCache = field(init=False)
     tables_RB: torch.Tensor = field(init=False)
     # Of each row, the tokens whose KV exists.
     num_computed: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.executor = GpuExecutor(self.model, self.groups)
         self.kv_cache = KVCache(
             self.model.config, num_blocks=self.num_blocks, block_size=self.block_size, path=self.path
         )
@@ -66,7 +71,7 @@ class GpuModelRun:
         assert len(free) == self.max_rows * width, "too few blocks"
         self.tables_RB = (free + 1).view(self.max_rows, width).int().to(self.path.device)
         self.num_computed = [0] * self.max_rows
-        self.model.reserve(max_tokens=self.max_context, max_rows=self.max_rows, max_context=self.max_context)
+        self.executor.reserve(max_tokens=self.max_context, max_rows=self.max_rows, max_context=self.max_context)
 
     def batch(
         self, tokens_of: Mapping[int, Sequence[int]], *, padded_rows: int = 0, padded_tokens: int = 0
@@ -103,6 +108,6 @@ class GpuModelRun:
     def step(self, tokens_of: Mapping[int, Sequence[int]], **padding: int) -> torch.Tensor:
         """Logits of all the step's tokens, [T, V] on the CPU."""
         batch = self.batch(tokens_of, **padding)
-        hidden = self.model.forward(batch, self.kv_cache)
+        hidden = self.executor.forward(batch, self.kv_cache)
         with torch.inference_mode():
-            return self.model.logits(hidden)[: sum(map(len, tokens_of.values()))].cpu()
+            return self.executor.logits(hidden)[: sum(map(len, tokens_of.values()))].cpu()

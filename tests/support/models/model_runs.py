@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from worker.cpu.executor import CpuExecutor
 from worker.layers.kv_cache import KVCache
 from worker.models.loader import LoadedModel
+from worker.parallel.groups import Groups
 from worker.step.batch import InputBatch
 
 
@@ -28,11 +30,14 @@ class ModelRun:
     dtype: torch.dtype = torch.float32
     block_size: int = 16
     num_blocks: int = 256
+    groups: Groups = field(default_factory=Groups)
+    executor: CpuExecutor = field(init=False)
     _free: list[int] = field(init=False)
     # One for all steps, as a runner has: what is recorded in one is replayed in the next.
     _batch: InputBatch = field(init=False)
 
     def __post_init__(self) -> None:
+        self.executor = CpuExecutor(self.loaded.model, self.groups)
         path = replace(self.loaded.model.path, kv_cache_dtype=self.dtype)
         self.kv_cache = KVCache(self.loaded.config, num_blocks=self.num_blocks, block_size=self.block_size, path=path)
         self._batch = InputBatch(
@@ -55,14 +60,14 @@ class ModelRun:
         self._schedule(scheduled, last_only=last_only)
         self._batch.num_tokens_D = num_tokens_D
         with torch.inference_mode():
-            hidden_TE = self.loaded.model.forward(self._batch, self.kv_cache)
-            return self.loaded.model.logits(hidden_TE[self._batch.logit_indices])
+            hidden_TE = self.executor.forward(self._batch, self.kv_cache)
+            return self.executor.logits(hidden_TE[self._batch.logit_indices])
 
     def hidden_states(self, scheduled: Sequence[tuple[Row, int]]) -> torch.Tensor:
         """The same, but what goes to the next stage, or into the logits of all tokens, [T, E]; until the next step."""
         self._schedule(scheduled, last_only=False)
         with torch.inference_mode():
-            return self.loaded.model.forward(self._batch, self.kv_cache)
+            return self.executor.forward(self._batch, self.kv_cache)
 
     def greedy_step(
         self, scheduled: Sequence[tuple[Row, int]], *, last_only: bool = False
@@ -70,7 +75,7 @@ class ModelRun:
         """The same, without logits: the likeliest tokens and their logits, until the next step."""
         self._schedule(scheduled, last_only=last_only)
         with torch.inference_mode():
-            return self.loaded.model.greedy(self._batch, self.kv_cache)
+            return self.executor.greedy(self._batch, self.kv_cache)
 
     def _schedule(self, scheduled: Sequence[tuple[Row, int]], *, last_only: bool) -> None:
         tokens, positions, slots, starts = [], [], [], [0]

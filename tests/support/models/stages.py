@@ -15,6 +15,7 @@ from kernels.backend import Backend, torch_backend
 from kernels.shard import Stage
 from protos import inference_pb2, step_pb2
 from runtime.model_files import resolve_model
+from worker.cpu.executor import CpuExecutor
 from worker.cpu.runner import Runner
 from worker.cpu.threaded_runner import ThreadedResult, ThreadedRunner
 from worker.layers.kv_cache import KVCache
@@ -94,7 +95,7 @@ def make_runner(model: Path, stage: Stage, sizes: Sizes, *, block_size: int = 8)
     )  # fmt: skip
     cache = KVCache(config, num_blocks=sizes.num_blocks + 1, block_size=block_size, path=loaded.model.path)
     runner = Runner(
-        loaded.model, cache, rows, info, num_swap_blocks=sizes.num_swap_blocks,
+        CpuExecutor(loaded.model), cache, rows, info, num_swap_blocks=sizes.num_swap_blocks,
         without_others=without_others(Axes(pipeline_size=stage.size), stage.index),
         max_steps_in_flight=sizes.max_steps_in_flight,
     )  # fmt: skip

@@ -98,7 +98,7 @@ def test_a_graph_of_the_forward_pass_gives_what_it_gives(
 
     def forward() -> None:
         with torch.inference_mode():
-            model.logits(model.forward(batch, run.kv_cache), logits_TV)
+            run.executor.logits(run.executor.forward(batch, run.kv_cache), logits_TV)
 
     forward()
     expected = logits_TV.clone()

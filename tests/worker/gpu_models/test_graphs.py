@@ -13,6 +13,7 @@ from tests.support.gpu.gpu_engine import Begun, EngineRun
 from tests.support.gpu.small_llama import VOCABULARY, small_llama
 from worker.device.device import Device, InterpretedDevice
 from worker.gpu.engine import GpuEngine
+from worker.gpu.executor import GpuExecutor
 from worker.gpu.graphs import CapturedGraphs, GraphSizes
 from worker.layers.kv_cache import KVCache
 
@@ -33,8 +34,9 @@ class LlamaRun(EngineRun):
         # Whatever a slot holds that no token was put into must not be read.
         for layer in self.kv_cache.layers:
             layer.fill_(torch.nan)
+        executor = GpuExecutor(model)
         self.engine = GpuEngine(
-            model,
+            executor,
             self.kv_cache,
             device,
             max_num_seqs=4,
@@ -43,7 +45,7 @@ class LlamaRun(EngineRun):
             vocab_size=VOCABULARY,
             max_steps_in_flight=2,
         )
-        self.graphs = CapturedGraphs(self.engine, model, self.kv_cache, device, sizes)
+        self.graphs = CapturedGraphs(self.engine, executor, self.kv_cache, device, sizes)
         self.graphs.capture()
         assert all(layer.isnan().all() for layer in self.kv_cache.layers), "capturing wrote KV"
         self.engine.graphs = self.graphs

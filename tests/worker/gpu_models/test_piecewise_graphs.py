@@ -81,13 +81,13 @@ def _run() -> GpuModelRun:
 
 def _logits(run: GpuModelRun, batch: GpuBatch, hidden: Residual) -> torch.Tensor:
     with torch.inference_mode():
-        return run.model.logits(hidden[torch.arange(int(batch.query_starts[-1]))])
+        return run.executor.logits(hidden[torch.arange(int(batch.query_starts[-1]))])
 
 
 def _hold_equal(run: GpuModelRun, device: Device, sizes: GraphSizes, steps: Sequence[Step]) -> list[int]:
     """Steps in pieces to steps without. Gives the sizes that were captured, in order."""
     eager, engine = _run(), Engine(run)
-    graphs = CapturedGraphs(engine, run.model, run.kv_cache, device, sizes)  # type: ignore[arg-type]
+    graphs = CapturedGraphs(engine, run.executor, run.kv_cache, device, sizes)  # type: ignore[arg-type]
     graphs.capture()
     assert all(layer.isnan().all() for layer in run.kv_cache.layers), "capturing wrote KV"
     for tokens_of in steps:
@@ -98,7 +98,7 @@ def _hold_equal(run: GpuModelRun, device: Device, sizes: GraphSizes, steps: Sequ
         got = _logits(run, batch, graphs.run_pieces(engine.expanded(batch)))
         # Padded, too: a CPU's products of other sizes are rounded otherwise.
         same = eager.batch(tokens_of, padded_tokens=size - num_tokens)
-        assert torch.equal(got, _logits(eager, same, eager.model.forward(same, eager.kv_cache)))
+        assert torch.equal(got, _logits(eager, same, eager.executor.forward(same, eager.kv_cache)))
     assert graphs.num_in_pieces == len(steps)
     # By their bytes: NaN, where no token was put, is equal, too. Nor did padding write to the null block.
     for layer, same in zip(run.kv_cache.layers, eager.kv_cache.layers, strict=True):

@@ -26,7 +26,7 @@ from tests.support.gpu.interpreted_ranks import one_kernel_at_a_time
 from tests.support.models.model_runs import relative_error
 from tests.support.models.ranks import run_ranks
 from tests.support.scheduler.steps import decodes
-from worker.models.decoder import Decoder
+from worker.gpu.executor import GpuExecutor
 from worker.models.loader import load_model
 from worker.parallel.axes import axes_of
 from worker.parallel.gloo import GlooGroup
@@ -61,7 +61,7 @@ def _directory(config: dict[str, Any], tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _load(model: Path, group: GlooGroup | None, quantization: Any, path: Backend) -> Decoder:
+def _load(model: Path, group: GlooGroup | None, quantization: Any, path: Backend) -> GpuExecutor:
     shard = Shard() if group is None else Shard(group.rank, group.size)
     loaded = load_model(
         resolve_model(str(model)),
@@ -70,9 +70,7 @@ def _load(model: Path, group: GlooGroup | None, quantization: Any, path: Backend
         quantization=quantization,
         make_path=lambda _: replace(path, shard=shard),
     ).model
-    if group is not None:
-        loaded.groups = Groups(tensor=group, experts=group)
-    return loaded
+    return GpuExecutor(loaded, Groups() if group is None else Groups(tensor=group, experts=group))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +92,9 @@ def test_logits_of_two_ranks_are_those_of_one(
 
     def logits(group: GlooGroup | None) -> torch.Tensor:
         loaded = _load(model, group, quantization, gpu_backend(dtype, torch.device("cpu"), **path))
-        run = GpuModelRun(loaded, loaded.path, block_size=8, num_blocks=17, max_rows=2, max_context=64)
+        run = GpuModelRun(
+            loaded.model, loaded.path, block_size=8, num_blocks=17, max_rows=2, max_context=64, groups=loaded.groups
+        )
         return torch.cat([run.step({0: [5, 9, 11, 66], 1: [7]}), run.step({1: [40], 0: [33]})]).float()
 
     expected = logits(None)

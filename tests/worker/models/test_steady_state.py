@@ -12,7 +12,6 @@ from runtime.model_files import resolve_model
 from tests.support.kernels.kernel_paths import native
 from tests.support.models.model_runs import ModelRun
 from worker.layers.kv_cache import KVCache
-from worker.models.families.llama.model import LlamaModel
 from worker.models.loader import LoadedModel, load_model
 
 
@@ -46,11 +45,10 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _watched(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def _watched(run: ModelRun, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What each forward pass from here on makes anew."""
     seen: list[list[str]] = []
-    assert isinstance(loaded.model, LlamaModel)
-    forward = loaded.model.forward
+    forward = run.executor.forward
 
     def watched(batch: Any, kv_cache: KVCache) -> torch.Tensor:
         with NewTensors() as new:
@@ -58,14 +56,14 @@ def _watched(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> list[list[
         seen.append(new.ops)
         return hidden_TE
 
-    monkeypatch.setattr(loaded.model, "forward", watched)
+    monkeypatch.setattr(run.executor, "forward", watched)
     return seen
 
 
 def test_decode_steps_allocate_no_tensors(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of as many rows as before, or fewer, computes in the buffers that are there."""
-    seen = _watched(loaded, monkeypatch)
     run = ModelRun(loaded, dtype=torch.bfloat16)
+    seen = _watched(run, monkeypatch)
     rows = [run.row([1, 2, 3, 4, 5, 6], 6) for _ in range(5)]
     run.step([(row, 2) for row in rows])
     assert seen.pop(), "the first step makes buffers: if none is seen, nothing is"
@@ -79,6 +77,7 @@ def test_another_cache_and_larger_steps_are_computed_as_they_should_be(loaded: L
     """The layers' calls are recorded with the addresses of a cache and of buffers: neither may outlive its steps."""
     tokens, other = [5, 6, 7, 8], [9] * 70
     first, second = ModelRun(loaded, dtype=torch.bfloat16), ModelRun(loaded, dtype=torch.bfloat16)
+    second.executor = first.executor
     alone = second.step([(second.row(tokens, 4), 4)])
     row, same = first.row(tokens, 4), second.row(tokens, 4)
     long = first.row(other, 70)

@@ -74,9 +74,11 @@ def _path_of(groups: Groups, path: Backend) -> Backend:
     return replace(path, shard=Shard(tensor.rank, tensor.size), experts=ExpertShard(experts.rank, experts.size))
 
 
-def _say(loaded: LoadedModel, steps: Sequence[Sequence[int]], replica: int) -> tuple[torch.Tensor, list[int]]:
+def _say(
+    loaded: LoadedModel, groups: Groups, steps: Sequence[Sequence[int]], replica: int
+) -> tuple[torch.Tensor, list[int]]:
     """Logits of all tokens of a replica, and the greedy ones after its prompt. steps: tokens of each replica."""
-    run, prompt = ModelRun(loaded), PROMPTS[replica]
+    run, prompt = ModelRun(loaded, groups=groups), PROMPTS[replica]
     row, logits = run.row(prompt, len(prompt) + len(steps)), []
     for counts in steps:
         scheduled = [(row, counts[replica])] if counts[replica] else []
@@ -112,8 +114,7 @@ def test_two_replicas_in_lockstep_say_what_one_rank_says(tmp_path: Path, archite
 
     def say(replica: int, rank: int, groups: Groups) -> tuple[torch.Tensor, list[int]]:
         loaded = _load(model, _path_of(groups, path))
-        loaded.model.groups = groups
-        return _say(loaded, STEPS, replica)
+        return _say(loaded, groups, STEPS, replica)
 
     said = run_replicas(tmp_path, Axes(tensor_size=tensor_size, data_size=2), say)
     for replica, ranks in enumerate(said):

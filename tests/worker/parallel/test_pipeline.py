@@ -53,10 +53,10 @@ class StagedRun:
         hidden_TE = None
         for run, row in zip(self._runs, self._rows, strict=True):
             if hidden_TE is not None:
-                run.loaded.model.incoming(num_tokens).copy_(hidden_TE)
+                run.executor.incoming(num_tokens).copy_(hidden_TE)
             hidden_TE = run.hidden_states([(row, num_tokens)])
         assert hidden_TE is not None
-        return self._runs[-1].loaded.model.logits(hidden_TE).clone()
+        return self._runs[-1].executor.logits(hidden_TE).clone()
 
     def append(self, token: int) -> None:
         for row in self._rows:

@@ -71,9 +71,7 @@ def _run(
     loaded = load_model(
         resolve_model(str(model)), dtype=torch.float32, quantization=quantization, make_path=lambda config: path
     )
-    if group is not None:
-        loaded.model.groups = Groups(tensor=group)
-    run = ModelRun(loaded)
+    run = ModelRun(loaded, groups=Groups() if group is None else Groups(tensor=group))
     prompt = torch.randint(131, (21,), generator=torch.Generator().manual_seed(1)).tolist()
     row = run.row(prompt, 40)
     logits = torch.cat([run.step([(row, 13)]), run.step([(row, 8)])])
@@ -137,8 +135,7 @@ def test_what_a_decode_step_sends_is_what_the_docs_say(tmp_path: Path) -> None:
     def calls_and_bytes(group: GlooGroup) -> tuple[int, int]:
         path = replace(torch_backend(torch.float32), shard=Shard(group.rank, size))
         loaded = load_model(resolve_model(str(model)), dtype=torch.float32, make_path=lambda config: path)
-        loaded.model.groups = Groups(tensor=group)
-        run = ModelRun(loaded)
+        run = ModelRun(loaded, groups=Groups(tensor=group))
         rows = [run.row([7, 8, 9], 3) for _ in range(num_rows)]
         run.step([(row, 2) for row in rows])
         before = group.num_calls, group.num_bytes

@@ -1,0 +1,130 @@
+"""Computes a model's steps on a CPU: the first one is recorded, and those that follow replay it.
+
+Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V vocabulary.
+"""
+
+from collections.abc import Callable
+from operator import is_
+
+import torch
+
+from kernels.backend import Backend
+from kernels.linear import Stream
+from kernels.native.library import Recording
+from worker.layers.attention_plans import CpuAttentionPlans
+from worker.layers.forward_context import ExpertLoad, ForwardContext, Workspace, forward_context
+from worker.layers.kv_cache import KVCache
+from worker.models.decoder import Decoder
+from worker.parallel.groups import Groups
+from worker.step.batch import InputBatch
+
+
+class Replay:
+    """Records the kernel calls of one step, and makes them again in the following ones.
+
+    With PyTorch's kernels there is nothing to record, and Python makes each call in each step; so it does if steps
+    differ in more than their numbers.
+    """
+
+    def __init__(self, path: Backend, *, records: bool = True) -> None:
+        self._kernels = path.native if records else None
+        self._memory: tuple[object, ...] = ()
+        self._recording: Recording | None = None
+
+    def run(self, body: Callable[[], object], num_tokens: int, *, memory: tuple[object, ...]) -> None:
+        """body: makes the same kernel calls for any number of tokens, and does nothing else; what it passes to them has
+        the same addresses as long as `memory` holds the same objects."""
+        if self._kernels is not None and self._recording is not None and all(map(is_, memory, self._memory)):
+            self._kernels.replay(self._recording, num_tokens)
+            return
+        # Not around whole steps: entering and leaving it takes 50 us when the weights have just emptied the caches.
+        with torch.inference_mode():
+            if self._kernels is None:
+                body()
+                return
+            with self._kernels.recording() as recording:
+                body()
+        self._recording, self._memory = recording, memory
+
+
+class CpuExecutor:
+    """A worker.cpu.runner.StepModel."""
+
+    def __init__(self, model: Decoder, groups: Groups | None = None) -> None:
+        config, path = model.config, model.path
+        self.model, self.path, self.hidden_size = model, path, config.hidden_size
+        # Set anew in each epoch, once its ranks are connected.
+        self.groups = groups or Groups()
+        self.expert_load: ExpertLoad | None = None
+        if config.experts is not None:
+            self.expert_load = ExpertLoad(config.experts, path.stage.layers(config.num_layers))
+        self._workspace = Workspace(path)
+        self._plans = CpuAttentionPlans(config, path)
+        # Each expert computes the tokens that chose it; PyTorch computes some norms; and ranks talk to each other
+        # within a step.
+        is_recordable = config.experts is None and config.latent is None and not config.projection_norm
+        records = is_recordable and path.shard.size == 1
+        self._forward, self._greedy = (Replay(path, records=records) for _ in range(2))
+
+    def incoming(self, num_tokens: int) -> torch.Tensor:
+        """Where a step of a stage that is not the first finds what `forward` gave the stage before, float32 [T, E]; to
+        be written before the step."""
+        self._workspace.reserve(num_tokens)
+        return self._residual(num_tokens)
+
+    def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
+        """Computes the batch's tokens, writes their KV, gives the residual stream after the last layer, [T, E], in
+        memory that the next call uses again."""
+        self._run(self._forward, self._compute, batch, kv_cache)
+        return self._residual(batch.num_tokens)
+
+    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+        """[S, V] from rows of `forward`'s result, float32; the last norm is applied here, to these rows alone."""
+        return self.model.head.logits(hidden_SE, self.groups.tensor)
+
+    def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """Computes the batch as `forward` does. Gives the likeliest token after each of its logit_indices (int64 [S])
+        and its logit (float32 [S]), see kernels.sampling.greedy, of logits that are not kept; in memory that the next
+        call uses again."""
+        if batch.num_logits != batch.num_tokens:
+            likeliest = self.model.head.argmax(self.forward(batch, kv_cache)[batch.logit_indices])
+        else:
+            # As in each step that only decodes: then the head goes with the layers.
+            self._run(self._greedy, self._compute_greedily, batch, kv_cache)
+            likeliest = self._likeliest(batch.num_tokens)
+        group = self.groups.tensor
+        return likeliest if group.size == 1 else self.model.head.likeliest_of_all(*likeliest, group)
+
+    def _run(
+        self, replay: Replay, body: Callable[[InputBatch, KVCache], object], batch: InputBatch, kv_cache: KVCache
+    ) -> None:
+        self._workspace.reserve(batch.num_tokens)
+        memory = batch, kv_cache, self._workspace.memory
+        replay.run(lambda: body(batch, kv_cache), batch.num_tokens, memory=memory)
+
+    def _compute(self, batch: InputBatch, kv_cache: KVCache) -> Stream:
+        model, workspace = self.model, self._workspace
+        context = ForwardContext(
+            kv_cache=kv_cache,
+            slots_T=batch.slots_T,
+            rope_turns=model.rotary(batch.positions_T, workspace),
+            query_temperature_T=model.query_temperature(batch.positions_T, workspace),
+            attention_plans=self._plans(batch, kv_cache) if batch.num_tokens else {},
+            workspace=workspace,
+            groups=self.groups,
+            num_tokens_D=batch.num_tokens_D or (batch.num_tokens,),
+            expert_load=self.expert_load,
+        )
+        with forward_context(context):
+            return model.forward(batch.token_ids_T)
+
+    def _compute_greedily(self, batch: InputBatch, kv_cache: KVCache) -> None:
+        self.model.head.argmax(self._compute(batch, kv_cache), out=self._likeliest(batch.num_tokens))
+
+    def _likeliest(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        take = self._workspace.take
+        return take("likeliest", num_tokens, dtype=torch.int64), take("largest", num_tokens)
+
+    def _residual(self, num_tokens: int) -> torch.Tensor:
+        """The stream, where `_compute` left it, whether it ran or was replayed."""
+        return self._workspace.take("residual", num_tokens, self.hidden_size, dtype=torch.float32)

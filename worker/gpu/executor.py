@@ -1,0 +1,79 @@
+"""Computes a model's steps on a GPU, in memory that stays in place.
+
+Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V vocabulary, P a rank's part of it.
+"""
+
+import torch
+
+from kernels.linear.residual import Residual
+from worker.layers.attention_plans import GpuAttentionPlans
+from worker.layers.forward_context import ForwardContext, Pieces, Workspace, call, forward_context
+from worker.layers.kv_cache import KVCache
+from worker.models.decoder import Decoder
+from worker.parallel.groups import Groups
+from worker.step.batch import GpuBatch
+
+
+class GpuExecutor:
+    """A worker.gpu.engine.GpuModel."""
+
+    def __init__(self, model: Decoder, groups: Groups | None = None) -> None:
+        self.model, self.path = model, model.path
+        # Set anew in each epoch, once its ranks are connected.
+        self.groups = groups or Groups()
+        self._workspace = Workspace(model.path)
+        self._plans: GpuAttentionPlans | None = None
+
+    def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
+        """Before all steps: takes the memory of steps of so many tokens and rows, each after a context of so many
+        tokens at most. It stays where it is until more is reserved."""
+        self._workspace.reserve(max_tokens)
+        self._plans = GpuAttentionPlans(
+            self.model.config, self.path, max_num_seqs=max_rows, max_context_len=max_context
+        )
+
+    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
+        """Computes the batch's tokens, writes their KV, gives the residual stream after the last layer, [T, E], in
+        memory that the next call uses again. pieces: graphs of what lies between attentions."""
+        assert self._plans is not None, "memory is reserved first"
+        model, workspace = self.model, self._workspace
+        with torch.inference_mode():
+            context = ForwardContext(
+                kv_cache=kv_cache,
+                slots_T=batch.slots_T,
+                rope_turns=model.rotary(batch.positions_T, workspace),
+                query_temperature_T=model.query_temperature(batch.positions_T, workspace),
+                attention_plans=self._plans(batch),
+                workspace=workspace,
+                between_graphs=call if pieces is None else pieces.between_graphs,
+                groups=self.groups,
+            )
+            with forward_context(context):
+                if pieces is None:
+                    model.forward(batch.token_ids_T)
+                else:
+                    pieces.run(lambda: model.forward(batch.token_ids_T))
+            return self._stream(batch.num_tokens)
+
+    def logits(self, hidden_SE: Residual, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[S, V] from rows of `forward`'s result, of the compute dtype; the last norm is applied here, to these rows
+        alone. out: memory for the result."""
+        return self.model.head.logits(hidden_SE, self.groups.tensor, out)
+
+    def write_part_of_logits(self, hidden_SE: Residual, out_SP: torch.Tensor) -> None:
+        """What this rank computes of them, the first columns of `out`."""
+        self.model.head.write_part(hidden_SE, out_SP)
+
+    def gather_logits(self, part_SP: torch.Tensor, out_SV: torch.Tensor) -> None:
+        """[S, V] of the parts that all ranks have written, all as wide."""
+        self.model.head.gather(part_SP, out_SV, self.groups.tensor)
+
+    def likeliest(self, part_SP: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See OutputHead.likeliest."""
+        return self.model.head.likeliest(part_SP, self.groups.tensor)
+
+    def _stream(self, num_tokens: int) -> Residual:
+        """After the last layer, where the model left it, whether it ran or was replayed."""
+        take, hidden_size = self._workspace.take, self.model.config.hidden_size
+        x_TE = take("residual", num_tokens, hidden_size, dtype=torch.float32)
+        return Residual(x_TE, take("delta", num_tokens, hidden_size), is_pending=True)
