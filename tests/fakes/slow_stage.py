@@ -29,7 +29,7 @@ _NUM_BLOCKS, _MAX_MODEL_LEN = 256, 256
 
 
 class SlowStage:
-    """A worker.cpu.runner.StepModel. Each of its steps takes `seconds`; it notes when they began and ended. It says
+    """A worker.cpu.executor.CpuModel. Each of its steps takes `seconds`; it notes when they began and ended. It says
     positions."""
 
     path = torch_backend(torch.float32)

@@ -5,6 +5,7 @@ Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V
 
 from collections.abc import Callable
 from operator import is_
+from typing import Protocol
 
 import torch
 
@@ -47,8 +48,37 @@ class Replay:
         self._recording, self._memory = recording, memory
 
 
+class CpuModel(Protocol):
+    """A model that computes steps on a CPU: what worker.cpu.runner needs."""
+
+    # How it computes, and what draws therefore.
+    path: Backend
+    groups: Groups
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
+        """Hidden states [T, E] of the batch's tokens, whose KV it writes."""
+        ...
+
+    def incoming(self, num_tokens: int) -> torch.Tensor:
+        """Of a stage that is not the first: where its next step, of so many tokens, finds the hidden states of the
+        stage before, float32 [T, E]."""
+        ...
+
+    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [S, V] of some tokens, a tensor that the caller may change."""
+        ...
+
+    def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """In place of `forward`: the likeliest token (int64 [L]) and its logit (float32 [L]) after each of the batch's
+        logit_indices, as kernels.sampling.greedy says of `logits`."""
+        ...
+
+
 class CpuExecutor:
-    """A worker.cpu.runner.StepModel."""
+    """The CpuModel of a decoder."""
 
     def __init__(self, model: Decoder, groups: Groups | None = None) -> None:
         config, path = model.config, model.path

@@ -5,16 +5,15 @@ in-process.
 import ctypes
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from kernels.backend import Backend
 from kernels.kv_cache.swap import block_copy
 from kernels.native.library import NativeKernels
 from kernels.step_inputs.native import DecodeRowsStruct
 from protos import inference_pb2, step_pb2
+from worker.cpu.executor import CpuModel
 from worker.cpu.stage_traffic import ExpectedStep, StageTraffic
 from worker.layers.kv_cache import KVCache
 from worker.parallel.groups import Groups
@@ -140,41 +139,12 @@ _LOGITS_SLICE = 64
 _NOTHING = StepTokens.one_each(np.empty(0, np.int64))
 
 
-class StepModel(Protocol):
-    """What the runner needs of a model."""
-
-    # How it computes, and what draws therefore.
-    path: Backend
-    groups: Groups
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
-        """Hidden states [T, E] of the batch's tokens, whose KV it writes."""
-        ...
-
-    def incoming(self, num_tokens: int) -> torch.Tensor:
-        """Of a stage that is not the first: where its next step, of so many tokens, finds the hidden states of the
-        stage before, float32 [T, E]."""
-        ...
-
-    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        """Float32 logits [S, V] of some tokens, a tensor that the caller may change."""
-        ...
-
-    def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """In place of `forward`: the likeliest token (int64 [L]) and its logit (float32 [L]) after each of the batch's
-        logit_indices, as kernels.sampling.greedy says of `logits`."""
-        ...
-
-
 class Runner:
     """One rank's model, KV cache and rows. `worker.process.build.build_runner` makes one from options."""
 
     def __init__(
         self,
-        model: StepModel,
+        model: CpuModel,
         kv_cache: KVCache,
         rows: Rows,
         model_info: inference_pb2.ModelInfo,

@@ -65,7 +65,7 @@ def config_of(files: ModelFiles) -> tuple[ModelConfig, Quantization]:
 
 
 class GuardedEngine:
-    """A worker.gpu.runner.StepEngine. Memory is taken when a step is begun, if ever: those that are under way have
+    """A worker.gpu.runner.Engine. Memory is taken when a step is begun, if ever: those that are under way have
     theirs."""
 
     def __init__(self, engine: GpuEngine, device: Device, options: Options, use: MemoryUse) -> None:

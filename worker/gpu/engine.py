@@ -14,27 +14,14 @@ from kernels.step_inputs.triton import expand
 from worker.device.device import Device
 from worker.device.staging import Part, Staging, StepArrays, StepLayout, StepSlot, device_memory
 from worker.gpu.device_rows import DeviceRows
-from worker.gpu.logits import LogitsModel, StepLogits
+from worker.gpu.executor import GpuModel
+from worker.gpu.logits import StepLogits
 from worker.gpu.pending import AskedLogprobs, PendingStep, ResultLayout
 from worker.gpu.sampler import LogitsSlice, Sampler, SamplingKind, ScoredPositions, StepSampling
-from worker.layers.forward_context import Pieces
 from worker.layers.kv_cache import KVCache
 from worker.sampling.gpu_logprobs import SLICE, write_logprobs
 from worker.step.batch import GpuBatch
 from worker.step.inputs import PromptScores, StepInputs
-
-
-class GpuModel(LogitsModel, Protocol):
-    """What the engine needs of a model."""
-
-    def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
-        """Once, before anything else: all memory of a step is at fixed addresses from then on."""
-        ...
-
-    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
-        """Of the batch's T tokens, whose KV it writes; memory that the next call uses again. pieces: graphs of what
-        lies between attentions."""
-        ...
 
 
 class StepGraphs(Protocol):
@@ -60,6 +47,10 @@ class StepGraphs(Protocol):
     def run_pieces(self, batch: GpuBatch) -> Residual:
         """Does what `model.forward(batch, kv_cache)` does. The batch has as many tokens as `padded_tokens` said (those
         beyond its last query are padding) and any number of rows; its inputs are expanded already."""
+        ...
+
+    def drop(self) -> None:
+        """Gives all up, also those that are being replayed: calls of other ranks that they hold can end then."""
         ...
 
 

@@ -3,8 +3,11 @@
 Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V vocabulary, P a rank's part of it.
 """
 
+from typing import Protocol
+
 import torch
 
+from kernels.backend import Backend
 from kernels.linear.residual import Residual
 from worker.layers.attention_plans import GpuAttentionPlans
 from worker.layers.forward_context import ForwardContext, Pieces, Workspace, call, forward_context
@@ -14,8 +17,36 @@ from worker.parallel.groups import Groups
 from worker.step.batch import GpuBatch
 
 
+class GpuModel(Protocol):
+    """A model that computes steps on a GPU: what worker.gpu needs."""
+
+    path: Backend
+    # The ranks that it computes with.
+    groups: Groups
+
+    def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
+        """Once, before anything else: all memory of a step is at fixed addresses from then on."""
+        ...
+
+    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
+        """The stream of the batch's T tokens, whose KV it writes; memory that the next call uses again. pieces: graphs
+        of what lies between attentions."""
+        ...
+
+    def logits(self, hidden: Residual, /, out: torch.Tensor) -> torch.Tensor:
+        """[S, V] of the compute dtype, in `out`."""
+        ...
+
+    # If ranks share the vocabulary.
+    def write_part_of_logits(self, hidden: Residual, /, out_SP: torch.Tensor) -> None: ...
+    def gather_logits(self, part_SP: torch.Tensor, /, out_SV: torch.Tensor) -> None: ...
+    def likeliest(self, part_SP: torch.Tensor, /) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the whole vocabulary: int64 ids [S], and their float32 logits [S], see kernels.sampling.triton.greedy."""
+        ...
+
+
 class GpuExecutor:
-    """A worker.gpu.engine.GpuModel."""
+    """The GpuModel of a decoder."""
 
     def __init__(self, model: Decoder, groups: Groups | None = None) -> None:
         self.model, self.path = model, model.path

@@ -6,13 +6,14 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
 from kernels.linear.residual import Residual
 from worker.device.device import Device, Graph
-from worker.gpu.engine import GpuModel
+from worker.gpu.engine import GpuEngine
+from worker.gpu.executor import GpuModel
 from worker.gpu.sampler import SamplingKind
 from worker.layers.kv_cache import KVCache
 from worker.step.batch import GpuBatch
@@ -129,14 +130,6 @@ class PiecewiseGraph:
         return self._device.between_graphs(attend)
 
 
-class CapturedEngine(Protocol):
-    """What graphs are made of: worker.gpu.engine.GpuEngine."""
-
-    def forward_body(self, size: int) -> None: ...
-    def sample_body(self, kind: SamplingKind, size: int) -> None: ...
-    def pieces_batch(self, num_tokens: int) -> GpuBatch: ...
-
-
 class CapturedGraphs:
     """worker.gpu.engine.StepGraphs.
 
@@ -147,7 +140,7 @@ class CapturedGraphs:
 
     def __init__(
         self,
-        engine: CapturedEngine,
+        engine: GpuEngine,
         model: GpuModel,
         kv_cache: KVCache,
         device: Device,
@@ -248,7 +241,7 @@ class CapturedGraphs:
 
 
 def graph_memory_estimate(
-    engine: CapturedEngine, model: GpuModel, kv_cache: KVCache, device: Device, sizes: GraphSizes
+    engine: GpuEngine, model: GpuModel, kv_cache: KVCache, device: Device, sizes: GraphSizes
 ) -> int:
     """Bytes that graphs of these sizes will take: from capturing the two largest, of pieces and of decodes, and taking
     all others to cost what the second did, for the first one's memory serves them, too. kv_cache: any, such as one of

@@ -2,31 +2,14 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from worker.device.device import Device
-from worker.gpu.engine import StepGraphs
+from worker.gpu.engine import GpuEngine, StepGraphs
+from worker.gpu.executor import GpuModel
 from worker.parallel.groups import Groups
 
 # Between looks at whether the GPU has come to an end, which waits for all ranks.
 _PAUSE_S = 0.001
-
-
-class RankModel(Protocol):
-    # Whom it calls in a forward pass.
-    groups: Groups
-
-
-class RankEngine(Protocol):
-    """worker.gpu.engine.GpuEngine."""
-
-    graphs: StepGraphs | None
-
-
-class DroppableGraphs(StepGraphs, Protocol):
-    def drop(self) -> None:
-        """Gives them up: nothing of them is left."""
-        ...
 
 
 class GpuRanks:
@@ -37,16 +20,16 @@ class GpuRanks:
     def __init__(
         self,
         device: Device,
-        model: RankModel,
-        engine: RankEngine,
-        capture: Callable[[Callable[[], None]], DroppableGraphs | None],
+        model: GpuModel,
+        engine: GpuEngine,
+        capture: Callable[[Callable[[], None]], StepGraphs | None],
         without_others: Groups,
     ) -> None:
         """capture: makes the engine's graphs, calling what it is given when a step of all ranks is under way; None:
         there are none. without_others: what stands for the groups meanwhile."""
         self._device, self._model, self._engine, self._capture = device, model, engine, capture
         self._without_others = without_others
-        self._graphs: DroppableGraphs | None = None
+        self._graphs: StepGraphs | None = None
         model.groups = without_others
 
     def join(self, groups: Groups, while_waiting: Callable[[], None]) -> None:

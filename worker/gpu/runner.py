@@ -60,7 +60,7 @@ class EngineStep(Protocol):
     def wait(self) -> StepOutputs: ...
 
 
-class StepEngine(Protocol):
+class Engine(Protocol):
     """What the runner needs of `worker.gpu.engine.GpuEngine`."""
 
     def begin(self, inputs: StepInputs) -> EngineStep: ...
@@ -72,7 +72,7 @@ class GpuRunner:
 
     def __init__(
         self,
-        engine: StepEngine,
+        engine: Engine,
         rows: Rows,
         model_info: inference_pb2.ModelInfo,
         *,

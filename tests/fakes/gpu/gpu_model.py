@@ -8,6 +8,7 @@ from kernels.linear.residual import Residual
 from tests.fakes.fake_model import context_hash, fake_config, hidden_logits
 from worker.layers.forward_context import Pieces
 from worker.layers.kv_cache import KVCache
+from worker.parallel.groups import Groups
 from worker.step.batch import GpuBatch
 
 PATH = gpu_backend(torch.float32, torch.device("cpu"))
@@ -21,6 +22,7 @@ class FakeGpuModel:
     """hidden: [hash of the context up to the token, whether it holds POISON]; zeros for padding."""
 
     path: Backend = PATH
+    groups = Groups()
 
     def __init__(self) -> None:
         self.reserved: tuple[int, int, int] | None = None
@@ -57,6 +59,15 @@ class FakeGpuModel:
 
     def logits(self, hidden: Residual, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(hidden_logits(hidden.x_TE))
+
+    def write_part_of_logits(self, hidden: Residual, out_SP: torch.Tensor) -> None:
+        raise AssertionError("the vocabulary is not divided")
+
+    def gather_logits(self, part_SP: torch.Tensor, out_SV: torch.Tensor) -> None:
+        raise AssertionError("the vocabulary is not divided")
+
+    def likeliest(self, part_SP: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        raise AssertionError("the vocabulary is not divided")
 
     @staticmethod
     def _check_padding(batch: GpuBatch, starts: list[int]) -> None:

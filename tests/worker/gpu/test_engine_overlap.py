@@ -168,6 +168,9 @@ class Bodies:
         self.calls.append("pieces")
         return self.run.model.forward(batch, self.run.kv_cache)
 
+    def drop(self) -> None:
+        raise AssertionError("one rank drops no graphs")
+
 
 def test_padding_of_graphs_changes_nothing() -> None:
     """Rows come and go between sizes; prompts, and more decodes than graphs are for, go in pieces or without."""

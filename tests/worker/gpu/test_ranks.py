@@ -68,7 +68,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         self.engine = Engine(self.log)
-        self.ranks = GpuRanks(self.device, self, self.engine, self._capture, ALONE)
+        self.ranks = GpuRanks(self.device, self, self.engine, self._capture, ALONE)  # type: ignore[arg-type]
 
     def _capture(self, settle: Any) -> Any:
         self.log.append("step")
