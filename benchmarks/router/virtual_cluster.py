@@ -158,10 +158,10 @@ class _Replica:
         )
         welcome = Welcome(protocol_version=PROTOCOL_VERSION, replica_id=str(self.number), epoch=1, model=model)
         self.session = Session(welcome)
-        self.core = self.requests.core = Core(settings)
+        self.core = Core(settings)
         self.rows = PaperRows(settings.max_num_seqs)
         self.intake = Intake(_SESSION, model, max_unsent_tokens=settings.max_queued_tokens)
-        self.requests.welcome_all(welcome)
+        self.requests.begin_epoch(self.core, welcome)
         self.requests.handle(OpenSession(session=_SESSION, watch_cache=self.cluster.watch(self.number, model)), 0.0)
         self._advance(0.0)
 
@@ -219,7 +219,7 @@ class _Replica:
             shape, result = self.rows.apply(plan)
             self.busy_until = max(now, self.busy_until) + self.step_time.seconds(shape)
             self.cluster.at(self.busy_until, partial(self._finish_step, result))
-        for _, messages in self.requests.take_messages(workers_ready=True, repeat_load=False):
+        for _, messages in self.requests.take_messages(num_steps=0, workers_ready=True, repeat_load=False):
             for text in messages:
                 self.cluster.at(now + _HOP_S, partial(self._hear, text))
 

@@ -32,7 +32,6 @@ from scheduler.core.planner import Planner
 from scheduler.core.policies import ORDER_POLICIES
 from scheduler.core.results import Results, no_outputs
 from scheduler.core.snapshot import Snapshot, restore, save
-from scheduler.core.state.blocks import num_blocks_for
 from scheduler.core.state.request import Group, Sequence
 from scheduler.core.state.state import State
 
@@ -96,7 +95,7 @@ class Core:
         return None
 
     def _make_way(self, request: GroupRequest, now: float) -> bool:
-        """Whether others could."""
+        """Takes groups that have not begun from the queue. False if that would not be enough."""
         state = self._state
         groups = state.admission.make_way(request)
         for group in groups:
@@ -166,9 +165,9 @@ class Core:
         events, self._state.preemptions = self._state.preemptions, []
         return events
 
-    def key_of(self, sequence: int) -> SequenceKey | None:
-        """Whose number in plans and results this is; None if it does not run (any more)."""
-        found = self._state.running.by_number.get(sequence)
+    def key_of(self, generation: int) -> SequenceKey | None:
+        """The sequence of a row generation, as plans and results have it; None if it does not run (any more)."""
+        found = self._state.running.by_generation.get(generation)
         return found and found.key
 
     # --- Epochs
@@ -178,39 +177,22 @@ class Core:
         self._state.lose_workers(now)
 
     def blame_step(self, now: float) -> int:
-        """Right after `lose_workers`, if the epoch ended because the workers failed, or died: was it in a step?
+        """Right after `lose_workers`, if the epoch ended because the workers failed, or died.
 
-        Whoever was in one may be why. Groups that were so twice in a row, without having got further in between, are
-        computed alone from now on, one after the other; returns how many there are. One that is alone again when the
-        workers fail ends with ERROR, told by `take_ends`. `scheduler.core.state.fault_isolation` has the reasons.
+        The groups in the steps in flight are suspects. Those that were suspects twice in a row, without having got
+        further in between, are computed alone from now on, one after the other; returns how many there are. One that
+        is alone again when the workers fail ends with ERROR, told by `take_ends`.
+        `scheduler.core.state.fault_isolation` has the reasons.
         """
-        state, suspects = self._state, self._state.suspects
-        assert not len(state.running), "the workers have begun anew"
-        suspects.lost = {group: choices for group, choices in suspects.lost.items() if group in state.groups}
-        culprit = suspects.blame()
-        if culprit is not None:
-            num_failures = suspects.by_group[culprit].num_failures
-            message = f"the workers failed in each of {num_failures} steps that computed it"
-            for sequence in list(state.groups[culprit].sequences.values()):
-                state.ends.append(state.fail(sequence, message, now))
-        return suspects.num_to_isolate
+        return self._state.blame_step(now)
 
     def resize(self, num_blocks: int, num_swap_blocks: int = 0, *, now: float) -> None:
         """Takes the block counts of a new epoch, right after `lose_workers`.
 
         Sequences that can't ever fit any more end with ERROR, told by `take_ends`.
         """
-        state = self._state
-        assert not len(state.running), "blocks are in use"
         self.settings = dataclasses.replace(self.settings, num_blocks=num_blocks, num_swap_blocks=num_swap_blocks)
-        state.settings = state.admission.settings = self.settings
-        state.pool.reset(num_blocks)
-        state.host_blocks.reset(num_swap_blocks)
-        for sequence in list(state.sequences()):
-            needed = num_blocks_for(sequence.max_num_tokens_with_kv, self.settings.block_size)
-            if needed > num_blocks:
-                message = f"it may need {needed} KV blocks, but the workers now have {num_blocks}: lower max_tokens"
-                state.ends.append(state.fail(sequence, message, now))
+        self._state.resize(self.settings, now)
 
     # --- Prefix cache
 
@@ -226,9 +208,9 @@ class Core:
         """Changes of what can be found, in order, since the last call."""
         return self._state.pool.take_events()
 
-    def cached_names(self) -> list[bytes]:
-        """Of the blocks that can be found now: for one who begins to watch while others do."""
-        return self._state.pool.names
+    def cached_hashes(self) -> list[bytes]:
+        """Hashes of the blocks that can be found now: for one that begins to watch while others do."""
+        return self._state.pool.hashes
 
     # --- As it is
 

@@ -110,8 +110,8 @@ class FinishReason(Enum):
 class PlannedRow:
     """A sequence that takes a row in this step (a new one, or one that comes back). Mirrors step.proto's NewRow.
 
-    sequence: a number made for this stay in a row: a sequence that comes back gets another one, so that a late result
-    of its earlier stay names nobody. `Core.key_of` tells whose it is.
+    sequence: its row generation: a sequence that comes back gets another one, so that a late result of the earlier one
+    finds nobody. `Core.key_of` tells which sequence has it.
     """
 
     row: int
@@ -269,16 +269,16 @@ class CoreStats:
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """From now on others find a full block by this name (runtime.block_hashes)."""
+    """From now on others find a full block by this hash (runtime.block_hashes)."""
 
-    name: bytes
+    block_hash: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """Nobody finds it any more."""
+    """It is not found any more."""
 
-    name: bytes
+    block_hash: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class Planner:
         state, settings = self._state, self._state.settings
         if len(state.in_flight) >= settings.max_steps_in_flight:
             return None
-        if state.suspects.is_isolating and not self._isolate(now):
+        if state.fault_isolation.is_isolating and not self._isolate(now):
             return None
         draft, budget = PlanDraft(), settings.max_num_batched_tokens
         selection, version = _NOBODY, state.decodes.version
@@ -39,7 +39,7 @@ class Planner:
             if settings.enable_chunked_prefill and (state.running.prefilling or len(state.waiting)):
                 self._prefill(draft, budget, now)
         if state.decodes.version != version:
-            # Somebody selected has been preempted for a prefill.
+            # A selected one has been preempted for a prefill.
             selection = self._those_with_room(_size(selection))
         if not draft.chunks and not _size(selection):
             return None
@@ -55,17 +55,10 @@ class Planner:
     def _isolate(self, now: float) -> bool:
         """Only one suspect runs. False: the steps of the one before must return first."""
         state = self._state
-        suspects = state.suspects
-        if suspects.alone is not None:
-            return True
-        if state.in_flight.is_computing:
-            return False
-        # Whoever is computed alone finds all the room there is. Those who were cleared before find their KV again, in
-        # the prefix cache or in host blocks. The last one just goes on.
-        if suspects.choose(state.groups):
-            for sequence in list(state.running.from_last()):
-                state.set_aside(sequence, now)
-        return True
+        others = state.fault_isolation.gate(state.groups, state.running, state.in_flight)
+        for sequence in others or ():
+            state.set_aside(sequence, now)
+        return others is not None
 
     # --- Decodes
 
@@ -84,7 +77,7 @@ class Planner:
             found = decodes.at(indices)
             if len(found) > pool.num_available:
                 if not self._grow_one_by_one(found, draft, now):
-                    # Whoever waits for others to make progress sits this step out.
+                    # One that waits for others to make progress sits this step out.
                     return self._those_with_room(limit)
                 continue
             for sequence, block in zip(found, pool.take(len(found)), strict=True):
@@ -134,8 +127,8 @@ class Planner:
     # --- Drafts and prefills
 
     def _choose_drafts(self, budget: int) -> int:
-        """Cuts drafts to what is left when everybody has a token and a block for it: they cost nobody either. Without
-        any, a sequence decodes as others do.
+        """Cuts drafts to what is left when every sequence has a token and a block for it: they take neither from any.
+        Without drafts, a sequence decodes as others do.
 
         Returns how many tokens those with drafts compute.
         """
@@ -190,7 +183,7 @@ class Planner:
             if not count or not self._grow(sequence, sequence.num_computed_tokens + count, draft, now):
                 continue
             self._compute_prefill(sequence, count, draft, chunking, now)
-        # Whoever was preempted, or waits for blocks, needs the room more than whoever comes in.
+        # Those that were preempted, or wait for blocks, need the room more than those that come in.
         if not draft.lacks_blocks:
             self._admit_waiting(draft, chunking, now)
 
@@ -209,12 +202,12 @@ class Planner:
         self._note(sequence, moment, now, count)
 
     def _admit_waiting(self, draft: PlanDraft, chunking: Chunking, now: float) -> None:
-        """Lets in what waits, strictly in order: nobody overtakes one that needs more room.
+        """Lets in what waits, strictly in order: none overtakes one that needs more room.
 
         Only a prefill that is kept out for being long lets others pass, where the settings say so.
         """
         state, passed = self._state, []
-        if state.suspects.is_isolating:
+        if state.fault_isolation.is_isolating:
             self._admit_suspect(draft, chunking, now)
             return
         while chunking.budget and state.rows.num_free and (sequence := state.waiting.peek()) is not None:
@@ -228,8 +221,8 @@ class Planner:
     def _admit_suspect(self, draft: PlanDraft, chunking: Chunking, now: float) -> None:
         """Lets in the one group that is computed alone."""
         state = self._state
-        assert state.suspects.alone is not None
-        sequences = state.groups[state.suspects.alone].sequences.values()
+        assert state.fault_isolation.alone is not None
+        sequences = state.groups[state.fault_isolation.alone].sequences.values()
         for sequence in sorted(sequences, key=lambda sequence: sequence.order):
             if sequence.status is SequenceStatus.RUNNING:
                 continue

@@ -146,7 +146,7 @@ def _is_protected(sequence: Sequence, running: Running) -> bool:
     """Has been preempted and has got no token since. It needs no more blocks than it has to get one."""
     if sequence.num_tokens_when_preempted < 0:
         return False
-    known = running.decodes.num_known(sequence) if sequence.is_decoding else sequence.num_tokens
+    known = running.num_known(sequence)
     return known <= sequence.num_tokens_when_preempted
 
 

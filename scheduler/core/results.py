@@ -6,7 +6,7 @@ from scheduler.core.messages import Moment, Result, SequenceEnd, StepOutputs
 from scheduler.core.state.blocks import num_blocks_for
 from scheduler.core.state.decodes import Selection
 from scheduler.core.state.request import Sequence
-from scheduler.core.state.running import Awaited
+from scheduler.core.state.running import StepInFlight
 from scheduler.core.state.state import State
 
 _NO_KEYS, _NO_TOKENS = np.zeros(0, np.int64), np.zeros(0, np.int32)
@@ -20,7 +20,7 @@ class Results:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def apply(self, awaited: Awaited, result: Result, now: float) -> StepOutputs:
+    def apply(self, awaited: StepInFlight, result: Result, now: float) -> StepOutputs:
         """Tokens of sequences that are gone, or were preempted since, are ignored; those come again.
 
         A sequence that should have got tokens and did not ends with ERROR, for the workers no longer agree with the
@@ -28,35 +28,35 @@ class Results:
         """
         state = self._state
         state.rows.step_returned(awaited.step)
-        for sequence, number in awaited.finishing:
+        for sequence, generation in awaited.finishing:
             # Of one that was preempted or has ended since, nothing is taken.
-            if sequence.number == number and number not in result.failed:
+            if sequence.generation == generation and generation not in result.failed:
                 group, choice = sequence.key
                 state.timelines.add(group, Moment.DECODING, now, choice=choice, step=awaited.step)
         # Positions are compared where the columns are.
         is_usual = not awaited.drafts and result.num_tokens is None and not result.failed
-        if is_usual and result.sequences.tobytes() == awaited.numbers.tobytes():
+        if is_usual and result.sequences.tobytes() == awaited.generations.tobytes():
             outputs = self._take_columns(awaited, result, now)
         else:
             outputs = self._take_one_by_one(awaited, result, now)
         state.stats.num_output_tokens += len(outputs.token_ids)
-        for number, drafts in result.drafts.items():
-            self._take_drafts(number, drafts)
-        if state.suspects.by_group:
-            state.clear_suspects()
+        for generation, drafts in result.drafts.items():
+            self._take_drafts(generation, drafts)
+        if state.fault_isolation.by_group:
+            state.fault_isolation.clear(state.groups, state.running)
         return outputs
 
     # --- The usual way
 
-    def _take_columns(self, awaited: Awaited, result: Result, now: float) -> StepOutputs:
+    def _take_columns(self, awaited: StepInFlight, result: Result, now: float) -> StepOutputs:
         state, decodes = self._state, self._state.decodes
         token_ids, positions = result.token_ids, result.positions
         logprobs = result.logprobs
         selection: Selection
         if awaited.decodes_version == decodes.version:
-            selection = slice(0, len(awaited.numbers))
+            selection = slice(0, len(awaited.generations))
         else:
-            here, selection = decodes.locate(awaited.rows, awaited.numbers)
+            here, selection = decodes.locate(awaited.rows, awaited.generations)
             token_ids, positions = token_ids[here], positions[here]
         first_tokens = decodes.output_positions(selection)
         if first_tokens.tobytes() != positions.tobytes():
@@ -65,8 +65,10 @@ class Results:
         groups, choices = decodes.keys(selection)
         outputs = StepOutputs(groups=groups, choices=choices, first_tokens=first_tokens, token_ids=token_ids)
         if logprobs:
-            numbers = decodes.numbers(selection).tolist()
-            outputs.logprobs = {i: logprobs[number] for i, number in enumerate(numbers) if number in logprobs}
+            generations = decodes.generations(selection).tolist()
+            outputs.logprobs = {
+                i: logprobs[generation] for i, generation in enumerate(generations) if generation in logprobs
+            }
         # Most tokens end nothing: the rules are asked only about those that might.
         ending = (state.end_tokens.among(token_ids) | full).nonzero()[0]
         if len(ending):
@@ -76,30 +78,30 @@ class Results:
 
     # --- Any way
 
-    def _take_one_by_one(self, awaited: Awaited, result: Result, now: float) -> StepOutputs:
+    def _take_one_by_one(self, awaited: StepInFlight, result: Result, now: float) -> StepOutputs:
         """Drafts are verified, or something is not as it should be."""
         running, block_size = self._state.running, self._state.settings.block_size
         outputs = no_outputs()
         groups, choices, first_tokens, num_tokens, token_ids = [], [], [], [], []
         given = _by_sequence(result)
-        for number, position in zip(awaited.numbers.tolist(), awaited.positions.tolist(), strict=True):
-            sequence = running.by_number.get(number)
+        for generation, position in zip(awaited.generations.tolist(), awaited.positions.tolist(), strict=True):
+            sequence = running.by_generation.get(generation)
             if sequence is None:
                 continue
-            if number in result.failed:
+            if generation in result.failed:
                 outputs.ends.append(self._state.fail(sequence, "the model's logits were not finite", now))
                 continue
-            drafts = awaited.drafts.get(number, ())
+            drafts = awaited.drafts.get(generation, ())
             first = position - sequence.num_prompt_tokens
-            tokens = given.get((number, first), ())
+            tokens = given.get((generation, first), ())
             if not 1 <= len(tokens) <= 1 + len(drafts):
                 number_of_them = "too many tokens" if tokens else "no token"
                 message = f"the workers returned {number_of_them} for it"
                 outputs.ends.append(self._state.fail(sequence, message, now))
                 continue
             kept = self._append(sequence, tokens, drafts)
-            if number in result.logprobs:
-                outputs.logprobs[len(groups)] = result.logprobs[number][: len(kept)]
+            if generation in result.logprobs:
+                outputs.logprobs[len(groups)] = result.logprobs[generation][: len(kept)]
             groups.append(sequence.key[0])
             choices.append(sequence.choice)
             first_tokens.append(first)
@@ -138,7 +140,7 @@ class Results:
         if len(sequence.block_ids) > needed:
             state.pool.release(sequence.block_ids[needed:])
             del sequence.block_ids[needed:]
-            state.trimmed.append((sequence, sequence.number, needed))
+            state.trimmed.append((sequence, sequence.generation, needed))
         state.prefix_cache.publish(sequence)
         state.running.decode(sequence, num_planned=sequence.num_tokens)
 
@@ -154,9 +156,9 @@ class Results:
         self._state.retire(sequence, reason, now)
         return True
 
-    def _take_drafts(self, number: int, drafts: tuple[int, ...]) -> None:
+    def _take_drafts(self, generation: int, drafts: tuple[int, ...]) -> None:
         state = self._state
-        sequence = state.running.by_number.get(number)
+        sequence = state.running.by_generation.get(generation)
         # One whose next step is out already has no use for them.
         if sequence is None or not sequence.is_decoding:
             return
@@ -175,7 +177,7 @@ def _by_sequence(result: Result) -> dict[tuple[int, int], tuple[int, ...]]:
     """Tokens by sequence and output position of the first."""
     counts = [1] * len(result.sequences) if result.num_tokens is None else result.num_tokens.tolist()
     tokens, found, start = result.token_ids.tolist(), {}, 0
-    for number, position, count in zip(result.sequences.tolist(), result.positions.tolist(), counts, strict=True):
-        found[number, position] = tuple(tokens[start : start + count])
+    for generation, position, count in zip(result.sequences.tolist(), result.positions.tolist(), counts, strict=True):
+        found[generation, position] = tuple(tokens[start : start + count])
         start += count
     return found

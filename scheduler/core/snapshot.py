@@ -1,6 +1,6 @@
 """A core's whole state as plain typed values, and back.
 
-Left out is what follows from the rest (who waits, deadlines, end tokens, the names of blocks to come), what no plan
+Left out is what follows from the rest (who waits, deadlines, end tokens, the hashes of blocks to come), what no plan
 depends on (cache events, ends that nobody took yet), and `GroupRequest.sampling`, which is opaque.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from scheduler.core.messages import ChoiceStart, CoreSettings, CoreStats, GroupRequest
 from scheduler.core.state.fault_isolation import Suspicion
 from scheduler.core.state.request import Group, Order, Sequence, SequenceStatus
-from scheduler.core.state.running import Awaited
+from scheduler.core.state.running import StepInFlight
 from scheduler.core.state.state import State
 from scheduler.core.state.timelines import Entry
 
@@ -33,7 +33,7 @@ class SavedSequence(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     num_tokens_when_preempted: int
     # Of a sequence that runs.
     row: int
-    number: int
+    generation: int
     last_step: int
     block_ids: list[int]
     num_computed_tokens: int
@@ -57,25 +57,25 @@ class SavedGroup(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class SavedStep(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """A plan in flight; the fields mean what they mean in `Awaited`."""
+    """A plan in flight; the fields mean what they mean in `StepInFlight`."""
 
     step: int
-    numbers: list[int]
+    generations: list[int]
     rows: list[int]
     positions: list[int]
     drafts: dict[int, tuple[int, ...]]
-    # Numbers of stays that have not ended since.
+    # Generations of those that have not left their rows since.
     finishing: list[int]
     is_empty: bool = False
     num_prefill_tokens: int = 0
 
 
 class SavedPool(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """Free and cached blocks in the order in which they are taken, and the names of those that can be found."""
+    """Free and cached blocks in the order in which they are taken, and the hashes of those that can be found."""
 
     free: list[int]
     cached: list[int]
-    names: dict[int, bytes]
+    hashes: dict[int, bytes]
 
 
 class SavedRows(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class SavedRows(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class SavedFaultIsolation(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """The fields mean what they mean in `Suspects`; by_group has the fields of `Suspicion`."""
+    """The fields mean what they mean in `FaultIsolation`; by_group has the fields of `Suspicion`."""
 
     by_group: dict[int, tuple[int, dict[int, int]]]
     lost: dict[int, dict[int, int]]
@@ -99,7 +99,7 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     stats: CoreStats
     step: int
     num_arrivals: int
-    num_stays: int
+    num_generations: int
     groups: list[SavedGroup]
     in_flight: list[SavedStep]
     pool: SavedPool
@@ -107,9 +107,9 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     free_host_blocks: list[int]
     # (block, host block) copies that no plan has told yet.
     swapped_out: list[tuple[int, int]]
-    # (number of the stay, leading blocks it keeps) that no plan has told yet.
+    # (generation, leading blocks it keeps) that no plan has told yet.
     trimmed: list[tuple[int, int]]
-    suspects: SavedFaultIsolation
+    fault_isolation: SavedFaultIsolation
 
 
 # --- From a core
@@ -117,33 +117,35 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
 
 def save(state: State, num_arrivals: int) -> Snapshot:
     """Takes time in proportion to the tokens of all live requests, and to the KV blocks."""
-    free, cached, names = state.pool.save()
+    free, cached, hashes = state.pool.save()
     free_rows, resting, untold = state.rows.save()
     return Snapshot(
         settings=state.settings,
         stats=dataclasses.replace(state.stats),
         step=state.step,
         num_arrivals=num_arrivals,
-        num_stays=state.running.num_stays,
+        num_generations=state.running.num_generations,
         groups=[_save_group(group, state) for group in state.groups.values()],
         in_flight=[_save_step(awaited) for awaited in state.in_flight],
-        pool=SavedPool(free=free, cached=cached, names=names),
+        pool=SavedPool(free=free, cached=cached, hashes=hashes),
         rows=SavedRows(free=free_rows, resting=resting, untold=untold),
         free_host_blocks=state.host_blocks.save(),
         swapped_out=list(state.swapped_out),
         # The others have no row any more.
-        trimmed=[(number, kept) for sequence, number, kept in state.trimmed if sequence.number == number],
-        suspects=_save_suspects(state),
+        trimmed=[
+            (generation, kept) for sequence, generation, kept in state.trimmed if sequence.generation == generation
+        ],
+        fault_isolation=_save_fault_isolation(state),
     )
 
 
-def _save_suspects(state: State) -> SavedFaultIsolation:
-    suspects = state.suspects
+def _save_fault_isolation(state: State) -> SavedFaultIsolation:
+    isolation = state.fault_isolation
     return SavedFaultIsolation(
-        by_group={group: (each.num_failures, dict(each.cleared_at)) for group, each in suspects.by_group.items()},
-        lost={group: dict(choices) for group, choices in suspects.lost.items()},
-        is_isolating=suspects.is_isolating,
-        alone=suspects.alone,
+        by_group={group: (each.num_failures, dict(each.cleared_at)) for group, each in isolation.by_group.items()},
+        lost={group: dict(choices) for group, choices in isolation.lost.items()},
+        is_isolating=isolation.is_isolating,
+        alone=isolation.alone,
     )
 
 
@@ -169,7 +171,7 @@ def _save_sequence(sequence: Sequence, state: State) -> SavedSequence:
         num_cached_tokens=sequence.num_cached_tokens,
         num_tokens_when_preempted=sequence.num_tokens_when_preempted,
         row=sequence.row,
-        number=sequence.number,
+        generation=sequence.generation,
         last_step=sequence.last_step,
         block_ids=list(sequence.block_ids),
         num_computed_tokens=sequence.num_computed_tokens,
@@ -181,14 +183,14 @@ def _save_sequence(sequence: Sequence, state: State) -> SavedSequence:
     )
 
 
-def _save_step(awaited: Awaited) -> SavedStep:
+def _save_step(awaited: StepInFlight) -> SavedStep:
     return SavedStep(
         step=awaited.step,
-        numbers=awaited.numbers.tolist(),
+        generations=awaited.generations.tolist(),
         rows=awaited.rows.tolist(),
         positions=awaited.positions.tolist(),
         drafts=dict(awaited.drafts),
-        finishing=[number for sequence, number in awaited.finishing if sequence.number == number],
+        finishing=[generation for sequence, generation in awaited.finishing if sequence.generation == generation],
         is_empty=awaited.is_empty,
         num_prefill_tokens=awaited.num_prefill_tokens,
     )
@@ -228,30 +230,30 @@ def restore(snapshot: Snapshot, state: State) -> None:
     """state: a new one, made of the snapshot's settings."""
     for group in snapshot.groups:
         _restore_group(group, state)
-    by_number = state.running.by_number
-    holders = Counter(block for sequence in by_number.values() for block in sequence.block_ids)
+    by_generation = state.running.by_generation
+    holders = Counter(block for sequence in by_generation.values() for block in sequence.block_ids)
     pool, rows = snapshot.pool, snapshot.rows
-    state.pool.restore(pool.free, pool.cached, pool.names, holders)
+    state.pool.restore(pool.free, pool.cached, pool.hashes, holders)
     state.rows.restore(rows.free, rows.resting, rows.untold)
     state.host_blocks.restore(snapshot.free_host_blocks)
-    state.running.num_stays = snapshot.num_stays
+    state.running.num_generations = snapshot.num_generations
     for step in snapshot.in_flight:
-        state.in_flight.add(_restore_step(step, by_number))
+        state.in_flight.add(_restore_step(step, by_generation))
     state.stats = dataclasses.replace(snapshot.stats)
     state.step = snapshot.step
     state.swapped_out = list(snapshot.swapped_out)
-    state.trimmed = [(by_number[number], number, kept) for number, kept in snapshot.trimmed]
-    _restore_suspects(snapshot.suspects, state)
+    state.trimmed = [(by_generation[generation], generation, kept) for generation, kept in snapshot.trimmed]
+    _restore_fault_isolation(snapshot.fault_isolation, state)
 
 
-def _restore_suspects(saved: SavedFaultIsolation, state: State) -> None:
-    suspects = state.suspects
-    suspects.by_group = {
+def _restore_fault_isolation(saved: SavedFaultIsolation, state: State) -> None:
+    isolation = state.fault_isolation
+    isolation.by_group = {
         group: Suspicion(num_failures=num_failures, cleared_at=dict(cleared_at))
         for group, (num_failures, cleared_at) in saved.by_group.items()
     }
-    suspects.lost = {group: dict(choices) for group, choices in saved.lost.items()}
-    suspects.is_isolating, suspects.alone = saved.is_isolating, saved.alone
+    isolation.lost = {group: dict(choices) for group, choices in saved.lost.items()}
+    isolation.is_isolating, isolation.alone = saved.is_isolating, saved.alone
 
 
 def _restore_group(saved: SavedGroup, state: State) -> None:
@@ -284,7 +286,7 @@ def _restore_sequence(saved: SavedSequence, group: Group) -> Sequence:
     sequence.output_token_ids = array("i", saved.output_token_ids)
     sequence.num_cached_tokens = saved.num_cached_tokens
     sequence.num_tokens_when_preempted = saved.num_tokens_when_preempted
-    sequence.row, sequence.number, sequence.last_step = saved.row, saved.number, saved.last_step
+    sequence.row, sequence.generation, sequence.last_step = saved.row, saved.generation, saved.last_step
     sequence.block_ids = list(saved.block_ids)
     sequence.num_computed_tokens = saved.num_computed_tokens
     sequence.num_published_blocks = saved.num_published_blocks
@@ -293,16 +295,16 @@ def _restore_sequence(saved: SavedSequence, group: Group) -> Sequence:
     return sequence
 
 
-def _restore_step(saved: SavedStep, by_number: dict[int, Sequence]) -> Awaited:
-    return Awaited(
+def _restore_step(saved: SavedStep, by_generation: dict[int, Sequence]) -> StepInFlight:
+    return StepInFlight(
         step=saved.step,
-        numbers=np.array(saved.numbers, np.int64),
+        generations=np.array(saved.generations, np.int64),
         rows=np.array(saved.rows, np.uint16),
         positions=np.array(saved.positions, np.int64),
         # Where they are among the decodes is looked up.
         decodes_version=None,
         drafts=dict(saved.drafts),
-        finishing=[(by_number[number], number) for number in saved.finishing],
+        finishing=[(by_generation[generation], generation) for generation in saved.finishing],
         is_empty=saved.is_empty,
         num_prefill_tokens=saved.num_prefill_tokens,
     )

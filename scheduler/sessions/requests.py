@@ -27,7 +27,7 @@ from scheduler.core.messages import (
 from scheduler.sessions import commands
 from scheduler.sessions.sessions import LiveGroup, Outbox, OutputColumns, Sessions, split_numbers, why_not_admitted
 
-# Names of what a cache held before, told between two steps: 7 ms of the step loop, measured, and 150 KB. A million at
+# Hashes of what a cache held before, told between two steps: 7 ms of the step loop, measured, and 150 KB. A million at
 # once would be more than may wait for a router.
 MAX_UNTOLD_AT_ONCE = 4096
 
@@ -43,8 +43,8 @@ class WatchedCache(Protocol):
         """Changes since the last call."""
         ...
 
-    def cached_names(self) -> Iterable[bytes]:
-        """Of the blocks that can be found now."""
+    def cached_hashes(self) -> Iterable[bytes]:
+        """Those of the blocks that can be found now."""
         ...
 
 
@@ -55,7 +55,7 @@ class CacheWatchers:
     """
 
     def __init__(self) -> None:
-        # By Session: names that were in the cache when it joined and are still to be told; None: it has just joined.
+        # By Session: hashes that were in the cache when it joined and are still to be told; None: it has just joined.
         self._untold: dict[int, dict[bytes, None] | None] = {}
         self._is_on = False
 
@@ -78,7 +78,7 @@ class CacheWatchers:
         for session, untold in self._untold.items():
             if untold is None:
                 # The changes are in it.
-                untold = self._untold[session] = dict.fromkeys(cache.cached_names())
+                untold = self._untold[session] = dict.fromkeys(cache.cached_hashes())
                 events: list[CacheEvent] = [CacheCleared()]
             else:
                 _forget(untold, changes)
@@ -88,13 +88,13 @@ class CacheWatchers:
                 yield session, events
 
 
-def _forget(names: dict[bytes, None], changes: Iterable[CacheEvent]) -> None:
+def _forget(untold: dict[bytes, None], changes: Iterable[CacheEvent]) -> None:
     """What is gone is not told any more."""
     for event in changes:
         if isinstance(event, BlockRemoved):
-            names.pop(event.name, None)
+            untold.pop(event.block_hash, None)
         elif isinstance(event, CacheCleared):
-            names.clear()
+            untold.clear()
 
 
 _REJECT_REASONS = {

@@ -34,7 +34,7 @@ def split_numbers(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 # Upper bounds in bytes of what an entry takes: varints, of which the group's may have ten bytes, tags and lengths.
 _SEQUENCE_BYTES, _TOKEN_BYTES, _ENTRY_BYTES, _FINISH_BYTES = 32, 5, 16, 64
-# A name of 32 bytes, and tags and lengths around it.
+# A hash of 32 bytes, and tags and lengths around it.
 _CACHE_EVENT_BYTES = 40
 # Left for Welcome, Load and the messages' own frames.
 _LIMIT_BYTES = SESSION_MESSAGE_BYTES - 16 * 1024
@@ -167,9 +167,9 @@ class Outbox:
             added = self._message.cache_events.add()
             match event:
                 case BlockStored():
-                    added.stored = event.name
+                    added.stored = event.block_hash
                 case BlockRemoved():
-                    added.removed = event.name
+                    added.removed = event.block_hash
                 case CacheCleared():
                     added.cleared.SetInParent()
 

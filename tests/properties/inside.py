@@ -11,7 +11,7 @@ class CoreTable:
     """Of a running sequence."""
 
     row: int
-    number: int
+    generation: int
     block_ids: list[int]
     # Tokens of steps in flight count.
     num_computed_tokens: int
@@ -20,7 +20,9 @@ class CoreTable:
 def tables(core: Core) -> dict[SequenceKey, CoreTable]:
     """Of every running sequence. To be asked after `check_integrity`, which brings them up to date."""
     return {
-        sequence.key: CoreTable(sequence.row, sequence.number, list(sequence.block_ids), sequence.num_computed_tokens)
+        sequence.key: CoreTable(
+            sequence.row, sequence.generation, list(sequence.block_ids), sequence.num_computed_tokens
+        )
         for group in core._state.groups.values()
         for sequence in group.sequences.values()
         if sequence.row >= 0
@@ -34,7 +36,7 @@ def names(core: Core) -> set[bytes]:
 
 def is_isolating(core: Core) -> bool:
     """One group is computed alone, for it may be why workers fail: the usual order does not hold."""
-    return core._state.suspects.is_isolating
+    return core._state.fault_isolation.is_isolating
 
 
 class CacheMirror:

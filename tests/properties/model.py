@@ -21,9 +21,9 @@ class ModelSequence:
     tokens: list[int] = field(default_factory=list)
     is_live: bool = True
     has_run: bool = False
-    # Of the present stay; None: it waits.
+    # None: it waits.
     row: int | None = None
-    number: int | None = None
+    generation: int | None = None
     is_swapped: bool = False
     num_preemptions: int = 0
     # Tokens delivered when it was last preempted for want of blocks.
@@ -55,7 +55,7 @@ class ModelSequence:
         return len(self.request.prompt_token_ids) + self.request.stop.max_tokens
 
     def leave_row(self) -> None:
-        self.row = self.number = None
+        self.row = self.generation = None
 
 
 @dataclass(frozen=True, slots=True)

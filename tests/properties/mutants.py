@@ -113,15 +113,15 @@ MUTANTS = [
     ),
     _mutant(
         "preempted-row-grows", "core.state.running",
-        "            if sequence.number == number:\n                plan.grown_rows",
+        "            if sequence.generation == generation:\n                plan.grown_rows",
         "            if True:\n                plan.grown_rows",
         "the workers are told of blocks for a row that was taken back in the same step",
         scheduling_policy="priority", enable_chunked_prefill=True, max_num_batched_tokens=5, block_size=1,
     ),
     _mutant(
-        "group-numbers-reused", "core.state.running", "number, row = self.num_stays, self._rows.take()",
-        "row = self._rows.take()\n        number = row + 1",
-        "a stay has the number of an earlier one, and gets its late results", **_AHEAD,
+        "generations-reused", "core.state.running", "generation, row = self.num_generations, self._rows.take()",
+        "row = self._rows.take()\n        generation = row + 1",
+        "a sequence has the generation of an earlier one, and gets its late results", **_AHEAD,
     ),
     # --- Prefix cache
     _mutant(
@@ -207,7 +207,8 @@ MUTANTS = [
         "the KV of drafts that were not accepted passes for that of the tokens in their place", **_DRAFTS,
     ),
     _mutant(
-        "trim-not-told", "core.results", "            state.trimmed.append((sequence, sequence.number, needed))\n", "",
+        "trim-not-told", "core.results",
+        "            state.trimmed.append((sequence, sequence.generation, needed))\n", "",
         "the workers keep look-ahead blocks that belong to others by now", **_DRAFTS, block_size=1,
     ),
     _mutant(

@@ -36,7 +36,7 @@ def check_plan(world: World, plan: Plan) -> int:
     named = {row for flight in world.in_flight for row in flight.rows}
     assert not named & {planned.row for planned in plan.new_rows}, "a row is given away while a step that names it runs"
     batch = set(plan.decode_rows.tolist()) | {row for row, _ in plan.chunks}
-    rows = {sequence.row for sequence in world.stays.values()} | {planned.row for planned in plan.new_rows}
+    rows = {sequence.row for sequence in world.by_generation.values()} | {planned.row for planned in plan.new_rows}
     assert batch <= rows, "a row that nobody has is scheduled"
     assert len(rows) <= settings.max_num_seqs
     if settings.num_stages > 1:
@@ -72,7 +72,7 @@ def _check_drafts(world: World, plan: Plan) -> None:
     known_later = {row for flight in world.in_flight for row, _ in flight.plan.drafts}
     batch = set(plan.decode_rows.tolist()) | {row for row, _ in plan.chunks}
     assert not known_later & batch, "a sequence goes on before its drafts are verified"
-    by_row = {sequence.row: sequence for sequence in world.stays.values()}
+    by_row = {sequence.row: sequence for sequence in world.by_generation.values()}
     for row, drafts in plan.drafts:
         assert 1 <= len(drafts) <= settings.num_speculative_tokens
         # All of them together with the token that follows may be accepted.
@@ -133,7 +133,9 @@ def _may_sit_out(world: World, sequence: ModelSequence) -> bool:
     assert sequence.row is not None
     row = world.worker.rows[sequence.row]
     lacks_block = len(row.block_ids) * world.settings.block_size < len(row.token_ids)
-    return lacks_block and any(other.is_protected and other.order >= sequence.order for other in world.stays.values())
+    return lacks_block and any(
+        other.is_protected and other.order >= sequence.order for other in world.by_generation.values()
+    )
 
 
 def _check_decodes(world: World, plan: Plan, batch: set[int]) -> None:
@@ -147,7 +149,7 @@ def _check_decodes(world: World, plan: Plan, batch: set[int]) -> None:
     rows = world.worker.rows
     decodes = {
         row: sequence
-        for sequence in world.stays.values()
+        for sequence in world.by_generation.values()
         if (row := sequence.row) is not None
         and rows[row].has_sampled
         and rows[row].num_lacking == 1
@@ -206,7 +208,7 @@ def check_no_plan(world: World, *, has_preempted: bool) -> None:
         return
     if world.is_isolating:
         return
-    running = list(world.stays.values())
+    running = list(world.by_generation.values())
     ready = [sequence.key for sequence in running if _can_go_on(world, sequence) and not _may_sit_out(world, sequence)]
     assert not ready, f"an empty step while {ready} could go on"
     # Choices wait for the prompt that another one computes, and prefills that may share a step are few.

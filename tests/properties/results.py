@@ -21,9 +21,13 @@ def expect(
 ) -> tuple[dict[SequenceKey, list[int]], list[tuple[ModelSequence, FinishReason]]]:
     """What a result must lead to: tokens by sequence, and ends."""
     tokens: dict[SequenceKey, list[int]] = {}
-    ends = [(world.stays[number], FinishReason.ERROR) for number in sorted(result.failed) if number in world.stays]
+    ends = [
+        (world.by_generation[number], FinishReason.ERROR)
+        for number in sorted(result.failed)
+        if number in world.by_generation
+    ]
     for row in world.worker.rows.values():
-        if row.sequence in result.failed and row.sequence in world.stays:
+        if row.sequence in result.failed and row.sequence in world.by_generation:
             world.spoiled.update(row.block_ids)
     world.seen["failed"] += len(ends)
     counts = [1] * len(result.sequences) if result.num_tokens is None else result.num_tokens.tolist()
@@ -31,7 +35,7 @@ def expect(
     for number, position, count in zip(result.sequences.tolist(), result.positions.tolist(), counts, strict=True):
         sampled = result.token_ids[start : start + count].tolist()
         start += count
-        sequence = world.stays.get(number)
+        sequence = world.by_generation.get(number)
         if sequence is None or position != len(sequence.tokens) or sequence.key in tokens:
             world.seen["a result for one that has gone"] += number < NOBODY
             continue
@@ -43,8 +47,8 @@ def expect(
             world.seen["ended by its own stop token"] += sequence.expected.stop_token_id is not None
             world.seen["ended within its drafts"] += count > missing
     for number in set(flight.result.sequences.tolist()) - set(result.sequences.tolist()):
-        if number in world.stays:
-            ends.append((world.stays[number], FinishReason.ERROR))
+        if number in world.by_generation:
+            ends.append((world.by_generation[number], FinishReason.ERROR))
             world.seen["forgotten by the workers"] += 1
     return tokens, ends
 

@@ -16,7 +16,7 @@ def check(world: World) -> None:
     """What must be true at any time."""
     core = world.core
     core.check_integrity()
-    load, stats, num_running = core.load, core.stats, len(world.stays)
+    load, stats, num_running = core.load, core.stats, len(world.by_generation)
     assert core.has_work == bool(world.live)
     assert core.num_steps_in_flight == len(world.in_flight)
     assert (load.num_running, load.num_waiting) == (num_running, len(world.live) - num_running)
@@ -24,7 +24,7 @@ def check(world: World) -> None:
     assert load.num_blocks == world.worker.num_blocks
     _check_refused_priority(world, load.refused_priority)
     tables = inside.tables(core)
-    assert tables.keys() == {sequence.key for sequence in world.stays.values()}
+    assert tables.keys() == {sequence.key for sequence in world.by_generation.values()}
     held = {block for table in tables.values() for block in table.block_ids}
     assert load.num_free_blocks == load.num_blocks - len(held), "blocks are lost"
     num_empty = world.seen["an empty step"]
@@ -61,7 +61,7 @@ def check_tables(world: World) -> None:
     drafting = {row for flight in world.in_flight for row, _ in flight.plan.drafts}
     for key, table in inside.tables(world.core).items():
         row = world.worker.rows[table.row]
-        assert row.sequence == table.number == world.live[key].number
+        assert row.sequence == table.generation == world.live[key].generation
         assert row.block_ids == table.block_ids, f"{key}: the worker's table is not the core's"
         if not row.has_failed and table.row not in drafting:
             assert row.num_computed_tokens == table.num_computed_tokens, f"{key}: another num_computed_tokens"

@@ -55,8 +55,8 @@ class World:
         self.seen: Counter[str] = Counter()
         self.num_plans = 0
         self.live: dict[SequenceKey, ModelSequence] = {}
-        # By the number of the stay.
-        self.stays: dict[int, ModelSequence] = {}
+        # Those that run.
+        self.by_generation: dict[int, ModelSequence] = {}
         self.in_flight: deque[Flight] = deque()
         # Rows that the next plan must free.
         self.rows_to_free: set[int] = set()
@@ -174,7 +174,7 @@ class World:
             key = self.core.key_of(planned.sequence)
             assert key in self.live, "a row for nobody"
             self._take_row(self.live[key], planned.row, planned.sequence, planned.num_computed_tokens, plan)
-        numbers = [planned.sequence for planned in plan.new_rows] or list(self.stays)
+        numbers = [planned.sequence for planned in plan.new_rows] or list(self.by_generation)
         result = self.worker.run(plan, failing=[self._guess.choice(numbers)] if failing else (), drafter=drafter)
         self.spoiled -= self.worker.renewed
         check_found_blocks(self, plan)
@@ -199,7 +199,7 @@ class World:
         self.seen.update({"an empty step": 1, "an empty step that frees rows": bool(plan.freed_rows)})
         return True
 
-    def _take_row(self, sequence: ModelSequence, row: int, number: int, num_computed: int, plan: Plan) -> None:
+    def _take_row(self, sequence: ModelSequence, row: int, generation: int, num_computed: int, plan: Plan) -> None:
         assert not sequence.is_running, "a second row for one sequence"
         if not sequence.has_run:
             sequence.has_run = True
@@ -216,8 +216,8 @@ class World:
             assert num_computed == 0 or sequence.is_swapped, "prompt logprobs were wanted"
             self.seen["bypassed the prefix cache"] += 1
         sequence.is_swapped = False
-        sequence.row, sequence.number = row, number
-        self.stays[number] = sequence
+        sequence.row, sequence.generation = row, generation
+        self.by_generation[generation] = sequence
 
     def _take_preemption(self, event: Preempted) -> None:
         self.num_preemptions += 1
@@ -225,7 +225,7 @@ class World:
         sequence = self.live[event.key]
         assert sequence.is_running, "preempted without a row"
         assert event.request_id == sequence.request.request_id
-        assert sequence.number is not None
+        assert sequence.generation is not None
         assert sequence.row is not None
         if self.settings.preemption_policy == "whole_context":
             assert len(sequence.tokens) > sequence.num_tokens_when_preempted, "preempted twice without progress"
@@ -235,12 +235,12 @@ class World:
         self.seen["swapped out" if event.swapped else "preempted"] += 1
         self.seen["preempted with a result in flight"] += any(sequence.row in each.rows for each in self.in_flight)
         self._leave_row(sequence)
-        later = [each for each in self.stays.values() if each.order > sequence.order and not each.is_protected]
+        later = [each for each in self.by_generation.values() if each.order > sequence.order and not each.is_protected]
         assert not later or self.settings.preemption_policy != "whole_context", "preempted before later ones"
 
     def _set_aside(self) -> None:
         """Those that lost their rows for a suspect: no event tells of them."""
-        for number, sequence in list(self.stays.items()):
+        for number, sequence in list(self.by_generation.items()):
             if self.core.key_of(number) is None:
                 assert self.is_isolating, "a sequence lost its row without being preempted"
                 sequence.is_swapped = self.settings.preemption_mode == "swap"
@@ -248,9 +248,9 @@ class World:
                 self.seen["set aside for a suspect"] += 1
 
     def _leave_row(self, sequence: ModelSequence) -> None:
-        assert sequence.number is not None
+        assert sequence.generation is not None
         assert sequence.row is not None
-        del self.stays[sequence.number]
+        del self.by_generation[sequence.generation]
         self.rows_to_free.add(sequence.row)
         if self.in_flight:
             self.resting_rows[sequence.row] = self.in_flight[-1].plan.step
@@ -336,7 +336,7 @@ class World:
         self.core.lose_workers(self.now)
         assert not self.core.take_events(), "a loss is no preemption"
         self.in_flight.clear()
-        self.stays.clear()
+        self.by_generation.clear()
         self.rows_to_free.clear()
         self.resting_rows.clear()
         self.spoiled.clear()

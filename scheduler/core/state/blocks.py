@@ -61,8 +61,8 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     @property
-    def names(self) -> list[bytes]:
-        """Of the blocks that can be found."""
+    def hashes(self) -> list[bytes]:
+        """Those of the blocks that can be found."""
         return list(self._block_of)
 
     def fits(self, shared: Iterable[int], count: int) -> bool:
@@ -153,13 +153,13 @@ class BlockPool:
     # --- As it is
 
     def save(self) -> tuple[list[int], list[int], dict[int, bytes]]:
-        """Free blocks, cached ones, and the names of those that can be found: for `restore`."""
+        """Free blocks, cached ones, and the hashes of those that can be found: for `restore`."""
         return list(self._free), list(self._cached), dict(self._hash_of)
 
-    def restore(self, free: list[int], cached: list[int], names: dict[int, bytes], holders: Counter[int]) -> None:
+    def restore(self, free: list[int], cached: list[int], hashes: dict[int, bytes], holders: Counter[int]) -> None:
         """What `save` gave, and the number of holders of each used block. Nobody watches the cache yet."""
         self._free, self._cached = list(free), OrderedDict.fromkeys(cached)
-        self._hash_of, self._block_of = dict(names), {name: block for block, name in names.items()}
+        self._hash_of, self._block_of = dict(hashes), {each: block for block, each in hashes.items()}
         for block, count in holders.items():
             self._num_holders[block] = count
 
@@ -216,7 +216,7 @@ class HostBlocks:
 
 
 class PrefixCache:
-    """Blocks are named over known tokens only, as soon as a step that computes the last of them is planned.
+    """Blocks are hashed over known tokens only, as soon as a step that computes the last of them is planned.
 
     If it is not enabled, the choices of one group still share their prompt's blocks, and only they do.
     """
@@ -234,7 +234,7 @@ class PrefixCache:
 
     def reads(self, sequence: Sequence) -> bool:
         """False if nothing is looked up for it: nothing could be found, or it computes all its prompt for logprobs."""
-        return sequence.may_read_prefix_cache and self._num_nameable(sequence.group) > 0
+        return sequence.may_read_prefix_cache and self._num_shareable(sequence.group) > 0
 
     def match(self, sequence: Sequence) -> list[int]:
         """The blocks of the longest known prefix, not held yet. At least one token is left to compute: the next one is
@@ -242,8 +242,8 @@ class PrefixCache:
         if not self.reads(sequence):
             return []
         blocks: list[int] = []
-        for index in range(min((sequence.num_tokens - 1) // self._block_size, self._num_nameable(sequence.group))):
-            block = self._pool.find(self._name(sequence, index))
+        for index in range(min((sequence.num_tokens - 1) // self._block_size, self._num_shareable(sequence.group))):
+            block = self._pool.find(self._hash(sequence, index))
             if block is None:
                 break
             blocks.append(block)
@@ -256,34 +256,34 @@ class PrefixCache:
         num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // block_size
         if num_full <= first:
             return
-        names, start = sequence.block_names, first * block_size - sequence.num_prompt_tokens
-        if start >= 0 and num_full == first + 1 and len(names) == first and self._enabled:
+        hashes, start = sequence.block_hashes, first * block_size - sequence.num_prompt_tokens
+        if start >= 0 and num_full == first + 1 and len(hashes) == first and self._enabled:
             # One more block of output: what 1 of block_size decodes does in every step.
-            parent = names[-1] if names else sequence.group.cache_scope
-            name = hash_block(parent, sequence.output_token_ids[start : start + block_size].tobytes())
-            names.append(name)
-            self._pool.publish(sequence.block_ids[first], name)
+            parent = hashes[-1] if hashes else sequence.group.cache_scope
+            block_hash = hash_block(parent, sequence.output_token_ids[start : start + block_size].tobytes())
+            hashes.append(block_hash)
+            self._pool.publish(sequence.block_ids[first], block_hash)
             sequence.num_published_blocks = num_full
             return
-        for index in range(first, min(num_full, self._num_nameable(sequence.group))):
-            self._pool.publish(sequence.block_ids[index], self._name(sequence, index))
+        for index in range(first, min(num_full, self._num_shareable(sequence.group))):
+            self._pool.publish(sequence.block_ids[index], self._hash(sequence, index))
             sequence.num_published_blocks = index + 1
 
-    def _num_nameable(self, group: Group) -> int:
+    def _num_shareable(self, group: Group) -> int:
         if self._enabled:
             return sys.maxsize
         return group.num_prompt_blocks if group.num_choices > 1 else 0
 
-    def _name(self, sequence: Sequence, index: int) -> bytes:
-        """The name of block `index`, which must be full of known tokens."""
-        names, group = sequence.block_names, sequence.group
-        while (num_named := len(names)) <= index:
-            if num_named < len(group.prompt_block_names):
-                names.append(group.prompt_block_names[num_named])
+    def _hash(self, sequence: Sequence, index: int) -> bytes:
+        """The hash of block `index`, which must be full of known tokens."""
+        hashes, group = sequence.block_hashes, sequence.group
+        while (num_hashed := len(hashes)) <= index:
+            if num_hashed < len(group.prompt_block_hashes):
+                hashes.append(group.prompt_block_hashes[num_hashed])
                 continue
-            start = num_named * self._block_size
-            parent = names[-1] if names else group.cache_scope
-            names.append(hash_block(parent, sequence.token_bytes(start, start + self._block_size)))
-            if num_named < group.num_prompt_blocks:
-                group.prompt_block_names.append(names[-1])
-        return names[index]
+            start = num_hashed * self._block_size
+            parent = hashes[-1] if hashes else group.cache_scope
+            hashes.append(hash_block(parent, sequence.token_bytes(start, start + self._block_size)))
+            if num_hashed < group.num_prompt_blocks:
+                group.prompt_block_hashes.append(hashes[-1])
+        return hashes[index]

@@ -56,7 +56,7 @@ class _Identity:
     """Whose the entries of a selection are. For several steps to share, so to be read only."""
 
     rows: np.ndarray
-    numbers: np.ndarray
+    generations: np.ndarray
     groups: np.ndarray
     choices: np.ndarray
 
@@ -70,7 +70,7 @@ class Decodes:
         # Views of the columns. Tokens are counted from the beginning of the prompt.
         (
             self._row,
-            self._number,
+            self._generation,
             self._group,
             self._choice,
             self._num_prompt,
@@ -121,7 +121,7 @@ class Decodes:
         columns[:, index + 1 : end + 1] = columns[:, index:end]
         columns[:, index] = (
             sequence.row,
-            sequence.number,
+            sequence.generation,
             sequence.key[0],
             sequence.choice,
             num_prompt_tokens,
@@ -220,7 +220,7 @@ class Decodes:
     def advance(self, selection: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The selection computes its next token in the step being planned.
 
-        Returns rows (uint16) and numbers, to be read only, and positions that the sampled tokens will have, counted
+        Returns rows (uint16) and generations, to be read only, and positions that the sampled tokens will have, counted
         from the prompt's beginning.
         """
         planned, who = self._planned[selection], self._identity(selection)
@@ -229,26 +229,26 @@ class Decodes:
         planned += 1
         if not isinstance(selection, slice):
             self._planned[selection] = planned
-        return who.rows, who.numbers, positions
+        return who.rows, who.generations, positions
 
     # --- Results
 
-    def locate(self, rows: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the sequences are that had these rows and numbers: a mask of those still here, and their indices."""
+    def locate(self, rows: np.ndarray, generations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Finds sequences by rows and generations: a mask of those still here, and their indices."""
         end = len(self.sequences)
         if self._indexed_version != self.version:
             self._index_of_row[self._row[:end]] = np.arange(end)
             self._indexed_version = self.version
         indices = self._index_of_row[rows]
-        here = (indices < end) & (self._number[indices] == numbers)
+        here = (indices < end) & (self._generation[indices] == generations)
         return here, indices[here]
 
     def output_positions(self, selection: Selection) -> np.ndarray:
         """int32: where the next known token of each comes in its output."""
         return (self._known[selection] - self._num_prompt[selection]).astype(np.int32)
 
-    def numbers(self, selection: Selection) -> np.ndarray:
-        return self._identity(selection).numbers
+    def generations(self, selection: Selection) -> np.ndarray:
+        return self._identity(selection).generations
 
     def keys(self, selection: Selection) -> tuple[np.ndarray, np.ndarray]:
         """Groups (int64) and choices (int32), to be read only."""
@@ -267,7 +267,7 @@ class Decodes:
     def _identify(self, selection: Selection) -> _Identity:
         columns = (
             self._row[selection].astype(np.uint16),
-            self._number[selection].copy(),
+            self._generation[selection].copy(),
             self._group[selection].copy(),
             self._choice[selection].astype(np.int32),
         )
@@ -303,7 +303,7 @@ class Decodes:
             self.settle(sequence)
             assert sequence.is_decoding
             column = self._columns[:, index].tolist()
-            expected = [sequence.row, sequence.number, *sequence.key, sequence.num_prompt_tokens]
+            expected = [sequence.row, sequence.generation, *sequence.key, sequence.num_prompt_tokens]
             assert column[:5] == expected, "a column belongs to another sequence"
             computed, planned, known, limit, capacity, tail_start = column[5:]
             assert tail_start == sequence.row * self._tail_width

@@ -24,7 +24,7 @@ class Group:
     """One request: a prompt, its unfinished choices, and what they share."""
 
     __slots__ = (
-        "cache_scope", "end_token_ids", "num_choices", "num_prompt_blocks", "num_prompt_tokens", "prompt_block_names",
+        "cache_scope", "end_token_ids", "num_choices", "num_prompt_blocks", "num_prompt_tokens", "prompt_block_hashes",
         "prompt_token_bytes", "request", "sequences",
     )  # fmt: skip
 
@@ -41,7 +41,7 @@ class Group:
         self.sequences: dict[int, Sequence] = {}  # the live ones, by choice
         self.cache_scope = cache_scope
         self.prompt_token_bytes = token_bytes(request.prompt_token_ids)
-        self.prompt_block_names: list[bytes] = []
+        self.prompt_block_hashes: list[bytes] = []
 
     @property
     def number(self) -> int:
@@ -67,9 +67,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "block_ids", "block_names", "choice", "drafts", "end_token_ids", "group", "host_blocks", "is_decoding", "key",
-        "last_step", "max_tokens", "num_cached_tokens", "num_computed_tokens", "num_prompt_tokens",
-        "num_published_blocks", "num_swapped_tokens", "num_tokens_when_preempted", "number", "order",
+        "block_hashes", "block_ids", "choice", "drafts", "end_token_ids", "generation", "group", "host_blocks",
+        "is_decoding", "key", "last_step", "max_tokens", "num_cached_tokens", "num_computed_tokens",
+        "num_prompt_tokens", "num_published_blocks", "num_swapped_tokens", "num_tokens_when_preempted", "order",
         "output_token_ids", "row", "status",
     )  # fmt: skip
 
@@ -91,15 +91,16 @@ class Sequence:
         self.block_ids: list[int] = []
         # Leading blocks that the prefix cache knows, under this sequence's block or an equal one.
         self.num_published_blocks = 0
-        self.block_names: list[bytes] = []
+        self.block_hashes: list[bytes] = []
         # Where its KV is while it waits, if it was swapped, and of how many tokens.
         self.host_blocks: list[int] = []
         self.num_swapped_tokens = 0
         # When it was last preempted for want of blocks; below 0: never.
         self.num_tokens_when_preempted = -1
-        # Of the present stay. Row and number are -1 when not running; last_step names it, but not if it is decoding.
+        # Row and generation are -1 when not running. A sequence that comes back gets another generation, so that a late
+        # result finds nobody. last_step: the last that computes it; not kept while it is decoding.
         self.row = -1
-        self.number = -1
+        self.generation = -1
         self.last_step = 0
         self.is_decoding = False
         # To be tried after the known tokens.
@@ -164,26 +165,26 @@ class Sequence:
             message=message,
         )
 
-    def start(self, *, row: int, number: int, block_ids: list[int], num_computed_tokens: int) -> None:
+    def start(self, *, row: int, generation: int, block_ids: list[int], num_computed_tokens: int) -> None:
         assert self.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
         self.status = SequenceStatus.RUNNING
-        self.row, self.number = row, number
+        self.row, self.generation = row, generation
         self.block_ids, self.num_computed_tokens = block_ids, num_computed_tokens
 
     def preempt(self) -> None:
         """The caller has given back row and blocks."""
         assert self.status is SequenceStatus.RUNNING
         self.status = SequenceStatus.PREEMPTED
-        self._forget_stay()
+        self._leave_row()
 
     def finish(self) -> None:
         """The caller has given back row and blocks."""
         assert self.status is not SequenceStatus.FINISHED
         self.status = SequenceStatus.FINISHED
-        self._forget_stay()
+        self._leave_row()
 
-    def _forget_stay(self) -> None:
-        self.row = self.number = -1
+    def _leave_row(self) -> None:
+        self.row = self.generation = -1
         self.block_ids = []
         self.drafts = ()
         self.last_step = self.num_computed_tokens = self.num_published_blocks = 0

@@ -26,7 +26,7 @@ class Rows:
 
     def reset(self) -> None:
         """The workers have forgotten every row."""
-        # Low numbers go first.
+        # Low generations go first.
         self._free = list(range(self.num_rows - 1, -1, -1))
         # (last step that may name it, row), in order: not to be used before that step has returned.
         self._resting: deque[tuple[int, int]] = deque()
@@ -77,22 +77,22 @@ _order = attrgetter("order")
 
 
 class Running:
-    """Keeps rows, blocks, numbers and lists in step with who runs. Does not change a sequence's status, except by
-    `start`."""
+    """Keeps rows, blocks, generations and lists in step with the sequences that run. Does not change a sequence's
+    status, except by `start`."""
 
     def __init__(self, rows: Rows, pool: BlockPool, decodes: Decodes) -> None:
         self._rows = rows
         self._pool = pool
-        # So far; the number of the latest.
-        self.num_stays = 0
+        # So far. A sequence gets a new one, counted from 1, each time it takes a row.
+        self.num_generations = 0
         self.decodes = decodes
         # In order; to be read only.
         self.drafting: list[Sequence] = []
         self.prefilling: list[Sequence] = []
-        self.by_number: dict[int, Sequence] = {}
+        self.by_generation: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
-        return len(self.by_number)
+        return len(self.by_generation)
 
     @property
     def num_growing(self) -> int:
@@ -107,22 +107,26 @@ class Running:
         """Known tokens of those that prefill which no plan has taken yet."""
         return sum(sequence.num_tokens - sequence.num_computed_tokens for sequence in self.prefilling)
 
+    def num_known(self, sequence: Sequence) -> int:
+        """Its num_tokens, whether it decodes or not."""
+        return self.decodes.num_known(sequence) if sequence.is_decoding else sequence.num_tokens
+
     def from_last(self) -> Iterator[Sequence]:
         """All, the last in order first."""
         lists = (self.decodes.sequences, self.drafting, self.prefilling)
         return merge(*map(reversed, lists), key=_order, reverse=True)
 
     def start(self, sequence: Sequence, block_ids: list[int], num_computed_tokens: int) -> None:
-        """Begins a stay, as a prefill. The blocks are held already; KV of so many tokens is in them."""
-        self.num_stays += 1
-        number, row = self.num_stays, self._rows.take()
-        sequence.start(row=row, number=number, block_ids=block_ids, num_computed_tokens=num_computed_tokens)
-        self.by_number[number] = sequence
+        """A sequence takes a row, as a prefill. The blocks are held already; KV of so many tokens is in them."""
+        self.num_generations += 1
+        generation, row = self.num_generations, self._rows.take()
+        sequence.start(row=row, generation=generation, block_ids=block_ids, num_computed_tokens=num_computed_tokens)
+        self.by_generation[generation] = sequence
         insort(self.prefilling, sequence, key=_order)
 
     def restore(self, sequence: Sequence, *, is_decoding: bool) -> None:
-        """Goes on with a stay that a saved core had: the sequence has its row, blocks and number already."""
-        self.by_number[sequence.number] = sequence
+        """Goes on as in a saved core: the sequence has its row, blocks and generation already."""
+        self.by_generation[sequence.generation] = sequence
         if is_decoding:
             self.decodes.add(sequence, num_planned=sequence.num_computed_tokens + 1)
         else:
@@ -147,25 +151,25 @@ class Running:
             self.decodes.remove(sequence)
         else:
             _remove(self.drafting if sequence.drafts else self.prefilling, sequence)
-        del self.by_number[sequence.number]
+        del self.by_generation[sequence.generation]
         self._pool.release(sequence.block_ids)
         self._rows.release(sequence.row, last_step=last_step)
 
     def forget(self) -> list[Sequence]:
-        """Ends every stay, giving nothing back: the workers have lost it all. Returns those that ran, in order."""
-        sequences = sorted(self.by_number.values(), key=_order)
+        """Removes all, giving nothing back: the workers have lost it all. Returns those that ran, in order."""
+        sequences = sorted(self.by_generation.values(), key=_order)
         self.decodes.clear()
         self.drafting, self.prefilling = [], []
-        self.by_number.clear()
+        self.by_generation.clear()
         self._rows.reset()
         self._pool.reset(self._pool.num_blocks)
         return sequences
 
     def check_integrity(self) -> None:
-        """Asserts that lists, numbers, rows and blocks agree."""
+        """Asserts that lists, generations, rows and blocks agree."""
         self.decodes.check_integrity()
         sequences = list(self.from_last())
-        assert self.by_number == {sequence.number: sequence for sequence in sequences}
+        assert self.by_generation == {sequence.generation: sequence for sequence in sequences}
         assert all(sequence.drafts for sequence in self.drafting)
         assert not any(sequence.drafts or sequence.is_decoding for sequence in self.prefilling)
         self._rows.check_integrity([sequence.row for sequence in sequences])
@@ -179,19 +183,19 @@ def _remove(sequences: list[Sequence], sequence: Sequence) -> None:
 
 
 @dataclass(slots=True, kw_only=True)
-class Awaited:
+class StepInFlight:
     """The sequences that sample in one plan, in batch order, as columns: the decodes, then some of the chunks."""
 
     step: int
-    # Number of the stay, row, and position that the first sampled token will have, counted from the prompt's beginning.
-    numbers: np.ndarray
+    # The position is that of the first sampled token, counted from the prompt's beginning.
+    generations: np.ndarray
     rows: np.ndarray
     positions: np.ndarray
     # `Decodes.version` if the columns are the first decodes, in order, as they were then; None: they are not.
     decodes_version: int | None
-    # Draft tokens, by number of the stay.
+    # Draft tokens, by generation.
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    # Those that decode from then on, with the number of the stay.
+    # Those that decode from then on, with their generations at the time of the plan.
     finishing: list[tuple[Sequence, int]] = field(default_factory=list)
     # Tokens of prefills that it computes.
     num_prefill_tokens: int = 0
@@ -203,9 +207,9 @@ class InFlight:
     """In the order of the plans, which is that of the results."""
 
     def __init__(self) -> None:
-        self._awaited: deque[Awaited] = deque()
+        self._awaited: deque[StepInFlight] = deque()
 
-    def __iter__(self) -> Iterator[Awaited]:
+    def __iter__(self) -> Iterator[StepInFlight]:
         return iter(self._awaited)
 
     def __len__(self) -> int:
@@ -230,10 +234,10 @@ class InFlight:
     def num_prefill_tokens(self) -> int:
         return sum(awaited.num_prefill_tokens for awaited in self._awaited)
 
-    def add(self, awaited: Awaited) -> None:
+    def add(self, awaited: StepInFlight) -> None:
         self._awaited.append(awaited)
 
-    def take(self, step: int) -> Awaited | None:
+    def take(self, step: int) -> StepInFlight | None:
         """What the result of `step` is to bring; None if it is not the next one."""
         return self._awaited.popleft() if self._awaited and self._awaited[0].step == step else None
 
@@ -241,9 +245,9 @@ class InFlight:
         self._awaited.clear()
 
     @property
-    def numbers(self) -> set[int]:
-        """Of the stays that something is awaited of."""
-        return {number for awaited in self._awaited for number in awaited.numbers.tolist()}
+    def generations(self) -> set[int]:
+        """Those of which tokens are awaited."""
+        return {generation for awaited in self._awaited for generation in awaited.generations.tolist()}
 
 
 class PlanDraft:
@@ -260,7 +264,7 @@ class PlanDraft:
         self.drafts: list[Sequence] = []
         # Somebody has been preempted, or sits the step out, for want of blocks.
         self.lacks_blocks = False
-        # (sequence, its number then, blocks)
+        # (sequence, its generation then, blocks)
         self._grown: list[tuple[Sequence, int, list[int]]] = []
 
     def add_row(self, sequence: Sequence) -> None:
@@ -268,7 +272,7 @@ class PlanDraft:
         self.new_rows.append(
             PlannedRow(
                 row=sequence.row,
-                sequence=sequence.number,
+                sequence=sequence.generation,
                 token_ids=sequence.token_ids(),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 num_computed_tokens=sequence.num_computed_tokens,
@@ -280,7 +284,7 @@ class PlanDraft:
 
     def grow(self, sequence: Sequence, blocks: list[int]) -> None:
         sequence.block_ids += blocks
-        self._grown.append((sequence, sequence.number, blocks))
+        self._grown.append((sequence, sequence.generation, blocks))
 
     def compute(self, sequence: Sequence, count: int, step: int) -> None:
         """Adds the next `count` tokens of a sequence that has a row and blocks for them, and does not decode."""
@@ -306,24 +310,26 @@ class PlanDraft:
         decodes: tuple[np.ndarray, np.ndarray, np.ndarray],
         decodes_version: int | None,
         trimmed: list[tuple[Sequence, int, int]],
-    ) -> tuple[Plan, Awaited]:
+    ) -> tuple[Plan, StepInFlight]:
         """The plan, but for freed rows and swaps out, and what its result is to bring.
 
-        decodes: rows, numbers and positions, as `Decodes.advance` gives them.
+        decodes: rows, generations and positions, as `Decodes.advance` gives them.
         """
-        rows, numbers, positions = decodes
+        rows, generations, positions = decodes
         plan = Plan(step=step, decode_rows=rows, new_rows=self.new_rows, swapped_in=self.swapped_in)
-        for sequence, number, blocks in self._grown:
+        for sequence, generation, blocks in self._grown:
             # One preempted since has no row to grow.
-            if sequence.number == number:
+            if sequence.generation == generation:
                 plan.grown_rows.append(sequence.row)
                 plan.num_new_blocks.append(len(blocks))
                 plan.new_blocks += blocks
-        plan.trimmed_rows = [(sequence.row, kept) for sequence, number, kept in trimmed if sequence.number == number]
+        plan.trimmed_rows = [
+            (sequence.row, kept) for sequence, generation, kept in trimmed if sequence.generation == generation
+        ]
         if not self.chunks:
-            awaited = Awaited(
+            awaited = StepInFlight(
                 step=step,
-                numbers=numbers,
+                generations=generations,
                 rows=rows,
                 positions=positions,
                 decodes_version=decodes_version,
@@ -332,15 +338,15 @@ class PlanDraft:
             return plan, awaited
         plan.chunks = [(sequence.row, count) for sequence, count in self.chunks]
         plan.drafts = [(sequence.row, sequence.drafts) for sequence in self.drafts]
-        sampling = {sequence.number for sequence in self.finishing + self.drafts}
-        chunked = [sequence for sequence, _ in self.chunks if sequence.number in sampling]
-        return plan, Awaited(
+        sampling = {sequence.generation for sequence in self.finishing + self.drafts}
+        chunked = [sequence for sequence, _ in self.chunks if sequence.generation in sampling]
+        return plan, StepInFlight(
             step=step,
-            numbers=np.append(numbers, np.array([sequence.number for sequence in chunked], np.int64)),
+            generations=np.append(generations, np.array([sequence.generation for sequence in chunked], np.int64)),
             rows=np.append(rows, np.array([sequence.row for sequence in chunked], np.uint16)),
             positions=np.append(positions, np.array([sequence.num_tokens for sequence in chunked], np.int64)),
             decodes_version=None if chunked else decodes_version,
-            drafts={sequence.number: sequence.drafts for sequence in self.drafts},
-            finishing=[(sequence, sequence.number) for sequence in self.finishing],
+            drafts={sequence.generation: sequence.drafts for sequence in self.drafts},
+            finishing=[(sequence, sequence.generation) for sequence in self.finishing],
             num_prefill_tokens=sum(count for sequence, count in self.chunks if not sequence.drafts),
         )

@@ -34,7 +34,7 @@ class State:
         self.running = Running(self.rows, self.pool, self.decodes)
         self.waiting = WaitingQueue()
         self.in_flight = InFlight()
-        self.suspects = FaultIsolation()
+        self.fault_isolation = FaultIsolation()
         self.deadlines = Deadlines()
         self.end_tokens = EndTokens()
         self.groups: dict[int, Group] = {}
@@ -48,7 +48,7 @@ class State:
         self.step = 0
         # (block, host block) copies that no plan has told yet.
         self.swapped_out: list[tuple[int, int]] = []
-        # (sequence, its number then, leading blocks it keeps) that no plan has told yet.
+        # (sequence, its generation then, leading blocks it keeps) that no plan has told yet.
         self.trimmed: list[tuple[Sequence, int, int]] = []
 
     def sequences(self) -> Iterable[Sequence]:
@@ -106,7 +106,7 @@ class State:
 
     def lose_workers(self, now: float) -> None:
         """All that runs waits again; plans in flight are void; rows, blocks and host blocks hold nothing."""
-        self.suspects.lost = self._tokens_in_flight()
+        self.fault_isolation.note_lost(self.running, self.in_flight)
         for sequence in self.running.forget():
             num_lost = min(sequence.num_computed_tokens, sequence.num_tokens)
             self._wait_again(sequence)
@@ -120,32 +120,30 @@ class State:
         self.trimmed.clear()
         self.step = 0
 
-    def _tokens_in_flight(self) -> dict[int, dict[int, int]]:
-        """By group and choice of those in steps in flight: their tokens, once those steps have returned."""
-        first_step, found = self.in_flight.first_step, {}
-        if not first_step:
-            return found
-        sampling = self.in_flight.numbers
-        for number, sequence in self.running.by_number.items():
-            if number in sampling or (not sequence.is_decoding and sequence.last_step >= first_step):
-                num_tokens = self.decodes.num_planned(sequence) if sequence.is_decoding else sequence.num_tokens + 1
-                found.setdefault(sequence.group.number, {})[sequence.choice] = num_tokens
-        return found
+    def blame_step(self, now: float) -> int:
+        """Fails the group that was computed alone in the steps lost last. Returns how many are to be computed alone."""
+        assert not len(self.running), "the workers have begun anew"
+        culprit = self.fault_isolation.blame(self.groups)
+        if culprit is not None:
+            num_failures = self.fault_isolation.by_group[culprit].num_failures
+            message = f"the workers failed in each of {num_failures} steps that computed it"
+            for sequence in list(self.groups[culprit].sequences.values()):
+                self.ends.append(self.fail(sequence, message, now))
+        return self.fault_isolation.num_to_isolate
 
-    def clear_suspects(self) -> None:
-        """Whoever has got past the steps that failed is suspected no longer."""
-        for number, suspicion in list(self.suspects.by_group.items()):
-            sequences = self.groups[number].sequences
-            for choice, num_tokens in suspicion.cleared_at.items():
-                sequence = sequences.get(choice)
-                if sequence is not None and self.num_known(sequence) < num_tokens:
-                    break
-            else:
-                self.suspects.forget(number)
-
-    def num_known(self, sequence: Sequence) -> int:
-        """Its num_tokens, whether it decodes or not."""
-        return self.decodes.num_known(sequence) if sequence.is_decoding else sequence.num_tokens
+    def resize(self, settings: CoreSettings, now: float) -> None:
+        """Takes the block counts of a new epoch. Fails sequences that can't ever fit any more."""
+        assert not len(self.running), "blocks are in use"
+        self.settings = self.admission.settings = settings
+        self.pool.reset(settings.num_blocks)
+        self.host_blocks.reset(settings.num_swap_blocks)
+        for sequence in list(self.sequences()):
+            needed = num_blocks_for(sequence.max_num_tokens_with_kv, settings.block_size)
+            if needed > settings.num_blocks:
+                message = (
+                    f"it may need {needed} KV blocks, but the workers now have {settings.num_blocks}: lower max_tokens"
+                )
+                self.ends.append(self.fail(sequence, message, now))
 
     def _wait_again(self, sequence: Sequence) -> None:
         """The caller has seen to row and blocks."""
@@ -176,10 +174,10 @@ class State:
             self.deadlines.remove(group.number)
             self.admission.dequeue(group.number)
             self.timelines.finish(group.number)
-            self.suspects.forget(group.number)
+            self.fault_isolation.forget(group.number)
 
     def fail(self, sequence: Sequence, message: str, now: float) -> SequenceEnd:
-        # What it computed, or read, may be what is wrong: nobody shall find it any more.
+        # What it computed, or read, may be what is wrong: no other sequence shall find it.
         for block in sequence.block_ids:
             self.pool.unpublish(block)
         self.retire(sequence, FinishReason.ERROR, now, cause=message)
@@ -199,15 +197,19 @@ class State:
         assert len(live) == len(self.running) + len(self.waiting)
         for sequence in live:
             is_running = sequence.status is SequenceStatus.RUNNING
-            assert is_running == (self.running.by_number.get(sequence.number) is sequence) == bool(sequence.block_ids)
+            assert (
+                is_running
+                == (self.running.by_generation.get(sequence.generation) is sequence)
+                == bool(sequence.block_ids)
+            )
             assert sequence.num_computed_tokens <= len(sequence.block_ids) * block_size
             assert not (is_running and sequence.host_blocks), "a sequence that runs holds host blocks"
             assert num_blocks_for(sequence.num_swapped_tokens, block_size) == len(sequence.host_blocks)
             if not sequence.is_decoding and not sequence.drafts:
                 assert sequence.num_computed_tokens <= sequence.num_tokens
         self.host_blocks.check_integrity([block for sequence in live for block in sequence.host_blocks])
-        self.end_tokens.check_integrity(sequence.end_token_ids for sequence in self.running.by_number.values())
+        self.end_tokens.check_integrity(sequence.end_token_ids for sequence in self.running.by_generation.values())
         assert all(group.sequences for group in self.groups.values()), "a group has no sequence left"
         self.timelines.check_integrity(self.groups)
-        self.suspects.check_integrity(self.groups)
+        self.fault_isolation.check_integrity(self.groups)
         assert self.in_flight or not any(sequence.last_step > self.step for sequence in live)

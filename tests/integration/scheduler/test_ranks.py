@@ -14,7 +14,7 @@ from configs.options import Options
 from protos import step_pb2
 from runtime.wire import heartbeat_endpoint, rank_identity
 from scheduler.ranks import epochs as epochs_module
-from scheduler.ranks import workers as workers_module
+from scheduler.ranks import liveness as liveness_module
 from tests.fakes.hash_runner import HashModel
 from tests.fakes.worker import FakeWorker
 from tests.support.peer import Peer
@@ -230,7 +230,7 @@ async def test_what_the_other_rank_says_is_the_cause_if_it_says_something(
 async def test_a_rank_that_is_stuck_in_a_step_misses_no_reset(
     options: Options, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers_module, "_REENTRY_GRACE_S", 0.1)
+    monkeypatch.setattr(liveness_module, "_REENTRY_GRACE_S", 0.1)
     # No pause: the next epoch would begin as soon as the ranks are there.
     monkeypatch.setattr(epochs_module, "_FIRST_PAUSE_S", epochs_module._LONGEST_PAUSE_S)
     # It has not read the first Reset when the epoch of that one is over: another would go where it is not.
@@ -277,7 +277,7 @@ async def test_results_of_other_ranks_than_the_first_are_refused(options: Option
 async def test_a_step_that_does_not_return_names_the_rank_that_is_silent(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers_module, "_MISSED_BEATS_S", 0.2)
+    monkeypatch.setattr(liveness_module, "_MISSED_BEATS_S", 0.2)
     options = make_options(tmp_path, tensor_parallel_size=2, step_timeout=0.4)
     async with running_scheduler(options) as server, RouterEnd(server.address) as router:
         with Ranks(options) as ranks, Peer(heartbeat_endpoint(options.step_address(0)), b"beats") as beats:

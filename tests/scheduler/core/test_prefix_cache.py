@@ -21,7 +21,7 @@ def make_sequence(cache: PrefixCache, prompt: range | list[int], *, group: int =
 def write(pool: BlockPool, cache: PrefixCache, sequence: Sequence) -> list[int]:
     """Computes all of a sequence, and publishes it."""
     blocks = pool.take(-(-sequence.num_tokens // 4))
-    sequence.start(row=0, number=1, block_ids=blocks, num_computed_tokens=sequence.num_tokens)
+    sequence.start(row=0, generation=1, block_ids=blocks, num_computed_tokens=sequence.num_tokens)
     cache.publish(sequence)
     return blocks
 

@@ -54,7 +54,7 @@ KINDS: dict[str, dict[str, object]] = {
 }  # fmt: skip
 # What the snapshots of each kind must have held, or they prove little.
 HELD = {
-    "any": ["running", "waiting", "a plan in flight", "cached blocks", "names", "queued"],
+    "any": ["running", "waiting", "a plan in flight", "cached blocks", "hashes", "queued"],
     "swap": ["host blocks"],
     "drafts": ["drafts", "a plan in flight with drafts"],
     "steps in flight": ["plans in flight", "resting rows", "untold rows"],
@@ -84,7 +84,7 @@ def count(snapshot: Snapshot, held: Counter[str]) -> None:
     held["plans in flight"] += len(snapshot.in_flight) > 1
     held["a plan in flight with drafts"] += any(step.drafts for step in snapshot.in_flight)
     held["cached blocks"] += bool(snapshot.pool.cached)
-    held["names"] += bool(snapshot.pool.names)
+    held["hashes"] += bool(snapshot.pool.hashes)
     held["resting rows"] += bool(snapshot.rows.resting)
     held["untold rows"] += bool(snapshot.rows.untold)
 

@@ -37,8 +37,8 @@ class Cache:
     def take_cache_events(self) -> list[CacheEvent]:
         return self.pool.take_events()
 
-    def cached_names(self) -> list[bytes]:
-        return self.pool.names
+    def cached_hashes(self) -> list[bytes]:
+        return self.pool.hashes
 
 
 def messages_of(events: list[CacheEvent]) -> list[scheduler_pb2.SchedulerMessage]:
