@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 async def _serve(options: Options, replica: int) -> int:
-    """The exit code, once it has ended."""
+    """Runs until it has ended. Returns the exit code."""
     server = SchedulerServer(options, replica)
     signals = _watch_signals()
     await server.start()
@@ -94,7 +94,7 @@ def _watch_signals() -> asyncio.Queue[int]:
 
 
 async def _ended_before(ended: asyncio.Future[str | None], signals: asyncio.Queue[int]) -> bool:
-    """Whether the scheduler ends before the next signal comes."""
+    """Waits for the scheduler's end or the next signal. True: it has ended."""
     signalled = asyncio.ensure_future(signals.get())
     await asyncio.wait((ended, signalled), return_when=asyncio.FIRST_COMPLETED)
     signalled.cancel()

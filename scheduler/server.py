@@ -55,7 +55,7 @@ class _Outgoing:
         self._changed.set()
 
     def close(self) -> None:
-        """What is there still goes out."""
+        """No more messages come; those that wait still go out."""
         self.is_closed = True
         self._changed.set()
 

@@ -80,7 +80,7 @@ def path_of(address: str) -> Path | None:
 
 
 def is_private(address: str) -> bool:
-    """Whether only this machine can reach a gRPC address."""
+    """True if only this machine can reach a gRPC address."""
     if path_of(address) is not None:
         return True
     return is_loopback(address.rpartition(":")[0])
@@ -126,7 +126,7 @@ def _why(error: zmq.ZMQError) -> str:
 
 
 def why_not_listening(address: str) -> str:
-    """What is wrong with a gRPC address, which gRPC itself does not say."""
+    """Says why a gRPC address can't be listened on, which gRPC itself does not."""
     host, _, port = address.rpartition(":")
     if path_of(address) is not None or not port.isdecimal():
         return f"scheduler_addresses: cannot listen on {address!r}; give HOST:PORT or unix:PATH, of at most 107 bytes"

@@ -140,7 +140,7 @@ class Core:
         return self._planner.plan_empty()
 
     def apply(self, result: Result, now: float) -> StepOutputs:
-        """What the oldest plan in flight has given: tokens and ends. A result of any other step is ignored."""
+        """Takes the result of the oldest plan in flight: tokens and ends. A result of any other step is ignored."""
         awaited = self._state.in_flight.take(result.step)
         return no_outputs() if awaited is None else self._results.apply(awaited, result, now)
 
@@ -240,11 +240,11 @@ class Core:
         return len(self._state.in_flight)
 
     def timeline(self, group: int) -> Timeline | None:
-        """What happened to a live group, or to one of the latest that have finished. None: it is not known."""
+        """The timeline of a live group, or of one of the latest that have finished. None: it is not known."""
         return self._state.timelines.of(group)
 
     def explain(self, request_id: str) -> list[Timeline]:
-        """What happened to the live and latest finished requests of this id, the oldest first."""
+        """The timelines of the live and latest finished requests of this id, the oldest first."""
         return self._state.timelines.explain(request_id)
 
     @property

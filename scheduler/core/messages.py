@@ -1,4 +1,4 @@
-"""What goes into the scheduling core and what comes out of it: plain values, no I/O, no clock.
+"""Inputs and outputs of the scheduling core: plain values, no I/O, no clock.
 
 The core (`scheduler.core.core.Core`) is a deterministic function of these inputs; `now` is an argument, in seconds.
 Columns are numpy arrays, so that a step costs little more for a thousand sequences than for one.
@@ -18,7 +18,7 @@ SequenceKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSettings:
-    """What bounds and shapes a core. Blocks are numbered 1..num_blocks; 0 is the null block."""
+    """Bounds and policies of a core. Blocks are numbered 1..num_blocks; 0 is the null block."""
 
     block_size: int
     num_blocks: int
@@ -155,7 +155,7 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """What the workers made of one plan. Columns: one entry a sequence that sampled, in the plan's batch order."""
+    """The workers' result for one plan. Columns: one entry a sequence that sampled, in the plan's batch order."""
 
     step: int
     # int64: PlannedRow.sequence.
@@ -190,7 +190,7 @@ class SequenceEnd:
 
 @dataclass(slots=True, kw_only=True)
 class StepOutputs:
-    """What one result gave. Columns: one entry a sequence that got tokens; an end comes after its last tokens."""
+    """Tokens and ends of one result. Columns: one entry a sequence that got tokens; an end comes after its last tokens."""
 
     # int64 and int32: the sequence's key.
     groups: np.ndarray
@@ -263,7 +263,7 @@ class CoreStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_steps: int = 0
-    # Of those, ones that computed nothing, for other replicas did.
+    # Empty steps, run because another replica has work (lockstep).
     num_empty_steps: int = 0
 
 
@@ -290,7 +290,7 @@ CacheEvent = BlockStored | BlockRemoved | CacheCleared
 
 
 class Moment(Enum):
-    """What can happen to a sequence on its way."""
+    """Events in the life of a sequence."""
 
     QUEUED = "queued"
     # It got a row for the first time.

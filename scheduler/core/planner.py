@@ -10,7 +10,7 @@ from scheduler.core.state.request import Sequence, SequenceStatus
 from scheduler.core.state.running import PlanDraft
 from scheduler.core.state.state import State
 
-_NOBODY = slice(0, 0)
+_NONE = slice(0, 0)
 
 
 class Planner:
@@ -26,7 +26,7 @@ class Planner:
         if state.fault_isolation.is_isolating and not self._isolate(now):
             return None
         draft, budget = PlanDraft(), settings.max_num_batched_tokens
-        selection, version = _NOBODY, state.decodes.version
+        selection, version = _NONE, state.decodes.version
         if not settings.enable_chunked_prefill:
             # Prefills go first, and never together with decodes.
             self._prefill(draft, budget, now)
@@ -50,7 +50,7 @@ class Planner:
         if len(self._state.in_flight) >= self._state.settings.max_steps_in_flight:
             return None
         self._state.stats.num_empty_steps += 1
-        return self._finish(PlanDraft(), _NOBODY)
+        return self._finish(PlanDraft(), _NONE)
 
     def _isolate(self, now: float) -> bool:
         """Only one suspect runs. False: the steps of the one before must return first."""
@@ -66,7 +66,7 @@ class Planner:
         """Those that compute a token in this step. Each has a block for it, at the cost of the last in order."""
         state = self._state
         decodes, pool = state.decodes, state.pool
-        limit, selection = self._most_decodes(budget), _NOBODY
+        limit, selection = self._most_decodes(budget), _NONE
         while len(decodes):
             selection = self._select(limit)
             missing = decodes.without_room(selection)
@@ -85,7 +85,7 @@ class Planner:
                 draft.grow(sequence, [block])
             decodes.grew(indices)
             return selection
-        return _NOBODY
+        return _NONE
 
     def _grow_one_by_one(self, sequences: list[Sequence], draft: PlanDraft, now: float) -> bool:
         """In order, preempting for each if need be. False if one has to sit this step out."""
@@ -112,7 +112,7 @@ class Planner:
         )
 
     def _those_with_room(self, limit: int) -> Selection:
-        """Of those that could compute a token, the ones that have a block for it."""
+        """Those that could compute a token and have a block for it."""
         selection = self._select(limit)
         missing = self._state.decodes.without_room(selection)
         indices = np.arange(selection.stop) if isinstance(selection, slice) else selection
@@ -120,7 +120,7 @@ class Planner:
 
     @property
     def _holds_one_step_each(self) -> bool:
-        """Whether a sequence is in one step in flight at most: its next one needs what the host must know first."""
+        """True if a sequence is in one step in flight at most: its next one needs what the host must know first."""
         settings = self._state.settings
         return settings.num_stages > 1 or settings.num_speculative_tokens > 0
 

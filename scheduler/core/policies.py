@@ -32,7 +32,7 @@ ORDER_POLICIES: dict[str, OrderPolicy] = {"fcfs": fcfs, "priority": priority, "d
 
 
 class Chunking:
-    """Of one step: shares what decodes leave of the budget among prefills, in the order in which they are asked about.
+    """Shares what decodes leave of a step's budget among prefills, in the order in which they are asked about.
 
     At most max_num_partial_prefills of them are left unfinished, and of these max_long_partial_prefills long ones. Each
     gets an equal part of what is left; what a short one does not need goes to those behind it.
@@ -62,7 +62,7 @@ class Chunking:
         return count if count == num_missing or self._may_leave_unfinished(num_tokens) else 0
 
     def passes(self, num_tokens: int) -> bool:
-        """Whether those behind may go first, for it is only being long that keeps this one out."""
+        """True if those behind may go first: only its length keeps this one out."""
         settings = self._settings
         return (
             settings.max_long_partial_prefills < settings.max_num_partial_prefills
@@ -86,8 +86,8 @@ class Chunking:
 
 class PreemptionPolicy(Protocol):
     def victim(self, sequence: Sequence, running: Running) -> Sequence | None:
-        """Who is preempted so that `sequence`, which runs, can go on; None: nobody, `sequence` sits this step out, and
-        somebody else makes progress meanwhile."""
+        """The sequence to preempt so that `sequence`, which runs, can go on. None: `sequence` sits this step out, while
+        another one makes progress."""
         ...
 
     def num_tokens_on_return(self, num_tokens: int, num_in_first_step: int) -> int:
@@ -103,19 +103,19 @@ class PreemptionPolicy(Protocol):
 class WholeContext:
     """One that comes back takes blocks for its whole context, and is left alone until it has got a token.
 
-    Otherwise it may lose them on its way, time after time (vllm#25538, vllm#52520). And whoever comes in leaves a block
+    Otherwise it may lose them on its way, time after time (vllm#25538, vllm#52520). And one that comes in leaves a block
     for each running sequence that will need one more, which it does within block_size steps; without, the last to come
     is the next to go. benchmarks/scheduler/preemption_rules.py has both rules side by side: a sixth of FirstChunk's
     preemptions.
     """
 
     def victim(self, sequence: Sequence, running: Running) -> Sequence | None:
-        somebody_protected = False
+        found_protected = False
         for candidate in running.from_last():
             if not _is_protected(candidate, running):
                 # Its own turn comes last: those behind it are all protected, and one of them makes progress.
-                return None if candidate is sequence and somebody_protected else candidate
-            somebody_protected = True
+                return None if candidate is sequence and found_protected else candidate
+            found_protected = True
             if candidate is sequence:
                 # The token that it came back for is in flight.
                 return None

@@ -1,4 +1,4 @@
-"""Takes in what the workers made of a plan: tokens, ends, drafts for the next step."""
+"""Takes in the results of plans: tokens, ends, drafts for the next step."""
 
 import numpy as np
 
@@ -135,7 +135,7 @@ class Results:
         return kept
 
     def _give_back(self, sequence: Sequence, block_size: int) -> None:
-        """What it needs no more of its look-ahead blocks; then it decodes, until it gets drafts again."""
+        """Frees look-ahead blocks that it needs no more; then it decodes, until it gets drafts again."""
         state, needed = self._state, num_blocks_for(sequence.num_tokens, block_size)
         if len(sequence.block_ids) > needed:
             state.pool.release(sequence.block_ids[needed:])

@@ -1,7 +1,7 @@
 """A core's whole state as plain typed values, and back.
 
 Left out is what follows from the rest (who waits, deadlines, end tokens, the hashes of blocks to come), what no plan
-depends on (cache events, ends that nobody took yet), and `GroupRequest.sampling`, which is opaque.
+depends on (cache events, ends that were not taken yet), and `GroupRequest.sampling`, which is opaque.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What replicas that compute their steps together have said of themselves, and what follows: epochs and waves for all.
+"""Epochs and waves of replicas that compute their steps together, decided from the states that they report.
 
 No I/O and no clock; times are monotonic seconds.
 """
@@ -44,7 +44,7 @@ class _Replica:
 
 
 class Agreement:
-    """Of all replicas, numbered from 0."""
+    """The coordinator's view of all replicas, numbered from 0."""
 
     def __init__(
         self, options: Options, rendezvous: Rendezvous, *, instance: int, epoch: int, heartbeat_timeout: float
@@ -59,7 +59,7 @@ class Agreement:
 
     @property
     def group(self) -> pb.GroupState:
-        """What all are to know; to be read only."""
+        """The state that all replicas are told; to be read only."""
         return self._group
 
     @property

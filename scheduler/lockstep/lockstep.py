@@ -24,7 +24,7 @@ class WaveError(RuntimeError):
 
 
 class Waves:
-    """Of one replica, in one epoch. Steps are numbered from 1."""
+    """The waves of one replica, in one epoch. Steps are numbered from 1."""
 
     def __init__(self, max_steps_in_flight: int) -> None:
         """max_steps_in_flight: the same in all replicas."""
@@ -38,7 +38,7 @@ class Waves:
         self.num_begun = 0
 
     def holds(self, step: int) -> bool:
-        """Whether the next step to be sent belongs to a wave: then it has to be sent, empty if need be."""
+        """True if the next step to be sent belongs to a wave: then it has to be sent, empty if need be."""
         return self._first <= step and (self._end is None or step < self._end)
 
     def announce(self, first_step: int) -> None:
@@ -69,7 +69,7 @@ class Waves:
 
 
 class Lockstep:
-    """Of one scheduler; that of replica 0 has the coordinator. Steps are numbered from 1 in each epoch."""
+    """One scheduler's part; that of replica 0 has the coordinator. Steps are numbered from 1 in each epoch."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Lockstep:
         self._num_tokens.clear()
 
     def is_in_wave(self, step: int) -> bool:
-        """Whether this step, the next one, has to be sent, empty if need be. Raises WaveError."""
+        """True if this step, the next one, has to be sent, empty if need be. Raises WaveError."""
         self._waves.announce(self._member.wave_step)
         return self._waves.holds(step)
 
@@ -146,7 +146,7 @@ class Lockstep:
         self._member.note_step(plan.step)
 
     def note_result(self, step: int, num_tokens_of_all: int) -> None:
-        """Of the oldest step in flight. Raises WaveError, and ResultError if the ranks have counted wrongly."""
+        """The oldest step in flight has returned. Raises WaveError, and ResultError if the ranks have counted wrongly."""
         num_tokens = self._num_tokens.popleft()
         if num_tokens_of_all < num_tokens:
             raise ResultError(f"num_tokens_of_all is {num_tokens_of_all}, but {num_tokens} tokens were planned here")

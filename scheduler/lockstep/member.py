@@ -1,4 +1,4 @@
-"""A scheduler among those of replicas that compute their steps together: what it says of itself, and what it obeys.
+"""A scheduler among those of replicas that compute their steps together: reports its state, and follows the coordinator.
 
 The protocol is told in protos/coordination.proto. On the step loop's thread.
 """
@@ -166,7 +166,7 @@ class Member:
         return events
 
     def _lose_coordinator(self, how: str) -> list[Event]:
-        """Without it nobody hears how the others are."""
+        """Without it no replica hears how the others are."""
         self._group = None
         return self._workers.end_epoch(f"{_COORDINATOR} {how}")
 
@@ -189,7 +189,7 @@ class Member:
         state.cause = "" if workers.epochs.is_open else workers.epochs.cause[:_LONGEST_TEXT]
 
     def _urgent(self) -> bytes:
-        """What of its state is told at once when it changes."""
+        """The part of its state that is told at once when it changes."""
         state = self._state
         return f"{state.epoch} {state.condition} {state.wanted_step} {state.store_address}".encode()
 

@@ -29,7 +29,7 @@ class EpochBegun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnded:
-    """What the ranks held is lost."""
+    """KV cache and rows of the ranks are lost."""
 
     cause: str
 
@@ -64,27 +64,27 @@ class Rendezvous(Protocol):
 
 
 def rendezvous_of(options: Options, replica: int) -> Rendezvous | None:
-    """Of the ranks of one replica. None: one rank meets nobody, and in lockstep the coordinator says where."""
+    """The rendezvous of one replica's ranks. None: a single rank needs none, and in lockstep the coordinator says where."""
     if options.world_size == 1 or options.in_lockstep:
         return None
     return RendezvousStores() if options.meets_over_tcp(replica) else RendezvousFiles(options.runtime_dir, replica)
 
 
 def common_rendezvous(options: Options) -> Rendezvous:
-    """Of the ranks of all replicas, in lockstep."""
+    """The rendezvous of all replicas' ranks, in lockstep."""
     return RendezvousStores() if options.meets_over_tcp(0) else RendezvousFiles(options.runtime_dir, "all")
 
 
 class RendezvousFiles:
-    """A file for each epoch, in a directory that is private: whoever can write it can join the ranks. They make it.
+    """A file for each epoch, made by the ranks. The directory is private: a process that can write the file can join them.
 
     A file is left alone while a rank may wait at it: a torch.distributed.FileStore whose file has gone waits for it for
     minutes, and hears of no other epoch meanwhile.
     """
 
-    def __init__(self, directory: Path, whose: int | str) -> None:
-        """directory: on the machine of all ranks, of mode 0700. whose: the replica, or another name."""
-        self._directory, self._prefix = directory.absolute(), f"rendezvous-{whose}-"
+    def __init__(self, directory: Path, owner: int | str) -> None:
+        """directory: on the machine of all ranks, of mode 0700. owner: the replica, or another name."""
+        self._directory, self._prefix = directory.absolute(), f"rendezvous-{owner}-"
 
     def address(self, epoch: int, store_address: str = "") -> str:
         return f"file:{self._path(epoch)}"
@@ -111,7 +111,7 @@ class RendezvousStores:
         return f"tcp:{store_address}/{epoch}"
 
     def remove_all_but(self, epoch: int | None) -> None:
-        """What an epoch leaves there are a few hundred bytes a rank, until that process ends."""
+        """Does nothing: an epoch leaves a few hundred bytes a rank there, until that process ends."""
 
 
 # Between an epoch in which no step succeeded and the next one.
@@ -124,7 +124,7 @@ class Epochs:
     """The epoch in force, or the one that was last. Times are monotonic seconds."""
 
     def __init__(self, rendezvous: Rendezvous | None = None) -> None:
-        """rendezvous: None if the ranks meet nobody, or others say where."""
+        """rendezvous: None if a single rank needs none, or others say where."""
         self._rendezvous = rendezvous
         # Where its ranks meet; empty if they don't.
         self.address = ""

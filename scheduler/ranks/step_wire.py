@@ -36,7 +36,7 @@ class StepClock:
         self._last_return = now
 
     def clear(self) -> None:
-        """What was in flight is void."""
+        """The steps in flight are void."""
         self._sent.clear()
 
 
@@ -78,7 +78,7 @@ class GroupSampling:
 
 @dataclass(slots=True, kw_only=True)
 class StepOutcome:
-    """A result as the core takes it, and frames of prompt logprobs, which pass it by, with whose they are.
+    """A result as the core takes it, and frames of prompt logprobs by sequence, which pass the core by.
 
     A frame counts even if the core has preempted its sequence since: after a swap it would not come again.
     """

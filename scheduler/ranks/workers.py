@@ -75,7 +75,7 @@ class RankSocket:
         self.send(identity, step_pb2.SchedulerToWorker(shutdown=step_pb2.Shutdown(reason=reason, permanent=permanent)))
 
     def close(self) -> None:
-        """What was sent last gets a moment to leave."""
+        """The last messages get a moment to leave."""
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close(linger=_SHUTDOWN_LINGER_MS)
@@ -102,7 +102,7 @@ class Workers:
         heartbeat_timeout: float,
         step_timeout: float,
     ) -> None:
-        """rendezvous: None if the ranks meet nobody, or others say where. in_lockstep: ranks of other replicas are in
+        """rendezvous: None if a single rank needs none, or others say where. in_lockstep: ranks of other replicas are in
         the same epochs, which begin and end when `begin_epoch` and `end_epoch` say so; and a rank that has not
         returned may wait for these. Raises AddressError or CurveError."""
         self._socket = RankSocket(context, endpoint, curve_dir)
@@ -359,7 +359,7 @@ class Workers:
             self._events.append(EpochEnded(cause=cause))
 
     def _end_unexplained(self, cause: str, now: float) -> None:
-        """A rank hangs. If it is not clear in which replica, it will be seen whose rank has to be started again."""
+        """A rank hangs. In lockstep it is not clear in which replica: the ranks that come back as other processes did."""
         ranks = self._membership.ranks.values()
         cause += self._liveness.silences(ranks, now)
         if self._in_lockstep:

@@ -44,7 +44,7 @@ class RecordingFile:
     """Reads one file. Memory is bounded by its longest record, and that by the file's own size."""
 
     def __init__(self, path: Path) -> None:
-        """Raises RecordingError if it is no trace of this version, or ends before anything can be replayed."""
+        """Raises RecordingError if it is no recording of this version, or ends before anything can be replayed."""
         self.path = path
         # Of a record that the end of the file has cut off: bytes that could not be used.
         self.num_torn_bytes = 0
@@ -136,7 +136,7 @@ _BUFFER_BYTES = 1 << 16
 
 
 def recording_path(option: str, replica: int) -> Path:
-    """Of each scheduler its own: the replica's number is put before the suffix."""
+    """The file of one scheduler: the replica's number is put before the suffix."""
     path = Path(option)
     return path.with_name(f"{path.stem}.{replica}{path.suffix}")
 
@@ -144,7 +144,7 @@ def recording_path(option: str, replica: int) -> Path:
 class RecordingWriter:
     """Buffers what it is given; `flush` is to be called each second.
 
-    A disk that is full, or gone, ends the trace with a warning, never the serving.
+    A disk that is full, or gone, ends the recording with a warning, never the serving.
     """
 
     def __init__(self, path: Path, max_bytes: int, replica: int) -> None:

@@ -1,4 +1,4 @@
-"""A core that leaves a trace: every call that plans depend on, and every plan."""
+"""A core that records every call that plans depend on, and every plan."""
 
 import dataclasses
 from collections.abc import Collection
@@ -23,14 +23,14 @@ from scheduler.recording.records import (
 
 
 class RecordedCore(Core):
-    """Calls are recorded before they are carried out, so that one that fails is the last in the trace.
+    """Calls are recorded before they are carried out, so that one that fails is the last in the recording.
 
-    `expire` is there as the cancels that it consists of.
+    `expire` is recorded as the cancels that it consists of.
     """
 
-    def __init__(self, settings: CoreSettings, trace: RecordingWriter) -> None:
+    def __init__(self, settings: CoreSettings, recording: RecordingWriter) -> None:
         super().__init__(settings)
-        self._trace = trace
+        self._recording = recording
         self._begin_file()
 
     def submit(self, request: GroupRequest, now: float) -> Rejection | None:
@@ -48,9 +48,9 @@ class RecordedCore(Core):
         try:
             plan = super().schedule(now)
         except Exception:
-            self._trace.append(Schedule(now, None))
+            self._recording.append(Schedule(now, None))
             raise
-        self._trace.append(Schedule(now, None if plan is None else self._columns.shorten(plan_record(plan))))
+        self._recording.append(Schedule(now, None if plan is None else self._columns.shorten(plan_record(plan))))
         return plan
 
     def schedule_empty(self) -> Plan | None:
@@ -60,22 +60,22 @@ class RecordedCore(Core):
         try:
             plan = super().schedule_empty()
         except Exception:
-            self._trace.append(ScheduleEmpty(None))
+            self._recording.append(ScheduleEmpty(None))
             raise
         assert plan is not None, "there was room for it"
-        self._trace.append(ScheduleEmpty(self._columns.shorten(plan_record(plan))))
+        self._recording.append(ScheduleEmpty(self._columns.shorten(plan_record(plan))))
         return plan
 
     def apply(self, result: Result, now: float) -> StepOutputs:
         # Before the columns are packed: nothing in a file refers to another.
         self._begin_file_if_full()
-        self._trace.append(Apply(now, self._columns.pack(result)))
+        self._recording.append(Apply(now, self._columns.pack(result)))
         return super().apply(result, now)
 
     def lose_workers(self, now: float) -> None:
         self._record(LoseWorkers(now))
         super().lose_workers(now)
-        self._trace.flush()
+        self._recording.flush()
 
     def blame_step(self, now: float) -> int:
         self._record(BlameStep(now))
@@ -84,7 +84,7 @@ class RecordedCore(Core):
     def resize(self, num_blocks: int, num_swap_blocks: int = 0, *, now: float) -> None:
         self._record(Resize(now, num_blocks, num_swap_blocks))
         super().resize(num_blocks, num_swap_blocks, now=now)
-        self._trace.flush()
+        self._recording.flush()
 
     def reset_prefix_cache(self) -> int:
         self._record(ResetPrefixCache())
@@ -92,12 +92,12 @@ class RecordedCore(Core):
 
     def _record(self, call: Call) -> None:
         self._begin_file_if_full()
-        self._trace.append(call)
+        self._recording.append(call)
 
     def _begin_file_if_full(self) -> None:
-        if self._trace.is_full:
+        if self._recording.is_full:
             self._begin_file()
 
     def _begin_file(self) -> None:
         self._columns = RecordedColumns()
-        self._trace.begin(self.save())
+        self._recording.begin(self.save())

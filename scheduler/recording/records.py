@@ -15,8 +15,8 @@ from scheduler.core.snapshot import Snapshot
 
 
 class RecordingError(ValueError):
-    """The file can't be written, or is no trace, or of another version, or damaged. The message names it and says what
-    would help."""
+    """The file can't be written, or is no recording, or of another version, or damaged. The message names it and says
+    what would help."""
 
 
 # Grows with every change that an older or newer reader would misunderstand.

@@ -1,4 +1,4 @@
-"""Makes the calls of a trace to a core of its own, and compares every plan."""
+"""Makes the calls of a recording to a core of its own, and compares every plan."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -34,9 +34,9 @@ _CALLS_BETWEEN_PROGRESS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where a replay first leaves its trace."""
+    """The first plan that is not as it was recorded."""
 
-    # Of the trace: the step planned, or planned last.
+    # As recorded: the step planned, or planned last.
     step: int
     # Seconds since the first call of the file.
     time: float
@@ -50,7 +50,7 @@ class Difference:
 
 @dataclass(slots=True, kw_only=True)
 class Replayed:
-    """What came of replaying one file, or the part of it that could be."""
+    """The outcome for one file, or for the part of it that could be replayed."""
 
     path: Path
     origin: Origin
@@ -111,7 +111,7 @@ def _in_order(paths: Iterable[Path]) -> list[Path]:
 
 
 class Replay:
-    """Of one file."""
+    """Replays one file."""
 
     def __init__(self, file: RecordingFile, *, explain: str | None = None) -> None:
         """Raises RecordingError if the file's snapshot contradicts itself."""

@@ -160,6 +160,6 @@ class Mailbox:
         return commands
 
     def close(self) -> None:
-        """Nobody polls it any more: what is put from now on is dropped. On the thread that puts."""
+        """Drops what is put from now on, for it is not polled any more. On the thread that puts."""
         self._is_closed = True
         os.close(self._event)

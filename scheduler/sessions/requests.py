@@ -33,7 +33,7 @@ MAX_UNTOLD_AT_ONCE = 4096
 
 
 class WatchedCache(Protocol):
-    """What is asked of the core."""
+    """The part of the core that watchers need."""
 
     def watch_cache(self, enabled: bool) -> None:
         """Keeps events from now on, or ceases to."""
@@ -51,7 +51,7 @@ class WatchedCache(Protocol):
 class CacheWatchers:
     """Each Session gets what is in the cache when it joins, and from then on every change.
 
-    The core keeps events only while somebody watches.
+    The core keeps events only while a Session watches.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class CacheWatchers:
 
 
 def _forget(untold: dict[bytes, None], changes: Iterable[CacheEvent]) -> None:
-    """What is gone is not told any more."""
+    """Drops hashes that are no longer in the cache."""
     for event in changes:
         if isinstance(event, BlockRemoved):
             untold.pop(event.block_hash, None)
@@ -145,7 +145,7 @@ class Requests:
         return "" if self._welcome is None else self._welcome.model.name
 
     def trace_id(self, group: int) -> str:
-        """Of a live group, by the core's number; empty if it is not traced."""
+        """The trace of a live group, by the core's number; empty if it is not traced."""
         found = self._sessions.get(group)
         return "" if found is None else trace_id_of(found.traceparent)
 
@@ -304,7 +304,7 @@ class Requests:
                 self._ended.append(ended)
 
     def collect_prompt_logprobs(self, key: SequenceKey, frame: inference_pb2.PromptLogprobs) -> None:
-        """What a sequence that was preempted in its prompt computes again is not told again."""
+        """Passes each position on once: a sequence that was preempted in its prompt computes some again."""
         group = self._sessions.get(key[0])
         if group is None or key[1] not in group.choices:
             return

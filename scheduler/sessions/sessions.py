@@ -73,7 +73,7 @@ class OutputColumns:
         return np.ones(len(self.groups), np.int32) if self.num_tokens is None else self.num_tokens
 
     def take(self, indexes: np.ndarray) -> "OutputColumns":
-        """Those entries, whose indexes ascend."""
+        """The entries at these indexes, which ascend."""
         if self.num_tokens is None:
             num_tokens, token_ids = None, self.token_ids[indexes]
         else:
@@ -319,7 +319,7 @@ class Sessions:
 
 
 def why_not_admitted(submit: SubmitGroup, live: LiveGroup | None) -> tuple[scheduler_pb2.RejectReason, str] | None:
-    """Whether the live attempt of the same request stands in the way; None if it does not, or has to go."""
+    """Says why the live attempt of the same request stands in the way; None if it does not, or has to go."""
     if live is None or submit.attempt > live.attempt:
         return None
     what = f"request_id={submit.request.request_id!r}, attempt={submit.attempt}"

@@ -1,4 +1,4 @@
-"""What a router sends on its Session, checked and put together before the step loop hears of it."""
+"""Checks what a router sends on its Session, and puts it together, before the step loop hears of it."""
 
 import math
 from array import array
@@ -55,7 +55,7 @@ class Intake:
         self._last_group = 0
 
     def receive(self, message: scheduler_pb2.RouterMessage, now: float) -> list[Command]:
-        """What the message means to the step loop. Raises ProtocolError."""
+        """Turns a message into commands for the step loop. Raises ProtocolError."""
         match message.WhichOneof("message"):
             case "submit":
                 return self._submit(message.submit, now)
@@ -167,7 +167,7 @@ class Intake:
         return RefuseGroup(session=self._session, router_group=group, reason=reason, message=message)
 
     def _objection(self, submit: scheduler_pb2.Submit) -> str | None:
-        """What is wrong with a Submit, so far as it needs no queue to tell; the core checks the rest."""
+        """Says what is wrong with a Submit by itself; the core checks it against its queues and blocks."""
         num_prompt_tokens, held = submit.num_prompt_tokens, len(submit.prompt_token_ids)
         max_model_len, sampling = self._model.max_model_len, submit.sampling
         if not num_prompt_tokens:

@@ -1,4 +1,4 @@
-"""What a step loop opens when it starts: its sockets, and the recording if one is wanted."""
+"""Opens what a step loop needs: its sockets, and the recording if one is wanted."""
 
 import secrets
 from collections.abc import Callable

@@ -73,7 +73,7 @@ class StepLoop(threading.Thread):
         self._core: Core | None = None
         self._num_lost_with_workers = 0
         self._next_tick = 0.0
-        # When a drain ends at the latest; None: nobody has asked for one.
+        # When a drain ends at the latest; None: none was asked for.
         self._drain_deadline: float | None = None
         self._ending: Ending | None = None
 

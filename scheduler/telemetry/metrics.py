@@ -50,7 +50,7 @@ class SchedulerStatus:
 
     @property
     def health(self) -> tuple[bool, str]:
-        """Whether it serves at once what comes, and a line that says why."""
+        """True if requests are served at once, and a line that says why or why not."""
         if self.draining:
             return False, f"draining: {self.load.num_running} running, {self.load.num_waiting} waiting"
         if not self.workers_ready:

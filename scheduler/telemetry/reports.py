@@ -1,4 +1,4 @@
-"""What the step loop reports: its status, a line of statistics every 10 s, warnings of preemptions, metrics of steps,
+"""The step loop's reports: its status, a line of statistics every 10 s, warnings of preemptions, metrics of steps,
 and spans.
 """
 

@@ -18,7 +18,7 @@ _PLANNED = (Moment.SCHEDULED, Moment.CHUNKED)
 
 
 class RequestSpans:
-    """Of one scheduler. Steps that only decode are not looked at: their spans would be as many as tokens."""
+    """Spans of one scheduler's groups. Steps that only decode are left out: their spans would be as many as tokens."""
 
     def __init__(self, tracing: Tracing, replica: int) -> None:
         self._tracing, self._replica = tracing, replica

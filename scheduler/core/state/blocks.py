@@ -19,15 +19,15 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
 class BlockPool:
     """Blocks 1..num_blocks; 0 is the null block and never given out.
 
-    A block is used (someone holds it), cached (nobody does, but its content is published and can be held again) or
+    A block is used (it has holders), cached (it has none, but its content is published and can be held again) or
     free. Free blocks are taken before cached ones; of these, the one unused for longest goes first. Every operation is
     O(1) a block.
     """
 
     def __init__(self, num_blocks: int, *, keep_unused: bool = True) -> None:
-        """keep_unused: published blocks that nobody holds stay cached until needed; otherwise they are free."""
+        """keep_unused: published blocks without holders stay cached until needed; otherwise they are free."""
         self._keep_unused = keep_unused
-        # None: nobody wants them.
+        # None: they are not wanted.
         self._events: list[CacheEvent] | None = None
         self.reset(num_blocks)
 
@@ -66,7 +66,7 @@ class BlockPool:
         return list(self._block_of)
 
     def fits(self, shared: Iterable[int], count: int) -> bool:
-        """Whether `count` blocks could be taken after holding the `shared` ones."""
+        """True if `count` blocks could be taken after holding the `shared` ones."""
         num_holders = self._num_holders
         return count + sum(not num_holders[block] for block in shared) <= self.num_available
 
@@ -118,7 +118,7 @@ class BlockPool:
                 self._events.append(BlockStored(block_hash))
 
     def unpublish(self, block: int) -> None:
-        """Nobody finds the block any more. It must not be cached."""
+        """The block is not found any more. It must not be cached."""
         block_hash = self._hash_of.pop(block, None)
         if block_hash is not None:
             del self._block_of[block_hash]
@@ -126,7 +126,7 @@ class BlockPool:
                 self._events.append(BlockRemoved(block_hash))
 
     def unpublish_all(self) -> int:
-        """Nobody finds any block any more; cached ones are free. Returns how many could be found."""
+        """No block is found any more; cached ones are free. Returns how many could be found."""
         num_found = len(self._block_of)
         # In the order in which they would have been taken.
         self._free[:0] = reversed(self._cached)
@@ -157,7 +157,7 @@ class BlockPool:
         return list(self._free), list(self._cached), dict(self._hash_of)
 
     def restore(self, free: list[int], cached: list[int], hashes: dict[int, bytes], holders: Counter[int]) -> None:
-        """What `save` gave, and the number of holders of each used block. Nobody watches the cache yet."""
+        """Takes what `save` gave, and the number of holders of each used block. The cache is not watched yet."""
         self._free, self._cached = list(free), OrderedDict.fromkeys(cached)
         self._hash_of, self._block_of = dict(hashes), {each: block for block, each in hashes.items()}
         for block, count in holders.items():
@@ -199,7 +199,7 @@ class HostBlocks:
         return [self._free.pop() for _ in range(count)]
 
     def release(self, blocks: list[int]) -> None:
-        """What is in them is not needed any more once the plan being made has been carried out."""
+        """Their content is not needed any more once the plan being made has been carried out."""
         self._free += reversed(blocks)
 
     def save(self) -> list[int]:
@@ -207,7 +207,7 @@ class HostBlocks:
         return list(self._free)
 
     def restore(self, free: list[int]) -> None:
-        """What `save` gave; sequences hold the others."""
+        """Takes what `save` gave; sequences hold the others."""
         self._free = list(free)
 
     def check_integrity(self, held: list[int]) -> None:
@@ -227,7 +227,7 @@ class PrefixCache:
         self._enabled = enabled
 
     def scope_of(self, request: GroupRequest) -> bytes:
-        """What besides tokens must be equal for two sequences to share blocks."""
+        """A hash of what must be equal, besides tokens, for two sequences to share blocks."""
         if self._enabled:
             return scope_of(request.cache_salt)
         return hash_scope(b"group", request.group.to_bytes(8, "little"))

@@ -53,7 +53,7 @@ Selection = slice | np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """Whose the entries of a selection are. For several steps to share, so to be read only."""
+    """The sequences of a selection. Several steps share it, so it is to be read only."""
 
     rows: np.ndarray
     generations: np.ndarray
@@ -256,7 +256,7 @@ class Decodes:
         return who.groups, who.choices
 
     def _identity(self, selection: Selection) -> _Identity:
-        """The same from step to step, while nobody comes or goes."""
+        """The same from step to step, while no sequence comes or goes."""
         if not isinstance(selection, slice):
             return self._identify(selection)
         which = self.version, selection.stop

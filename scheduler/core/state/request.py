@@ -1,4 +1,4 @@
-"""What the core knows of a request: a group, and its sequences with their status."""
+"""A request in the core: a group, and its sequences with their status."""
 
 from array import array
 from enum import Enum
@@ -98,7 +98,7 @@ class Sequence:
         # When it was last preempted for want of blocks; below 0: never.
         self.num_tokens_when_preempted = -1
         # Row and generation are -1 when not running. A sequence that comes back gets another generation, so that a late
-        # result finds nobody. last_step: the last that computes it; not kept while it is decoding.
+        # result finds none. last_step: the last that computes it; not kept while it is decoding.
         self.row = -1
         self.generation = -1
         self.last_step = 0
@@ -143,7 +143,7 @@ class Sequence:
         return ids
 
     def ending(self) -> tuple[FinishReason, int | None] | None:
-        """Whether the last output token ends it: the reason, and the id if one of the request's own stop tokens did.
+        """The reason why the last output token ends it, and the id if one of the request's own stop tokens did; or None.
 
         Admission keeps prompt + max_tokens within max_model_len, so that max_tokens bounds both.
         """
@@ -156,7 +156,7 @@ class Sequence:
         return (FinishReason.LENGTH, None) if num_output_tokens >= stop.max_tokens else None
 
     def end(self, reason: FinishReason, stop_token_id: int | None = None, *, message: str = "") -> SequenceEnd:
-        """What is told of its end."""
+        """Its end, as callers of the core are told."""
         return SequenceEnd(
             key=self.key,
             reason=reason,

@@ -63,7 +63,7 @@ class Rows:
         return list(self._free), list(self._resting), list(self._untold)
 
     def restore(self, free: list[int], resting: list[tuple[int, int]], untold: list[int]) -> None:
-        """What `save` gave; all other rows are used."""
+        """Takes what `save` gave; all other rows are used."""
         self._free, self._resting, self._untold = list(free), deque(resting), list(untold)
 
     def check_integrity(self, used: list[int]) -> None:
@@ -222,7 +222,7 @@ class InFlight:
 
     @property
     def first_step(self) -> int:
-        """Of the next result; 0: none is in flight."""
+        """The step of the next result; 0: none is in flight."""
         return self._awaited[0].step if self._awaited else 0
 
     @property
@@ -238,7 +238,7 @@ class InFlight:
         self._awaited.append(awaited)
 
     def take(self, step: int) -> StepInFlight | None:
-        """What the result of `step` is to bring; None if it is not the next one."""
+        """Removes the step whose result has come; None if it is not the next one."""
         return self._awaited.popleft() if self._awaited and self._awaited[0].step == step else None
 
     def clear(self) -> None:
@@ -251,7 +251,7 @@ class InFlight:
 
 
 class PlanDraft:
-    """Collects what one step computes. Decodes come last, when nobody can lose its place to another any more."""
+    """Collects what one step computes. Decodes come last, when none can lose its place to another any more."""
 
     __slots__ = ("_grown", "chunks", "drafts", "finishing", "lacks_blocks", "new_rows", "swapped_in")
 
@@ -262,7 +262,7 @@ class PlanDraft:
         # Of `chunks`, those that sample one token, and those that verify drafts.
         self.finishing: list[Sequence] = []
         self.drafts: list[Sequence] = []
-        # Somebody has been preempted, or sits the step out, for want of blocks.
+        # A sequence has been preempted, or sits the step out, for want of blocks.
         self.lacks_blocks = False
         # (sequence, its generation then, blocks)
         self._grown: list[tuple[Sequence, int, list[int]]] = []

@@ -1,4 +1,4 @@
-"""What the core knows, and the transitions of a sequence that touch several parts of it."""
+"""The state of the core, and the transitions of a sequence that touch several parts of it."""
 
 from collections.abc import Iterable
 
@@ -146,13 +146,13 @@ class State:
                 self.ends.append(self.fail(sequence, message, now))
 
     def _wait_again(self, sequence: Sequence) -> None:
-        """The caller has seen to row and blocks."""
+        """The caller has given back row and blocks."""
         self.end_tokens.remove(sequence.end_token_ids)
         sequence.preempt()
         self.waiting.push(sequence)
 
     def retire(self, sequence: Sequence, reason: FinishReason, now: float, *, cause: str = "") -> None:
-        """Finishes a sequence, wherever it is. cause: what there is to say besides the reason."""
+        """Finishes a sequence, wherever it is. cause: in a few words, besides the reason."""
         group = sequence.group
         if sequence.status is SequenceStatus.RUNNING:
             if sequence.is_decoding:

@@ -1,4 +1,4 @@
-"""What happened to each request and when, for `octavo explain`: live ones, and the latest of those that have finished.
+"""The timeline of each request, for `octavo explain`: live ones, and the latest of those that have finished.
 
 Entries are made when something changes, never for a decode step, so that their number hardly grows with the output.
 """
@@ -101,7 +101,7 @@ class Timelines:
         record.num_dropped = num_dropped
 
     def of(self, group: int) -> Timeline | None:
-        """Of a live group, or one of the latest finished ones."""
+        """The timeline of a live group, or of one of the latest finished ones."""
         if (live := self._live.get(group)) is not None:
             return live.timeline(is_finished=False)
         finished = self._finished.get(group)
