@@ -190,7 +190,7 @@ class SequenceEnd:
 
 @dataclass(slots=True, kw_only=True)
 class StepOutputs:
-    """Tokens and ends of one result. Columns: one entry a sequence that got tokens; an end comes after its last tokens."""
+    """Tokens and ends of a step. Columns: one entry a sequence that got tokens; an end comes after its last tokens."""
 
     # int64 and int32: the sequence's key.
     groups: np.ndarray

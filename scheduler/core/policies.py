@@ -103,9 +103,9 @@ class PreemptionPolicy(Protocol):
 class WholeContext:
     """One that comes back takes blocks for its whole context, and is left alone until it has got a token.
 
-    Otherwise it may lose them on its way, time after time (vllm#25538, vllm#52520). And one that comes in leaves a block
-    for each running sequence that will need one more, which it does within block_size steps; without, the last to come
-    is the next to go. benchmarks/scheduler/preemption_rules.py has both rules side by side: a sixth of FirstChunk's
+    Otherwise it may lose them on its way, time after time (vllm#25538, vllm#52520). And one that comes in leaves a
+    block for each running sequence that will need one more, which it does within block_size steps; without, the last to
+    come is the next to go. benchmarks/scheduler/preemption_rules.py compares both rules: a sixth of FirstChunk's
     preemptions.
     """
 

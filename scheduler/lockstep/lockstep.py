@@ -146,7 +146,7 @@ class Lockstep:
         self._member.note_step(plan.step)
 
     def note_result(self, step: int, num_tokens_of_all: int) -> None:
-        """The oldest step in flight has returned. Raises WaveError, and ResultError if the ranks have counted wrongly."""
+        """The oldest step in flight has returned. Raises WaveError; ResultError if the ranks have counted wrongly."""
         num_tokens = self._num_tokens.popleft()
         if num_tokens_of_all < num_tokens:
             raise ResultError(f"num_tokens_of_all is {num_tokens_of_all}, but {num_tokens} tokens were planned here")

@@ -1,4 +1,4 @@
-"""A scheduler among those of replicas that compute their steps together: reports its state, and follows the coordinator.
+"""A scheduler among replicas that compute their steps together: reports its state, and follows the coordinator.
 
 The protocol is told in protos/coordination.proto. On the step loop's thread.
 """

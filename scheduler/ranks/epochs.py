@@ -64,7 +64,7 @@ class Rendezvous(Protocol):
 
 
 def rendezvous_of(options: Options, replica: int) -> Rendezvous | None:
-    """The rendezvous of one replica's ranks. None: a single rank needs none, and in lockstep the coordinator says where."""
+    """The rendezvous of one replica's ranks. None for a single rank, and in lockstep: there the coordinator has it."""
     if options.world_size == 1 or options.in_lockstep:
         return None
     return RendezvousStores() if options.meets_over_tcp(replica) else RendezvousFiles(options.runtime_dir, replica)
@@ -76,7 +76,7 @@ def common_rendezvous(options: Options) -> Rendezvous:
 
 
 class RendezvousFiles:
-    """A file for each epoch, made by the ranks. The directory is private: a process that can write the file can join them.
+    """A file for each epoch, made by the ranks. The directory is private: a process that can write to it can join them.
 
     A file is left alone while a rank may wait at it: a torch.distributed.FileStore whose file has gone waits for it for
     minutes, and hears of no other epoch meanwhile.
@@ -124,7 +124,7 @@ class Epochs:
     """The epoch in force, or the one that was last. Times are monotonic seconds."""
 
     def __init__(self, rendezvous: Rendezvous | None = None) -> None:
-        """rendezvous: None if a single rank needs none, or others say where."""
+        """rendezvous: None if the ranks need none, or others say where."""
         self._rendezvous = rendezvous
         # Where its ranks meet; empty if they don't.
         self.address = ""

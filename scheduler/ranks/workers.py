@@ -102,8 +102,8 @@ class Workers:
         heartbeat_timeout: float,
         step_timeout: float,
     ) -> None:
-        """rendezvous: None if a single rank needs none, or others say where. in_lockstep: ranks of other replicas are in
-        the same epochs, which begin and end when `begin_epoch` and `end_epoch` say so; and a rank that has not
+        """rendezvous: None if the ranks need none, or others say where. in_lockstep: ranks of other replicas are in the
+        same epochs, which begin and end when `begin_epoch` and `end_epoch` say so; and a rank that has not
         returned may wait for these. Raises AddressError or CurveError."""
         self._socket = RankSocket(context, endpoint, curve_dir)
         self._scheduler, self._invalid, self._in_lockstep = heartbeats.instance, invalid, in_lockstep
@@ -359,7 +359,7 @@ class Workers:
             self._events.append(EpochEnded(cause=cause))
 
     def _end_unexplained(self, cause: str, now: float) -> None:
-        """A rank hangs. In lockstep it is not clear in which replica: the ranks that come back as other processes did."""
+        """A rank hangs. In lockstep it may be another replica's: those that come back as other processes are to blame."""
         ranks = self._membership.ranks.values()
         cause += self._liveness.silences(ranks, now)
         if self._in_lockstep:

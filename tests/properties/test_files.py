@@ -15,7 +15,7 @@ from router.security.keys import Keys, KeysError
 from router.text.chat_template import ChatTemplate, TemplateError
 from scheduler.recording.records import RecordingError
 from scheduler.recording.replay import replay
-from tests.support.scheduler.traces import record
+from tests.support.scheduler.recordings import record
 
 SECRET = "5f0c1d6b1bb34a6aa1d4"
 _scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(SECRET)

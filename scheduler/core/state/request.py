@@ -143,7 +143,7 @@ class Sequence:
         return ids
 
     def ending(self) -> tuple[FinishReason, int | None] | None:
-        """The reason why the last output token ends it, and the id if one of the request's own stop tokens did; or None.
+        """The reason if the last output token ends it, and the id if one of the request's own stop tokens did.
 
         Admission keeps prompt + max_tokens within max_model_len, so that max_tokens bounds both.
         """

@@ -17,8 +17,8 @@ from configs.options import Options
 from octavo.cli.main import app
 from scheduler.core.state.running import Rows
 from tests.support.repository import ROOT
+from tests.support.scheduler.recordings import record
 from tests.support.scheduler.scheduling import TIMEOUT, RouterEnd, make_options
-from tests.support.scheduler.traces import record
 from tests.support.up import COMMAND, environment
 
 NUM_REQUESTS = 30

@@ -13,7 +13,7 @@ import pytest
 from scheduler.recording.file import FIRST_LINE, RecordingFile, RecordingWriter, frame, recording_path
 from scheduler.recording.records import RecordingError
 from scheduler.recording.replay import replay
-from tests.support.scheduler.traces import record
+from tests.support.scheduler.recordings import record
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from scheduler.recording.replay import replay
 from tests.fakes.model import FakeSampling
 from tests.properties.walk import WalkError, walk
 from tests.properties.world import World
-from tests.support.scheduler.traces import record, traced
+from tests.support.scheduler.recordings import record, recorded
 
 NUM_WALKS = 12
 
@@ -23,7 +23,7 @@ def test_every_plan_of_a_walk_is_made_again_whatever_happens_on_it(tmp_path: Pat
     for index in range(NUM_WALKS):
         path = tmp_path / f"{index}.trace"
         writer = RecordingWriter(path, 1 << 20, 0)
-        walked = walk(f"replay/{index}", core_class=traced(writer))
+        walked = walk(f"replay/{index}", core_class=recorded(writer))
         writer.close()
         (replayed,) = replay([path])
         assert replayed.difference is None
@@ -91,7 +91,7 @@ def test_a_core_that_fails_fails_again_in_the_same_call(tmp_path: Path, monkeypa
         patched.setattr(Planner, "plan", fail_in_step_5)
         writer = RecordingWriter(tmp_path / "run.trace", 1 << 20, 0)
         with pytest.raises(WalkError, match="a bug"):
-            walk("fails", core_class=traced(writer), changes={"max_num_batched_tokens": 64})
+            walk("fails", core_class=recorded(writer), changes={"max_num_batched_tokens": 64})
         writer.close()
         (replayed,) = replay([tmp_path / "run.trace"])
     assert replayed.difference is not None
@@ -121,7 +121,7 @@ def test_in_steady_decode_a_step_takes_its_tokens_and_little_more(tmp_path: Path
     settings = CoreSettings(
         block_size=64, num_blocks=200, max_model_len=100, max_num_seqs=num_rows, max_num_batched_tokens=256
     )
-    world = World(settings, core_class=traced(writer))
+    world = World(settings, core_class=recorded(writer))
     for group in range(1, num_rows + 1):
         stop = StopRules(max_tokens=60, ignore_eos=True)
         choices = (ChoiceStart(choice=0),)

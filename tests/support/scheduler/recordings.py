@@ -1,4 +1,4 @@
-"""Traces of cores under random loads."""
+"""Recordings of cores under random loads."""
 
 from pathlib import Path
 from random import Random
@@ -13,21 +13,21 @@ from tests.properties.world import World
 _MIB = 1 << 20
 
 
-def traced(writer: RecordingWriter) -> type[Core]:
-    """Cores whose trace the writer writes."""
+def recorded(writer: RecordingWriter) -> type[Core]:
+    """Cores that the writer records."""
 
-    class Traced(RecordedCore):
+    class Recorded(RecordedCore):
         def __init__(self, settings: CoreSettings) -> None:
             super().__init__(settings, writer)
 
-    return Traced
+    return Recorded
 
 
 def record(path: Path, *, num_requests: int = 12, max_bytes: int = _MIB, **settings: object) -> World:
-    """Some requests from the first to the last token; the trace is closed."""
+    """Some requests from the first to the last token; the recording is closed."""
     writer = RecordingWriter(path, max_bytes, 0)
     small = {"block_size": 4, "num_blocks": 12, "max_model_len": 40, "max_num_seqs": 4, "max_num_batched_tokens": 16}
-    world = World(CoreSettings(**(small | settings)), core_class=traced(writer))  # type: ignore[arg-type]
+    world = World(CoreSettings(**(small | settings)), core_class=recorded(writer))  # type: ignore[arg-type]
     choose = Random(1)
     load = Workload(
         most_tokens=14, most_prompt_tokens=16, num_prefixes=2, many_choices=0.2, resumed=0.0, deadlines=0.0, stops=0.5
