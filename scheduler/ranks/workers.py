@@ -359,7 +359,7 @@ class Workers:
             self._events.append(EpochEnded(cause=cause))
 
     def _end_unexplained(self, cause: str, now: float) -> None:
-        """A rank hangs. In lockstep it may be another replica's: those that come back as other processes are to blame."""
+        """A rank hangs, in lockstep maybe another replica's: one that comes back as another process is to blame."""
         ranks = self._membership.ranks.values()
         cause += self._liveness.silences(ranks, now)
         if self._in_lockstep:

@@ -3,7 +3,6 @@
 No I/O and no clock. `Requests` belongs to the step loop's thread.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -25,7 +24,7 @@ from scheduler.core.messages import (
     StepOutputs,
 )
 from scheduler.sessions import commands
-from scheduler.sessions.sessions import LiveGroup, Outbox, OutputColumns, Sessions, split_numbers, why_not_admitted
+from scheduler.sessions.sessions import LiveGroup, OutputColumns, Sessions, split_numbers, why_not_admitted
 
 # Hashes of what a cache held before, told between two steps: 7 ms of the step loop, measured, and 150 KB. A million at
 # once would be more than may wait for a router.
@@ -123,14 +122,11 @@ SessionCommand = (
 
 
 class Requests:
-    """Sessions, the core they share, and an outbox for each."""
+    """The Sessions and the core that they share."""
 
     def __init__(self) -> None:
         self._sessions = Sessions()
-        self._outboxes: defaultdict[int, Outbox] = defaultdict(Outbox)
         self._ended: list[LiveGroup] = []
-        # Sessions that have not been welcomed to the epoch in force.
-        self._unwelcomed: set[int] = set()
         self._cache_watchers = CacheWatchers()
         self._welcome: scheduler_pb2.Welcome | None = None
         # What each router was told last, but for last_step and last_group: that these grow is no news by itself.
@@ -154,7 +150,8 @@ class Requests:
     def begin_epoch(self, core: Core, welcome: scheduler_pb2.Welcome) -> None:
         """The workers are ready: each router hears of it with its next message. core: the same in all epochs."""
         self._core, self._welcome = core, welcome
-        self._unwelcomed = set(self._sessions)
+        for session in self._sessions:
+            session.is_welcomed = False
 
     def drain(self) -> None:
         """Refuses all submissions from now on."""
@@ -164,7 +161,6 @@ class Requests:
         match command:
             case commands.OpenSession():
                 self._sessions.open(command.session)
-                self._unwelcomed.add(command.session)
                 if command.watch_cache:
                     self._cache_watchers.join(command.session)
             case commands.CloseSession():
@@ -186,8 +182,6 @@ class Requests:
         for group in self._sessions.close(session):
             self._live_core.cancel(group.number, None, now, cause="its router's Session ended")
             self._ended.append(group)
-        self._outboxes.pop(session, None)
-        self._unwelcomed.discard(session)
         self._cache_watchers.leave(session)
 
     def _submit(self, submit: commands.SubmitGroup, now: float) -> None:
@@ -221,12 +215,12 @@ class Requests:
 
     def _reject(self, session: int, router_group: int, reason: scheduler_pb2.RejectReason, message: str) -> None:
         if session in self._sessions:
-            self._outboxes[session].add_rejected(router_group, reason, message)
+            self._sessions.outbox(session).add_rejected(router_group, reason, message)
 
     def _end_unsent(self, command: commands.EndUnsentChoices) -> None:
         if command.session not in self._sessions:
             return
-        outbox = self._outboxes[command.session]
+        outbox = self._sessions.outbox(command.session)
         for choice in command.choices:
             outbox.add_finish(command.router_group, choice, FinishReason.CANCELLED, cancel_reason=command.reason)
 
@@ -273,10 +267,10 @@ class Requests:
             )
             first = int(sessions[0])
             if (sessions == first).all():
-                self._outboxes[first].add_columns(columns)
+                self._sessions.outbox(first).add_columns(columns)
             else:
                 for session in np.unique(sessions).tolist():
-                    self._outboxes[session].add_columns(columns.take(np.flatnonzero(sessions == session)))
+                    self._sessions.outbox(session).add_columns(columns.take(np.flatnonzero(sessions == session)))
         self.collect_ends(outputs.ends)
 
     def collect_ends(
@@ -290,7 +284,7 @@ class Requests:
         for end in ends:
             group = self._sessions.get(end.key[0])
             assert group is not None, "the core knows a group that no Session has"
-            self._outboxes[group.session].add_finish(
+            self._sessions.outbox(group.session).add_finish(
                 group.router_group,
                 end.key[1],
                 end.reason,
@@ -315,7 +309,7 @@ class Requests:
             del frame.logprobs[:num_known]
             frame.first_position = group.next_prompt_position
         group.next_prompt_position = frame.first_position + len(frame.logprobs)
-        self._outboxes[group.session].add_prompt_logprobs(group.router_group, key[1], frame)
+        self._sessions.outbox(group.session).add_prompt_logprobs(group.router_group, key[1], frame)
 
     def take_ended(self) -> list[LiveGroup]:
         """Groups that have ended since the last call."""
@@ -330,20 +324,19 @@ class Requests:
         if self._core is None or self._welcome is None:
             return []
         for session, events in self._cache_watchers.take(self._core):
-            self._outboxes[session].add_cache_events(events)
+            self._sessions.outbox(session).add_cache_events(events)
         told = (self._core.load, workers_ready, self._is_draining)
         has_news, self._told = told != self._told, told
         load = _load(*told)
         load.last_step = num_steps
         batch: list[tuple[int, list[bytes]]] = []
         for session in self._sessions:
-            is_new = session in self._unwelcomed
-            if not (has_news or repeat_load or is_new or session in self._outboxes):
+            if session.is_welcomed and session.outbox.is_empty and not (has_news or repeat_load):
                 continue
-            load.last_group = self._sessions.last_group(session)
-            outbox = self._outboxes.pop(session, None) or Outbox()
-            batch.append((session, outbox.take(load, self._welcome if is_new else None)))
-        self._unwelcomed.clear()
+            load.last_group = session.last_group
+            messages = session.outbox.take(load, None if session.is_welcomed else self._welcome)
+            batch.append((session.number, messages))
+            session.is_welcomed = True
         return batch
 
     @property

@@ -173,10 +173,15 @@ class Outbox:
                 case CacheCleared():
                     added.cleared.SetInParent()
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was added since `take`."""
+        return not self._size and not self._full
+
     def take(self, load: scheduler_pb2.Load | None = None, welcome: scheduler_pb2.Welcome | None = None) -> list[bytes]:
         """Serialized SchedulerMessages with all that was added, the first one with `welcome` and `load`; none if there
         is nothing to say."""
-        if not self._full and not self._size and load is None and welcome is None:
+        if self.is_empty and load is None and welcome is None:
             return []
         if self._size or not self._full:
             self._seal()
@@ -228,27 +233,33 @@ class LiveGroup:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Session:
+class Session:
+    """A router that is there."""
+
+    number: int
     groups: dict[int, LiveGroup] = field(default_factory=dict)  # by the router's number
     last_group: int = 0
+    outbox: Outbox = field(default_factory=Outbox)
+    # It has been told of the epoch in force.
+    is_welcomed: bool = False
 
 
 class Sessions:
     """Maps routers' groups to the core's, and back. A group is forgotten when its last choice has ended."""
 
     def __init__(self) -> None:
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, Session] = {}
         self._groups: dict[int, LiveGroup] = {}  # by the core's number
         self._attempts: dict[str, LiveGroup] = {}  # the live one of each request_id
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._sessions)
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
 
     def __contains__(self, session: int) -> bool:
         return session in self._sessions
 
     def open(self, session: int) -> None:
-        self._sessions[session] = _Session()
+        self._sessions[session] = Session(number=session)
 
     def close(self, session: int) -> list[LiveGroup]:
         """Forgets a Session and its groups, and returns them."""
@@ -264,8 +275,8 @@ class Sessions:
         if found is not None:
             found.last_group = max(found.last_group, router_group)
 
-    def last_group(self, session: int) -> int:
-        return self._sessions[session].last_group
+    def outbox(self, session: int) -> Outbox:
+        return self._sessions[session].outbox
 
     def live_attempt(self, request_id: str) -> LiveGroup | None:
         return self._attempts.get(request_id)
