@@ -1,0 +1,194 @@
+"""Where streams are computed, without any network: what placements do when replicas refuse, are lost or drain."""
+
+import time
+from collections.abc import Sequence
+
+from protos import scheduler_pb2 as wire
+from protos.inference_pb2 import PromptLogprobs, SamplingParams, TokenLogprobs
+from router.errors import QueueFull, RequestError, Unavailable
+from router.replicas.dispatcher import Dispatcher, Placement
+from router.replicas.policies import POLICIES
+from router.replicas.replica import ReplicaOptions
+from router.replicas.replica_set import ReplicaSet
+from router.replicas.session import Session
+from router.request import Request, RequestTrace
+from router.telemetry.metrics import RouterMetrics
+
+
+class Trace(RequestTrace):
+    def __init__(self) -> None:
+        self.causes: list[str] = []
+
+    def left(self, cause: str = "") -> None:
+        self.causes.append(cause)
+
+
+class FakeStream:
+    """One choice, of as many tokens as the test says."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.trace = Trace()
+        self.request = Request(
+            request_id="r", scoped_id="r", model="m", prompt_token_ids=[1, 2], sampling=SamplingParams(max_tokens=99),
+            arrival=time.monotonic(), trace=self.trace,
+        )  # fmt: skip
+        self.done = self.complete = self.finished = False
+        self.num_output_tokens, self.num_tokens_to_come = 0, 99
+        self.wants_prompt_logprobs = False
+        self.error: RequestError | None = None
+        self.exact = True
+        self.placement = dispatcher.open(self)
+
+    def starts(self) -> list[wire.SequenceStart]:
+        return [wire.SequenceStart(choice=0, output_token_ids=[5] * self.num_output_tokens)]
+
+    def begin(self, fingerprint: str, *, exact: bool) -> None:
+        self.exact = exact
+
+    def note_inexact(self) -> None:
+        self.exact = False
+
+    def finish(self) -> None:
+        self.done = self.finished = True
+
+    def fail(self, error: RequestError, reason: wire.CancelReason = wire.CANCEL_REASON_CLIENT) -> None:
+        if not self.done:
+            self.done, self.error = True, error
+        self.placement.leave(reason)
+
+    def on_tokens(
+        self,
+        choice: int,
+        first_token: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        ended: wire.SequenceFinish | None,
+    ) -> None:
+        raise AssertionError
+
+    def on_prompt_logprobs(self, frame: PromptLogprobs) -> None:
+        raise AssertionError
+
+
+class Cluster:
+    """A dispatcher and its replicas, each with a Session that nobody reads."""
+
+    def __init__(self, *fingerprints: str) -> None:
+        self.metrics = RouterMetrics()
+        options = ReplicaOptions(router_id="router", model_name="m", silence_timeout=10.0)
+        addresses = [f"unix:{number}" for number in range(len(fingerprints))]
+        self.replicas = ReplicaSet(addresses, POLICIES["least_loaded"](), options, self.metrics)
+        self.dispatcher = Dispatcher(self.replicas, self.metrics)
+        for number, fingerprint in enumerate(fingerprints):
+            self.open(number, fingerprint)
+
+    def open(self, number: int, fingerprint: str = "one") -> Session:
+        welcome = wire.Welcome(replica_id=str(number))
+        welcome.model.fingerprint = fingerprint
+        session = self.replicas.replicas[number].session = Session(welcome)
+        return session
+
+    def place(self) -> tuple[FakeStream, Placement]:
+        stream = FakeStream(self.dispatcher)
+        self.dispatcher.place(stream.placement)
+        return stream, stream.placement
+
+    def lose(self, placement: Placement) -> None:
+        """Its replica, which does not come back."""
+        [replica] = [each for each in self.replicas.replicas if each.session is placement.session]
+        session, replica.session = replica.session, None
+        assert session is not None
+        session.lose("gone")
+
+    @property
+    def num_parked(self) -> float | None:
+        return self.metrics.registry.get_sample_value("octavo_router_held_streams")
+
+
+def _refuse(placement: Placement) -> None:
+    assert placement.session is not None
+    rejected = wire.Rejected(group=placement._group, reason=wire.REJECT_REASON_QUEUE_FULL, message="full")
+    placement.session.receive(wire.SchedulerMessage(rejected=[rejected]))
+
+
+def _sent(session: Session | None) -> list[wire.RouterMessage]:
+    assert session is not None
+    return [session.outgoing.get_nowait() for _ in range(session.outgoing.qsize())]
+
+
+async def test_a_new_stream_tries_one_other_replica_and_is_refused() -> None:
+    cluster = Cluster("one", "one", "one")
+    stream, placement = cluster.place()
+    first = placement.session
+    _refuse(placement)
+    assert placement.session not in (None, first)
+    _refuse(placement)
+    assert isinstance(stream.error, QueueFull)
+    assert not placement.is_placed
+    assert stream.trace.causes == ["refused: full", "refused: full", ""]
+
+
+async def test_a_stream_that_had_begun_is_parked_and_goes_on_where_a_replica_comes_back() -> None:
+    cluster = Cluster("one")
+    stream, placement = cluster.place()
+    stream.num_output_tokens = 3
+    cluster.lose(placement)
+    assert (cluster.num_parked, placement.is_parked, placement.is_placed) == (1, True, False)
+    session = cluster.open(0, "two")
+    cluster.replicas._changed()
+    assert (cluster.num_parked, placement.is_parked, placement.session) == (0, False, session)
+    [message] = _sent(session)
+    assert (list(message.submit.choices[0].output_token_ids), message.submit.attempt) == ([5, 5, 5], 1)
+    assert not stream.exact
+    assert placement.fingerprint == "one", "what the client was told"
+
+
+async def test_a_parked_stream_that_ends_is_forgotten() -> None:
+    cluster = Cluster("one")
+    stream, placement = cluster.place()
+    cluster.lose(placement)
+    stream.fail(Unavailable("enough"))
+    assert (cluster.num_parked, placement.is_parked) == (0, False)
+
+
+async def test_a_stream_that_replicas_lose_without_a_token_ends_and_each_token_counts_anew() -> None:
+    cluster = Cluster(*["one"] * 20)
+    stream, placement = cluster.place()
+    for _ in range(3):
+        cluster.lose(placement)
+    stream.num_output_tokens = 1
+    for _ in range(16):
+        assert stream.error is None
+        cluster.lose(placement)
+    assert stream.error is None
+    cluster.open(0)
+    cluster.replicas._changed()
+    cluster.lose(placement)
+    assert isinstance(stream.error, Unavailable)
+    assert "17 replicas in a row" in str(stream.error)
+
+
+async def test_a_replica_that_goes_once_all_is_complete_ends_the_stream_well() -> None:
+    cluster = Cluster("one", "one")
+    stream, placement = cluster.place()
+    stream.complete = True
+    cluster.lose(placement)
+    assert stream.finished
+    assert placement.num_resubmissions == 0
+
+
+async def test_a_stream_that_migrates_leaves_before_it_is_submitted_again() -> None:
+    cluster = Cluster("one", "one")
+    stream, placement = cluster.place()
+    here = placement.session
+    [there] = [each.session for each in cluster.replicas.replicas if each.session is not here]
+    assert here is not None
+    assert there is not None
+    assert (cluster.dispatcher.placements_on(here), cluster.dispatcher.placements_on(there)) == ([placement], [])
+    placement.migrate_to(there, "drain")
+    assert (cluster.dispatcher.placements_on(here), cluster.dispatcher.placements_on(there)) == ([], [placement])
+    _, cancel = _sent(here)
+    assert cancel.cancel.reason == wire.CANCEL_REASON_MOVED
+    [submit] = _sent(there)
+    assert submit.submit.attempt == 1
+    assert stream.trace.causes == ["moved: drain", ""]
