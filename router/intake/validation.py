@@ -57,7 +57,7 @@ MAX_TEMPLATE_ARGUMENTS_BYTES = 2**20
 MAX_DETOKENIZED = 2**20
 # Of cache_salt and session_key.
 MAX_KEY_BYTES = 256
-# Submit.attempt holds 16 bits of it; see router.streams.stream.
+# Submit.attempt holds 16 bits of it; see router.replicas.dispatcher.
 MAX_ATTEMPT = 2**16 - 1
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
