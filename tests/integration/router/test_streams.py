@@ -138,6 +138,8 @@ async def test_a_stop_string_across_tokens_ends_the_choice_at_its_completing_tok
         cached_tokens=4,
         completion_tokens=4,
     )
+    # The scheduler may have ended the choice meanwhile: then the client has all before the cancel is there.
+    await scheduler.wait_until(lambda fake: bool(fake.cancelled))
     assert [(c.reason, list(c.choices)) for c in scheduler.cancelled] == [(wire.CANCEL_REASON_STOP, [0])]
 
 
