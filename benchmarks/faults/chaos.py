@@ -1,6 +1,6 @@
 """Streams run while processes of their cluster are killed with -9, again and again: each must say what it says alone.
 
-    python benchmarks/faults/chaos.py --streams 300 --kills 20
+    python -m benchmarks.faults.chaos --streams 300 --kills 20
     python -m benchmarks.faults.chaos --streams 24 --kills 3 --seed 7 --json
 
 `octavo up` with two replicas of two pipeline stages each and two routers. Half of the streams are sampled, half of

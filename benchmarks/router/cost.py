@@ -1,8 +1,8 @@
 """What a router adds to a token, and how many tokens a second one of its cores passes on.
 
-    python benchmarks/router/cost.py --json                     a line for each load
-    python benchmarks/router/cost.py --loads 1000x60 --rounds 1 some of them: streams x steps a second
-    python benchmarks/router/cost.py --floor                    also what grpc.aio alone allows in a router's place
+    python -m benchmarks.router.cost --json                     a line for each load
+    python -m benchmarks.router.cost --loads 1000x60 --rounds 1 some of them: streams x steps a second
+    python -m benchmarks.router.cost --floor                    also what grpc.aio alone allows in a router's place
 
 The router is a real one (`python -m router`), pinned to one core; on another one run its schedulers, one for each 1,000
 streams, which compute nothing (fake_scheduler.py), and its clients, which read frames and nothing else

@@ -1,10 +1,10 @@
 """What a step costs the scheduler, and a worker that takes in its plan, without any model.
 
-    python benchmarks/scheduler/cost.py --json                  a line per size: {running, waiting, plan_us, encode_us,
+    python -m benchmarks.scheduler.cost --json                  a line per size: {running, waiting, plan_us, encode_us,
                                                                 apply_us, update_us, bytes}
-    python benchmarks/scheduler/cost.py --vs-vllm [--vllm DIR]  the vLLM scheduler beside it, and the ratio
-    python benchmarks/scheduler/cost.py --plot FILE.png         growth with the requests that change in a step
-    python benchmarks/scheduler/cost.py --long                  one step of a request of 1,000 and of 1,000,000 tokens
+    python -m benchmarks.scheduler.cost --vs-vllm [--vllm DIR]  the vLLM scheduler beside it, and the ratio
+    python -m benchmarks.scheduler.cost --plot FILE.png         growth with the requests that change in a step
+    python -m benchmarks.scheduler.cost --long                  one step of a request of 1,000 and of 1,000,000 tokens
 
 Medians over the steps of a steady state, in microseconds. The machine should be idle otherwise: the longer a step, the
 likelier something comes between. plan: `Core.schedule`. encode: `StepCodec.encode`. apply: a worker parses the frame

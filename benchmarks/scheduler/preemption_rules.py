@@ -1,6 +1,6 @@
 """Preemption under a pool a quarter of what the load needs: our rule, and vLLM's, on the same 300 requests.
 
-    python benchmarks/scheduler/preemption_rules.py [--json] [--seed 0]
+    python -m benchmarks.scheduler.preemption_rules [--json] [--seed 0]
 
 The workers are fakes: the next token is a function of the tokens before it, and each KV slot remembers what it was
 written for, so that an output which differs from the unpreempted run's would be seen. Prints a line for each of: a

@@ -1,6 +1,6 @@
 """Random walks over the scheduling core, in search of a violated invariant.
 
-    python benchmarks/scheduler/properties.py --steps 1000000 [--jobs 2] [--seed 0]
+    python -m benchmarks.scheduler.properties --steps 1000000 [--jobs 2] [--seed 0]
 
 Each walk draws settings (policy, chunking, preemption mode and rule, steps in flight, stages, drafts, pool sizes) and a
 load, and checks after every step what tests/properties/world.py and plan_checks.py state. Prints one JSON line at the

@@ -1,4 +1,4 @@
-"""Draws for many rows: by the C++ kernels, all at once on their threads (draw.h), or one after the other (draw.py)."""
+"""Draws for many rows: by the C++ kernels, all at once on their threads (draw.h), or one after another (numpy_cpu.py)."""
 
 import ctypes
 from ctypes import c_int64, c_void_p

@@ -12,7 +12,7 @@ from worker.models.families.llama.model import LlamaModel
 
 
 class RandomWeights:
-    """A worker.weights.reader.TakeTensor. A tensor's numbers follow from its name, so that whoever takes it gets the
+    """A worker.weights.reader.WeightReader. A tensor's numbers follow from its name, so that whoever takes it gets the
     same; their size is such that activations stay about 1 in any layer."""
 
     def __init__(self, variant: Variant, device: torch.device, dtype: torch.dtype) -> None:

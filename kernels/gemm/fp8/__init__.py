@@ -1,5 +1,5 @@
 """y = x W^T of e4m3 matrices with float32 scales.
 
-gpu.py has the public function; choose.py decides between our Triton kernel (triton_gemm.py) and torch's scaled_mm
+dispatch.py has the public function; choose.py decides between our Triton kernel (triton.py) and torch's scaled_mm
 (scaled_mm.py); tuned_files.py says in which tiles Triton computes; reference.py is the formula.
 """

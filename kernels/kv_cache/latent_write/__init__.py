@@ -31,7 +31,7 @@ class RopeLatentWrite:
         """Turns the rope parts of queries and of the key that all heads share, in place, and puts the normed latent and
         that key into the cache.
 
-        q_THR, k_TR: of any strides but 1 in the last dim. turns: of kernels.elementwise.rope.RopeTurns. cache: one
+        q_THR, k_TR: of any strides but 1 in the last dim. turns: of kernels.elementwise.rope.CosSinTable. cache: one
         layer's blocks. slots_T: int64, block * block size + offset, all different; on a GPU -1 is padding, which goes
         nowhere.
         """

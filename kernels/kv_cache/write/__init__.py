@@ -88,7 +88,7 @@ class RopeCacheWrite:
 
         Pairs that rope turns lie side by side (kernels.elementwise.rope.interleave_rope_pairs), on a GPU half a head
         apart, unless they are said to be `interleaved` there, too. turns:
-        of kernels.elementwise.rope.RopeTurns. cache: one layer's blocks (worker.layers.kv_cache). slots_T: int64,
+        of kernels.elementwise.rope.CosSinTable. cache: one layer's blocks (worker.layers.kv_cache). slots_T: int64,
         block * block size + offset, all different; on a GPU -1 is padding, whose k and v go nowhere.
         """
         return self._op(qkv_TF, turns, cache, slots_T)

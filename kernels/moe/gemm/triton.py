@@ -81,7 +81,7 @@ def run_experts(
     token that has no others is 0. Sums are float32; what is between the GEMMs, and a pair's result, are x's dtype.
     num_experts: of all ranks, for the mean number of pairs that one has; this rank's if None. tile: if None and
     batch_invariant, the same for all batches, so that a token's result never depends on what else is computed; else the
-    tuned one (tuned.py; tuned_folder comes before its other folders), or one chosen by shapes. out: memory for the
+    tuned one (tiles.py; tuned_folder comes before its other folders), or one chosen by shapes. out: memory for the
     result, like x.
 
     Raises ValueError for dtypes that do not go together, and TunedConfigError for a malformed configuration.

@@ -1,4 +1,4 @@
-"""kernels/moe_routing on a CPU against a loop over tokens. (On a GPU: test_moe_routing_gpu.py.)"""
+"""kernels/moe/routing on a CPU against a loop over tokens. (On a GPU: test_routing_triton.py.)"""
 
 from typing import Any
 

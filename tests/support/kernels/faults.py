@@ -25,7 +25,7 @@ class Fault:
     path: str
     old: str
     new: str
-    # The test that has to fail, as pytest names it: "tests/kernels/test_x_gpu.py::test_y[case]".
+    # The test that has to fail, as pytest names it: "tests/kernels/moe/test_routing_triton.py::test_y[case]".
     test: str
 
 

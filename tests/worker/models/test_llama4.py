@@ -1,5 +1,5 @@
 """What Llama 4's files say, and how its experts' weights are read. Its logits are in test_families.py, on GPUs in
-test_gpu_families.py, on ranks in tests/worker/parallel."""
+tests/worker/gpu_models, on ranks in tests/worker/parallel."""
 
 import json
 from pathlib import Path
