@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.kv_cache.layout import HeadShape
+from kernels.triton_common.device import arch_of
 from kernels.triton_common.jit import jit
 
 # Tokens of a partition of v2. Its sums are reduced in order, wherever they are computed, so that where a context is
@@ -307,13 +308,10 @@ def _store_starts(line, row, num_rows, before, numbers):
 
 def tile_arch(device: torch.device | str) -> int:
     """The newest one that there are tile sizes for and the device can do; the interpreter stands for Hopper."""
-    if torch.device(device).type != "cuda":
-        return 90
-    major, minor = torch.cuda.get_device_capability(device)
-    arch = 10 * major + minor
+    arch = arch_of(device) or 90
     if arch < 80:
         raise ValueError(
-            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; 8.0 is the least"
+            f"{torch.cuda.get_device_name(device)} has compute capability {arch / 10:.1f}; 8.0 is the least"
         )
     # 8.6 has as little shared memory as 8.9.
     return 80 if arch in (80, 87) else 89 if arch < 90 or arch >= 120 else 90

@@ -2,7 +2,7 @@
 tensor.
 
     cache[block, 0 | 1, kv_head, offset, :]    key | value, [N, 2, K, B, D]
-    cache[block, offset, :]                    of MLA: latent | key part turned by rope, [N, B, L + R]
+    cache[block, offset, :]                    of MLA: latent | key part rotated by rope, [N, B, L + R]
 
     N blocks, K KV heads, B tokens of a block, D head size, L latent size, R rope size; slot = block * B + offset
 
@@ -25,6 +25,8 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.triton_common.device import arch_of
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
@@ -41,7 +43,7 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
-    """`num_heads` queries share one latent vector a token, key and value at once, and one key part turned by rope."""
+    """`num_heads` queries share one latent vector a token, key and value at once, and one key part rotated by rope."""
 
     num_heads: int
     latent_size: int = 512
@@ -100,7 +102,7 @@ def check_gpu_cache(cache: torch.Tensor) -> None:
 def kernel_view(cache: torch.Tensor) -> torch.Tensor:
     """The cache as kernels take it: e4m3 as its bits, uint8, on a GPU before sm_89, which knows no such type
     (`kernels.triton_common.numbers` converts them)."""
-    if cache.dtype is torch.float8_e4m3fn and cache.is_cuda and torch.cuda.get_device_capability(cache.device) < (8, 9):
+    if cache.dtype is torch.float8_e4m3fn and (arch_of(cache.device) or 90) < 89:
         return cache.view(torch.uint8)
     return cache
 

@@ -1,8 +1,8 @@
 """What all Triton kernels share, and how one is written, tested and shipped.
 
-A kernel lives in `kernels/<group>/<op>/triton.py`, or in files beside it that triton.py imports: a public function with
+A kernel lives in `triton.py` of its op's folder, or in files beside it that triton.py imports: a public function with
 the contract and a private `_..._kernel`, decorated with `jit` of kernels.triton_common.jit. No `__init__.py` imports
-these files, so that Triton is loaded only by who computes on a GPU.
+these files when it is loaded, so that processes without a GPU do not load Triton.
 
 In a kernel, from `kernels.triton_common.numbers`:
 
@@ -13,10 +13,10 @@ In a kernel, from `kernels.triton_common.numbers`:
 
 Elementwise arithmetic is float32 always. Offsets into a KV cache are int64 (`.to(tl.int64)` on the block id).
 
-How it ships: `builds.py` beside it has `shipped() -> list[KernelBuild]` (kernels.triton_common.kernel_build),
-one for each configuration that matters. benchmarks/kernels/gpu_builds.py finds that file by itself, and compiles each
-for each of its architectures without a GPU; tests/kernels/test_ahead_of_time.py does a sample, where `-k OP` leaves out
-the others.
+How it ships: `builds.py` beside it has `shipped() -> list[KernelBuild]` (kernels.triton_common.kernel_build), one for
+each configuration that matters, recorded from a call of the public function (kernels.triton_common.recording).
+benchmarks/kernels/gpu_builds.py finds that file by itself, and compiles each for each of its architectures without a
+GPU; tests/kernels/test_ahead_of_time.py does a sample, where `-k OP` leaves out the others.
 
 Tests import `DEVICE` from tests.support.gpu.gpu: the GPU if there is one, else the CPU, where Triton interprets.
 tests/conftest.py sets TRITON_INTERPRET for that before anything imports Triton. Deliberate faults are data, in

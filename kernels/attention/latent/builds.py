@@ -1,58 +1,44 @@
 """The configurations of MLA that are compiled ahead of time: DeepSeek's sizes, with 128 heads and with the 16 of a rank
 of 8."""
 
+from dataclasses import replace
+
 import torch
 
-from kernels.attention.latent.triton import mla_decode_kernel
-from kernels.attention.latent.triton_schedule import chunk_of, head_groups, mla_tiles
-from kernels.kv_cache.layout import LatentShape
-from kernels.triton_common.kernel_build import ARCHS, FP8_ARCHS, KernelBuild
+from kernels.attention.latent.triton import LatentShape, MlaSchedule, mla_attention, mla_decode_kernel
+from kernels.kv_cache.layout import mla_cache_shape
+from kernels.triton_common.kernel_build import ARCHS, KernelBuild
+from kernels.triton_common.recording import bf16, float32, int32, recorded, tensor
 
 _WHOLE, _RANK = LatentShape(num_heads=128), LatentShape(num_heads=16)
-_BF16, _E4M3 = torch.bfloat16, torch.float8_e4m3fn
 
 
 def shipped() -> list[KernelBuild]:
-    builds = [_build(arch, "16-heads", _RANK) for arch in ARCHS]
-    builds += [_build(arch, "16-heads-e4m3", _RANK, cache_dtype=_E4M3) for arch in ARCHS]
-    builds += [
+    return [
+        *(_build(arch, "16-heads", _RANK) for arch in ARCHS),
+        *(_build(arch, "16-heads-e4m3", _RANK, is_e4m3=True) for arch in ARCHS),
         _build(90, "128-heads", _WHOLE),
         _build(90, "16-heads-drafts", _RANK, queries_per_tile=4),
     ]
-    return builds
 
 
 def _build(
-    arch: int,
-    name: str,
-    shape: LatentShape,
-    *,
-    cache_dtype: torch.dtype = _BF16,
-    queries_per_tile: int = 1,
+    arch: int, name: str, shape: LatentShape, *, is_e4m3: bool = False, queries_per_tile: int = 1
 ) -> KernelBuild:
-    tiles = mla_tiles(shape, cache_dtype, arch, queries_per_tile=queries_per_tile)
-    groups = head_groups(shape, tiles.lanes)
-    is_e4m3 = cache_dtype is _E4M3
-    numbers = ("num_rows", "q_stride", "out_stride", "table_stride", "line_stride")
-    return KernelBuild(
-        name=f"{name}-sm{arch}",
-        fn=mla_decode_kernel,
-        signature={
-            "q": "*bf16", "cache": ("*fp8e4nv" if arch in FP8_ARCHS else "*u8") if is_e4m3 else "*bf16", "out": "*bf16",
-            **dict.fromkeys(("query_starts", "context_lens", "block_tables", "table_rows", "starts"), "*i32"),
-            **dict.fromkeys(("partial_sums", "partial_values", "own_values"), "*fp32"),
-            **({"kv_scale": "*fp32"} if is_e4m3 else {}), "factor": "fp32", **dict.fromkeys(numbers, "i32"),
-        },
-        constexprs={
-            **({} if is_e4m3 else {"kv_scale": None}),
-            "HEAD_GROUPS": groups.num_kv_heads, "GROUP": groups.group_size, "LATENT": shape.latent_size,
-            "ROPE": shape.rope_size, "BLOCK_SIZE": 16, "LANES": tiles.lanes, "TOKENS": tiles.tokens,
-            "CHUNK": chunk_of(tiles.lanes),
-        },
-        multiples_of_16=("q_stride", "out_stride"),
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-        expects_wgmma=tiles.lanes == 64,
-        expects_vectors=True,
-        archs=(arch,),
-    )  # fmt: skip
+    num_rows, max_num_seqs = 5, 257
+    cache_dtype = torch.float8_e4m3fn if is_e4m3 else torch.bfloat16
+
+    def step() -> None:
+        schedule = MlaSchedule(
+            shape, max_num_seqs=max_num_seqs, max_context_len=1 << 17, cache_dtype=cache_dtype, device="meta",
+            queries_per_tile=queries_per_tile,
+        )  # fmt: skip
+        mla_attention(
+            bf16(num_rows, shape.num_heads, shape.entry_size),
+            tensor(cache_dtype, *mla_cache_shape(num_blocks=64, block_size=16, shape=shape)),
+            query_starts=int32(num_rows + 1), context_lens=int32(num_rows), block_tables=int32(max_num_seqs, 2049),
+            table_rows=int32(num_rows), scale=0.07, schedule=schedule, kv_scale=float32(1) if is_e4m3 else None,
+        )  # fmt: skip
+
+    build = recorded(f"{name}-sm{arch}", step, kernel=mla_decode_kernel, archs=(arch,), expects_vectors=True)
+    return replace(build, expects_wgmma=build.constexprs["LANES"] == 64)

@@ -1,79 +1,55 @@
 """How the batch-invariant GEMM ships: both tiles, with K in one part, in parts of one program, and in parts of programs
 of their own."""
 
-from kernels.gemm.dense.triton import (
-    _GROUP_M,
-    _REDUCE_TILE,
-    _REDUCE_WARPS,
-    FEW,
-    FLOAT32,
-    MANY,
-    GemmTile,
-    _add_parts_kernel,
-    _gemm_kernel,
-)
+import torch
+
+from kernels.gemm.dense.triton import FEW, FLOAT32, MANY, GemmTile, _add_parts_kernel, _gemm_kernel, invariant_gemm
 from kernels.triton_common.kernel_build import KernelBuild
+from kernels.triton_common.recording import recorded, tensor
 
 # Of all tiles, so that it makes no difference to a row which of them it is in. Before Hopper Triton has but one shape.
 _WGMMA = "m64n128k16"
+# K of the first is one part, of the second four.
+_SHORT, _LONG = 512, 2048
 
 
 def shipped() -> list[KernelBuild]:
+    half = torch.float16
     return [
-        _gemm("few-split", FEW, out="*fp32"),
-        _gemm("few-fp16-bias-part-of-a-step", FEW, dtype="*fp16", bias=True, even_k=False),
-        _gemm("many", MANY),
-        _gemm("many-fold-bias", MANY, fold=True, bias=True),
-        _gemm("float32-fold", FLOAT32, dtype="*fp32", fold=True),
-        KernelBuild(
-            name="add-parts-bias",
-            fn=_add_parts_kernel,
-            signature={
-                "parts": "*fp32", "out": "*bf16", "bias": "*bf16", "M": "i32", "N": "i32", "out_stride": "i32",
-            },
-            constexprs={"PARTS": 4, "TILE": _REDUCE_TILE},
-            num_warps=_REDUCE_WARPS,
-            num_stages=3,
-            multiples_of_16=("N", "out_stride"),
+        _gemm("few-split", FEW, _LONG, split=True),
+        _gemm("few-fp16-bias-part-of-a-step", FEW, _SHORT + 16, dtype=half, bias=True),
+        _gemm("many", MANY, _SHORT),
+        _gemm("many-fold-bias", MANY, _LONG, bias=True),
+        _gemm("float32-fold", FLOAT32, _LONG, dtype=torch.float32),
+        recorded(
+            "add-parts-bias",
+            lambda: _run(FEW, _LONG, torch.bfloat16, bias=True, split=True),
+            kernel=_add_parts_kernel,
             expects_vectors=True,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _gemm(
     name: str,
     tile: GemmTile,
+    K: int,
     *,
-    dtype: str = "*bf16",
-    out: str = "",
-    fold: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
     bias: bool = False,
-    even_k: bool = True,
+    split: bool = False,
 ) -> KernelBuild:
-    sizes = ("M", "N", "K", "x_stride", "w_stride", "out_stride", "part_steps")
-    is_16_bit = dtype != "*fp32"
-    return KernelBuild(
-        name=name,
-        fn=_gemm_kernel,
-        signature={
-            "x": dtype,
-            "w": dtype,
-            "out": out or dtype,
-            **({"bias": dtype} if bias else {}),
-            **dict.fromkeys(sizes, "i32"),
-        },
-        constexprs={
-            **({} if bias else {"bias": None}),
-            "FOLD": fold,
-            "EVEN_K": even_k,
-            "GROUP_M": _GROUP_M,
-            "BLOCK_M": tile.block_m,
-            "BLOCK_N": tile.block_n,
-            "BLOCK_K": tile.block_k,
-        },
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        multiples_of_16=("N", "K", "x_stride", "w_stride", "out_stride"),
+    is_16_bit = dtype is not torch.float32
+    return recorded(
+        name,
+        lambda: _run(tile, K, dtype, bias=bias, split=split),
+        kernel=_gemm_kernel,
         expects_wgmma=is_16_bit,
         wgmma_shape=_WGMMA if is_16_bit else "",
     )
+
+
+def _run(tile: GemmTile, K: int, dtype: torch.dtype, *, bias: bool, split: bool) -> None:
+    M, N = 40, 2048
+    bias_N = tensor(dtype, N) if bias else None
+    invariant_gemm(tensor(dtype, M, K), tensor(dtype, N, K), bias_N, tensor(dtype, M, N), tile=tile, split=split)

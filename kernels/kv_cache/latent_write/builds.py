@@ -1,35 +1,28 @@
 """How cache write of MLA ships: DeepSeek's sizes in each cache dtype."""
 
-from kernels.kv_cache.latent_write import triton as gpu
+import torch
+
+from kernels.kv_cache.latent_write.triton import mla_cache_write
+from kernels.kv_cache.layout import LatentShape, mla_cache_shape
 from kernels.triton_common.kernel_build import ARCHS, FP8_ARCHS, KernelBuild
+from kernels.triton_common.recording import bf16, float32, recorded, tensor
 
 
 def shipped() -> list[KernelBuild]:
     return [
-        _build("bf16", "*bf16"),
-        _build("e4m3", "*fp8e4nv", archs=FP8_ARCHS),
-        _build("e4m3-bits", "*u8", archs=(80,)),
+        _build("bf16", torch.bfloat16, None),
+        _build("e4m3", torch.float8_e4m3fn, float32(1), FP8_ARCHS),
+        _build("e4m3-bits", torch.float8_e4m3fn, float32(1), (80,)),
     ]
 
 
-def _build(name: str, cache: str, *, archs: tuple[int, ...] = ARCHS) -> KernelBuild:
-    has_scale = cache != "*bf16"
-    return KernelBuild(
-        name=name,
-        fn=gpu._mla_cache_write_kernel,
-        signature={
-            "latent_TL": "*bf16",
-            "rope_TR": "*bf16",
-            "cache_NBE": cache,
-            "slots_T": "*i64",
-            **({"kv_scale": "*fp32"} if has_scale else {}),
-            "latent_stride": "i32",
-            "rope_stride": "i32",
-        },
-        constexprs={**({} if has_scale else {"kv_scale": None}), "LATENT": 512, "ROPE": 64},
-        num_warps=gpu._NUM_WARPS,
-        num_stages=3,
-        expects_vectors=True,
-        multiples_of_16=("latent_stride", "rope_stride"),
+def _build(name: str, dtype: torch.dtype, kv_scale: torch.Tensor | None, archs: tuple[int, ...] = ARCHS) -> KernelBuild:
+    shape = LatentShape(num_heads=128)
+    cache = tensor(dtype, *mla_cache_shape(num_blocks=64, block_size=16, shape=shape))
+    latent, rope = bf16(8, shape.latent_size), bf16(8, shape.rope_size)
+    return recorded(
+        name,
+        lambda: mla_cache_write(latent, rope, cache, tensor(torch.int64, 8), kv_scale=kv_scale),
         archs=archs,
+        expects_vectors=True,
     )

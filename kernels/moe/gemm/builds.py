@@ -1,71 +1,38 @@
 """How the grouped GEMM ships: every tile, gated and not, in bf16 and e4m3."""
 
-from kernels.moe.gemm.tiles import FEW, MANY, SOME, MoeTile
-from kernels.moe.gemm.triton import _COMBINE_TILE, _COMBINE_WARPS, _combine_kernel, _grouped_gemm_kernel
-from kernels.triton_common.kernel_build import ARCHS, FP8_ARCHS, KernelBuild
+import torch
 
-_TOP_K = 8
+from kernels.moe.gemm.tiles import FEW, MANY, SOME, MoeTile
+from kernels.moe.gemm.triton import Experts, _combine_kernel, _grouped_gemm_kernel, run_experts
+from kernels.triton_common.kernel_build import ARCHS, FP8_ARCHS, KernelBuild
+from kernels.triton_common.recording import bf16, float32, int32, recorded, tensor
+
+_HIDDEN_SIZE, _SIZE, _NUM_EXPERTS, _TOP_K = 2048, 768, 128, 8
 
 
 def shipped() -> list[KernelBuild]:
     gemms = [
-        _gemm(f"{'gate-up' if gated else 'down'}-{'fp8' if is_fp8 else 'bf16'}-{name}", tile, gated, is_fp8)
+        recorded(
+            f"{'gate-up' if gated else 'down'}-{'fp8' if is_fp8 else 'bf16'}-{name}",
+            lambda tile=tile, is_fp8=is_fp8: _run(tile, is_fp8=is_fp8),
+            kernel=_grouped_gemm_kernel,
+            nth=0 if gated else 1,
+            archs=FP8_ARCHS if is_fp8 else ARCHS,
+            expects_wgmma=tile.block_m >= 64,
+        )
         for name, tile in (("few", FEW), ("some", SOME), ("many", MANY))
         for gated in (True, False)
         for is_fp8 in (False, True)
     ]
-    combine = {"down_NH": "*bf16", "weights_TK": "*fp32", "experts_TK": "*i32", "out_TH": "*bf16", "hidden_size": "i32"}
-    return [
-        *gemms,
-        KernelBuild(
-            name="combine",
-            fn=_combine_kernel,
-            signature=combine,
-            constexprs={"TOP_K": _TOP_K, "TILE": _COMBINE_TILE},
-            num_warps=_COMBINE_WARPS,
-            num_stages=3,
-            multiples_of_16=("hidden_size",),
-        ),
-    ]
+    return [*gemms, recorded("combine", lambda: _run(FEW, is_fp8=False), kernel=_combine_kernel)]
 
 
-def _gemm(name: str, tile: MoeTile, gated: bool, is_fp8: bool) -> KernelBuild:
-    operand = "*fp8e4nv" if is_fp8 else "*bf16"
-    signature = {
-        "x": operand,
-        "weight": operand,
-        "out": "*bf16",
-        "pairs_BM": "*i32",
-        "block_experts_B": "*i32",
-        "num_blocks": "i32",
-        "N": "i32",
-        "K": "i32",
-        "x_scale_row_stride": "i32",
-        "x_scale_group_stride": "i32",
-    }
-    absent: dict[str, None] = {}
-    if is_fp8:
-        signature |= {"x_scales": "*fp32", "weight_scales": "*fp32"}
-    else:
-        absent = {"x_scales": None, "weight_scales": None}
-    return KernelBuild(
-        name=name,
-        fn=_grouped_gemm_kernel,
-        signature=signature,
-        constexprs={
-            **absent,
-            "TOP_K": _TOP_K if gated else 1,
-            "GATED": gated,
-            "IS_FP8": is_fp8,
-            "EVEN_K": True,
-            "GROUP_M": tile.group_m,
-            "BLOCK_M": tile.block_m,
-            "BLOCK_N": tile.gated_block_n if gated else tile.down_block_n,
-            "BLOCK_K": tile.depth_bytes // (1 if is_fp8 else 2),
-        },
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        multiples_of_16=("N", "K"),
-        expects_wgmma=tile.block_m >= 64,
-        archs=FP8_ARCHS if is_fp8 else ARCHS,
+def _run(tile: MoeTile, *, is_fp8: bool) -> None:
+    dtype = torch.float8_e4m3fn if is_fp8 else torch.bfloat16
+    experts = Experts(
+        gate_up_E2IH=tensor(dtype, _NUM_EXPERTS, 2 * _SIZE, _HIDDEN_SIZE),
+        down_EHI=tensor(dtype, _NUM_EXPERTS, _HIDDEN_SIZE, _SIZE),
+        gate_up_scales=float32(_NUM_EXPERTS, 2 * _SIZE // 128, _HIDDEN_SIZE // 128) if is_fp8 else None,
+        down_scales=float32(_NUM_EXPERTS, _HIDDEN_SIZE // 128, _SIZE // 128) if is_fp8 else None,
     )
+    run_experts(bf16(8, _HIDDEN_SIZE), experts, float32(8, _TOP_K), int32(8, _TOP_K), tile=tile)

@@ -1,0 +1,27 @@
+"""Which GPU kernels are for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+
+_recorded_arch: ContextVar[int | None] = ContextVar("recorded_arch", default=None)
+
+
+def arch_of(device: torch.device | str) -> int | None:
+    """The GPU's compute capability, 90 for 9.0, or what builds are recorded for; None: kernels are interpreted."""
+    if torch.device(device).type != "cuda":
+        return _recorded_arch.get()
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+@contextmanager
+def recording_for(arch: int) -> Iterator[None]:
+    """Whatever is no GPU counts as one of this compute capability."""
+    token = _recorded_arch.set(arch)
+    try:
+        yield
+    finally:
+        _recorded_arch.reset(token)
