@@ -116,10 +116,10 @@ def _check_attention(kernels: NativeKernels, dtype: torch.dtype, generator: torc
             dtype=torch.int64,
         )
         qkv = torch.randn(len(flat), (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_size, generator=generator)
-        turns = cos_sin_table(flat, 1.0 / 100.0 ** (torch.arange(heads.head_size // 2) / 8), 1.0)
-        q, k, v = rope_cache_write(qkv, turns, heads.num_heads, heads.num_kv_heads, heads.head_size, None, _EPS)
+        cos_sin = cos_sin_table(flat, 1.0 / 100.0 ** (torch.arange(heads.head_size // 2) / 8), 1.0)
+        q, k, v = rope_cache_write(qkv, cos_sin, heads.num_heads, heads.num_kv_heads, heads.head_size, None, _EPS)
         plain[slots // _BLOCK_SIZE, slots % _BLOCK_SIZE] = torch.stack((k, v), dim=1)
-        got_q = write(qkv, turns, cache, slots)
+        got_q = write(qkv, cos_sin, cache, slots)
     # The first step's attention is left out: the reference goes token by token, and a second would be a long start.
     step = {
         "query_starts": np.array([0, len(positions[0]), len(flat)], dtype=np.int32),

@@ -69,8 +69,8 @@ class Stage:
         """Of a model's `total` layers the stage's own. Raises ValueError, naming the option and what would work."""
         if self.num_layers:
             if sum(self.num_layers) != total:
-                said = ",".join(map(str, self.num_layers))
-                raise ValueError(f"pipeline_layers={said} are {sum(self.num_layers)} layers; the model has {total}")
+                given = ",".join(map(str, self.num_layers))
+                raise ValueError(f"pipeline_layers={given} are {sum(self.num_layers)} layers; the model has {total}")
             counts = self.num_layers
         else:
             if self.size > total:

@@ -43,7 +43,7 @@ _OP_NAMES = {
     Op.ATTENTION: "attention",
     Op.ROPE_CACHE_WRITE: "rope, cache write",
     Op.EMBEDDING: "embeddings",
-    Op.ROPE_TURNS: "rope turns",
+    Op.COS_SIN_TABLE: "cosines and sines",
     Op.PLAN_ATTENTION: "attention plan",
     Op.ZERO: "zeros",
     Op.ADD_RMS_NORM: "norms of what is added",

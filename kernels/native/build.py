@@ -158,8 +158,8 @@ def _compile(compiler: str, path: NativePath, library: Path) -> None:
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         if result.returncode != 0:
-            said = (result.stderr.strip() or f"exit code {result.returncode}").splitlines()[0]
-            raise BuildError(f"{compiler} does not compile the CPU kernels ({said}): g++ 11 or newer does")
+            cause = (result.stderr.strip() or f"exit code {result.returncode}").splitlines()[0]
+            raise BuildError(f"{compiler} does not compile the CPU kernels ({cause}): g++ 11 or newer does")
         os.replace(unfinished, library)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"the CPU kernels cannot be built: {error}") from None

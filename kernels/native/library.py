@@ -27,7 +27,7 @@ class Op(enum.IntEnum):
     ROPE_CACHE_WRITE = 1
     ATTENTION = 2
     EMBEDDING = 3
-    ROPE_TURNS = 4
+    COS_SIN_TABLE = 4
     PLAN_ATTENTION = 5
     ZERO = 6
     ADD_RMS_NORM = 7
@@ -43,7 +43,7 @@ class CallStruct(ctypes.Structure):
         ("input", c_void_p),
         ("output", c_void_p),
         ("cache", c_void_p),
-        ("turns", c_void_p),
+        ("cos_sin", c_void_p),
         ("numbers", c_void_p),
         ("largest", c_void_p),
         ("size", c_int64),
@@ -141,7 +141,7 @@ class NativeKernels:
         self.draw = _typed(functions.octavo_draw, c_void_p, c_void_p)
         # (rows of a batch, those that decode, how many those are): see decode_rows.h, also for the result.
         self.begin_decodes = _typed(functions.octavo_begin_decodes, c_void_p, c_char_p, c_int64, result=c_int64)
-        # (the same, tokens, their logits, and what is said of them: sequences, positions, token ids)
+        # (the same, sampled tokens, their logits; filled in: sequences, positions, token ids)
         self.end_decodes = _typed(
             functions.octavo_end_decodes, c_void_p, c_char_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
             result=c_bool,
@@ -153,7 +153,7 @@ class NativeKernels:
         self._add_rms_norm = _typed(
             functions.octavo_add_rms_norm, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p
         )
-        self._rope_turns = _typed(functions.octavo_rope_turns, c_void_p, c_void_p, c_int64, c_void_p)
+        self._cos_sin_table = _typed(functions.octavo_cos_sin_table, c_void_p, c_void_p, c_int64, c_void_p)
         self._plan_attention = _typed(functions.octavo_plan_attention, c_void_p, c_int64, c_int64)
         self._linear = _typed(functions.octavo_linear, c_void_p, c_void_p, c_int64, c_void_p, c_int32)
         self._linear_argmax = _typed(functions.octavo_linear_argmax, c_void_p, c_void_p, c_int64, c_void_p, c_void_p)
@@ -188,12 +188,12 @@ class NativeKernels:
         with self._observed(call):
             self._linear_argmax(linear, x, rows, ids, values)
 
-    def rope_cache_write(self, shape: int, qkv: int, rows: int, turns: int, slots: int, cache: int) -> None:
+    def rope_cache_write(self, shape: int, qkv: int, rows: int, cos_sin: int, slots: int, cache: int) -> None:
         call = CallStruct(
-            op=Op.ROPE_CACHE_WRITE, operation=shape, input=qkv, turns=turns, numbers=slots, cache=cache
+            op=Op.ROPE_CACHE_WRITE, operation=shape, input=qkv, cos_sin=cos_sin, numbers=slots, cache=cache
         )  # fmt: skip
         with self._observed(call):
-            self._rope_cache_write(shape, qkv, rows, turns, slots, cache)
+            self._rope_cache_write(shape, qkv, rows, cos_sin, slots, cache)
 
     def attention(self, step: int, q: int, stride: int, cache: int, scale: float, out: int) -> None:
         """stride: floats between tokens of q."""
@@ -221,9 +221,9 @@ class NativeKernels:
         with self._observed(CallStruct(op=Op.ADD_RMS_NORM, operation=weight, input=x, size=size, scale=eps, output=y)):
             self._add_rms_norm(x, weight, eps, rows, size, y)
 
-    def rope_turns(self, rope: int, positions: int, tokens: int, turns: int) -> None:
-        with self._observed(CallStruct(op=Op.ROPE_TURNS, operation=rope, numbers=positions, output=turns)):
-            self._rope_turns(rope, positions, tokens, turns)
+    def cos_sin_table(self, rope: int, positions: int, tokens: int, cos_sin: int) -> None:
+        with self._observed(CallStruct(op=Op.COS_SIN_TABLE, operation=rope, numbers=positions, output=cos_sin)):
+            self._cos_sin_table(rope, positions, tokens, cos_sin)
 
     def plan_attention(self, step: int, tokens: int, tile_rows: int) -> None:
         """Makes the step's list of work. tile_rows: query heads of a tile."""

@@ -61,8 +61,8 @@ inline int64_t begin_decodes(const DecodeRows& all, const uint16_t* rows, int64_
     return blocks;
 }
 
-// Appends tokens[i] to rows[i], and says of each whose it is, its place in the output and its number. Returns false, with
-// nothing done, if a row has failed before, or its likeliest token's logit is not finite.
+// Appends the sampled tokens[i] to rows[i], and fills in each one's sequence, place in the output and id. Returns false,
+// with nothing done, if a row has failed before, or its likeliest token's logit is not finite.
 inline bool end_decodes(const DecodeRows& all, const uint16_t* rows, int64_t count, const int64_t* tokens,
                         const float* logits, int64_t* sequences, int32_t* positions, int32_t* token_ids) {
     for (int64_t i = 0; i < count; i++) {

@@ -86,10 +86,10 @@ def write_columns(columns: SamplingColumns, rows_M: torch.Tensor, new: SamplingC
 def remember_tokens(
     last_tokens_R: torch.Tensor, rows_N: torch.Tensor, tokens_ND1: torch.Tensor, counts_N: torch.Tensor | None = None
 ) -> None:
-    """The last token that each row said: last_tokens_R[rows_N[n]] = tokens_ND1[n, counts_N[n] - 1].
+    """The last token sampled for each row: last_tokens_R[rows_N[n]] = tokens_ND1[n, counts_N[n] - 1].
 
-    All int32. rows_N: distinct; negative is padding. tokens_ND1: contiguous rows; [N] if counts_N is None: each said
-    one. -1, of a row whose logits were not finite, is remembered like any other.
+    All int32. rows_N: distinct; negative is padding. tokens_ND1: contiguous rows; [N] if counts_N is None: one
+    each. -1, of a row whose logits were not finite, is remembered like any other.
     """
     num_rows = len(rows_N)
     assert len(tokens_ND1) == num_rows

@@ -97,13 +97,13 @@ def test_columns_of_new_rows_take_every_bit():
 def test_rows_remember_the_last_token_that_they_said():
     last = ints(range(1000, 1000 + NUM_ROWS))
     expected = last.clone()
-    rows, said, counts = (
+    rows, sampled, counts = (
         ints([5, -1, 0, 2]),
         ints([[1, 2, STALE], [3, 4, 5], [6, 7, 8], [-1, 9, 9]]),
         ints([2, 3, 3, 1]),
     )
-    reference.remember_tokens(expected, rows, said, counts)
-    gpu.remember_tokens(last, rows, said, counts)
+    reference.remember_tokens(expected, rows, sampled, counts)
+    gpu.remember_tokens(last, rows, sampled, counts)
     assert torch.equal(last, expected)
     assert last[2] == -1
     gpu.remember_tokens(last, ints([3, -1, 5]), ints([11, 12, -1]))

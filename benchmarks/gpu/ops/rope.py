@@ -26,18 +26,18 @@ def _step(report: Report, num_tokens: int, num_heads: int, num_kv_heads: int, he
     q, k = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
     positions = torch.randint(8192, (num_tokens,), device=report.device)
     frequencies = 1.0 / 500000.0 ** (torch.arange(0, head_size, 2, device=report.device) / head_size)
-    turns = cos_sin_rows(positions, frequencies)
+    cos_sin = cos_sin_rows(positions, frequencies)
 
     expected = reference.rope(q[:3].cpu(), positions[:3].cpu(), frequencies.cpu(), 1.0)
     out = qkv[:3].clone().unflatten(1, (-1, head_size))
-    rope_(out[:, :num_heads], out[:, num_heads : num_heads + num_kv_heads], turns)
+    rope_(out[:, :num_heads], out[:, num_heads : num_heads + num_kv_heads], cos_sin)
     # A float32 angle at position 8191 is off by up to 2^-12, of numbers up to 6.
     report.check("rope", case, out[:, :num_heads], expected, rtol=2**-7.9, atol=3e-3)
 
-    measure(report, "rope", case, "rope", 2 * num_bytes_of(q, k), lambda: rope_(q, k, turns))
+    measure(report, "rope", case, "rope", 2 * num_bytes_of(q, k), lambda: rope_(q, k, cos_sin))
     measure(
-        report, "rope", case, "turns", num_bytes_of(positions, turns),
-        lambda: cos_sin_rows(positions, frequencies, out=turns),
+        report, "rope", case, "cos_sin", num_bytes_of(positions, cos_sin),
+        lambda: cos_sin_rows(positions, frequencies, out=cos_sin),
     )  # fmt: skip
     num_blocks = num_tokens // _BLOCK_SIZE + 1
     shape = gpu_cache_shape(
@@ -49,5 +49,5 @@ def _step(report: Report, num_tokens: int, num_heads: int, num_kv_heads: int, he
     for way, norms in (("into the cache", None), ("norms, cache", HeadNorms(weight, weight, 1e-6))):
         measure(
             report, "rope", case, way, 2 * num_bytes_of(qkv),
-            lambda norms=norms: rope_cache_write(qkv, turns, cache, slots, num_heads=num_heads, head_norms=norms),
+            lambda norms=norms: rope_cache_write(qkv, cos_sin, cache, slots, num_heads=num_heads, head_norms=norms),
         )  # fmt: skip

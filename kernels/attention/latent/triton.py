@@ -208,7 +208,7 @@ def mla_attention(
     For decodes, drafts and short chunks. Long prompts work, tile by tile, but each product takes L + R numbers here:
     a model computes them in less time with keys and values expanded, by kernels.attention.paged.
 
-    q_THE: bf16, fp16 or fp32, E = L + R: what was multiplied with the absorbed key weight, then the part turned by
+    q_THE: bf16, fp16 or fp32, E = L + R: what was multiplied with the absorbed key weight, then the part rotated by
     rope; heads are contiguous, tokens may be any stride apart.
     query_starts: int32 [S + 1]. context_lens: int32 [S]. block_tables: int32 [S, any], block ids in order.
     table_rows: int32 [S]; row i's blocks are block_tables[table_rows[i]], so that tables of permanent rows stay where

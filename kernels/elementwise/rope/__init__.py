@@ -8,7 +8,7 @@ from ctypes import c_float, c_int32, c_void_p
 import torch
 
 from kernels.backend import Backend
-from kernels.elementwise.rope.torch_cpu import apply_rope_, cos_sin_table, interleave_rope_pairs, turn_pairs_
+from kernels.elementwise.rope.torch_cpu import apply_rope_, cos_sin_table, interleave_rope_pairs, rotate_pairs_
 
 
 class CosSinTableStruct(ctypes.Structure):
@@ -24,7 +24,7 @@ class CosSinTable:
     """
 
     def __init__(self, path: Backend, frequencies_P: torch.Tensor, magnitude: float) -> None:
-        """frequencies: radians a token. magnitude: of each turn."""
+        """frequencies: radians a token. magnitude: what cosines and sines are multiplied by."""
         self._kernels, self._gpu = path.native, path.gpu
         self._frequencies_P, self._magnitude = frequencies_P.float().contiguous().to(path.device), magnitude
         self._struct = CosSinTableStruct(
@@ -33,7 +33,7 @@ class CosSinTable:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a token's turns: [1, P] complex ones, on a GPU [2 P] cosines and sines."""
+        """A row of the table: [1, P] complex numbers, on a GPU [2 P] cosines and sines."""
         num_pairs = len(self._frequencies_P)
         return (1, num_pairs) if self._gpu is None else (2 * num_pairs,)
 
@@ -42,7 +42,7 @@ class CosSinTable:
         return torch.complex64 if self._gpu is None else torch.float32
 
     def __call__(self, positions_T: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """out, [T, *shape] of dtype and contiguous, with the turns at positions_T, int64 (on a GPU also int32)."""
+        """Fills out, [T, *shape] of dtype and contiguous. positions_T: int64; on a GPU also int32."""
         assert out.shape == (len(positions_T), *self.shape)
         assert out.dtype is self.dtype
         assert out.is_contiguous()
@@ -53,10 +53,10 @@ class CosSinTable:
         if self._kernels is None:
             return out.copy_(cos_sin_table(positions_T, self._frequencies_P, self._magnitude))
         assert positions_T.dtype is torch.int64
-        self._kernels.rope_turns(
+        self._kernels.cos_sin_table(
             ctypes.addressof(self._struct), positions_T.data_ptr(), len(positions_T), out.data_ptr()
         )
         return out
 
 
-__all__ = ["CosSinTable", "apply_rope_", "cos_sin_table", "interleave_rope_pairs", "turn_pairs_"]
+__all__ = ["CosSinTable", "apply_rope_", "cos_sin_table", "interleave_rope_pairs", "rotate_pairs_"]

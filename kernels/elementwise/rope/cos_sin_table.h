@@ -1,4 +1,4 @@
-// The turns of a step's positions, for rope_cache_write.
+// Cosines and sines of a step's positions, for rope_cache_write.
 #pragma once
 
 #include <algorithm>
@@ -9,23 +9,23 @@
 namespace octavo {
 
 // As kernels/elementwise/rope/__init__.py lays it out.
-struct RopeTurns {
+struct CosSinTable {
     const float* frequencies;  // [pairs], radians a token
     float magnitude;
     int32_t pairs;
 };
 
-// turns[tokens][pairs]: cosine and sine. Angles are float32, as they are in PyTorch.
-inline void rope_turns(const RopeTurns& rope, const int64_t* positions, int64_t tokens, float* turns) {
+// cos_sin[tokens][pairs]: cosine and sine. Angles are float32, as they are in PyTorch.
+inline void cos_sin_table(const CosSinTable& rope, const int64_t* positions, int64_t tokens, float* cos_sin) {
     const int64_t at_once = 16;
     parallel((tokens + at_once - 1) / at_once, [&](int64_t task) {
         for (int64_t t = task * at_once; t < std::min(tokens, (task + 1) * at_once); t++) {
             const float position = static_cast<float>(positions[t]);
-            float* turn = turns + 2 * t * rope.pairs;
+            float* row = cos_sin + 2 * t * rope.pairs;
             for (int64_t i = 0; i < rope.pairs; i++) {
                 const float angle = position * rope.frequencies[i];
-                turn[2 * i] = rope.magnitude * std::cos(angle);
-                turn[2 * i + 1] = rope.magnitude * std::sin(angle);
+                row[2 * i] = rope.magnitude * std::cos(angle);
+                row[2 * i + 1] = rope.magnitude * std::sin(angle);
             }
         }
     });

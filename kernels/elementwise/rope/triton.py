@@ -1,6 +1,6 @@
 """Rope on a GPU, by a table of cosines and sines: of all positions, or of a step's tokens.
 
-Legend: T tokens, L rows of the table, H heads of q, K heads of k, D head size, P pairs turned, R = 2 P <= D rotary
+Legend: T tokens, L rows of the table, H heads of q, K heads of k, D head size, P pairs rotated, R = 2 P <= D rotary
 dims.
 """
 
@@ -55,8 +55,8 @@ def store_pairs(heads_H1, mask_H1, first, second, NUM_PAIRS: tl.constexpr, P: tl
         tl.store(heads_H1 + NUM_PAIRS + pair, second, mask=mask)
 
 
-# Numbers that a program turns: with 4 warps two 16-byte vectors of bf16 a thread. The heads of a program are one
-# token's, so that it reads the turns once.
+# Numbers that a program rotates: with 4 warps two 16-byte vectors of bf16 a thread. The heads of a program are one
+# token's, so that it reads cosines and sines once.
 _TILE, _NUM_WARPS = 2048, 4
 _TOKENS_OF_ROWS = 16
 
@@ -94,7 +94,7 @@ def rope_(
     positions_T: torch.Tensor | None = None,
     interleaved: bool = False,
 ) -> None:
-    """Turns the first R numbers of every head of q and k in place; computed in float32, rounded once.
+    """Rotates the first R numbers of every head of q and k in place; computed in float32, rounded once.
 
     q_THD, k_TKD: fp32, bf16 or fp16, of any strides but 1 in the last dim (slices of qkv). cos_sin_LR: any float dtype,
     contiguous in the last dim, P cosines and P sines a row. positions_T: int32 or int64, the row of each token, 0 to L

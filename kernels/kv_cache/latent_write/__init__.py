@@ -6,7 +6,7 @@ Legend: T tokens, H heads, L latent size, R rope size.
 import torch
 
 from kernels.backend import Backend
-from kernels.elementwise.rope import turn_pairs_
+from kernels.elementwise.rope import rotate_pairs_
 from kernels.kv_cache.latent_write.torch_cpu import mla_cache_write
 
 
@@ -14,7 +14,7 @@ class RopeLatentWrite:
     """One layer's."""
 
     def __init__(self, path: Backend, *, interleaved: bool, kv_scale: torch.Tensor | None = None) -> None:
-        """interleaved: pairs that rope turns are (2i, 2i + 1), as they are on a CPU in any case, and not
+        """interleaved: pairs that rope rotates are (2i, 2i + 1), as they are on a CPU in any case, and not
         (i, i + R / 2). kv_scale: float32 [1], of a cache of e4m3 on a GPU."""
         assert interleaved or path.gpu is not None
         self._on_gpu, self._interleaved, self._kv_scale = path.gpu is not None, interleaved, kv_scale
@@ -24,25 +24,25 @@ class RopeLatentWrite:
         q_THR: torch.Tensor,
         latent_TL: torch.Tensor,
         k_TR: torch.Tensor,
-        turns: torch.Tensor,
+        cos_sin: torch.Tensor,
         cache: torch.Tensor,
         slots_T: torch.Tensor,
     ) -> None:
-        """Turns the rope parts of queries and of the key that all heads share, in place, and puts the normed latent and
-        that key into the cache.
+        """Rotates the rope parts of queries and of the key that all heads share, in place, and writes the normed latent
+        and that key to the cache.
 
-        q_THR, k_TR: of any strides but 1 in the last dim. turns: of kernels.elementwise.rope.CosSinTable. cache: one
+        q_THR, k_TR: of any strides but 1 in the last dim. cos_sin: of kernels.elementwise.rope.CosSinTable. cache: one
         layer's blocks. slots_T: int64, block * block size + offset, all different; on a GPU -1 is padding, which goes
         nowhere.
         """
         k_T1R = k_TR[:, None]
         if not self._on_gpu:
-            turn_pairs_(q_THR, turns)
-            turn_pairs_(k_T1R, turns)
+            rotate_pairs_(q_THR, cos_sin)
+            rotate_pairs_(k_T1R, cos_sin)
             mla_cache_write(latent_TL, k_TR, cache, slots_T)
             return
         from kernels.elementwise.rope.triton import rope_
         from kernels.kv_cache.latent_write.triton import mla_cache_write as write_on_gpu  # imports Triton
 
-        rope_(q_THR, k_T1R, turns, interleaved=self._interleaved)
+        rope_(q_THR, k_T1R, cos_sin, interleaved=self._interleaved)
         write_on_gpu(latent_TL, k_TR, cache, slots_T, kv_scale=self._kv_scale)

@@ -9,7 +9,7 @@ import torch
 def mla_cache_write(
     latent_TL: torch.Tensor, rope_TR: torch.Tensor, cache_NBE: torch.Tensor, slots_T: torch.Tensor
 ) -> None:
-    """Writes token t's latent, normed, and its key part, turned by rope, to slot slots_T[t] = block * B + offset,
+    """Writes token t's latent, normed, and its key part, rotated by rope, to slot slots_T[t] = block * B + offset,
     rounded to the cache's dtype.
 
     slots_T: int64, all different. The cache is contiguous.

@@ -23,7 +23,7 @@ def mla_cache_write(
     *,
     kv_scale: torch.Tensor | None = None,
 ) -> None:
-    """Writes token t's latent, normed, and its key part, turned by rope, to slot slots_T[t] = block * B + offset; a
+    """Writes token t's latent, normed, and its key part, rotated by rope, to slot slots_T[t] = block * B + offset; a
     negative slot, as padding has it, touches nothing.
 
     latent_TL, rope_TR: fp32, bf16 or fp16, powers of two in size, tokens any stride apart (slices of a projection).

@@ -9,7 +9,7 @@ from kernels.kv_cache.write.torch_cpu import TorchRopeCacheWrite
 
 
 class TritonRopeCacheWrite:
-    """What RopeCacheWrite is on a GPU. Turns are cosines and sines."""
+    """What RopeCacheWrite is on a GPU."""
 
     __slots__ = ("_eps", "_interleaved", "_kv_scales", "_norms", "_num_heads")
 
@@ -23,7 +23,7 @@ class TritonRopeCacheWrite:
         *,
         interleaved: bool,
     ) -> None:
-        """head_norm_HD: one norm for all heads of q, one for all of k. interleaved: pairs that rope turns lie side by
+        """head_norm_HD: one norm for all heads of q, one for all of k. interleaved: pairs that rope rotates lie side by
         side, not half a head apart."""
         self._num_heads, self._eps, self._kv_scales, self._interleaved = num_heads, eps, kv_scales, interleaved
         self._norms: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -70,7 +70,7 @@ class RopeCacheWrite:
         interleaved: bool = False,
     ) -> None:
         """head_norm_HD: weights of RMS norms (with `eps`), float32 [H + K, D], of each head of q, then of k; on a GPU
-        all of q's are the same, and all of k's. kv_scales: of a cache of e4m3. interleaved: pairs that rope turns
+        all of q's are the same, and all of k's. kv_scales: of a cache of e4m3. interleaved: pairs that rope rotates
         lie side by side on a GPU, too."""
         if path.gpu is not None:
             self._op = TritonRopeCacheWrite(
@@ -82,16 +82,16 @@ class RopeCacheWrite:
             self._op = TorchRopeCacheWrite(num_heads, num_kv_heads, head_size, head_norm_HD, eps)
 
     def __call__(
-        self, qkv_TF: torch.Tensor, turns: torch.Tensor, cache: torch.Tensor, slots_T: torch.Tensor
+        self, qkv_TF: torch.Tensor, cos_sin: torch.Tensor, cache: torch.Tensor, slots_T: torch.Tensor
     ) -> torch.Tensor:
-        """q, [T, H, D], normed and turned, a view of qkv_TF, which is changed in place; k and v go to the cache.
+        """q, [T, H, D], normed and rotated, a view of qkv_TF, which is changed in place; k and v go to the cache.
 
-        Pairs that rope turns lie side by side (kernels.elementwise.rope.interleave_rope_pairs), on a GPU half a head
-        apart, unless they are said to be `interleaved` there, too. turns:
-        of kernels.elementwise.rope.CosSinTable. cache: one layer's blocks (worker.layers.kv_cache). slots_T: int64,
-        block * block size + offset, all different; on a GPU -1 is padding, whose k and v go nowhere.
+        Pairs that rope rotates lie side by side (kernels.elementwise.rope.interleave_rope_pairs), on a GPU half a head
+        apart, unless they are `interleaved` there, too. cos_sin: of kernels.elementwise.rope.CosSinTable. cache: one
+        layer's blocks (worker.layers.kv_cache). slots_T: int64, block * block size + offset, all different; on a GPU
+        -1 is padding, whose k and v go nowhere.
         """
-        return self._op(qkv_TF, turns, cache, slots_T)
+        return self._op(qkv_TF, cos_sin, cache, slots_T)
 
 
 __all__ = ["RopeCacheWrite"]

@@ -48,18 +48,18 @@ class NativeRopeCacheWrite:
         )
 
     def __call__(
-        self, qkv_TF: torch.Tensor, turns_T1P: torch.Tensor, cache: torch.Tensor, slots_T: torch.Tensor
+        self, qkv_TF: torch.Tensor, cos_sin_T1P: torch.Tensor, cache: torch.Tensor, slots_T: torch.Tensor
     ) -> torch.Tensor:
         assert qkv_TF.dtype is torch.float32
         assert qkv_TF.is_contiguous()
-        assert turns_T1P.dtype is torch.complex64
-        assert turns_T1P.is_contiguous()
+        assert cos_sin_T1P.dtype is torch.complex64
+        assert cos_sin_T1P.is_contiguous()
         assert slots_T.dtype is torch.int64
         num_heads, head_size = self._shape
         self._struct.block_size = cache.shape[1]
         self._struct.bf16_cache = cache.dtype is torch.bfloat16
         self._kernels.rope_cache_write(
-            ctypes.addressof(self._struct), qkv_TF.data_ptr(), len(qkv_TF), turns_T1P.data_ptr(), slots_T.data_ptr(),
+            ctypes.addressof(self._struct), qkv_TF.data_ptr(), len(qkv_TF), cos_sin_T1P.data_ptr(), slots_T.data_ptr(),
             cache.data_ptr(),
         )  # fmt: skip
         return qkv_TF.view(len(qkv_TF), -1, head_size)[:, :num_heads]

@@ -33,7 +33,7 @@ def gpu_cache_write(
 
 def rope_cache_write(
     qkv_TF: torch.Tensor,
-    turns_T1P: torch.Tensor,
+    cos_sin_T1P: torch.Tensor,
     num_heads: int,
     num_kv_heads: int,
     head_size: int,
@@ -45,6 +45,6 @@ def rope_cache_write(
     qk_THD, v_TKD = qkv_THD[:, : num_heads + num_kv_heads], qkv_THD[:, num_heads + num_kv_heads :]
     if head_norm_HD is not None:
         qk_THD = rms_norm(qk_THD, head_norm_HD, eps)
-    pairs = torch.view_as_complex(qk_THD.unflatten(-1, (-1, 2)).contiguous()) * turns_T1P.to(torch.complex128)
-    turned_THD = torch.view_as_real(pairs).flatten(-2)
-    return turned_THD[:, :num_heads], turned_THD[:, num_heads:], v_TKD
+    pairs = torch.view_as_complex(qk_THD.unflatten(-1, (-1, 2)).contiguous()) * cos_sin_T1P.to(torch.complex128)
+    rotated_THD = torch.view_as_real(pairs).flatten(-2)
+    return rotated_THD[:, :num_heads], rotated_THD[:, num_heads:], v_TKD

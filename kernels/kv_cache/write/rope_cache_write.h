@@ -18,28 +18,28 @@ struct RopeCacheWrite {
     int32_t bf16_cache;
 };
 
-// Turns the pairs (2i, 2i + 1) of a head: turns[2i] is the cosine, turns[2i + 1] the sine. head_size % 8 == 0.
-inline void turn(float* head, const float* turns, int64_t head_size) {
+// Rotates the pairs (2i, 2i + 1) of a head: cos_sin[2i] is the cosine, cos_sin[2i + 1] the sine. head_size % 8 == 0.
+inline void rotate(float* head, const float* cos_sin, int64_t head_size) {
     for (int64_t i = 0; i < head_size; i += 8) {
-        __m256 x = _mm256_loadu_ps(head + i), t = _mm256_loadu_ps(turns + i);
+        __m256 x = _mm256_loadu_ps(head + i), t = _mm256_loadu_ps(cos_sin + i);
         __m256 crossed = _mm256_mul_ps(_mm256_permute_ps(x, 0xb1), _mm256_movehdup_ps(t));
         _mm256_storeu_ps(head + i, _mm256_fmaddsub_ps(x, _mm256_moveldup_ps(t), crossed));
     }
 }
 
-// q stays in qkv[tokens, (heads + 2 kv_heads) * head_size], turned; k, turned, and v go to their slots of the cache.
+// q stays in qkv[tokens, (heads + 2 kv_heads) * head_size], rotated; k, rotated, and v go to their slots of the cache.
 template <class T>
-void rope_cache_write(const RopeCacheWrite& shape, float* qkv, int64_t tokens, const float* turns,
+void rope_cache_write(const RopeCacheWrite& shape, float* qkv, int64_t tokens, const float* cos_sin,
                       const int64_t* slots, T* cache) {
     const CacheLayout<T> layout{shape.kv_heads, shape.head_size, shape.block_size};
-    const int64_t size = shape.head_size, turned = shape.heads + shape.kv_heads;
-    const int64_t width = (turned + shape.kv_heads) * size;
+    const int64_t size = shape.head_size, rotated = shape.heads + shape.kv_heads;
+    const int64_t width = (rotated + shape.kv_heads) * size;
     auto token = [&](int64_t t) {
         float* row = qkv + t * width;
-        for (int64_t h = 0; h < turned; h++) {
+        for (int64_t h = 0; h < rotated; h++) {
             float* head = row + h * size;
             if (shape.head_norm) input_row(head, shape.head_norm + h * size, shape.eps, size, head);
-            turn(head, turns + t * size, size);
+            rotate(head, cos_sin + t * size, size);
         }
         const int64_t block = slots[t] / shape.block_size, offset = slots[t] % shape.block_size;
         for (int64_t h = 0; h < shape.kv_heads; h++) {

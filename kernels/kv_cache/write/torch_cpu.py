@@ -29,12 +29,12 @@ class TorchRopeCacheWrite:
         self._head_norm_HD, self._eps = head_norm_HD, eps
 
     def __call__(
-        self, qkv_TF: torch.Tensor, turns_T1P: torch.Tensor, cache: torch.Tensor, slots_T: torch.Tensor
+        self, qkv_TF: torch.Tensor, cos_sin_T1P: torch.Tensor, cache: torch.Tensor, slots_T: torch.Tensor
     ) -> torch.Tensor:
         rotated_THD = qkv_TF.view(len(qkv_TF), -1, self._head_size)[:, : self._num_rotated]
         if self._head_norm_HD is not None:
             rotated_THD.copy_(rms_norm(rotated_THD, self._head_norm_HD, self._eps))
-        apply_rope_(rotated_THD, turns_T1P)
+        apply_rope_(rotated_THD, cos_sin_T1P)
         # k and v are the last columns, as a slot of the cache holds them.
         cache_write(cache, qkv_TF[:, self._num_heads * self._head_size :], slots_T)
         return rotated_THD[:, : self._num_heads]

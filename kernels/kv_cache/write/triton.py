@@ -57,7 +57,7 @@ def to_cache(x, scale, dtype: tl.constexpr):
 
 
 # Numbers that a program moves: with 4 warps two 16-byte vectors of bf16 a thread. The heads of a program are one
-# token's, so that it reads the turns once.
+# token's, so that it reads cosines and sines once.
 _TILE, _NUM_WARPS = 2048, 4
 
 
@@ -83,7 +83,7 @@ def rope_cache_write(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q, [T, H, D], normed and turned, a view of qkv_TF, where it is changed in place; k, normed and turned, and v go
+    """q, [T, H, D], normed and rotated, a view of qkv_TF, where it is changed in place; k, normed and rotated, and v go
     to the cache, and stay as they are in qkv_TF.
 
     qkv_TF: fp32, bf16 or fp16, a row the heads of q, of k, of v; contiguous in the last dim. cos_sin_LR, positions_T,
@@ -153,8 +153,8 @@ def _rope_cache_write_kernel(
     PAIRS: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """Some heads of one token, which may be q's, k's and v's: a head of v is one with weights of 1 and turns of 0. REST
-    is at least as many as a head's numbers that are not turned, which may be none."""
+    """Some heads of one token, which may be q's, k's and v's: a head of v is one with weights of 1 and angles of 0.
+    REST is at least as many as a head's numbers that are not rotated, which may be none."""
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     is_q, is_v = head < NUM_HEADS, head >= NUM_HEADS + NUM_KV_HEADS

@@ -74,12 +74,12 @@ struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
             const Value* values = rows.values + (b * rows.rows + first) * kBlock;
             const float* scales = rows.scales + b * rows.rows + first;
             __m256i dots[R][2];
-            each<R>([&](auto r) OCTAVO_INLINED { dots[r][0] = dots[r][1] = _mm256_setzero_si256(); });
+            unroll<R>([&](auto r) OCTAVO_INLINED { dots[r][0] = dots[r][1] = _mm256_setzero_si256(); });
             for (int k = 0; k < kBlock / 2; k++) {
                 const __m128i* pairs = reinterpret_cast<const __m128i*>(panel + k * 2 * kColumns);
                 const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128(pairs));
                 const __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128(pairs + 1));
-                each<R>([&](auto r) OCTAVO_INLINED {
+                unroll<R>([&](auto r) OCTAVO_INLINED {
                     const __m256i x = all_32_bits(values + r * kBlock + 2 * k);
                     add_products(dots[r][0], x, low);
                     add_products(dots[r][1], x, high);
@@ -90,9 +90,9 @@ struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
                 of_columns[0] = load_halves(panel + kValueBytes);
                 of_columns[1] = load_halves(panel + kValueBytes + kScaleBytes / 2);
             }
-            each<R>([&](auto r) OCTAVO_INLINED {
+            unroll<R>([&](auto r) OCTAVO_INLINED {
                 const V scale = V::all(scales[r]);
-                each<2>([&](auto v) OCTAVO_INLINED {
+                unroll<2>([&](auto v) OCTAVO_INLINED {
                     const V both = kGrouped ? of_columns[v] * scale : scale;
                     acc[r][v] = fma({_mm256_cvtepi32_ps(dots[r][v])}, both, acc[r][v]);
                 });
@@ -126,17 +126,17 @@ struct Int4Dots : Int4Panels<V8>, TileByTile<Int4Dots> {
             const float* scales = rows.scales + b * rows.rows + first;
             const float* offsets = rows.offsets + b * rows.rows + first;
             __m256i dots[R][2];
-            each<kBlock / 8>([&](auto k) OCTAVO_INLINED {
+            unroll<kBlock / 8>([&](auto k) OCTAVO_INLINED {
                 const __m256i* quads = reinterpret_cast<const __m256i*>(panel + k * 4 * kColumns);
-                each<2>([&](auto half) OCTAVO_INLINED {
+                unroll<2>([&](auto half) OCTAVO_INLINED {
                     __m256i columns[2];
-                    each<2>([&](auto v) OCTAVO_INLINED {
+                    unroll<2>([&](auto v) OCTAVO_INLINED {
                         const __m256i both = _mm256_loadu_si256(quads + v);
                         columns[v] = _mm256_and_si256(half ? _mm256_srli_epi16(both, 4) : both, nibble);
                     });
-                    each<R>([&](auto r) OCTAVO_INLINED {
+                    unroll<R>([&](auto r) OCTAVO_INLINED {
                         const __m256i x = all_32_bits(values + r * kBlock + 8 * k + 4 * half);
-                        each<2>([&](auto v) OCTAVO_INLINED {
+                        unroll<2>([&](auto v) OCTAVO_INLINED {
                             if constexpr (k + half == 0) {
                                 dots[r][v] = _mm256_maddubs_epi16(columns[v], x);
                             } else {
@@ -150,9 +150,9 @@ struct Int4Dots : Int4Panels<V8>, TileByTile<Int4Dots> {
                                      load_halves(panel + kValueBytes + kScaleBytes / 2)};
             const V minima[2] = {load_halves(panel + kValueBytes + kScaleBytes),
                                  load_halves(panel + kValueBytes + kScaleBytes * 3 / 2)};
-            each<R>([&](auto r) OCTAVO_INLINED {
+            unroll<R>([&](auto r) OCTAVO_INLINED {
                 const V scale = V::all(scales[r]), offset = V::all(offsets[r]);
-                each<2>([&](auto v) OCTAVO_INLINED {
+                unroll<2>([&](auto v) OCTAVO_INLINED {
                     const V dot = {_mm256_cvtepi32_ps(_mm256_madd_epi16(dots[r][v], ones))};
                     acc[r][v] = fma(minima[v], offset, fma(dot, of_columns[v] * scale, acc[r][v]));
                 });

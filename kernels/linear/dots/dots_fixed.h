@@ -122,9 +122,9 @@ class OpenBlock {
    public:
     explicit OpenBlock(const StoredBlock& stored) : scales_{stored.scales(0), stored.scales(1)} {
         for (int64_t quads = 0; quads < FixedRows::kBlock / 4; quads++) {
-            each<2>([&](auto half) OCTAVO_INLINED {
+            unroll<2>([&](auto half) OCTAVO_INLINED {
                 const int64_t k = 2 * quads + half;
-                each<2>([&](auto v) OCTAVO_INLINED { pairs_[k][v] = stored.pairs(k, v); });
+                unroll<2>([&](auto v) OCTAVO_INLINED { pairs_[k][v] = stored.pairs(k, v); });
             });
         }
     }
@@ -217,13 +217,13 @@ struct FixedDots {
         const int16_t* values = inputs.values + (b * inputs.rows + first) * FixedRows::kBlock;
         const float* scales = inputs.scales + b * inputs.rows + first;
         __m256i dots[R][2];
-        each<R>([&](auto r) OCTAVO_INLINED { dots[r][0] = dots[r][1] = _mm256_setzero_si256(); });
+        unroll<R>([&](auto r) OCTAVO_INLINED { dots[r][0] = dots[r][1] = _mm256_setzero_si256(); });
         for (int64_t quads = 0; quads < kQuads; quads++) {
             _mm_prefetch(ahead.place + quads * ahead.step, _MM_HINT_T1);
-            each<2>([&](auto half) OCTAVO_INLINED {
+            unroll<2>([&](auto half) OCTAVO_INLINED {
                 const int64_t k = 2 * quads + half;
                 const __m256i columns[2] = {block.pairs(k, 0), block.pairs(k, 1)};
-                each<R>([&](auto r) OCTAVO_INLINED {
+                unroll<R>([&](auto r) OCTAVO_INLINED {
                     const __m256i x = all_pairs(values + r * FixedRows::kBlock + 2 * k);
                     add_products(dots[r][0], x, columns[0]);
                     add_products(dots[r][1], x, columns[1]);
@@ -231,9 +231,9 @@ struct FixedDots {
             });
         }
         const V of_columns[2] = {block.scales(0), block.scales(1)};
-        each<R>([&](auto r) OCTAVO_INLINED {
+        unroll<R>([&](auto r) OCTAVO_INLINED {
             const V scale = V::all(scales[r]);
-            each<2>([&](auto v) OCTAVO_INLINED {
+            unroll<2>([&](auto v) OCTAVO_INLINED {
                 sums[r].of[v] = fma({_mm256_cvtepi32_ps(dots[r][v])}, scale * of_columns[v], sums[r].of[v]);
             });
         });

@@ -30,7 +30,7 @@ inline __m512i all_quads(const int8_t* p) {
 // dots[r][v] += the four inputs of row r at x, times four weights of each column.
 template <int R>
 OCTAVO_INLINED inline void add_dots(__m512i (&dots)[R][2], const int8_t* x, __m512i low, __m512i high) {
-    each<R>([&](auto r) OCTAVO_INLINED {
+    unroll<R>([&](auto r) OCTAVO_INLINED {
         const __m512i quad = all_quads(x + r * kBlock);
         dots[r][0] = _mm512_dpbusd_epi32(dots[r][0], low, quad);
         dots[r][1] = _mm512_dpbusd_epi32(dots[r][1], high, quad);
@@ -88,10 +88,10 @@ struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
             const int64_t place = b * rows.rows + first;
             const Value* values = rows.values + place * kBlock;
             __m512i dots[R][2];
-            each<R>([&](auto r) OCTAVO_INLINED {
+            unroll<R>([&](auto r) OCTAVO_INLINED {
                 dots[r][0] = dots[r][1] = _mm512_set1_epi32(rows.starts[place + r]);
             });
-            each<kBlock / 4>([&](auto k) OCTAVO_INLINED {
+            unroll<kBlock / 4>([&](auto k) OCTAVO_INLINED {
                 add_dots<R>(dots, values + 4 * k, load_bytes(panel + k * 128), load_bytes(panel + k * 128 + 64));
             });
             V of_columns[2] = {};
@@ -99,9 +99,9 @@ struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
                 of_columns[0] = load_halves(panel + kValueBytes);
                 of_columns[1] = load_halves(panel + kValueBytes + 32);
             }
-            each<R>([&](auto r) OCTAVO_INLINED {
+            unroll<R>([&](auto r) OCTAVO_INLINED {
                 const V scale = V::all(rows.scales[place + r]);
-                each<2>([&](auto v) OCTAVO_INLINED {
+                unroll<2>([&](auto v) OCTAVO_INLINED {
                     const V both = kGrouped ? of_columns[v] * scale : scale;
                     acc[r][v] = fma({_mm512_cvtepi32_ps(dots[r][v])}, both, acc[r][v]);
                 });
@@ -132,17 +132,17 @@ struct Int4Dots : Int4Panels<V16>, TileByTile<Int4Dots> {
             const int64_t place = b * rows.rows + first;
             const Value* values = rows.values + place * kBlock;
             __m512i dots[R][2];
-            each<R>([&](auto r) OCTAVO_INLINED { dots[r][0] = dots[r][1] = _mm512_setzero_si512(); });
-            each<kBlock / 8>([&](auto k) OCTAVO_INLINED {
+            unroll<R>([&](auto r) OCTAVO_INLINED { dots[r][0] = dots[r][1] = _mm512_setzero_si512(); });
+            unroll<kBlock / 8>([&](auto k) OCTAVO_INLINED {
                 const __m512i low = load_bytes(panel + k * 128), high = load_bytes(panel + k * 128 + 64);
                 add_dots<R>(dots, values + 8 * k, _mm512_and_si512(low, nibble), _mm512_and_si512(high, nibble));
                 add_dots<R>(dots, values + 8 * k + 4, _mm512_and_si512(_mm512_srli_epi16(low, 4), nibble),
                             _mm512_and_si512(_mm512_srli_epi16(high, 4), nibble));
             });
-            each<2>([&](auto v) OCTAVO_INLINED {
+            unroll<2>([&](auto v) OCTAVO_INLINED {
                 const V of_columns = load_halves(panel + kValueBytes + 32 * v);
                 const V minima = load_halves(panel + kValueBytes + kScaleBytes + 32 * v);
-                each<R>([&](auto r) OCTAVO_INLINED {
+                unroll<R>([&](auto r) OCTAVO_INLINED {
                     const V dot = {_mm512_cvtepi32_ps(dots[r][v])};
                     acc[r][v] = fma(dot, of_columns * V::all(rows.scales[place + r]), acc[r][v]);
                     acc[r][v] = fma(minima, V::all(rows.offsets[place + r]), acc[r][v]);

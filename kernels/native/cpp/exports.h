@@ -77,12 +77,12 @@ OCTAVO_EXPORT void octavo_linear_argmax(const Linear* linear, const float* x, in
     }
 }
 
-OCTAVO_EXPORT void octavo_rope_cache_write(const RopeCacheWrite* shape, float* qkv, int64_t tokens, const float* turns,
-                                           const int64_t* slots, void* cache) {
+OCTAVO_EXPORT void octavo_rope_cache_write(const RopeCacheWrite* shape, float* qkv, int64_t tokens,
+                                           const float* cos_sin, const int64_t* slots, void* cache) {
     if (shape->bf16_cache) {
-        rope_cache_write(*shape, qkv, tokens, turns, slots, static_cast<bf16*>(cache));
+        rope_cache_write(*shape, qkv, tokens, cos_sin, slots, static_cast<bf16*>(cache));
     } else {
-        rope_cache_write(*shape, qkv, tokens, turns, slots, static_cast<float*>(cache));
+        rope_cache_write(*shape, qkv, tokens, cos_sin, slots, static_cast<float*>(cache));
     }
 }
 
@@ -99,8 +99,9 @@ OCTAVO_EXPORT void octavo_add_rms_norm(const float* x, const float* weight, floa
     add_rms_norm(x, weight, eps, rows, size, y);
 }
 
-OCTAVO_EXPORT void octavo_rope_turns(const RopeTurns* rope, const int64_t* positions, int64_t tokens, float* turns) {
-    rope_turns(*rope, positions, tokens, turns);
+OCTAVO_EXPORT void octavo_cos_sin_table(const CosSinTable* rope, const int64_t* positions, int64_t tokens,
+                                        float* cos_sin) {
+    cos_sin_table(*rope, positions, tokens, cos_sin);
 }
 
 OCTAVO_EXPORT void octavo_plan_attention(AttentionStep* step, int64_t tokens, int64_t tile_rows) {

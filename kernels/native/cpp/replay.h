@@ -10,14 +10,14 @@ namespace {
 // of tokens.
 struct Call {
     enum Op : int32_t {
-        kLinear, kRopeCacheWrite, kAttention, kEmbedding, kRopeTurns, kPlanAttention, kZero, kAddRmsNorm
+        kLinear, kRopeCacheWrite, kAttention, kEmbedding, kCosSinTable, kPlanAttention, kZero, kAddRmsNorm
     } op;
     int32_t variant;  // of a linear: its epilogue; of embeddings: whether they are bf16
-    void* operation;  // Linear, RopeCacheWrite, AttentionStep, RopeTurns, or the weights of a norm
+    void* operation;  // Linear, RopeCacheWrite, AttentionStep, CosSinTable, or the weights of a norm
     void* input;
     void* output;
     void* cache;
-    const float* turns;
+    const float* cos_sin;
     const int64_t* numbers;  // token ids, positions or slots
     float* largest;  // of a linear: null, or where its rows' largest outputs go, and to `output` their columns
     int64_t size;  // of a row; between the tokens of attention's input; of a tile of its plan
@@ -36,12 +36,12 @@ inline void run(const Call& call, int64_t tokens) {
             return octavo_linear(static_cast<const Linear*>(call.operation), input, tokens, output, call.variant);
         case Call::kRopeCacheWrite:
             return octavo_rope_cache_write(static_cast<const RopeCacheWrite*>(call.operation), input, tokens,
-                                           call.turns, call.numbers, call.cache);
+                                           call.cos_sin, call.numbers, call.cache);
         case Call::kAttention: return octavo_attention(step, input, call.size, call.cache, call.scale, output);
         case Call::kEmbedding:
             return octavo_embedding(call.numbers, tokens, input, call.size, call.scale, output, call.variant);
-        case Call::kRopeTurns:
-            return octavo_rope_turns(static_cast<const RopeTurns*>(call.operation), call.numbers, tokens, output);
+        case Call::kCosSinTable:
+            return octavo_cos_sin_table(static_cast<const CosSinTable*>(call.operation), call.numbers, tokens, output);
         case Call::kPlanAttention: return octavo_plan_attention(step, tokens, call.size);
         case Call::kZero: return octavo_zero(output, tokens, call.size);
         case Call::kAddRmsNorm:

@@ -35,11 +35,11 @@ def test_interleaving_moves_whole_rows_within_heads() -> None:
 def test_turns_are_cosines_and_sines_of_float32_angles(kind: str) -> None:
     positions, magnitude = torch.tensor([0, 1, 17, 4095, 1_000_000, 2**24 + 1] * 7), 1.25
     angles = (positions.float()[:, None] * FREQUENCIES).double()
-    turns = CosSinTable(path_of(kind, torch.float32), FREQUENCIES, magnitude)
-    got = turns(positions, torch.empty(len(positions), 1, len(FREQUENCIES), dtype=torch.complex64))
+    cos_sin = CosSinTable(path_of(kind, torch.float32), FREQUENCIES, magnitude)
+    got = cos_sin(positions, torch.empty(len(positions), 1, len(FREQUENCIES), dtype=torch.complex64))
     expected = torch.complex(angles.cos(), angles.sin())[:, None] * magnitude
     assert float((got - expected).abs().max()) < 2e-7 * magnitude
     # A token's turn has the same bits wherever in a step it stands.
     for index in range(6):
-        alone = turns(positions[index : index + 1], torch.empty(1, 1, len(FREQUENCIES), dtype=torch.complex64))
+        alone = cos_sin(positions[index : index + 1], torch.empty(1, 1, len(FREQUENCIES), dtype=torch.complex64))
         assert all(torch.equal(got[place : place + 1], alone) for place in range(index, len(positions), 6))

@@ -20,9 +20,9 @@ def test_q_is_that_of_the_reference(kind: str, with_norm: bool) -> None:
         eps=1e-2,
     )  # fmt: skip
     qkv = torch.randn(4, (HEADS + 2 * KV_HEADS) * SIZE)
-    turns = cos_sin_table(POSITIONS, 1.0 / 100.0 ** (torch.arange(SIZE // 2) / 12), 1.1)
-    expected, _, _ = rope_cache_write(qkv, turns, HEADS, KV_HEADS, SIZE, head_norm, 1e-2)
-    q = op(qkv, turns, torch.zeros(3, 8, 2, KV_HEADS, SIZE), torch.tensor([8, 9, 23, 15]))
+    cos_sin = cos_sin_table(POSITIONS, 1.0 / 100.0 ** (torch.arange(SIZE // 2) / 12), 1.1)
+    expected, _, _ = rope_cache_write(qkv, cos_sin, HEADS, KV_HEADS, SIZE, head_norm, 1e-2)
+    q = op(qkv, cos_sin, torch.zeros(3, 8, 2, KV_HEADS, SIZE), torch.tensor([8, 9, 23, 15]))
     torch.testing.assert_close(q.double(), expected, rtol=1e-5, atol=1e-5)
 
 
