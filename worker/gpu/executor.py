@@ -72,7 +72,7 @@ class GpuExecutor:
             context = ForwardContext(
                 kv_cache=kv_cache,
                 slots_T=batch.slots_T,
-                rope_turns=model.rotary(batch.positions_T, workspace),
+                cos_sin_tables=model.rotary(batch.positions_T, workspace),
                 query_temperature_T=model.query_temperature(batch.positions_T, workspace),
                 attention_plans=self._plans(batch),
                 workspace=workspace,

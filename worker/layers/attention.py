@@ -177,7 +177,7 @@ class Attention:
         qkv_TF = self._qkv(inputs, out=take("qkv", num_tokens, self._qkv.num_outputs))
         for norm in self._projection_norms:
             norm.norm_(qkv_TF)
-        q_THD = self._rope_cache_write(qkv_TF, context.rope_turns[self._rope], cache, context.slots_T)
+        q_THD = self._rope_cache_write(qkv_TF, context.cos_sin_tables[self._rope], cache, context.slots_T)
         if self._has_temperature:
             assert context.query_temperature_T is not None
             heat_(q_THD, context.query_temperature_T)

@@ -119,7 +119,7 @@ class ForwardContext:
     # int64 [T]: where each token's KV is written.
     slots_T: torch.Tensor
     # For kernels.kv_cache.write: of each of ModelConfig.ropes.
-    rope_turns: tuple[torch.Tensor, ...]
+    cos_sin_tables: tuple[torch.Tensor, ...]
     attention_plans: dict[AttentionSpan, AttentionPlan]
     # float32 [T], that queries of some layers are multiplied by; None: no layer's are.
     query_temperature_T: torch.Tensor | None = None

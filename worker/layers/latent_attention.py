@@ -105,7 +105,7 @@ class LatentAttention:
         latent_TL = self._latent_norm(latent_TL, out=take("normed latents", num_tokens, latent.latent_size))
         q_nope_THN, q_rope_THR = self._queries(first_TF).split([latent.nope_size, latent.rope_size], dim=2)
         cache = context.kv_cache.of_layer(self._layer)
-        self._rope_write(q_rope_THR, latent_TL, k_TR, context.rope_turns[0], cache, context.slots_T)
+        self._rope_write(q_rope_THR, latent_TL, k_TR, context.cos_sin_tables[0], cache, context.slots_T)
 
         q_THE = take("absorbed queries", num_tokens, self._num_heads, latent.entry_size)
         self._absorbed_keys(q_nope_THN, q_THE[:, :, : latent.latent_size])

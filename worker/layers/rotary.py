@@ -1,4 +1,4 @@
-"""Rotary embeddings: the frequencies of a config, and the turns of a step."""
+"""Rotary embeddings: the frequencies of a config, and the cosines and sines of a step."""
 
 import math
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ from worker.model_config import RopeConfig
 
 
 class Rotary:
-    """Turns of a step's positions, computed as they come: a table for the longest context would be larger than it
-    is quick."""
+    """Cosines and sines of a step's positions, computed as they come: a table for the longest context would be larger
+    than it is quick."""
 
     def __init__(self, ropes: Sequence[RopeConfig], head_size: int, path: Backend) -> None:
         """ropes: all that a model's layers have."""
-        self._turns = [
-            (f"turns {i}", CosSinTable(path, rope_frequencies(rope, head_size), rope.attention_factor))
+        self._tables = [
+            (f"cos_sin {i}", CosSinTable(path, rope_frequencies(rope, head_size), rope.attention_factor))
             for i, rope in enumerate(ropes)
         ]
 
     def __call__(self, positions_T: torch.Tensor, workspace: Workspace) -> tuple[torch.Tensor, ...]:
         """Of each rope, as kernels.kv_cache.write takes them, in the workspace."""
         return tuple(
-            turns(positions_T, workspace.take(name, len(positions_T), *turns.shape, dtype=turns.dtype))
-            for name, turns in self._turns
+            table(positions_T, workspace.take(name, len(positions_T), *table.shape, dtype=table.dtype))
+            for name, table in self._tables
         )
 
 

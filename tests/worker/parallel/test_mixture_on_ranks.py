@@ -89,7 +89,7 @@ class Mixture:
     def _run(self, stream: Stream, num_tokens_D: Sequence[int]) -> None:
         context = ForwardContext(
             kv_cache=KVCache(self._config, num_blocks=2, block_size=8, path=WHOLE_PATH), slots_T=torch.empty(0),
-            rope_turns=(), attention_plans={}, workspace=Workspace(self._path), groups=self._groups,
+            cos_sin_tables=(), attention_plans={}, workspace=Workspace(self._path), groups=self._groups,
             num_tokens_D=num_tokens_D, expert_load=self._load,
         )  # fmt: skip
         with torch.inference_mode(), forward_context(context):
