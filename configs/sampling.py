@@ -23,6 +23,8 @@ class Parameter:
     default: float
     # The model's generation_config.json may give another default: the field is optional on the wire.
     from_model: bool = False
+    # A value that changes what is drawn.
+    example: float
     # What an error says would work, if that is more than the range.
     advice: str = ""
     # One sentence or two: flags and docs show it.
@@ -51,7 +53,7 @@ class Parameter:
 
 
 PARAMETERS = (
-    Parameter(name="temperature", low=0, high=100, default=1.0, from_model=True, doc="0 is greedy."),
+    Parameter(name="temperature", low=0, high=100, default=1.0, from_model=True, example=0.7, doc="0 is greedy."),
     Parameter(
         name="top_p",
         low=0,
@@ -59,6 +61,7 @@ PARAMETERS = (
         high=1,
         default=1.0,
         from_model=True,
+        example=0.9,
         doc="Keep the most likely tokens of so much probability together.",
     ),
     Parameter(
@@ -69,6 +72,7 @@ PARAMETERS = (
         default=0,
         from_model=True,
         advice="at least 1, or 0 or -1 for off",
+        example=5,
         doc="Keep so many of the most likely tokens; 0 or -1: all.",
     ),
     Parameter(
@@ -77,6 +81,7 @@ PARAMETERS = (
         high=1,
         default=0.0,
         from_model=True,
+        example=0.01,
         doc="Drop tokens below so much of the best one's probability.",
     ),
     Parameter(
@@ -86,6 +91,7 @@ PARAMETERS = (
         high=10,
         default=1.0,
         from_model=True,
+        example=1.1,
         doc="Above 1: tokens seen before become less likely.",
     ),
     Parameter(
@@ -93,6 +99,7 @@ PARAMETERS = (
         low=-2,
         high=2,
         default=0.0,
+        example=0.1,
         doc="Above 0: tokens of the output become less likely.",
     ),
     Parameter(
@@ -100,6 +107,7 @@ PARAMETERS = (
         low=-2,
         high=2,
         default=0.0,
+        example=0.1,
         doc="Above 0: tokens of the output become less likely with each occurrence.",
     ),
 )

@@ -149,7 +149,7 @@ def greedy(logits_LV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def uniforms(seeds_N: torch.Tensor, choices_N: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
-    """The numbers that `sample` draws with, bit for bit worker.sampling.sampler's: float64 [N] in [0, 1), multiples of
+    """The numbers that `sample` draws with, bit for bit worker.sampling.uniforms's: float64 [N] in [0, 1), multiples of
     2^-53.
 
     seeds_N: uint64, or int64 of the same bits. choices_N, positions_N: uint32, or int32 of the same bits.

@@ -25,7 +25,7 @@ _KEY_MARGIN = tl.constexpr(64)
 
 @jit
 def uniform_bits(seed, choice, position):
-    """worker.sampling.sampler's number for (seed, choice, position), times 2^53: uint64. seed: uint64. The others:
+    """worker.sampling.uniforms's number for (seed, choice, position), times 2^53: uint64. seed: uint64. The others:
     below 2^32."""
     zero = (position * 0).to(tl.uint32)
     first, second, _, _ = tl.philox(seed, position.to(tl.uint32), choice.to(tl.uint32), zero, zero)

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from configs.options import Options
-from configs.sampling import MAX_LOGPROBS
+from configs.sampling import MAX_LOGPROBS, PARAMETERS
+from protos import inference_pb2
 from worker.device.device import Device, DeviceMemory
 from worker.errors import PermanentError
 from worker.gpu.engine import GpuEngine
@@ -20,7 +22,8 @@ from worker.layers.kv_cache import KVCache
 from worker.models.info import longest_sequence, resolve_num_swap_blocks
 from worker.models.loader import LoadedModel
 from worker.parallel.groups import Groups
-from worker.sampling.adjustments import Adjustments, RowSampling
+from worker.sampling.feature import NewRow
+from worker.sampling.row import RowSampling, resolve_sampling
 from worker.step.inputs import PromptScores, StepInputs, TableChanges
 
 
@@ -60,26 +63,18 @@ def worst_step(
 
 
 def _every_kind_of_sampling(row: int, vocab_size: int) -> RowSampling:
-    return RowSampling(
-        row=row,
-        temperature=1.0,
-        top_k=min(50, vocab_size),
-        top_p=0.9,
-        min_p=0.01,
+    numbers: dict[str, Any] = {parameter.name: parameter.example for parameter in PARAMETERS}
+    sampling = inference_pb2.SamplingParams(
+        **numbers,
         seed=row,
-        num_logprobs=min(MAX_LOGPROBS, vocab_size),
-        adjustments=Adjustments(
-            bias_token_ids=np.zeros(1, np.int32),
-            bias=np.ones(1, np.float32),
-            repetition=1.1,
-            presence=0.1,
-            frequency=0.1,
-            prompt_token_ids=np.zeros(1, np.int32),
-            output_token_ids=np.zeros(0, np.int32),
-            min_tokens=1,
-            banned_token_ids=np.zeros(1, np.int32),
-        ),
+        logprobs=min(MAX_LOGPROBS, vocab_size),
+        logit_bias={0: 1.0},
+        min_tokens=1,
+        stop_token_ids=[0],
     )
+    nothing = np.zeros(0, np.int32)
+    new = NewRow(sampling=sampling, prompt=nothing, output=nothing, vocab_size=vocab_size, eos_token_ids=frozenset())
+    return resolve_sampling(row, 0, new)
 
 
 # Before a step of all tokens and rows is tried, one of so small a part of them is: it compiles kernels, and says what

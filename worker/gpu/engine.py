@@ -17,8 +17,9 @@ from worker.gpu.device_rows import DeviceRows
 from worker.gpu.executor import GpuModel
 from worker.gpu.logits import StepLogits
 from worker.gpu.pending import AskedLogprobs, PendingStep, ResultLayout
-from worker.gpu.sampler import LogitsSlice, Sampler, SamplingKind, ScoredPositions, StepSampling
+from worker.gpu.sampler import LogitsSlice, Sampler, ScoredPositions, StepSampling
 from worker.layers.kv_cache import KVCache
+from worker.sampling.filters import SamplingKind
 from worker.sampling.gpu_logprobs import SLICE, write_logprobs
 from worker.step.batch import GpuBatch
 from worker.step.inputs import PromptScores, StepInputs

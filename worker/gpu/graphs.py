@@ -14,8 +14,8 @@ from kernels.linear.residual import Residual
 from worker.device.device import Device, Graph
 from worker.gpu.engine import GpuEngine
 from worker.gpu.executor import GpuModel
-from worker.gpu.sampler import SamplingKind
 from worker.layers.kv_cache import KVCache
+from worker.sampling.filters import SamplingKind
 from worker.step.batch import GpuBatch
 
 _log = logging.getLogger("octavo.worker")

@@ -2,21 +2,25 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from typing import Any
 
 import numpy as np
 import torch
 
-from kernels.sampling.triton import sample
 from kernels.sampling.triton_verify import verify
 from kernels.step_inputs.triton import remember_tokens
 from worker.device.staging import Part, StepSlot
 from worker.gpu.device_rows import DeviceRows
 from worker.gpu.pending import AskedLogprobs, ResultLayout
-from worker.sampling.adjustments import RowSampling
-from worker.sampling.gpu_adjustments import AdjustedPositions, AdjustmentTables, Staged
+from worker.sampling.feature import Positions, Staged, Table
+from worker.sampling.features import AdjustedPositions, AdjustmentTables
+from worker.sampling.filters import DeviceFilters, SamplingKind
 from worker.sampling.gpu_logprobs import SLICE, write_logprobs
+from worker.sampling.row import RowSampling
 from worker.step.inputs import StepInputs
+
+# New rows, on their way to the device: how they draw, and what each feature keeps of them.
+StagedRows = tuple[Sequence[Part], Sequence[tuple[Table[Any], Staged]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +72,6 @@ class ScoredPositions:
         )
 
 
-class SamplingKind(Enum):
-    """What a step's rows demand of the kernels; a captured graph serves one kind. In order: each serves those before
-    it, with the same tokens, and takes longer."""
-
-    GREEDY = 0
-    # Temperatures.
-    DRAWS = 1
-    # And top_k, top_p or min_p.
-    FILTERS = 2
-
-
 class Demands:
     """Of all rows. Those of free rows mean nothing."""
 
@@ -96,10 +89,8 @@ class Demands:
 
     def take(self, new: RowSampling) -> None:
         """A row that is free."""
-        kind = SamplingKind.GREEDY
-        if new.temperature > 0:
-            filters = new.top_k > 0 or new.top_p < 1 or new.min_p > 0
-            kind = SamplingKind.FILTERS if filters else SamplingKind.DRAWS
+        kind = SamplingKind.of(new)
+        if kind is not SamplingKind.GREEDY:
             self._drawing_rows.add(new.row)
         self._kind_R[new.row] = kind.value
         self.num_logprobs_R[new.row] = -1 if new.num_logprobs is None else new.num_logprobs
@@ -136,8 +127,8 @@ class StepSampling:
     sampled_rows_L: np.ndarray
     # starts_N, counts_N, drafts_ND.
     drafts: tuple[Part, Part, Part] | None
-    # Of the tables of penalties.
-    count_places_N: Part | None
+    # Of tables to which it is something what rows say.
+    counts: Sequence[tuple[Table[Any], Part]]
     asked: AskedLogprobs | None
 
 
@@ -148,6 +139,7 @@ class Sampler:
         self._rows, self._vocab_size = rows, vocab_size
         self._demands = Demands(max_rows)
         self._adjustments = AdjustmentTables(device, num_rows=max_rows, vocab_size=vocab_size)
+        self._filters = DeviceFilters(device, max_rows)
         # What was chosen at each position.
         self.tokens_L = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         self._ones_N = torch.ones(max_rows, dtype=torch.int32, device=device)
@@ -159,11 +151,14 @@ class Sampler:
             self._demands.free(row)
             self._adjustments.free(row)
 
-    def stage_rows(self, new_rows: Sequence[RowSampling], slot: StepSlot) -> Sequence[tuple[int, Staged]]:
-        """Rows that are free; for `write_rows`."""
+    def stage_rows(self, new_rows: Sequence[RowSampling], slot: StepSlot) -> StagedRows | None:
+        """Rows that are free; for `write_rows`. None: there are none."""
         for new in new_rows:
             self._demands.take(new)
-        return self._adjustments.stage(new_rows, slot) if new_rows else ()
+        if not new_rows:
+            return None
+        adjustments = [(new.row, new.adjustments) for new in new_rows]
+        return self._filters.add(new_rows, slot), self._adjustments.add(adjustments, slot)
 
     def stage(self, scored: ScoredPositions, slot: StepSlot, slice_size: int) -> StepSampling:
         """slice_size: positions whose logits exist at once."""
@@ -184,7 +179,7 @@ class Sampler:
             sampled_rows_L=np.where(adjusts_L, np.int32(-1), scored.rows_L),
             drafts=drafts
             and (slot.add(drafts.starts_N), slot.add(drafts.counts_N), slot.add(drafts.drafts_ND)),
-            count_places_N=self._adjustments.stage_counts(scored.rows_N, slot),
+            counts=self._adjustments.stage_counts(scored.rows_N, slot),
             asked=AskedLogprobs(asked_Q, self._num_top(scored.rows_L[asked_Q])) if len(asked_Q) else None,
         )  # fmt: skip
 
@@ -194,21 +189,20 @@ class Sampler:
         adjusted = start + np.flatnonzero(adjusts_L[start : start + slice_size])
         for first in range(0, len(adjusted), SLICE):
             part = adjusted[first : first + SLICE]
-            yield self._adjustments.stage_positions(
-                part - start,
-                scored.rows_L[part],
-                scored.output_positions_L[part],
-                None if scored.drafts is None else scored.drafts.drafts_LD[part],
-                slot,
-            )
+            drafts_AD = None if scored.drafts is None else scored.drafts.drafts_LD[part]
+            at = Positions(scored.rows_L[part], scored.output_positions_L[part], drafts_AD)
+            yield self._adjustments.stage(part - start, at, slot)
 
     def _num_top(self, rows_Q: np.ndarray) -> int:
         return min(int(self._demands.num_logprobs_R[rows_Q].max()), self._vocab_size)
 
     # --- On the device.
 
-    def write_rows(self, staged: Sequence[tuple[int, Staged]]) -> None:
-        self._adjustments.write(staged)
+    def write_rows(self, staged: StagedRows | None) -> None:
+        if staged is not None:
+            filters, adjustments = staged
+            self._filters.write(filters)
+            self._adjustments.write(adjustments)
 
     def choose_adjusted(self, sampling: StepSampling, part: LogitsSlice, logits_LV: torch.Tensor) -> None:
         """logits_LV: of the slice; not changed."""
@@ -217,7 +211,9 @@ class Sampler:
             logits_AV = logits_LV[positions.indices_A.tensor].float()
             self._adjustments.apply(logits_AV, positions)
             tokens_A = torch.empty(len(logits_AV), dtype=torch.int32, device=logits_AV.device)
-            self._sample(sampling.kind, logits_AV, positions.rows_A.tensor, positions.positions_A.tensor, tokens_A)
+            self._filters.apply(
+                sampling.kind, logits_AV, positions.rows_A.tensor, positions.positions_A.tensor, tokens_A
+            )
             tokens_L.index_copy_(0, positions.indices_A.tensor, tokens_A)
 
     def choose(
@@ -230,7 +226,7 @@ class Sampler:
     ) -> None:
         """Of a slice that begins with position `first`; positions whose row is -1 are left as they are."""
         tokens_L = self.tokens_L[first : first + len(logits_LV)]
-        self._sample(kind, logits_LV, sampled_rows_L, output_positions_L, tokens_L)
+        self._filters.apply(kind, logits_LV, sampled_rows_L, output_positions_L, tokens_L)
 
     def take_likeliest(self, ids_L: torch.Tensor, logits_L: torch.Tensor, rows_L: torch.Tensor, first: int = 0) -> None:
         """`choose` of greedy rows, for which this was found already: int64 ids, and their float32 logits."""
@@ -259,26 +255,13 @@ class Sampler:
         remember_tokens(self._rows.last_tokens_R, rows_N, tokens_ND1, counts_N)
 
     def finish(self, sampling: StepSampling, layout: ResultLayout, results: torch.Tensor) -> None:
-        """Puts the tokens into the results, and counts them for rows with penalties."""
+        """Puts the tokens into the results, and counts them where features do."""
         tokens_ND1 = layout.tokens_of(results)
         if not (layout.has_counts or layout.is_only_tokens):
             tokens_ND1.copy_(self.tokens_L[: layout.num_rows, None])
-        if sampling.count_places_N is not None:
+        for table, places_N in sampling.counts:
             counts_N = layout.counts_of(results) if layout.has_counts else self._ones_N[: layout.num_rows]
-            self._adjustments.count(sampling.count_places_N, tokens_ND1, counts_N)
-
-    def _sample(
-        self,
-        kind: SamplingKind,
-        logits_LV: torch.Tensor,
-        rows_L: torch.Tensor,
-        positions_L: torch.Tensor,
-        tokens_L: torch.Tensor,
-    ) -> None:
-        sample(
-            logits_LV, rows_L, positions_L, self._rows.columns, tokens_L,
-            draws=kind is not SamplingKind.GREEDY, filters=kind is SamplingKind.FILTERS,
-        )  # fmt: skip
+            table.count(places_N, tokens_ND1, counts_N)
 
 
 def _stage_asked(asked_Q: np.ndarray, start: int, slice_size: int, slot: StepSlot) -> Iterator[tuple[Part, int]]:

@@ -15,9 +15,9 @@ from worker.device.device import Device
 from worker.gpu.engine import GpuEngine
 from worker.gpu.executor import GpuExecutor
 from worker.gpu.graphs import CapturedGraphs, graph_sizes
-from worker.gpu.sampler import SamplingKind
 from worker.layers.kv_cache import KVCache
 from worker.models.families.llama.model import LlamaModel
+from worker.sampling.filters import SamplingKind
 
 BLOCK_SIZE = 16
 MAX_STEPS_IN_FLIGHT = 2

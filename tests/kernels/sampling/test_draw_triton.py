@@ -8,7 +8,7 @@ import torch
 from kernels.sampling import triton as gpu
 from kernels.sampling.reference import filtered_cdf_reference, uniform_reference
 from tests.support.gpu.gpu import DEVICE
-from worker.sampling.sampler import uniforms as uniforms_of_worker
+from worker.sampling.uniforms import uniforms as uniforms_of_worker
 
 # top_k, top_p, min_p.
 FILTERS = [

@@ -15,7 +15,8 @@ from tests.support.scheduler.steps import decodes, said
 from worker.device.device import Device, InterpretedDevice
 from worker.gpu.engine import GpuEngine, StepGraphs
 from worker.gpu.pending import PendingStep
-from worker.sampling.adjustments import Adjustments, RowSampling
+from worker.sampling.feature import NewRow
+from worker.sampling.row import RowSampling, resolve_sampling
 from worker.step.inputs import LAST_SAMPLED, PromptScores, StepInputs, TableChanges
 from worker.step.inputs import StepOutputs as StepOutputs
 
@@ -43,29 +44,14 @@ def outputs_alone(prompt: Sequence[int], params: SamplingParams, count: int) -> 
 
 
 def row_sampling(row: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> RowSampling:
-    bias = sorted(params.logit_bias.items())
-    banned = sorted({*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))})
-    adjustments = Adjustments(
-        bias_token_ids=np.array([token for token, _ in bias], np.int32),
-        bias=np.array([value for _, value in bias], np.float32),
-        repetition=params.repetition_penalty if params.HasField("repetition_penalty") else 1.0,
-        presence=params.presence_penalty,
-        frequency=params.frequency_penalty,
-        prompt_token_ids=np.array(prompt, np.int32),
-        output_token_ids=np.array(output, np.int32),
-        min_tokens=params.min_tokens,
-        banned_token_ids=np.array(banned, np.int32),
+    new = NewRow(
+        sampling=params,
+        prompt=_int32(prompt),
+        output=_int32(output),
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=frozenset({EOS}),
     )
-    return RowSampling(
-        row=row,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p if params.HasField("top_p") else 1.0,
-        min_p=params.min_p,
-        seed=params.seed,
-        num_logprobs=params.logprobs if params.HasField("logprobs") else None,
-        adjustments=adjustments,
-    )
+    return resolve_sampling(row, 0, new)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from tests.fakes.fake_runner import fake_runner
 from tests.support.scheduler.steps import decodes, said
 from worker.cpu.runner import Runner
 from worker.sampling.logprobs import frames, token_logprobs
-from worker.sampling.sampler import uniforms
+from worker.sampling.uniforms import uniforms
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]

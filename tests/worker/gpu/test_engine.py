@@ -7,8 +7,9 @@ import pytest
 from protos.inference_pb2 import SamplingParams
 from tests.fakes.fake_model import POISON
 from tests.support.gpu.gpu_engine import EngineRun, outputs_alone
-from worker.gpu.sampler import Demands, SamplingKind
-from worker.sampling.adjustments import RowSampling
+from worker.gpu.sampler import Demands
+from worker.sampling.filters import SamplingKind
+from worker.sampling.row import RowSampling
 
 GREEDY = SamplingParams(temperature=0.0)
 DRAWN = SamplingParams(temperature=1.0, seed=11)

@@ -10,7 +10,7 @@ MISSING = ("protos", "pydantic", "zmq", "msgspec", "gguf", "google", "grpc", "tr
 
 MODULES = (
     *("gpu.engine", "gpu.device_rows", "gpu.sampler", "gpu.pending"),
-    *("device.staging", "device.device", "sampling.gpu_adjustments", "step.batch", "step.inputs"),
+    *("device.staging", "device.device", "sampling.features", "sampling.filters", "step.batch", "step.inputs"),
 )
 
 

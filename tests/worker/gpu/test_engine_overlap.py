@@ -17,9 +17,9 @@ from tests.fakes.gpu.gpu_model import FakeGpuModel
 from tests.support.gpu.gpu_engine import Begun, EngineRun, outputs_alone
 from worker.device.device import Event, InterpretedDevice
 from worker.device.staging import Staging, StepLayout, device_memory
-from worker.gpu.sampler import SamplingKind
 from worker.layers.forward_context import Pieces
 from worker.layers.kv_cache import KVCache
+from worker.sampling.filters import SamplingKind
 from worker.step.batch import GpuBatch
 from worker.step.inputs import PromptScores
 

@@ -11,7 +11,7 @@ from kernels.linear.residual import Residual
 from tests.fakes.gpu.recording_device import GoneError, RecordingDevice
 from worker.device.device import Device, DeviceMemory, InterpretedDevice
 from worker.gpu.graphs import CapturedGraphs, GraphSizes, graph_memory_estimate
-from worker.gpu.sampler import SamplingKind
+from worker.sampling.filters import SamplingKind
 from worker.step.batch import GpuBatch
 
 ROWS, VOCABULARY = 8, 5

@@ -17,6 +17,9 @@ from worker.errors import PlanError
 from worker.gpu.runner import GpuResult, GpuRunner
 from worker.gpu.swap import GpuSwapSpace
 from worker.layers.kv_cache import KVCache
+from worker.sampling.bias import Bias
+from worker.sampling.min_tokens import MinTokens
+from worker.sampling.penalties import Penalties
 from worker.step.inputs import LAST_SAMPLED, Logprobs, StepInputs
 from worker.step.rows import Rows
 
@@ -112,14 +115,16 @@ def test_how_a_new_row_samples_is_resolved(runner: GpuRunner, engine: HeldEngine
     given, plain = engine.steps[0].inputs.new_rows
     assert (given.row, given.temperature, given.top_k, given.top_p, given.min_p) == (2, 0.5, 9, 0.75, 0.25)
     assert (given.seed, given.choice, given.num_logprobs) == (2**63 + 1, 6, 3)
-    adjustments = given.adjustments
-    assert adjustments is not None
-    assert (adjustments.bias_token_ids.tolist(), adjustments.bias.tolist()) == ([3, 8], [2.0, -1.5])
-    assert (adjustments.repetition, adjustments.min_tokens) == (1.5, 4)
-    assert (adjustments.prompt_token_ids.tolist(), adjustments.output_token_ids.tolist()) == (PROMPT, [40])
-    assert adjustments.banned_token_ids.tolist() == [2, 9]
+    bias, penalties, min_tokens = given.adjustments
+    assert isinstance(bias, Bias)
+    assert isinstance(penalties, Penalties)
+    assert isinstance(min_tokens, MinTokens)
+    assert (bias.token_ids.tolist(), bias.bias.tolist()) == ([3, 8], [2.0, -1.5])
+    assert (penalties.repetition, min_tokens.min_tokens) == (1.5, 4)
+    assert (penalties.prompt_token_ids.tolist(), penalties.output_token_ids.tolist()) == (PROMPT, [40])
+    assert min_tokens.banned_token_ids.tolist() == [2, 9]
     assert (plain.row, plain.temperature, plain.top_k, plain.top_p) == (3, 0.0, 0, 1.0)
-    assert (plain.num_logprobs, plain.adjustments) == (None, None)
+    assert (plain.num_logprobs, plain.adjustments) == (None, ())
 
 
 def test_a_failed_sequence_has_failed_in_all_its_results_and_its_row_is_sound(runner: GpuRunner, engine: HeldEngine):

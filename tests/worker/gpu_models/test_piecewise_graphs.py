@@ -14,7 +14,7 @@ from tests.support.gpu.gpu_runs import GpuModelRun
 from tests.support.gpu.small_llama import small_llama
 from worker.device.device import Device, InterpretedDevice
 from worker.gpu.graphs import CapturedGraphs, GraphSizes
-from worker.gpu.sampler import SamplingKind
+from worker.sampling.filters import SamplingKind
 from worker.step.batch import GpuBatch
 
 pytestmark = [

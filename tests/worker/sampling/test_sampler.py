@@ -11,8 +11,9 @@ from kernels.sampling import greedy
 from kernels.sampling.reference import draw_reference, penalties_reference
 from protos.inference_pb2 import SamplingParams
 from tests.support.kernels.kernel_paths import native
-from worker.sampling.sampler import Greedy, Logits, Sampled, sample, uniforms
+from worker.sampling.sampler import Greedy, Logits, Sampled, sample
 from worker.sampling.state import SamplingState
+from worker.sampling.uniforms import uniforms
 
 VOCAB = 300
 EOS = 2
@@ -126,17 +127,13 @@ def test_penalties_count_what_was_appended():
     grown = [*output, *range(100, 230), 4]
     expected = penalties_reference(logits_V, prompt, grown, repetition=1.5, presence=0.5, frequency=0.25)
     adjusted = logits_V.clone()
-    adjustments = state.adjustments[0]
-    assert adjustments is not None
-    adjustments.apply(adjusted.numpy())
+    state.adjust(0, adjusted.numpy())
     torch.testing.assert_close(adjusted, expected, atol=1e-6, rtol=0)
     # A sequence computed again from its tokens must go on exactly as if it had stayed.
     again = make_state()
     give(again, 0, prompt, grown, **params)
     from_tokens = logits_V.clone()
-    other = again.adjustments[0]
-    assert other is not None
-    other.apply(from_tokens.numpy())
+    again.adjust(0, from_tokens.numpy())
     assert torch.equal(from_tokens, adjusted)
 
 

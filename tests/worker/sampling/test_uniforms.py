@@ -4,7 +4,7 @@ elsewhere."""
 import numpy as np
 import pytest
 
-from worker.sampling.sampler import philox4x32, uniforms
+from worker.sampling.uniforms import philox4x32, uniforms
 
 
 @pytest.mark.parametrize(

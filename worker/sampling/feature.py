@@ -1,0 +1,167 @@
+"""A sampling feature that changes a row's logits before a token is chosen: its verbs, on a CPU and on a GPU.
+
+               CPU: an Adjustment a row     GPU: a Table of all rows
+add a row      add                          add; write, once that is sent
+stage          (nothing to send)            stage: what some positions of a step need
+apply          apply                        apply
+a token said   append                       stage_counts; count
+
+A feature is one file with both classes, and an entry of worker.sampling.features.FEATURES.
+
+Shape suffixes: L scored positions, A adjusted ones, N rows that sample, R permanent rows, P places of a table, V
+vocabulary, K entries of a list, D drafts.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+import numpy as np
+import torch
+
+from worker.device.staging import Part, StepSlot
+
+if TYPE_CHECKING:
+    # What a GPU computes with runs without protobuf, too.
+    from protos.inference_pb2 import SamplingParams
+
+# Below this a softmax is an argmax in float32; such rows are greedy (vLLM draws the same line).
+MIN_TEMPERATURE = 1e-5
+# The least number of places, and of a list's entries.
+_LEAST_PLACES = 4
+_LEAST_ENTRIES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRow:
+    """What a row comes with. Numbers are within the ranges of configs.sampling."""
+
+    sampling: "SamplingParams"
+    prompt: np.ndarray  # token ids
+    output: np.ndarray
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+    @property
+    def temperature(self) -> float:
+        """0 is greedy."""
+        return 0.0 if self.sampling.temperature < MIN_TEMPERATURE else self.sampling.temperature
+
+
+class Adjustment(ABC):
+    """What one row asks of a feature, and how a CPU does it."""
+
+    @classmethod
+    @abstractmethod
+    def add(cls, new: NewRow) -> Self | None:
+        """None: the row does not need the feature. Raises PlanError, naming the field."""
+
+    @abstractmethod
+    def apply(self, logits_V: np.ndarray) -> None:
+        """Changes the row's float32 logits in place."""
+
+    def append(self, token_id: int) -> None:
+        """The row said a token."""
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Some positions of a step. int32."""
+
+    rows_A: np.ndarray
+    positions_A: np.ndarray  # in the output
+    # Drafts before each position, -1 where there are fewer; None: no row has any.
+    drafts_AD: np.ndarray | None
+
+
+Row = TypeVar("Row", bound=Adjustment)
+# Places of new rows, int64 as torch indexes with them, and what is written there.
+Staged = tuple[Part, Sequence[Part]]
+
+
+class Table(ABC, Generic[Row]):
+    """How a GPU does it: a place for every row that needs the feature."""
+
+    def __init__(self, device: torch.device, *, num_rows: int, vocab_size: int) -> None:
+        # A CPU's worker has no use for Triton, which takes half a second.
+        from kernels.sampling import triton_adjust
+
+        self.kernels, self.device, self.vocab_size = triton_adjust, device, vocab_size
+        # -1: the row has none.
+        self.place_R = np.full(num_rows, -1, np.int32)
+        # That the table must have.
+        self.num_places = 0
+        self._free_places: list[int] = []
+
+    # --- On the host, before the step is sent.
+
+    def add(self, new: Sequence[tuple[int, Row]], slot: StepSlot) -> Staged:
+        """Takes rows along that are free; for `write`."""
+        for row, _ in new:
+            assert self.place_R[row] < 0, "a row is freed before it is new again"
+            if not self._free_places:
+                self._free_places.append(self.num_places)
+                self.num_places += 1
+            self.place_R[row] = self._free_places.pop()
+        places = slot.add(self.place_R[[row for row, _ in new]].astype(np.int64))
+        return places, self.stage_rows(new, slot)
+
+    def free(self, row: int) -> None:
+        if self.place_R[row] >= 0:
+            self._free_places.append(int(self.place_R[row]))
+            self.place_R[row] = -1
+
+    @abstractmethod
+    def stage_rows(self, new: Sequence[tuple[int, Row]], slot: StepSlot) -> Sequence[Part]:
+        """What `write` puts into the places of new rows."""
+
+    def needed(self, rows_L: np.ndarray, positions_L: np.ndarray) -> np.ndarray:
+        """Which positions (of the output) the feature changes: bool [L]."""
+        return self.place_R[rows_L] >= 0
+
+    def stage(self, at: Positions, slot: StepSlot) -> Sequence[Part]:
+        """For `apply`: places [A], -1 where the feature changes nothing. Nothing at all if that is so everywhere."""
+        places_A = np.where(self.needed(at.rows_A, at.positions_A), self.place_R[at.rows_A], np.int32(-1))
+        return [slot.add(places_A)] if (places_A >= 0).any() else ()
+
+    def stage_counts(self, rows_N: np.ndarray, slot: StepSlot) -> Part | None:
+        """For `count`; None: it is nothing to the feature what these rows say."""
+        return None
+
+    # --- On the device.
+
+    @abstractmethod
+    def write(self, staged: Staged) -> None: ...
+
+    @abstractmethod
+    def apply(self, logits_AV: torch.Tensor, positions_A: torch.Tensor, staged: Sequence[Part]) -> None:
+        """logits_AV: float32, changed in place. positions_A: int32, in the output."""
+
+    def count(self, places_N: Part, tokens_ND1: torch.Tensor, counts_N: torch.Tensor) -> None:
+        """Rows said tokens_ND1[n, : counts_N[n]]."""
+        raise NotImplementedError
+
+
+def padded(lists: Sequence[np.ndarray], table_PK: torch.Tensor, dtype: type[np.generic], fill: float) -> np.ndarray:
+    """[lists, K]: as many entries as the table's lists have once these are among them."""
+    longest = max(map(len, lists))
+    width = max(_LEAST_ENTRIES, 1 << (longest - 1).bit_length(), table_PK.shape[1])
+    lines = np.full((len(lists), width), fill, dtype)
+    for line, values in zip(lines, lists, strict=True):
+        line[: len(values)] = values
+    return lines
+
+
+def grown(table: torch.Tensor, *least: int, fill: float = 0) -> torch.Tensor:
+    """The table or, if it is too small in a dim, a copy that is a power of 2 there."""
+    if all(size >= wanted for size, wanted in zip(table.shape, least, strict=True)):
+        return table
+    shape = [
+        size if size >= wanted else max(_LEAST_PLACES, 1 << (wanted - 1).bit_length())
+        for size, wanted in zip(table.shape, least, strict=True)
+    ]
+    larger = torch.full(shape, fill, dtype=table.dtype, device=table.device)
+    larger[tuple(slice(size) for size in table.shape)] = table
+    return larger

@@ -1,0 +1,101 @@
+"""All features that change logits before temperature, in order (vLLM's), and a GPU's tables of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from worker.device.staging import Part, StepSlot
+from worker.sampling.bias import Bias, BiasTable
+from worker.sampling.feature import Adjustment, NewRow, Positions, Staged, Table
+from worker.sampling.min_tokens import MinTokens, MinTokensTable
+from worker.sampling.penalties import Penalties, PenaltiesTable
+
+
+class Feature(NamedTuple):
+    row: type[Adjustment]
+    table: type[Table[Any]]
+
+
+# In the order in which they change logits: what is banned stays banned.
+FEATURES = (
+    Feature(Bias, BiasTable),
+    Feature(Penalties, PenaltiesTable),
+    Feature(MinTokens, MinTokensTable),
+)
+
+
+def adjustments_of(new: NewRow) -> tuple[Adjustment, ...]:
+    """Those that the row needs, in order. Raises PlanError."""
+    return tuple(needed for each in FEATURES if (needed := each.row.add(new)) is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdjustedPositions:
+    """Some positions of a step, on their way to the device."""
+
+    # int64, among the logits that they are taken from.
+    indices_A: Part
+    rows_A: Part
+    positions_A: Part
+    # In order, of features that change any of them.
+    staged: Sequence[tuple[Table[Any], Sequence[Part]]]
+
+
+class AdjustmentTables:
+    """A GPU's table of each feature, for the rows that need it."""
+
+    def __init__(self, device: torch.device, *, num_rows: int, vocab_size: int) -> None:
+        self._tables = {each.row: each.table(device, num_rows=num_rows, vocab_size=vocab_size) for each in FEATURES}
+        # Of rows with a place in any table: in most steps there are none.
+        self._rows: set[int] = set()
+
+    def free(self, row: int) -> None:
+        if row in self._rows:
+            self._rows.discard(row)
+            for table in self._tables.values():
+                table.free(row)
+
+    def add(
+        self, new: Sequence[tuple[int, Sequence[Adjustment]]], slot: StepSlot
+    ) -> Sequence[tuple[Table[Any], Staged]]:
+        """Takes new rows along, which are free; for `write`."""
+        added: list[tuple[Table[Any], Staged]] = []
+        for kind, table in self._tables.items():
+            its_own = [(row, each) for row, adjustments in new for each in adjustments if type(each) is kind]
+            if its_own:
+                self._rows.update(row for row, _ in its_own)
+                added.append((table, table.add(its_own, slot)))
+        return added
+
+    def write(self, added: Sequence[tuple[Table[Any], Staged]]) -> None:
+        for table, staged in added:
+            table.write(staged)
+
+    def needed(self, rows_L: np.ndarray, positions_L: np.ndarray) -> np.ndarray:
+        """Which positions (of the output) have their logits adjusted: bool [L]."""
+        needed_L = np.zeros(len(rows_L), np.bool_)
+        if self._rows:
+            for table in self._tables.values():
+                needed_L |= table.needed(rows_L, positions_L)
+        return needed_L
+
+    def stage(self, indices_A: np.ndarray, at: Positions, slot: StepSlot) -> AdjustedPositions:
+        return AdjustedPositions(
+            indices_A=slot.add(indices_A.astype(np.int64)),
+            rows_A=slot.add(at.rows_A),
+            positions_A=slot.add(at.positions_A),
+            staged=[(table, staged) for table in self._tables.values() if (staged := table.stage(at, slot))],
+        )
+
+    def apply(self, logits_AV: torch.Tensor, positions: AdjustedPositions) -> None:
+        """logits_AV: float32, changed in place."""
+        for table, staged in positions.staged:
+            table.apply(logits_AV, positions.positions_A.tensor, staged)
+
+    def stage_counts(self, rows_N: np.ndarray, slot: StepSlot) -> Sequence[tuple[Table[Any], Part]]:
+        """For `Table.count`: of features to which it is something what these rows say."""
+        tables = self._tables.values() if self._rows else ()
+        return [(table, places_N) for table in tables if (places_N := table.stage_counts(rows_N, slot)) is not None]
