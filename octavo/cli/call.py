@@ -1,9 +1,10 @@
 """`octavo chat` and `octavo complete`."""
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,8 +60,13 @@ def _with_numbers(command: Callable[..., None]) -> Callable[..., None]:
         )
         for each in PARAMETERS
     ]
-    command.__signature__ = signature.replace(parameters=[*own[:place], *flags, *own[place:]])  # type: ignore[attr-defined]
-    return command
+
+    @functools.wraps(command)
+    def with_flags(**given: Any) -> None:
+        command(**given)
+
+    with_flags.__signature__ = signature.replace(parameters=[*own[:place], *flags, *own[place:]])  # type: ignore[attr-defined]
+    return with_flags
 
 
 def _sampling_params(

@@ -3,14 +3,21 @@
 import dataclasses
 import re
 import types
+from typing import Any
 
 import pytest
+import typer
+from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
+from typer.testing import CliRunner
 
 from configs import sampling as table
 from configs.sampling import FROM_MODEL, PARAMETERS, Parameter
+from octavo.cli import call
 from octavo.client.requests import SamplingParams
 from protos.inference_pb2 import SamplingParams as Message
-from router.api.gateway.schemas import SamplingRequest
+from router.api.compat.vllm_engine.convert import generate_request
+from router.api.gateway.convert import completion_messages
+from router.api.gateway.schemas import CompletionRequest, SamplingRequest
 from tests.support.repository import ROOT
 from worker.model_config import SamplingDefaults
 
@@ -81,6 +88,34 @@ def test_what_clients_fill_in(cls: type) -> None:
 def test_what_a_model_says() -> None:
     fields = {field.name: field.type for field in dataclasses.fields(SamplingDefaults)}
     assert fields == {parameter.name: parameter.kind | None for parameter in FROM_MODEL}
+
+
+def test_the_example_of_each_says_something_else_than_its_default() -> None:
+    for parameter in PARAMETERS:
+        assert parameter.contains(parameter.example)
+        assert parameter.example != parameter.default
+
+
+@each_parameter
+def test_it_comes_in_through_every_edge(parameter: Parameter, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {parameter.name: parameter.example}
+    expected = getattr(Message(**given), parameter.name)
+
+    from_python = SamplingParams(**given).to_proto()
+    [from_http] = completion_messages(CompletionRequest.model_validate({"prompt": "a"} | given), "id")
+    from_flags: list[SamplingParams] = []
+    monkeypatch.setattr(call, "_stream", lambda *args, **options: from_flags.append(args[2]))
+    app = typer.Typer()
+    call.register(app)
+    flag = f"--{parameter.name.replace('_', '-')}={parameter.example}"
+    for words in (["complete", "a"], ["chat", "a"]):
+        assert CliRunner().invoke(app, [*words, flag]).exit_code == 0
+    messages = [from_python, from_http.sampling, *(sampling.to_proto() for sampling in from_flags)]
+    if parameter.name in vllm.SamplingParams.DESCRIPTOR.fields_by_name:
+        messages.append(generate_request(vllm.GenerateRequest(sampling_params=given), "id").sampling)
+    assert len(from_flags) == 2
+    for message in messages:
+        assert getattr(message, parameter.name) == expected
 
 
 @each_parameter

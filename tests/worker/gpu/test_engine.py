@@ -4,6 +4,7 @@ what the runner of CPUs gives it alone."""
 import numpy as np
 import pytest
 
+from configs.sampling import PARAMETERS
 from protos.inference_pb2 import SamplingParams
 from tests.fakes.fake_model import POISON
 from tests.support.gpu.gpu_engine import EngineRun, outputs_alone
@@ -166,3 +167,19 @@ def test_rows_demand_the_least_kind_that_serves_them() -> None:
     assert demands.asking(np.array([0])).tolist() == []
     demands.take(RowSampling(row=2))
     assert demands.kind(np.array([0, 2])) is SamplingKind.GREEDY
+
+
+def test_every_parameter_of_the_table_means_the_same_as_on_a_cpu() -> None:
+    """Alone among parameters, and all of them together."""
+    examples = {parameter.name: parameter.example for parameter in PARAMETERS}
+    drawn: dict[str, float] = {"temperature": 1.0, "seed": 3}
+    kinds = [drawn | {name: example} for name, example in examples.items()] + [drawn | examples]
+    run = EngineRun(max_num_seqs=len(kinds), max_num_batched_tokens=128)
+    rows = [SamplingParams(**kind) for kind in kinds]  # type: ignore[arg-type]
+    for row, params in enumerate(rows):
+        run.add(row, PROMPT, params)
+    run.step(dict.fromkeys(range(len(rows)), len(PROMPT)))
+    for _ in range(5):
+        run.step(dict.fromkeys(range(len(rows)), 1))
+    for row, params in enumerate(rows):
+        assert run.rows[row].output == outputs_alone(PROMPT, params, 6), kinds[row]
