@@ -110,6 +110,14 @@ PARAMETERS = (
         example=0.1,
         doc="Above 0: tokens of the output become less likely with each occurrence.",
     ),
+    Parameter(
+        name="top_n_sigma",
+        low=0,
+        high=100,
+        default=0.0,
+        example=1.0,
+        doc="Keep tokens whose logit is at most so many standard deviations below the largest; 0: all.",
+    ),
 )
 BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 # Those whose default a model may set.

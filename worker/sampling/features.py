@@ -12,6 +12,7 @@ from worker.sampling.bias import Bias, BiasTable
 from worker.sampling.feature import Adjustment, NewRow, Positions, Staged, Table
 from worker.sampling.min_tokens import MinTokens, MinTokensTable
 from worker.sampling.penalties import Penalties, PenaltiesTable
+from worker.sampling.top_n_sigma import TopNSigma, TopNSigmaTable
 
 
 class Feature(NamedTuple):
@@ -24,6 +25,7 @@ FEATURES = (
     Feature(Bias, BiasTable),
     Feature(Penalties, PenaltiesTable),
     Feature(MinTokens, MinTokensTable),
+    Feature(TopNSigma, TopNSigmaTable),
 )
 
 
