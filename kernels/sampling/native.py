@@ -1,4 +1,5 @@
-"""Draws for many rows: by the C++ kernels, all at once on their threads (draw.h), or one after another (numpy_cpu.py)."""
+"""Draws for many rows: by the C++ kernels, all at once on their threads (draw.h), or one after another
+(numpy_cpu.py)."""
 
 import ctypes
 from ctypes import c_int64, c_void_p
