@@ -13,6 +13,8 @@ from worker.sampling.feature import Adjustment, NewRow, Staged, Table, grown, pa
 
 
 class Bias(Adjustment):
+    fields = ("logit_bias",)
+
     def __init__(self, token_ids: np.ndarray, bias: np.ndarray) -> None:
         """token_ids: int32, distinct. bias: float32."""
         self.token_ids, self.bias = token_ids, bias

@@ -15,7 +15,7 @@ vocabulary, K entries of a list, D drafts.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -51,6 +51,9 @@ class NewRow:
 
 class Adjustment(ABC):
     """What one row asks of a feature, and how a CPU does it."""
+
+    # Fields of SamplingParams: rows that set none of them have no need of the feature.
+    fields: ClassVar[tuple[str, ...]]
 
     @classmethod
     @abstractmethod

@@ -31,7 +31,9 @@ FEATURES = (
 
 def adjustments_of(new: NewRow) -> tuple[Adjustment, ...]:
     """Those that the row needs, in order. Raises PlanError."""
-    return tuple(needed for each in FEATURES if (needed := each.row.add(new)) is not None)
+    given = {field.name for field, _ in new.sampling.ListFields()}
+    asked = (each.row for each in FEATURES if not given.isdisjoint(each.row.fields))
+    return tuple(needed for row in asked if (needed := row.add(new)) is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,9 @@ from worker.sampling.feature import Adjustment, NewRow, Staged, Table, grown, pa
 
 
 class MinTokens(Adjustment):
+    # The latter are checked.
+    fields = ("min_tokens", "stop_token_ids")
+
     def __init__(self, min_tokens: int, banned_token_ids: np.ndarray, num_output_tokens: int) -> None:
         """banned_token_ids: int32. num_output_tokens: that the row comes with."""
         self.min_tokens, self.banned_token_ids = min_tokens, banned_token_ids

@@ -11,10 +11,10 @@ from kernels.sampling import apply_penalties
 from worker.device.staging import Part, StepSlot
 from worker.sampling.feature import Adjustment, NewRow, Positions, Staged, Table, grown
 
-_NAMES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-
 
 class Penalties(Adjustment):
+    fields = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
     def __init__(self, numbers: Sequence[float], prompt_token_ids: np.ndarray, output_token_ids: np.ndarray) -> None:
         """numbers: repetition, presence, frequency. Token ids that the row comes with: int32."""
         self.repetition, self.presence, self.frequency = numbers
@@ -27,8 +27,8 @@ class Penalties(Adjustment):
 
     @classmethod
     def add(cls, new: NewRow) -> Self | None:
-        numbers = [BY_NAME[name].value_in(new.sampling) for name in _NAMES]
-        if numbers == [BY_NAME[name].default for name in _NAMES]:
+        numbers = [BY_NAME[name].value_in(new.sampling) for name in cls.fields]
+        if numbers == [BY_NAME[name].default for name in cls.fields]:
             return None
         return cls(numbers, new.prompt.astype(np.int32), new.output.astype(np.int32))
 
