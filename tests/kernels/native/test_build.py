@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import cpu_backend as check_module
 from kernels import cpu_backend as load_module
 from kernels.cpu_backend import cpu_backend, native_kernels
+from kernels.linear import check as linear_check
 from kernels.native import build as build_module
 from kernels.native.build import PATHS, BuildError, NativePath, build, path_of_this_cpu
 from kernels.native.cache_directory import cache_directory
@@ -128,8 +128,8 @@ def test_kernels_that_compute_wrongly_are_an_error(monkeypatch: pytest.MonkeyPat
     """The reference is put off by a thousandth part; the same as if the kernels were."""
     native()
     native_kernels.cache_clear()
-    right = check_module.linear
-    monkeypatch.setattr(check_module, "linear", lambda *arguments: right(*arguments) * 1.001)
+    right = linear_check.linear
+    monkeypatch.setattr(linear_check, "linear", lambda *arguments: right(*arguments) * 1.001)
     with pytest.raises(NativeKernelsError, match=r"linear of torch.float32, gated by silu is off by"):
         native_kernels()
 
@@ -160,7 +160,7 @@ def test_every_path_compiles_without_a_warning(path: NativePath) -> None:
 
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
 def test_every_path_passes_the_check_at_load(kind: str) -> None:
-    check_module.check_kernels(kernels_of(kind))
+    load_module.check_kernels(kernels_of(kind))
 
 
 def test_torch_keeps_its_thread_pool_to_itself(path: NativePath) -> None:

@@ -1,0 +1,63 @@
+"""Checks the C++ linears against the references, at load."""
+
+import torch
+
+from kernels.elementwise.rms_norm.reference import rms_norm
+from kernels.elementwise.silu_mul import Activation
+from kernels.elementwise.silu_mul.reference import gelu_tanh_mul, silu_mul
+from kernels.linear.native import NativeLinear
+from kernels.linear.reference import linear, quantized_linear
+from kernels.linear.weights import Int4Weight, Int8Weight, num_groups
+from kernels.native.check import compare, wrong
+from kernels.native.library import NativeKernels
+
+_EPS = 1e-5
+
+
+def check(kernels: NativeKernels) -> None:
+    """Raises NativeKernelsError, naming dtype and error."""
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16):
+        # bfloat16 has 8 bits: where inputs are rounded to it, errors of 2^-8 add up like random steps.
+        rounds_inputs = dtype is torch.bfloat16 and kernels.path.rounds_inputs
+        _check_floats(kernels, dtype, generator, 2e-2 if rounds_inputs else 1e-4)
+    _check_quantized(kernels, generator)
+
+
+def _check_floats(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Generator, tolerance: float) -> None:
+    num_inputs, num_gates = 70, 45
+    x = torch.randn(19, num_inputs, generator=generator)
+    weight = (torch.randn(2 * num_gates, num_inputs, generator=generator) * num_inputs**-0.5).to(dtype)
+    bias, norm = torch.randn(2 * num_gates, generator=generator), torch.randn(num_inputs, generator=generator)
+    gate_up = linear(rms_norm(x, norm, _EPS), weight, bias)
+    expected_of: dict[Activation, torch.Tensor] = {"silu": silu_mul(gate_up), "gelu_tanh": gelu_tanh_mul(gate_up)}
+    for activation, expected in expected_of.items():
+        got = NativeLinear(weight, bias, norm, _EPS, gated=True, activation=activation, kernels=kernels)(x)
+        compare(kernels, f"linear of {dtype}, gated by {activation}", got, expected, tolerance)
+    added = torch.randn(19, 2 * num_gates, generator=generator)
+    expected = added + linear(x, weight, None)
+    plain = NativeLinear(weight, None, None, 0.0, gated=False, kernels=kernels)
+    plain.add_to_(added, x)
+    compare(kernels, f"linear of {dtype}", added, expected, tolerance)
+    ids, values = plain.argmax(x, None)
+    largest = plain(x).max(dim=-1)
+    compare(kernels, f"argmax of a linear of {dtype}", values, largest.values.double(), 1e-6)
+    if not torch.equal(ids, largest.indices):
+        raise wrong(kernels, f"argmax of a linear of {dtype} names another column")
+
+
+def _check_quantized(kernels: NativeKernels, generator: torch.Generator) -> None:
+    num_inputs, num_outputs = 70, 45
+    shape, groups = (num_outputs, num_inputs), (num_outputs, num_groups(num_inputs))
+    int8 = torch.randint(-127, 128, shape, generator=generator, dtype=torch.int8)
+    int4 = torch.randint(16, shape, generator=generator, dtype=torch.uint8)
+    scales, minima = torch.rand(groups, generator=generator), torch.randn(groups, generator=generator)
+    weights: dict[str, Int8Weight | Int4Weight] = {
+        "int8": Int8Weight(values_OI=int8, scales_OG=scales[:, :1].contiguous()),
+        "grouped int8": Int8Weight(values_OI=int8, scales_OG=scales.half()),
+        "int4": Int4Weight(values_OI=int4, scales_OG=scales.half(), minima_OG=minima.half()),
+    }
+    x = torch.randn(7, num_inputs, generator=generator)
+    for name, weight in weights.items():
+        got = NativeLinear(weight, None, None, 0.0, gated=False, kernels=kernels)(x)
+        compare(kernels, f"linear of {name}", got, quantized_linear(x, weight, None), 1e-5)
