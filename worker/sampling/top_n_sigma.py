@@ -20,6 +20,8 @@ _SLICE = 16
 
 
 class TopNSigma(Adjustment):
+    fields = ("top_n_sigma",)
+
     def __init__(self, n: float) -> None:
         self.n = n
 
