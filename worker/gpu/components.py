@@ -23,7 +23,7 @@ from worker.models.info import longest_sequence, resolve_num_swap_blocks
 from worker.models.loader import LoadedModel
 from worker.parallel.groups import Groups
 from worker.sampling.feature import NewRow
-from worker.sampling.row import RowSampling, resolve_sampling
+from worker.sampling.features import RowSampling, resolve_sampling
 from worker.step.inputs import PromptScores, StepInputs, TableChanges
 
 

@@ -13,10 +13,9 @@ from worker.device.staging import Part, StepSlot
 from worker.gpu.device_rows import DeviceRows
 from worker.gpu.pending import AskedLogprobs, ResultLayout
 from worker.sampling.feature import Positions, Staged, Table
-from worker.sampling.features import AdjustedPositions, AdjustmentTables
+from worker.sampling.features import AdjustedPositions, AdjustmentTables, RowSampling
 from worker.sampling.filters import DeviceFilters, SamplingKind
 from worker.sampling.gpu_logprobs import SLICE, write_logprobs
-from worker.sampling.row import RowSampling
 from worker.step.inputs import StepInputs
 
 # New rows, on their way to the device: how they draw, and what each feature keeps of them.

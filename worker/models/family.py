@@ -3,11 +3,20 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from worker.model_config import ModelConfig
 from worker.models.decoder import Decoder
-from worker.weights.safetensors_source import SafetensorsFiles
+
+if TYPE_CHECKING:
+    from worker.weights.safetensors_source import SafetensorsFiles
+
+
+def _open_safetensors(directory: Path) -> "SafetensorsFiles":
+    # Benchmarks on a GPU compute a family's model where safetensors is not installed.
+    from worker.weights.safetensors_source import SafetensorsFiles
+
+    return SafetensorsFiles(directory)
 
 
 def _as_it_is(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -48,4 +57,4 @@ class Family:
     hidden_act: str | None = "silu"
     gguf: GgufFamily | None = None
     # Opens a directory's safetensors, with tensors as the model reads them.
-    open_files: Callable[[Path], SafetensorsFiles] = SafetensorsFiles
+    open_files: "Callable[[Path], SafetensorsFiles]" = _open_safetensors

@@ -14,7 +14,7 @@ import torch
 from kernels.native.library import NativeKernels
 from kernels.sampling import draw_rows
 from worker.device.staging import Part, StepSlot
-from worker.sampling.row import RowSampling
+from worker.sampling.features import RowSampling
 from worker.sampling.uniforms import uniforms
 
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from protos import inference_pb2
 from worker.sampling.feature import Adjustment, NewRow
+from worker.sampling.features import RowSampling, resolve_sampling
 from worker.sampling.filters import Filters
-from worker.sampling.row import RowSampling, resolve_sampling
 
 # `logprobs` of a row that asked for none.
 NO_LOGPROBS = -1

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worker.sampling.row import RowSampling
+from worker.sampling.features import RowSampling
 
 # A token that the host need not know: the last one that its row sampled, which may not have been chosen yet.
 LAST_SAMPLED = -1

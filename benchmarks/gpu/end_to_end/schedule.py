@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.sampling.row import RowSampling
+from worker.sampling.features import RowSampling
 from worker.step.inputs import LAST_SAMPLED, StepInputs, StepOutputs, TableChanges
 
 

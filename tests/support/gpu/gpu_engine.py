@@ -16,7 +16,7 @@ from worker.device.device import Device, InterpretedDevice
 from worker.gpu.engine import GpuEngine, StepGraphs
 from worker.gpu.pending import PendingStep
 from worker.sampling.feature import NewRow
-from worker.sampling.row import RowSampling, resolve_sampling
+from worker.sampling.features import RowSampling, resolve_sampling
 from worker.step.inputs import LAST_SAMPLED, PromptScores, StepInputs, TableChanges
 from worker.step.inputs import StepOutputs as StepOutputs
 

@@ -54,7 +54,7 @@ def main() -> None:
     import torch
 
     from worker.__main__ import main as run_worker
-    from worker.sampling import row as row_sampling
+    from worker.sampling import features as row_sampling
 
     row_sampling.MAX_LOGPROBS = sys.maxsize
 

@@ -9,8 +9,8 @@ from protos.inference_pb2 import SamplingParams
 from tests.fakes.fake_model import POISON
 from tests.support.gpu.gpu_engine import EngineRun, outputs_alone
 from worker.gpu.sampler import Demands
+from worker.sampling.features import RowSampling
 from worker.sampling.filters import SamplingKind
-from worker.sampling.row import RowSampling
 
 GREEDY = SamplingParams(temperature=0.0)
 DRAWN = SamplingParams(temperature=1.0, seed=11)
