@@ -15,7 +15,8 @@ def octavo_version() -> str:
     return version("octavo")
 
 
-PROTOCOL_VERSION = 1
+# 2: SamplingParams.top_n_sigma, which a worker of version 1 would ignore.
+PROTOCOL_VERSION = 2
 
 # Bounds of one message, in bytes.
 SESSION_MESSAGE_BYTES = 2**20

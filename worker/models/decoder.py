@@ -42,8 +42,9 @@ class Block:
         return self._attention.weight_bytes + self._mlp.weight_bytes
 
     def add_to_(self, x_TE: Stream) -> None:
-        self._attention.add_to_(x_TE)
-        self._mlp.add_to_(x_TE)
+        # Norms are computed within the first linear of each, sums within the last one.
+        self._attention.add_to_(x_TE)  # x = x + attention(norm(x))
+        self._mlp.add_to_(x_TE)  # x = x + mlp(norm(x))
 
 
 class Decoder(ABC):
