@@ -98,10 +98,10 @@ def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metr
         try:
             axes = axes_of(options)
             build = _builder(options, replica, rank, metrics)
-            meet = _meeting(options, axes, replica, rank, wakeup) if axes.num_ranks > 1 else None
+            group_init = _group_init(options, axes, replica, rank, wakeup) if axes.num_ranks > 1 else None
             hello = _hello(options, rank, instance)
-            if meet is not None:
-                hello.store_address = meet.store_address
+            if group_init is not None:
+                hello.store_address = group_init.store_address
             loop = WorkerLoop(
                 hello=hello,
                 link=link,
@@ -110,7 +110,7 @@ def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metr
                 wakeup=wakeup,
                 metrics=metrics,
                 build=build,
-                meet=meet,
+                connect=group_init,
                 returns_results=axes.returns_results(rank),
                 max_steps_in_flight=options.max_steps_in_flight,
             )
@@ -170,7 +170,7 @@ def _builder(
     return build
 
 
-def _meeting(options: Options, axes: Axes, replica: int, rank: int, wakeup: Wakeup) -> "GroupInit":
+def _group_init(options: Options, axes: Axes, replica: int, rank: int, wakeup: Wakeup) -> "GroupInit":
     from worker.parallel.group_init import GroupInit  # imports torch
 
     def stop_if_told_to() -> None:

@@ -263,10 +263,10 @@ class ModelConfig:
             return 0 if self.irope.rope_layers[layer] else 1
         return 1 if self.local_rope is not None and self.layer_windows[layer] else 0
 
-    def reach_of(self, layer: int) -> AttentionSpan:
+    def attention_span_of(self, layer: int) -> AttentionSpan:
         return AttentionSpan(self.layer_windows[layer], self.layer_chunks[layer] if self.layer_chunks else 0)
 
     @property
-    def reaches(self) -> frozenset[AttentionSpan]:
+    def attention_spans(self) -> frozenset[AttentionSpan]:
         """Of all layers."""
-        return frozenset(self.reach_of(layer) for layer in range(self.num_layers))
+        return frozenset(self.attention_span_of(layer) for layer in range(self.num_layers))

@@ -73,7 +73,7 @@ def decode_costs(
 ) -> list[OpCost]:
     """Medians over greedy decode steps of so many rows: the whole step first, then its ops, then all else, which is
     Python and small ops of PyTorch and numpy."""
-    kernels = loaded.model.path.native
+    kernels = loaded.model.backend.native
     if kernels is None:
         raise RuntimeError("floors are known for the C++ kernels, which this machine has not")
     runner = _runner(loaded, num_rows, context + num_steps + 8, block_size, kv_dtype)
@@ -111,7 +111,7 @@ def _runner(loaded: LoadedModel, num_rows: int, length: int, block_size: int, kv
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=frozenset(),
     )
-    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=block_size, path=loaded.model.path)
+    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=block_size, backend=loaded.model.backend)
     for layer in kv_cache.layers:
         layer.normal_(generator=torch.Generator().manual_seed(0))
     return Runner(CpuExecutor(loaded.model), kv_cache, rows, inference_pb2.ModelInfo())
@@ -218,7 +218,9 @@ def print_floors(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: t
     if arguments.json:
         print(json.dumps({"threads": arguments.threads, "read_gb_s": round(peaks.read / 1e9, 1), "gop_s": rates}))
     else:
-        print(f"{loaded.model.path.name}, {arguments.threads} threads; at best {peaks.read / 1e9:.1f} GB/s read, and")
+        print(
+            f"{loaded.model.backend.name}, {arguments.threads} threads; at best {peaks.read / 1e9:.1f} GB/s read, and"
+        )
         print(", ".join(f"{rate:g} GOP/s of {name}" for name, rate in rates.items()))
     for num_rows in map(int, arguments.batch.split(",")):
         costs = decode_costs(
@@ -250,14 +252,14 @@ def print_floors(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: t
 
 def print_parts(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: torch.dtype) -> None:
     if not arguments.json:
-        print(f"{loaded.model.path.name}, KV cache {kv_dtype}, {arguments.threads} threads; milliseconds after")
+        print(f"{loaded.model.backend.name}, KV cache {kv_dtype}, {arguments.threads} threads; milliseconds after")
         print(f"{arguments.context} tokens of context:")
         print(f"{'batch':>5} {'step':>8} {'gemm':>8} {'rope':>6} {'attention':>9} {'other':>8} tokens/s")
     for num_rows in map(int, arguments.batch.split(",")):
         batch = decode_batch(num_rows, arguments.context, arguments.block_size, loaded.config.vocab_size)
         num_blocks = int(batch.block_tables_SB.max()) + 1
         kv_cache = KVCache(
-            loaded.config, num_blocks=num_blocks, block_size=arguments.block_size, path=loaded.model.path
+            loaded.config, num_blocks=num_blocks, block_size=arguments.block_size, backend=loaded.model.backend
         )
         with torch.inference_mode():
             ms = measure(loaded, batch, kv_cache, arguments.seconds)
@@ -271,7 +273,7 @@ def print_parts(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: to
                         "dtype": arguments.dtype,
                         "quantization": arguments.quantization,
                         "kv_cache_dtype": str(kv_dtype).removeprefix("torch."),
-                        "kernel_path": loaded.model.path.name,
+                        "kernel_path": loaded.model.backend.name,
                         "threads": arguments.threads,
                         "tokens_s": round(rate, 1),
                         **{f"{part}_ms": round(value, 3) for part, value in ms.items()},
@@ -309,9 +311,9 @@ def main() -> None:
         quantization=arguments.quantization,
         load_format=arguments.load_format,
     )
-    if loaded.model.path.native is not None:
+    if loaded.model.backend.native is not None:
         torch.set_num_threads(1)  # as worker.process.build does
-    kv_dtype = getattr(torch, arguments.kv_cache_dtype, loaded.model.path.kv_cache_dtype)
+    kv_dtype = getattr(torch, arguments.kv_cache_dtype, loaded.model.backend.kv_cache_dtype)
     (print_floors if arguments.floors else print_parts)(arguments, loaded, kv_dtype)
 
 

@@ -124,7 +124,7 @@ def _load(directory: Path, case: Case, kept: Path, say: Callable[[object], None]
             resolve_model(str(model)),
             dtype=torch.bfloat16,
             quantization=case.quantization,
-            make_path=lambda config: replace(
+            make_backend=lambda config: replace(
                 cpu_backend(torch.bfloat16, config.head_size), shard=Shard(0, case.num_ranks)
             ),
             cache=None if case.cache == "none" else WeightCache(kept, 2**34, smallest=2**23),

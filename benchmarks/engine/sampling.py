@@ -47,7 +47,7 @@ def hidden_states(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
     """float32 [T, E] after each token of a text."""
     num_tokens = len(token_ids)
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
-    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=_BLOCK_SIZE, path=loaded.model.path)
+    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=_BLOCK_SIZE, backend=loaded.model.backend)
     batch = InputBatch.of(
         token_ids_T=torch.tensor(token_ids),
         positions_T=torch.arange(num_tokens),
@@ -102,7 +102,7 @@ def main() -> None:
     loaded = load_model(
         resolve_model(arguments.model), dtype=getattr(torch, arguments.dtype), quantization=arguments.quantization
     )
-    kernels = loaded.model.path.native
+    kernels = loaded.model.backend.native
     if kernels is not None:
         torch.set_num_threads(1)  # as worker.process.build does
 

@@ -49,7 +49,7 @@ def prompt_batch(length: int) -> InputBatch:
 def step(loaded: LoadedModel, batch: InputBatch) -> Callable[[], None]:
     """A step of this batch, over a cache of its own."""
     num_blocks = int(batch.block_tables_SB.max()) + 1
-    kv_cache = KVCache(loaded.config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, path=loaded.model.path)
+    kv_cache = KVCache(loaded.config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, backend=loaded.model.backend)
 
     executor = CpuExecutor(loaded.model)
 
@@ -94,7 +94,7 @@ def main() -> None:
         resolve_model(arguments.model), dtype=getattr(torch, arguments.dtype), quantization=arguments.quantization
     )
     torch.set_num_threads(1)
-    kernels = loaded.model.path.native
+    kernels = loaded.model.backend.native
     if kernels is None:
         parser.error("the C++ kernels are needed: see the warning above")
     threads = [int(each) for each in arguments.threads.split(",")]

@@ -62,13 +62,13 @@ def integer_weights(weight_OI: torch.Tensor) -> dict[str, Weight]:
     return {"int8": int8, "grouped-int8": grouped, "int4": quantize_int4(weight_OI)}
 
 
-def cycle(path: Backend, weight_OI: Weight, rows: int) -> Callable[[], None]:
+def cycle(backend: Backend, weight_OI: Weight, rows: int) -> Callable[[], None]:
     """A call that computes one layer after the other, of enough layers to fill _BYTES."""
-    layers = [PackedLinear(weight_OI, None, path)]
+    layers = [PackedLinear(weight_OI, None, backend)]
     while sum(layer.num_bytes for layer in layers) < _BYTES:
-        layers.append(PackedLinear(weight_OI, None, path))
+        layers.append(PackedLinear(weight_OI, None, backend))
     shape = weight_OI.shape if isinstance(weight_OI, torch.Tensor) else weight_OI.values_OI.shape
-    x_TI = torch.randn(rows, shape[1]).to(path.compute_dtype)
+    x_TI = torch.randn(rows, shape[1]).to(backend.compute_dtype)
     number = 0
 
     def call() -> None:

@@ -8,8 +8,8 @@ tensor.
 
 A program reads one KV head of many blocks, so the tokens of one head lie side by side: a block of 16 tokens of head
 size 128 in bf16 is 4 KiB in one piece for keys and as much for values, whole lines whatever K is. Token-major order
-([N, B, 2, K, D], as a CPU's PyTorch path has) would give each program 256 bytes of every K * 512. A whole block is one
-piece, too, which is what swaps move. Head sizes are not padded.
+([N, B, 2, K, D], as a CPU's PyTorch backend has) would give each program 256 bytes of every K * 512. A whole block is
+one piece, too, which is what swaps move. Head sizes are not padded.
 
 MLA's heads all read the same entry of a token: the whole is their key, the latent their value. An entry is one piece,
 1,152 bytes for DeepSeek's 512 + 64 in bf16, which a program brings into shared memory once and multiplies twice.

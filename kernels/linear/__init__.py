@@ -30,7 +30,7 @@ class PackedLinear:
         self,
         weight_OI: Weight | Sequence[Weight] | PackedWeight,
         bias_O: torch.Tensor | None,
-        path: Backend,
+        backend: Backend,
         *,
         norm_I: torch.Tensor | None = None,
         eps: float = 0.0,
@@ -44,16 +44,22 @@ class PackedLinear:
         # Each takes the stream of its own device.
         self._linear: Any
         self._is_fp8 = False
-        if path.native is not None:
+        if backend.native is not None:
             self._linear = NativeLinear(
-                weight_OI, bias_O, norm_I, eps, gated=gated, activation=activation, kernels=path.native
+                weight_OI, bias_O, norm_I, eps, gated=gated, activation=activation, kernels=backend.native
             )
             return
         assert not isinstance(weight_OI, PackedWeight)
         whole_OI = concatenate(weight_OI) if isinstance(weight_OI, Sequence) else weight_OI
-        if path.gpu is None:
+        if backend.gpu is None:
             self._linear = OneDnnLinear(
-                dequantize(whole_OI), bias_O, norm_I, eps, gated=gated, activation=activation, dtype=path.compute_dtype
+                dequantize(whole_OI),
+                bias_O,
+                norm_I,
+                eps,
+                gated=gated,
+                activation=activation,
+                dtype=backend.compute_dtype,
             )
         elif isinstance(whole_OI, Fp8Weight):
             # Triton takes half a second to import: not for workers on CPUs.
@@ -61,13 +67,13 @@ class PackedLinear:
 
             self._is_fp8 = True
             self._linear = GpuFp8Linear(
-                whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=path.compute_dtype,
-                gpu=path.gpu,
+                whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=backend.compute_dtype,
+                gpu=backend.gpu,
             )  # fmt: skip
         else:
             self._linear = GpuLinear(
-                whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=path.compute_dtype,
-                gpu=path.gpu,
+                whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=backend.compute_dtype,
+                gpu=backend.gpu,
             )  # fmt: skip
 
     @property
@@ -86,9 +92,9 @@ class PackedLinear:
         return self._linear.num_bytes
 
     def __call__(self, x_TI: Stream, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, O] of the path's compute_dtype from contiguous x_TI (on a GPU T >= 1): of compute_dtype, or the residual
-        stream (on a CPU float32) if there is a norm. Sums are float32. out: memory that the result may be put into,
-        contiguous, of compute_dtype."""
+        """[T, O] of the backend's compute_dtype from contiguous x_TI (on a GPU T >= 1): of compute_dtype, or the
+        residual stream (on a CPU float32) if there is a norm. Sums are float32. out: memory that the result may be
+        put into, contiguous, of compute_dtype."""
         return self._linear(x_TI, out)
 
     def add_to_(self, y_TO: Stream, x_TI: torch.Tensor) -> None:

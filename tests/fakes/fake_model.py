@@ -32,7 +32,7 @@ def fake_config(**changes: object) -> ModelConfig:
 class FakeModel:
     """hidden: [hash of the context up to the token, whether it holds POISON]."""
 
-    path = torch_backend(torch.float32)
+    backend = torch_backend(torch.float32)
     groups = Groups()
     hidden_size = 2
 

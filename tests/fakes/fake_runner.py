@@ -27,5 +27,5 @@ def fake_runner(
     info = inference_pb2.ModelInfo(
         name="fake", max_model_len=max_model_len, vocab_size=VOCAB_SIZE, block_size=block_size, num_blocks=num_blocks
     )
-    cache = KVCache(config, num_blocks=num_blocks + 1, block_size=block_size, path=torch_backend(torch.float32))
+    cache = KVCache(config, num_blocks=num_blocks + 1, block_size=block_size, backend=torch_backend(torch.float32))
     return Runner(FakeModel(), cache, rows, info, num_swap_blocks=num_swap_blocks)

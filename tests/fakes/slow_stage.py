@@ -32,7 +32,7 @@ class SlowStage:
     """A worker.cpu.executor.CpuModel. Each of its steps takes `seconds`; it notes when they began and ended. It says
     positions."""
 
-    path = torch_backend(torch.float32)
+    backend = torch_backend(torch.float32)
     groups = Groups()
     hidden_size = 2
 
@@ -82,7 +82,7 @@ class SlowStageWorker:
             wakeup=self._wakeup,
             metrics=WorkerMetrics(status.snapshot),
             build=lambda progress: self._build(),
-            meet=lambda address, while_waiting: connect_ranks(
+            connect=lambda address, while_waiting: connect_ranks(
                 address, axes, rank, call_timeout=options.step_timeout, while_waiting=while_waiting
             ),
             returns_results=axes.returns_results(rank),
@@ -119,7 +119,7 @@ class SlowStageWorker:
             name=options.served_model_name, max_model_len=_MAX_MODEL_LEN, vocab_size=VOCAB_SIZE,
             block_size=options.block_size, num_blocks=_NUM_BLOCKS, fingerprint="slow",
         )  # fmt: skip
-        cache = KVCache(config, num_blocks=_NUM_BLOCKS + 1, block_size=options.block_size, path=self._model.path)
+        cache = KVCache(config, num_blocks=_NUM_BLOCKS + 1, block_size=options.block_size, backend=self._model.backend)
         runner = Runner(
             self._model, cache, rows, info, max_steps_in_flight=options.max_steps_in_flight,
             without_others=without_others(axes_of(options), self._rank),

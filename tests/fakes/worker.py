@@ -78,7 +78,7 @@ class FakeWorker:
             wakeup=self._wakeup,
             metrics=WorkerMetrics(status.snapshot),
             build=self._build,
-            meet=self._meet if axes.num_ranks > 1 else None,
+            connect=self._meet if axes.num_ranks > 1 else None,
             returns_results=axes.returns_results(rank),
         )
         self._thread = threading.Thread(target=self._run, name=f"fake-worker-{replica}.{rank}", daemon=True)

@@ -50,7 +50,7 @@ def build_cpu_runner(
     dtype, shard, stage = model_dtype(options), shard_of(options, rank), stage_of(options, rank)
     experts = experts_of(options, rank, replica)
 
-    def make_path(config: ModelConfig) -> Backend:
+    def make_backend(config: ModelConfig) -> Backend:
         check_experts(options, config)
         return replace(cpu_backend(dtype, config.head_size), shard=shard, stage=stage, experts=experts)
 
@@ -59,33 +59,33 @@ def build_cpu_runner(
         dtype=dtype,
         load_format=options.load_format,
         quantization=options.quantization,
-        make_path=make_path,
+        make_backend=make_backend,
         cache=open_weight_cache(options.weight_cache),
         progress=progress,
     )
-    path = loaded.model.path
+    backend = loaded.model.backend
     _log.info(
         "weights are loaded, in %.2f s: %.2f GiB, quantization %s, computed by %s",
-        time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, path.name,
+        time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, backend.name,
     )  # fmt: skip
-    if path.native is not None:
+    if backend.native is not None:
         # The C++ kernels have threads of their own by now. torch's, which spin for milliseconds after each op they
         # share in, would take the cores from them.
         torch.set_num_threads(1)
         if cores:
-            path.native.bind_threads(cores)
-    num_blocks = resolve_num_blocks(options, loaded.config, path.kv_cache_dtype, shard, stage)
+            backend.native.bind_threads(cores)
+    num_blocks = resolve_num_blocks(options, loaded.config, backend.kv_cache_dtype, shard, stage)
     info = model_info(
         options,
         loaded,
         name=files.name,
-        kernels=cpu_kernels(path.name),
+        kernels=cpu_kernels(backend.name),
         num_blocks=num_blocks,
         max_model_len=resolve_max_model_len(options, loaded.config, num_blocks),
     )
     # Block 0, the null block, comes on top of those that can be given out.
-    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, path=path)
-    num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, path.kv_cache_dtype, shard, stage)
+    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, backend=backend)
+    num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, backend.kv_cache_dtype, shard, stage)
     rows = make_rows(options, loaded, info)
     others = without_others(axes_of(options), rank, replica)
     executor = CpuExecutor(loaded.model)
@@ -101,7 +101,7 @@ def build_cpu_runner(
     runner.warm_up()
     if executor.expert_load is not None:
         executor.expert_load.clear()
-        if path.shard.is_first and path.experts.is_first:
+        if backend.shard.is_first and backend.experts.is_first:
             watch_experts(executor.expert_load)
     log_ready(info, seconds=time.monotonic() - start, num_swap_blocks=num_swap_blocks)
     return runner

@@ -27,8 +27,8 @@ class Replay:
     differ in more than their numbers.
     """
 
-    def __init__(self, path: Backend, *, records: bool = True) -> None:
-        self._kernels = path.native if records else None
+    def __init__(self, backend: Backend, *, records: bool = True) -> None:
+        self._kernels = backend.native if records else None
         self._memory: tuple[object, ...] = ()
         self._recording: Recording | None = None
 
@@ -52,7 +52,7 @@ class CpuModel(Protocol):
     """A model that computes steps on a CPU: what worker.cpu.runner needs."""
 
     # How it computes, and what draws therefore.
-    path: Backend
+    backend: Backend
     groups: Groups
 
     @property
@@ -81,20 +81,20 @@ class CpuExecutor:
     """The CpuModel of a decoder."""
 
     def __init__(self, model: Decoder, groups: Groups | None = None) -> None:
-        config, path = model.config, model.path
-        self.model, self.path, self.hidden_size = model, path, config.hidden_size
+        config, backend = model.config, model.backend
+        self.model, self.backend, self.hidden_size = model, backend, config.hidden_size
         # Set anew in each epoch, once its ranks are connected.
         self.groups = groups or Groups()
         self.expert_load: ExpertLoad | None = None
         if config.experts is not None:
-            self.expert_load = ExpertLoad(config.experts, path.stage.layers(config.num_layers))
-        self._workspace = Workspace(path)
-        self._plans = CpuAttentionPlans(config, path)
+            self.expert_load = ExpertLoad(config.experts, backend.stage.layers(config.num_layers))
+        self._workspace = Workspace(backend)
+        self._plans = CpuAttentionPlans(config, backend)
         # Each expert computes the tokens that chose it; PyTorch computes some norms; and ranks talk to each other
         # within a step.
         is_recordable = config.experts is None and config.latent is None and not config.projection_norm
-        records = is_recordable and path.shard.size == 1
-        self._forward, self._greedy = (Replay(path, records=records) for _ in range(2))
+        records = is_recordable and backend.shard.size == 1
+        self._forward, self._greedy = (Replay(backend, records=records) for _ in range(2))
 
     def incoming(self, num_tokens: int) -> torch.Tensor:
         """Where a step of a stage that is not the first finds what `forward` gave the stage before, float32 [T, E]; to

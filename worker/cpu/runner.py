@@ -160,7 +160,7 @@ class Runner:
         self._batch = InputBatch(
             max_tokens=rows.max_num_batched_tokens, max_rows=rows.max_num_seqs, max_blocks=rows.block_ids_RB.shape[1]
         )
-        kernels = model.path.native
+        kernels = model.backend.native
         self._decodes = None if kernels is None else Decodes(kernels, rows, self._batch)
         self._without_others, self._max_steps_in_flight = without_others or Groups(), max_steps_in_flight
         model.groups = self._without_others
@@ -291,7 +291,7 @@ class Runner:
         if decodes is not None and isinstance(scores, Greedy) and decodes.end(scores, result):
             return StepTokens.one_each(scores.token_ids_L.numpy())
         rows, rows_N, drafts_N = self._rows, batch_rows.rows_N, batch_rows.num_drafts_N
-        said = sample_rows(rows, rows_N, drafts_N, scores, self._model.path.native)
+        said = sample_rows(rows, rows_N, drafts_N, scores, self._model.backend.native)
         rows.failed_R[rows_N] |= said.failed_N
         failed_N = rows.failed_R[rows_N]
         put_columns(

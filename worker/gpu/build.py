@@ -110,13 +110,13 @@ def build_gpu_runner(
             dtype=model_dtype(options),
             load_format=options.load_format,
             quantization=options.quantization,
-            make_path=partial(_make_path, options, device, rank=rank),
+            make_backend=partial(_make_backend, options, device, rank=rank),
             progress=progress,
         )
-    path = loaded.model.path
+    backend = loaded.model.backend
     _log.info(
         "weights are loaded on %s, in %.2f s: %.2f GiB, quantization %s, computed by %s",
-        device.name, time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, path.name,
+        device.name, time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, backend.name,
     )  # fmt: skip
     # What follows is compiling kernels, most of it.
     progress(1.0)
@@ -130,7 +130,7 @@ def build_gpu_runner(
         options,
         loaded,
         name=files.name,
-        kernels=gpu_kernels(path.name, device.name),
+        kernels=gpu_kernels(backend.name, device.name),
         num_blocks=num_blocks,
         max_model_len=resolve_max_model_len(options, loaded.config, num_blocks, on_gpu=True),
     )
@@ -162,7 +162,7 @@ def build_gpu_runner(
     return runner
 
 
-def _make_path(options: Options, device: Device, config: ModelConfig, *, rank: int) -> Backend:
+def _make_backend(options: Options, device: Device, config: ModelConfig, *, rank: int) -> Backend:
     if config.latent is not None:
         try:
             config.latent.shape(config.num_heads).check_for_gpus()
@@ -174,23 +174,23 @@ def _make_path(options: Options, device: Device, config: ModelConfig, *, rank: i
             f"computes heads of {', '.join(map(str, HEAD_SIZES))}; device=cpu computes any"
         )
     check_experts(options, config)
-    path = gpu_backend(
+    backend = gpu_backend(
         model_dtype(options),
         device.torch_device,
         kv_cache_dtype=_KV_CACHE_DTYPES[options.kv_cache_dtype],
         batch_invariant=options.batch_invariant,
     )
-    return replace(path, shard=shard_of(options, rank), experts=experts_of(options, rank))
+    return replace(backend, shard=shard_of(options, rank), experts=experts_of(options, rank))
 
 
 def _weights_error(options: Options, device: Device, files: ModelFiles, rank: int) -> PermanentError:
     (config, made_for), dtype = config_of(files), model_dtype(options)
-    path = _make_path(options, device, config, rank=rank)
-    quantization = resolve_quantization(options.quantization, made_for, path)
+    backend = _make_backend(options, device, config, rank=rank)
+    quantization = resolve_quantization(options.quantization, made_for, backend)
     return weights_need_more(
         options,
         device.memory(),
         # A rank's part, or a little less: norms are whole everywhere.
-        needed=weight_bytes(config, dtype, fp8=quantization == "fp8") // path.shard.size,
-        as_fp8=weight_bytes(config, dtype, fp8=True) // path.shard.size,
+        needed=weight_bytes(config, dtype, fp8=quantization == "fp8") // backend.shard.size,
+        as_fp8=weight_bytes(config, dtype, fp8=True) // backend.shard.size,
     )

@@ -102,8 +102,8 @@ class Components:
             max_num_batched_tokens=options.max_num_batched_tokens,
         )
         self._weights = device.memory().allocated
-        path = executor.path
-        self.block_bytes = KVCache.block_bytes(loaded.config, options.block_size, path.kv_cache_dtype, path.shard)
+        backend = executor.backend
+        self.block_bytes = KVCache.block_bytes(loaded.config, options.block_size, backend.kv_cache_dtype, backend.shard)
 
     def measure(self) -> MemoryUse:
         """What is taken before there is a KV cache, measured by a worst-case step and some graphs. If the number of
@@ -161,7 +161,7 @@ class Components:
 
     def kv_cache(self, num_blocks: int, use: MemoryUse) -> KVCache:
         """num_blocks: with the null block. use: what all else takes."""
-        config, path, block_size = self._loaded.config, self._executor.path, self._options.block_size
+        config, backend, block_size = self._loaded.config, self._executor.backend, self._options.block_size
         free_before = self._device.memory().free
 
         def error() -> PermanentError:
@@ -170,7 +170,7 @@ class Components:
             return cache_needs_more(self._options, now, use, **blocks, free_before=free_before)
 
         with out_of_memory(error):
-            return KVCache(config, num_blocks=num_blocks, block_size=block_size, path=path)
+            return KVCache(config, num_blocks=num_blocks, block_size=block_size, backend=backend)
 
     def capture(
         self, engine: GpuEngine, kv_cache: KVCache, settle: Callable[[], None] = lambda: None
@@ -191,8 +191,8 @@ class Components:
     def swap_space(self, kv_cache: KVCache) -> GpuSwapSpace:
         """In pinned memory of the host, if the options ask for some."""
         options = self._options
-        dtype = self._executor.path.kv_cache_dtype
-        num_blocks = resolve_num_swap_blocks(options, self._loaded.config, dtype, self._executor.path.shard)
+        dtype = self._executor.backend.kv_cache_dtype
+        num_blocks = resolve_num_swap_blocks(options, self._loaded.config, dtype, self._executor.backend.shard)
         try:
             return GpuSwapSpace(kv_cache, self._device, num_blocks)
         except RuntimeError as error:

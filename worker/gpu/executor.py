@@ -20,7 +20,7 @@ from worker.step.batch import GpuBatch
 class GpuModel(Protocol):
     """A model that computes steps on a GPU: what worker.gpu needs."""
 
-    path: Backend
+    backend: Backend
     # The ranks that it computes with.
     groups: Groups
 
@@ -49,10 +49,10 @@ class GpuExecutor:
     """The GpuModel of a decoder."""
 
     def __init__(self, model: Decoder, groups: Groups | None = None) -> None:
-        self.model, self.path = model, model.path
+        self.model, self.backend = model, model.backend
         # Set anew in each epoch, once its ranks are connected.
         self.groups = groups or Groups()
-        self._workspace = Workspace(model.path)
+        self._workspace = Workspace(model.backend)
         self._plans: GpuAttentionPlans | None = None
 
     def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
@@ -60,7 +60,7 @@ class GpuExecutor:
         tokens at most. It stays where it is until more is reserved."""
         self._workspace.reserve(max_tokens)
         self._plans = GpuAttentionPlans(
-            self.model.config, self.path, max_num_seqs=max_rows, max_context_len=max_context
+            self.model.config, self.backend, max_num_seqs=max_rows, max_context_len=max_context
         )
 
     def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:

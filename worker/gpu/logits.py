@@ -14,14 +14,14 @@ class StepLogits:
 
     def __init__(self, model: GpuModel, num_positions: int, vocab_size: int) -> None:
         """num_positions: whose logits exist at once."""
-        path = model.path
-        self._model, self.are_divided = model, path.shard.size > 1
-        self._whole_LV = torch.empty(num_positions, vocab_size, dtype=path.compute_dtype, device=path.device)
+        backend = model.backend
+        self._model, self.are_divided = model, backend.shard.size > 1
+        self._whole_LV = torch.empty(num_positions, vocab_size, dtype=backend.compute_dtype, device=backend.device)
         self._part_LP = self._whole_LV
         if self.are_divided:
-            width = -(-vocab_size // path.shard.size)
+            width = -(-vocab_size // backend.shard.size)
             # Zeros, for the last rank sends all of it.
-            self._part_LP = torch.zeros(num_positions, width, dtype=path.compute_dtype, device=path.device)
+            self._part_LP = torch.zeros(num_positions, width, dtype=backend.compute_dtype, device=backend.device)
 
     def __len__(self) -> int:
         return len(self._whole_LV)

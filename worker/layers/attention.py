@@ -26,12 +26,12 @@ from worker.weights.reader import Shape, WeightReader
 class QueryTemperature:
     """What the queries of a step are multiplied by; worker.model_config.TemperatureConfig has the formula."""
 
-    def __init__(self, config: ModelConfig, path: Backend) -> None:
+    def __init__(self, config: ModelConfig, backend: Backend) -> None:
         self._config = None if config.irope is None else config.irope.temperature
         if self._config is not None:
             # A table, for what a logarithm rounds to depends on where in a tensor it is computed.
             steps = torch.arange(config.max_position_embeddings // self._config.floor_scale + 1, dtype=torch.float32)
-            self._table = (1 + self._config.scale * torch.log1p(steps)).to(path.device)
+            self._table = (1 + self._config.scale * torch.log1p(steps)).to(backend.device)
 
     def __call__(self, positions_T: torch.Tensor, workspace: Workspace) -> torch.Tensor | None:
         """float32 [T], in the workspace; None: no layer's queries grow. positions_T: below
@@ -55,12 +55,12 @@ class ProjectionNorm:
         self,
         config: ModelConfig,
         name: str,
-        take: WeightReader,
-        path: Backend,
+        reader: WeightReader,
+        backend: Backend,
         reorder: Callable[[str, torch.Tensor], torch.Tensor],
     ) -> None:
         """name: of its tensor, such as model.layers.3.self_attn.q_norm."""
-        shard = path.shard
+        shard = backend.shard
         kind = name.removesuffix("_norm")[-1]
         ranks = [LocalHeads(config, replace(shard, rank=rank)) for rank in range(shard.size)]
         rows = [local.rows_of(kind) for local in ranks]
@@ -75,7 +75,7 @@ class ProjectionNorm:
             numbers = reorder(name, numbers)
             return torch.cat([numbers[part] for part in rows])
 
-        self._norm = Norm(name, config.rms_norm_eps, take, path, reorder=of_all_ranks)
+        self._norm = Norm(name, config.rms_norm_eps, reader, backend, reorder=of_all_ranks)
 
     def norm_(self, qkv_TF: torch.Tensor) -> None:
         """Norms the projection's columns, in place."""
@@ -99,48 +99,48 @@ class Attention:
         layer: int,
         prefix: str,
         norm: str | None,
-        take: WeightReader,
-        path: Backend,
+        reader: WeightReader,
+        backend: Backend,
         *,
         added_norm: AddedNorm | None = None,
     ) -> None:
         self._layer, self._added_norm = layer, added_norm
-        self._has_norm, self._dtype = norm is not None, path.compute_dtype
-        self._reach, self._rope = config.reach_of(layer), config.rope_of(layer)
+        self._has_norm, self._dtype = norm is not None, backend.compute_dtype
+        self._span, self._rope = config.attention_span_of(layer), config.rope_of(layer)
         self._scale, irope = config.attention_scale, config.irope
         self._has_temperature = irope is not None and irope.has_temperature(layer)
         eps = config.rms_norm_eps
 
         def heads(name: str, rows: torch.Tensor) -> torch.Tensor:
-            if path.gpu is not None or irope is not None or name.endswith("v_proj"):
+            if backend.gpu is not None or irope is not None or name.endswith("v_proj"):
                 return rows
             return interleave_rope_pairs(rows, config.head_size)
 
-        local = LocalHeads(config, path.shard)
+        local = LocalHeads(config, backend.shard)
         names = {f"{prefix}.{kind}_proj": local.rows_of(kind) for kind in "qkv"}
         self._qkv = load_linear(
-            take, [*names], bias=config.qkv_bias, path=path, norm=norm, eps=eps, reorder=heads,
+            reader, [*names], bias=config.qkv_bias, backend=backend, norm=norm, eps=eps, reorder=heads,
             outputs=names.__getitem__,
         )  # fmt: skip
         self._o = load_linear(
-            take, [f"{prefix}.o_proj"], bias=config.attention_output_bias, path=path, inputs=local.rows_of("q")
+            reader, [f"{prefix}.o_proj"], bias=config.attention_output_bias, backend=backend, inputs=local.rows_of("q")
         )
-        self._kv_scales = kv_scales_of(take, prefix, path)
+        self._kv_scales = kv_scales_of(reader, prefix, backend)
         self._projection_norms: list[ProjectionNorm] = []
         if config.projection_norm:
             self._projection_norms = [
-                ProjectionNorm(config, f"{prefix}.{kind}_norm", take, path, heads) for kind in "qk"
+                ProjectionNorm(config, f"{prefix}.{kind}_norm", reader, backend, heads) for kind in "qk"
             ]
         head_norm_HD: torch.Tensor | None = None
         if config.qk_norm:
-            q_D, k_D = (heads(kind, take(f"{prefix}.{kind}_norm.weight").float()) for kind in "qk")
+            q_D, k_D = (heads(kind, reader(f"{prefix}.{kind}_norm.weight").float()) for kind in "qk")
             shape = local.shape
             head_norm_HD = torch.cat((q_D.expand(shape.num_heads, -1), k_D.expand(shape.num_kv_heads, -1)))
         elif irope is not None and irope.has_head_norm(layer):
             # The model has it behind rope, which leaves a head as long as it was.
             head_norm_HD = torch.ones(local.shape.num_heads + local.shape.num_kv_heads, config.head_size)
         self._rope_cache_write = RopeCacheWrite(
-            path,
+            backend,
             num_heads=local.shape.num_heads,
             num_kv_heads=local.shape.num_kv_heads,
             head_size=config.head_size,
@@ -186,7 +186,7 @@ class Attention:
 
     def _attend(self, q_THD: torch.Tensor) -> torch.Tensor:
         context = current()
-        return context.attention_plans[self._reach].attend(
+        return context.attention_plans[self._span].attend(
             q_THD,
             context.kv_cache.of_layer(self._layer),
             self._scale,
@@ -195,9 +195,9 @@ class Attention:
         )
 
 
-def kv_scales_of(take: WeightReader, prefix: str, path: Backend) -> KVScales | None:
+def kv_scales_of(reader: WeightReader, prefix: str, backend: Backend) -> KVScales | None:
     """prefix: of an attention's tensors. None: the cache is not of e4m3."""
-    if path.kv_cache_dtype is not torch.float8_e4m3fn:
+    if backend.kv_cache_dtype is not torch.float8_e4m3fn:
         return None
-    k, v = take.kv_scale(prefix) or (1.0, 1.0)
-    return KVScales(torch.tensor([k], device=path.device), torch.tensor([v], device=path.device))
+    k, v = reader.kv_scale(prefix) or (1.0, 1.0)
+    return KVScales(torch.tensor([k], device=backend.device), torch.tensor([v], device=backend.device))

@@ -1,4 +1,4 @@
-"""A step's attention plans, one for each reach that layers have."""
+"""A step's attention plans, one for each span that layers have."""
 
 from kernels.attention.latent import MlaPlanner, TritonMlaPlan
 from kernels.attention.paged import AttentionPlanner, TritonAttentionPlan
@@ -11,13 +11,13 @@ from worker.step.batch import GpuBatch, InputBatch
 
 
 class CpuAttentionPlans:
-    def __init__(self, config: ModelConfig, path: Backend) -> None:
+    def __init__(self, config: ModelConfig, backend: Backend) -> None:
         self._planners: dict[AttentionSpan, AttentionPlanner | MlaPlanner]
         if config.latent is not None:
-            self._planners = {AttentionSpan(): MlaPlanner(path, _latent_shape(config, config.latent, path))}
+            self._planners = {AttentionSpan(): MlaPlanner(backend, _latent_shape(config, config.latent, backend))}
         else:
-            heads = LocalHeads(config, path.shard).shape
-            self._planners = {reach: AttentionPlanner(path, heads, *reach) for reach in config.reaches}
+            heads = LocalHeads(config, backend.shard).shape
+            self._planners = {span: AttentionPlanner(backend, heads, *span) for span in config.attention_spans}
 
     def __call__(self, batch: InputBatch, kv_cache: KVCache) -> dict[AttentionSpan, AttentionPlan]:
         """Good until the next step's are made."""
@@ -31,18 +31,22 @@ class CpuAttentionPlans:
             block_size=kv_cache.block_size,
             cache_dtype=kv_cache.layers[0].dtype,
         )
-        return {reach: planner.plan(step) for reach, planner in self._planners.items()}
+        return {span: planner.plan(step) for span, planner in self._planners.items()}
 
 
 class GpuAttentionPlans:
-    def __init__(self, config: ModelConfig, path: Backend, *, max_num_seqs: int, max_context_len: int) -> None:
+    def __init__(self, config: ModelConfig, backend: Backend, *, max_num_seqs: int, max_context_len: int) -> None:
         most = {"max_num_seqs": max_num_seqs, "max_context_len": max_context_len}
         self._updated: dict[AttentionSpan, TritonAttentionPlan | TritonMlaPlan]
         if config.latent is not None:
-            self._updated = {AttentionSpan(): TritonMlaPlan(path, _latent_shape(config, config.latent, path), **most)}
+            self._updated = {
+                AttentionSpan(): TritonMlaPlan(backend, _latent_shape(config, config.latent, backend), **most)
+            }
         else:
-            heads = LocalHeads(config, path.shard).shape
-            self._updated = {reach: TritonAttentionPlan(path, heads, *reach, **most) for reach in config.reaches}
+            heads = LocalHeads(config, backend.shard).shape
+            self._updated = {
+                span: TritonAttentionPlan(backend, heads, *span, **most) for span in config.attention_spans
+            }
         self._plans: dict[AttentionSpan, AttentionPlan] = dict(self._updated.items())
 
     def __call__(self, batch: GpuBatch) -> dict[AttentionSpan, AttentionPlan]:
@@ -58,7 +62,7 @@ class GpuAttentionPlans:
         return self._plans
 
 
-def _latent_shape(config: ModelConfig, latent: LatentConfig, path: Backend) -> LatentShape:
+def _latent_shape(config: ModelConfig, latent: LatentConfig, backend: Backend) -> LatentShape:
     """Of a rank."""
-    heads = path.shard.of(config.num_heads, "num_attention_heads")
+    heads = backend.shard.of(config.num_heads, "num_attention_heads")
     return latent.shape(heads.stop - heads.start)

@@ -14,16 +14,16 @@ from worker.layers.forward_context import Workspace, current
 class Embedding:
     """A tensor-parallel rank has those of a part of the vocabulary, and zeros for other ids; the ranks add up."""
 
-    def __init__(self, table_VE: torch.Tensor, path: Backend, *, scale: float = 1.0) -> None:
+    def __init__(self, table_VE: torch.Tensor, backend: Backend, *, scale: float = 1.0) -> None:
         """table_VE: of the whole vocabulary, in the model's dtype. scale: that each number is multiplied by, rounded
         to that dtype first, as models with a scale were trained."""
         self._first_id, self._scale = 0, torch.tensor(scale, dtype=table_VE.dtype).item()
-        if path.shard.size > 1:
-            part = path.shard.covering(len(table_VE), "vocab_size")
+        if backend.shard.size > 1:
+            part = backend.shard.covering(len(table_VE), "vocab_size")
             # A copy, so that the whole is not kept.
             table_VE, self._first_id = table_VE[part].clone(), part.start
-        self._table_VE, self._kernels = table_VE.to(path.device), path.native
-        self._on_gpu, self._is_part = path.gpu is not None, path.shard.size > 1
+        self._table_VE, self._kernels = table_VE.to(backend.device), backend.native
+        self._on_gpu, self._is_part = backend.gpu is not None, backend.shard.size > 1
 
     @property
     def num_bytes(self) -> int:

@@ -48,13 +48,13 @@ class Workspace:
     A buffer stays where it is until more rows are reserved than ever before: `memory` is then another object.
     """
 
-    def __init__(self, path: Backend) -> None:
-        self._device = path.device
+    def __init__(self, backend: Backend) -> None:
+        self._device = backend.device
         # Of what linears and attention give. PyTorch's on a CPU put it elsewhere.
-        self._dtype = torch.float32 if path.gpu is None else path.compute_dtype
+        self._dtype = torch.float32 if backend.gpu is None else backend.compute_dtype
         # On a GPU a batch may end in padding, for which attention leaves its result as it was. Whatever that is goes
         # through the layers, and is to be finite.
-        self._new = torch.empty if path.gpu is None else torch.zeros
+        self._new = torch.empty if backend.gpu is None else torch.zeros
         self._num_rows = 0
         self._buffers: dict[str, torch.Tensor] = {}
         # What was taken last of each buffer: in most steps as much as in the one before.

@@ -15,9 +15,9 @@ class OutputHead:
     """Takes rows of the residual stream after the last layer; the model's last norm goes with it. group: the ranks that
     share the vocabulary."""
 
-    def __init__(self, linear: PackedLinear, vocab_size: int, path: Backend) -> None:
+    def __init__(self, linear: PackedLinear, vocab_size: int, backend: Backend) -> None:
         """linear: this rank's part, with the norm before it."""
-        self._linear, self._vocab_size, self._path = linear, vocab_size, path
+        self._linear, self._vocab_size, self._path = linear, vocab_size, backend
 
     @property
     def num_bytes(self) -> int:

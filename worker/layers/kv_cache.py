@@ -55,30 +55,30 @@ class KVCache:
     """KV blocks of all layers of a stage.
 
     A layer's cache is [num_blocks, block_size, 2, num_kv_heads, head_size], and a block is one contiguous run. In which
-    order the numbers of a block lie is the business of the kernels that write and read them: PyTorch's path has them as
-    the shape says, a token's keys and values side by side; the C++ path as kernels/kv_cache/cache_layout.h says.
-    On a GPU it is [num_blocks, 2, num_kv_heads, block_size, head_size]: kernels/kv_cache/layout.py.
+    order the numbers of a block lie is the business of the kernels that write and read them: PyTorch's backend has
+    them as the shape says, a token's keys and values side by side; the C++ path as kernels/kv_cache/cache_layout.h
+    says. On a GPU it is [num_blocks, 2, num_kv_heads, block_size, head_size]: kernels/kv_cache/layout.py.
     Of a model with latent attention it is [num_blocks, block_size, latent size + rope size], for all heads, on each
     rank: kernels/kv_cache/layout.py.
     Block 0 is the null block: block tables are padded with it, it is never given out, and it stays finite.
     """
 
-    def __init__(self, config: ModelConfig, *, num_blocks: int, block_size: int, path: Backend) -> None:
+    def __init__(self, config: ModelConfig, *, num_blocks: int, block_size: int, backend: Backend) -> None:
         """num_blocks counts the null block. Raises ValueError for a block size or count that cannot work."""
-        block_sizes = BLOCK_SIZES if path.gpu is None else GPU_BLOCK_SIZES
+        block_sizes = BLOCK_SIZES if backend.gpu is None else GPU_BLOCK_SIZES
         if block_size not in block_sizes:
             raise ValueError(f"block_size={block_size} must be one of {', '.join(map(str, block_sizes))}")
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: at least 2 are needed, the null block and one to give out")
         self.block_size = block_size
-        numbers = path.stage.layers(config.num_layers)
+        numbers = backend.stage.layers(config.num_layers)
         self._first_layer = numbers.start
-        dtype = path.kv_cache_dtype
-        block_shape = _block_shape(config, block_size, path.shard, on_gpu=path.gpu is not None)
+        dtype = backend.kv_cache_dtype
+        block_shape = _block_shape(config, block_size, backend.shard, on_gpu=backend.gpu is not None)
         # Zeros, not empty: attention multiplies masked entries by a weight of 0, which leaves NaN what it was. On a GPU
         # what is masked is not read, but this takes the memory now, not in some step.
-        if path.gpu is not None:
-            self.layers = [torch.zeros((num_blocks, *block_shape), dtype=dtype, device=path.device) for _ in numbers]
+        if backend.gpu is not None:
+            self.layers = [torch.zeros((num_blocks, *block_shape), dtype=dtype, device=backend.device) for _ in numbers]
         else:
             self.layers = [huge_zeros((num_blocks, *block_shape), dtype) for _ in numbers]
 

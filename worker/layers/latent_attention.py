@@ -33,40 +33,45 @@ class LatentAttention:
     model.layers.3.input_layernorm. Ranks have a part of the heads each, and all of what makes latents."""
 
     def __init__(
-        self, config: ModelConfig, layer: int, prefix: str, norm: str, take: WeightReader, path: Backend
+        self, config: ModelConfig, layer: int, prefix: str, norm: str, reader: WeightReader, backend: Backend
     ) -> None:
         latent = config.latent
         assert latent is not None
         self._layer, self._latent = layer, latent
-        heads = path.shard.of(config.num_heads, "num_attention_heads")
+        heads = backend.shard.of(config.num_heads, "num_attention_heads")
         self._num_heads = heads.stop - heads.start
         queries = slice(heads.start * latent.head_size, heads.stop * latent.head_size)
         values = slice(heads.start * latent.value_size, heads.stop * latent.value_size)
-        ordered = partial(_ordered, latent) if path.gpu is None and not latent.interleaved else _as_it_is
+        ordered = partial(_ordered, latent) if backend.gpu is None and not latent.interleaved else _as_it_is
         first = {"q_proj": queries} if latent.query_rank is None else {"q_a_proj": slice(0, latent.query_rank)}
         first["kv_a_proj_with_mqa"] = slice(0, latent.entry_size)
         parts = {f"{prefix}.{name}": part for name, part in first.items()}
         self._first = load_linear(
-            take, [*parts], bias=False, path=path, norm=norm, eps=config.rms_norm_eps, reorder=ordered,
+            reader, [*parts], bias=False, backend=backend, norm=norm, eps=config.rms_norm_eps, reorder=ordered,
             outputs=parts.__getitem__,
         )  # fmt: skip
         self._query_norm = self._query = None
         if latent.query_rank is not None:
-            self._query_norm = Norm(f"{prefix}.q_a_layernorm", _EPS, take, path)
+            self._query_norm = Norm(f"{prefix}.q_a_layernorm", _EPS, reader, backend)
             self._query = load_linear(
-                take, [f"{prefix}.q_b_proj"], bias=False, path=path, reorder=ordered, outputs=lambda name: queries
+                reader,
+                [f"{prefix}.q_b_proj"],
+                bias=False,
+                backend=backend,
+                reorder=ordered,
+                outputs=lambda name: queries,
             )
-        self._latent_norm = Norm(f"{prefix}.kv_a_layernorm", _EPS, take, path)
+        self._latent_norm = Norm(f"{prefix}.kv_a_layernorm", _EPS, reader, backend)
         # In floats: what is absorbed is not multiplied as it is stored.
-        up_HL = take(f"{prefix}.kv_b_proj.weight").unflatten(0, (config.num_heads, -1))[heads]
+        up_HL = reader(f"{prefix}.kv_b_proj.weight").unflatten(0, (config.num_heads, -1))[heads]
         keys_HNL, values_HVL = up_HL.split([latent.nope_size, latent.value_size], dim=1)
-        self._absorbed_keys = HeadLinears(keys_HNL.transpose(1, 2), path)
-        self._values = HeadLinears(values_HVL, path)
-        self._o = load_linear(take, [f"{prefix}.o_proj"], bias=False, path=path, inputs=values)
-        self._kv_scales = kv_scales_of(take, prefix, path)
+        self._absorbed_keys = HeadLinears(keys_HNL.transpose(1, 2), backend)
+        self._values = HeadLinears(values_HVL, backend)
+        self._o = load_linear(reader, [f"{prefix}.o_proj"], bias=False, backend=backend, inputs=values)
+        self._kv_scales = kv_scales_of(reader, prefix, backend)
         self._rope_write = RopeLatentWrite(
-            path,
-            interleaved=path.gpu is None or latent.interleaved,
+            backend,
+            interleaved=backend.gpu is None or latent.interleaved,
             kv_scale=None if self._kv_scales is None else self._kv_scales.k,
         )
 

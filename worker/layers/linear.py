@@ -13,11 +13,11 @@ from worker.weights.reader import Shape, WeightReader
 
 
 def load_linear(
-    take: WeightReader,
+    reader: WeightReader,
     names: Sequence[str],
     *,
     bias: bool,
-    path: Backend,
+    backend: Backend,
     norm: str | None = None,
     eps: float = 0.0,
     gated: bool = False,
@@ -34,45 +34,45 @@ def load_linear(
     """
 
     def weight_of(name: str) -> Weight:
-        is_part = path.shard.size > 1
-        weight = take.weight(
+        is_part = backend.shard.size > 1
+        weight = reader.weight(
             f"{name}.weight", outputs(name) if outputs and is_part else None, inputs if is_part else None
         )
         return map_rows(weight, partial(reorder, name))
 
     def bias_of(name: str) -> torch.Tensor:
-        bias_O = take(f"{name}.bias")
+        bias_O = reader(f"{name}.bias")
         return reorder(name, bias_O if outputs is None else bias_O[outputs(name)])
 
     def weight() -> list[Weight]:
         return [weight_of(name) for name in names]
 
-    has_bias = bias and (inputs is None or path.shard.is_first)
+    has_bias = bias and (inputs is None or backend.shard.is_first)
     bias_O = torch.cat([bias_of(name) for name in names]) if has_bias else None
-    norm_I = take(f"{norm}.weight").float() if norm else None
+    norm_I = reader(f"{norm}.weight").float() if norm else None
     stored = [f"{name}.weight" for name in names]
-    return _packed(take, stored, weight, bias_O, path, norm_I, eps, gated=gated, activation=activation)
+    return _packed(reader, stored, weight, bias_O, backend, norm_I, eps, gated=gated, activation=activation)
 
 
 def load_head(
-    take: WeightReader, name: str, *, path: Backend, norm: str, eps: float, outputs: slice | None = None
+    reader: WeightReader, name: str, *, backend: Backend, norm: str, eps: float, outputs: slice | None = None
 ) -> PackedLinear:
     """The output head, behind the model's last norm. name: of its weights, which may be the embeddings'. outputs: this
     rank's part of the vocabulary."""
-    norm_I = take(norm).float()
+    norm_I = reader(norm).float()
 
     def weight() -> Weight:
-        return take.head_weight(name, outputs)
+        return reader.head_weight(name, outputs)
 
-    return _packed(take, [name], weight, None, path, norm_I, eps, gated=False)
+    return _packed(reader, [name], weight, None, backend, norm_I, eps, gated=False)
 
 
 def _packed(
-    take: WeightReader,
+    reader: WeightReader,
     names: Sequence[str],
     weight: Callable[[], Weight | Sequence[Weight]],
     bias_O: torch.Tensor | None,
-    path: Backend,
+    backend: Backend,
     norm_I: torch.Tensor | None,
     eps: float,
     *,
@@ -80,12 +80,12 @@ def _packed(
     activation: Activation = "silu",
 ) -> PackedLinear:
     """Of weights that an earlier start has packed, or of `weight()`."""
-    kept = take.packed(names)
+    kept = reader.packed(names)
     linear = PackedLinear(
-        weight() if kept is None else kept, bias_O, path, norm_I=norm_I, eps=eps, gated=gated, activation=activation
+        weight() if kept is None else kept, bias_O, backend, norm_I=norm_I, eps=eps, gated=gated, activation=activation
     )
     if kept is None and linear.packed is not None:
-        take.keep(names, linear.packed)
+        reader.keep(names, linear.packed)
     return linear
 
 
@@ -104,15 +104,15 @@ def linear_shapes(
 class HeadLinears:
     """y[t, h] = weight[h] x[t, h]."""
 
-    def __init__(self, weight_HOI: torch.Tensor, path: Backend) -> None:
-        """weight_HOI: of the model's dtype. On the paths whose result does not depend on the batch, heads are
+    def __init__(self, weight_HOI: torch.Tensor, backend: Backend) -> None:
+        """weight_HOI: of the model's dtype. On backends whose result does not depend on the batch, heads are
         multiplied one by one, for a product of batches of matrices does."""
         self._linears: list[PackedLinear] = []
         self._weight_HIO: torch.Tensor | None = None
-        if path.native is not None or (path.gpu is not None and path.gpu.batch_invariant):
-            self._linears = [PackedLinear(weight_OI.contiguous(), None, path) for weight_OI in weight_HOI]
+        if backend.native is not None or (backend.gpu is not None and backend.gpu.batch_invariant):
+            self._linears = [PackedLinear(weight_OI.contiguous(), None, backend) for weight_OI in weight_HOI]
         else:
-            self._weight_HIO = weight_HOI.to(path.device, path.compute_dtype).transpose(1, 2).contiguous()
+            self._weight_HIO = weight_HOI.to(backend.device, backend.compute_dtype).transpose(1, 2).contiguous()
 
     @property
     def num_bytes(self) -> int:

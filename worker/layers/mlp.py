@@ -30,19 +30,19 @@ class GatedMLP:
         config: ModelConfig,
         prefix: str,
         norm: str | None,
-        take: WeightReader,
-        path: Backend,
+        reader: WeightReader,
+        backend: Backend,
         *,
         added_norm: AddedNorm | None = None,
     ) -> None:
-        self._has_norm, self._dtype, self._added_norm = norm is not None, path.compute_dtype, added_norm
+        self._has_norm, self._dtype, self._added_norm = norm is not None, backend.compute_dtype, added_norm
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
-        part = path.shard.of(config.intermediate_size, "intermediate_size")
+        part = backend.shard.of(config.intermediate_size, "intermediate_size")
         self._gate_up = load_linear(
-            take, names, bias=config.mlp_bias, path=path, norm=norm, eps=config.rms_norm_eps, gated=True,
+            reader, names, bias=config.mlp_bias, backend=backend, norm=norm, eps=config.rms_norm_eps, gated=True,
             activation=config.activation, outputs=lambda name: part,
         )  # fmt: skip
-        self._down = load_linear(take, [f"{prefix}.down_proj"], bias=config.mlp_bias, path=path, inputs=part)
+        self._down = load_linear(reader, [f"{prefix}.down_proj"], bias=config.mlp_bias, backend=backend, inputs=part)
 
     @staticmethod
     def shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:

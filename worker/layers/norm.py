@@ -20,13 +20,13 @@ class Norm:
         self,
         name: str,
         eps: float,
-        take: WeightReader,
-        path: Backend,
+        reader: WeightReader,
+        backend: Backend,
         *,
         reorder: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, numbers: numbers,
     ) -> None:
-        self._weight_N = reorder(name, take(f"{name}.weight").float()).contiguous().to(path.device)
-        self._eps, self._path = eps, path
+        self._weight_N = reorder(name, reader(f"{name}.weight").float()).contiguous().to(backend.device)
+        self._eps, self._path = eps, backend
 
     def __call__(self, x_TN: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """The norm, in `out`, contiguous. x_TN: of any strides but 1 in the last dim."""

@@ -15,9 +15,9 @@ class AddedNorm:
     """RMS norm of the sum of all ranks' parts. name: of its tensor, such as
     model.layers.3.post_attention_layernorm."""
 
-    def __init__(self, name: str, eps: float, take: WeightReader, path: Backend) -> None:
-        self._weight_E = take(f"{name}.weight").float().contiguous().to(path.device)
-        self._eps, self._kernels = eps, path.native
+    def __init__(self, name: str, eps: float, reader: WeightReader, backend: Backend) -> None:
+        self._weight_E = reader(f"{name}.weight").float().contiguous().to(backend.device)
+        self._eps, self._kernels = eps, backend.native
 
     def clear_(self, part_TE: torch.Tensor) -> None:
         """On a CPU: makes zeros of it, also when a step is replayed."""

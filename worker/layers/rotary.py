@@ -15,10 +15,10 @@ class Rotary:
     """Cosines and sines of a step's positions, computed as they come: a table for the longest context would be larger
     than it is quick."""
 
-    def __init__(self, ropes: Sequence[RopeConfig], head_size: int, path: Backend) -> None:
+    def __init__(self, ropes: Sequence[RopeConfig], head_size: int, backend: Backend) -> None:
         """ropes: all that a model's layers have."""
         self._tables = [
-            (f"cos_sin {i}", CosSinTable(path, rope_frequencies(rope, head_size), rope.attention_factor))
+            (f"cos_sin {i}", CosSinTable(backend, rope_frequencies(rope, head_size), rope.attention_factor))
             for i, rope in enumerate(ropes)
         ]
 

@@ -50,19 +50,21 @@ class Block:
 class Decoder(ABC):
     """The residual stream is float32 whatever the weights are: adding to it in place costs no more, and rounds less."""
 
-    def __init__(self, config: ModelConfig, take: WeightReader, path: Backend) -> None:
-        """Raises ValueError, before anything is read, for a model that the path's ranks or stages do not divide."""
-        layers = path.stage.layers(config.num_layers)
-        self.config, self.path = config, path
-        self._embed = Embedding(take(_EMBEDDING), path, scale=config.embedding_scale) if path.stage.is_first else None
-        self.rotary = Rotary(config.ropes, config.rope_size, path)
-        self.query_temperature = QueryTemperature(config, path)
-        self._layers = [self.block(config, layer, take, path) for layer in layers]
-        self._head = self._load_head(config, take, path) if path.stage.is_last else None
+    def __init__(self, config: ModelConfig, reader: WeightReader, backend: Backend) -> None:
+        """Raises ValueError, before anything is read, for a model that the backend's ranks or stages do not divide."""
+        layers = backend.stage.layers(config.num_layers)
+        self.config, self.backend = config, backend
+        self._embed = (
+            Embedding(reader(_EMBEDDING), backend, scale=config.embedding_scale) if backend.stage.is_first else None
+        )
+        self.rotary = Rotary(config.ropes, config.rope_size, backend)
+        self.query_temperature = QueryTemperature(config, backend)
+        self._layers = [self.block(config, layer, reader, backend) for layer in layers]
+        self._head = self._load_head(config, reader, backend) if backend.stage.is_last else None
 
     @classmethod
     @abstractmethod
-    def block(cls, config: ModelConfig, layer: int, take: WeightReader, path: Backend) -> Layer:
+    def block(cls, config: ModelConfig, layer: int, reader: WeightReader, backend: Backend) -> Layer:
         """One layer of the model."""
 
     @classmethod
@@ -104,13 +106,13 @@ class Decoder(ABC):
         return x_TE
 
     @staticmethod
-    def _load_head(config: ModelConfig, take: WeightReader, path: Backend) -> OutputHead:
+    def _load_head(config: ModelConfig, reader: WeightReader, backend: Backend) -> OutputHead:
         linear = load_head(
-            take,
+            reader,
             _EMBEDDING if config.tie_word_embeddings else _HEAD,
-            path=path,
+            backend=backend,
             norm=_NORM,
             eps=config.rms_norm_eps,
-            outputs=path.shard.covering(config.vocab_size, "vocab_size") if path.shard.size > 1 else None,
+            outputs=backend.shard.covering(config.vocab_size, "vocab_size") if backend.shard.size > 1 else None,
         )
-        return OutputHead(linear, config.vocab_size, path)
+        return OutputHead(linear, config.vocab_size, backend)

@@ -48,15 +48,15 @@ def load_model(
     dtype: torch.dtype,
     load_format: str = "auto",
     quantization: QuantizationOption = "auto",
-    make_path: Callable[[ModelConfig], Backend] | None = None,
+    make_backend: Callable[[ModelConfig], Backend] | None = None,
     cache: WeightCache | None = None,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> LoadedModel:
     """Reads config and weights and packs them for this machine.
 
     load_format: auto, safetensors, gguf or dummy (random weights at the config's shapes). quantization: of the linear
-    layers' weights; auto: what the checkpoint was made for, if the path computes it. make_path: what the model is
-    computed by; None: the best path for `dtype` on this CPU. cache: where packed weights are looked for and kept;
+    layers' weights; auto: what the checkpoint was made for, if the backend computes it. make_backend: what the model is
+    computed by; None: the best backend for `dtype` on this CPU. cache: where packed weights are looked for and kept;
     random ones are not. progress gets fractions from 0 to 1, on this thread. Raises WeightsError.
     """
     if dtype not in (torch.float32, torch.bfloat16):
@@ -69,35 +69,35 @@ def load_model(
     progress(0.0)
     checkpoint = _open(files, None if cache is None else cache.directory, dummy=load_format == "dummy")
     config = checkpoint.config
-    path = cpu_backend(dtype, config.head_size) if make_path is None else make_path(config)
-    resolved = resolve_quantization(quantization, checkpoint.made_for, path)
+    backend = cpu_backend(dtype, config.head_size) if make_backend is None else make_backend(config)
+    resolved = resolve_quantization(quantization, checkpoint.made_for, backend)
     cls = family_of(config.architecture).model
     shapes = cls.tensor_shapes(config)
     check_tensors(checkpoint.tensors, shapes, tied=config.tie_word_embeddings, left_out=config.left_out)
-    take = partial(SourceReader, checkpoint.tensors, shapes, dtype, resolved, progress, path.device)
+    reader = partial(SourceReader, checkpoint.tensors, shapes, dtype, resolved, progress, backend.device)
     with torch.inference_mode():
-        if cache is None or path.native is None or load_format == "dummy":
-            model = cls(config, take(), path)
+        if cache is None or backend.native is None or load_format == "dummy":
+            model = cls(config, reader(), backend)
         else:
             digest = dated_digest(checkpoint.digest, checkpoint.files)
-            kept = PackedModel(digest=digest, quantization=resolved, path=_packed_for(path, config))
-            model = _with_cache(partial(cls, config, path=path), take, cache, kept, path.native.weights)
+            kept = PackedModel(digest=digest, quantization=resolved, path=_packed_for(backend, config))
+            model = _with_cache(partial(cls, config, backend=backend), reader, cache, kept, backend.native.weights)
     return LoadedModel(model=model, config=config, digest=checkpoint.digest, quantization=resolved)
 
 
-def _packed_for(path: Backend, config: ModelConfig) -> str:
-    ranks = (("rank", path.shard), ("experts", path.experts))
-    name = path.name + "".join(f"-{what}-{each.rank}-of-{each.size}" for what, each in ranks if each.size > 1)
-    if path.stage.size == 1:
+def _packed_for(backend: Backend, config: ModelConfig) -> str:
+    ranks = (("rank", backend.shard), ("experts", backend.experts))
+    name = backend.name + "".join(f"-{what}-{each.rank}-of-{each.size}" for what, each in ranks if each.size > 1)
+    if backend.stage.size == 1:
         return name
     # Whether embeddings or the head are with them is said by the first and the last number.
-    layers = path.stage.layers(config.num_layers)
+    layers = backend.stage.layers(config.num_layers)
     return f"{name}-layers-{layers.start}-to-{layers.stop}"
 
 
 def _with_cache(
     make: Callable[..., Decoder],
-    take: Callable[[], SourceReader],
+    reader: Callable[[], SourceReader],
     cache: WeightCache,
     kept: PackedModel,
     memory: WeightMemory,
@@ -106,13 +106,13 @@ def _with_cache(
     file = cache.find(kept)
     if file is not None:
         try:
-            return make(take=CachedWeightReader(take(), file, empty))
+            return make(reader=CachedWeightReader(reader(), file, empty))
         except DamagedFileError as error:
             cache.discard(file.path, error)
         finally:
             file.close()
-    keeping = CachedWeightReader(take(), None, empty)
-    model = make(take=keeping)
+    keeping = CachedWeightReader(reader(), None, empty)
+    model = make(reader=keeping)
     cache.keep(kept, keeping.tensors, keeping.notes)
     return model
 

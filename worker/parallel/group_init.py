@@ -241,7 +241,7 @@ class GroupInit:
                 self._store, self.store_address = hold_store(self._host)
 
     def __call__(self, address: str, while_waiting: Callable[[], None]) -> Groups:
-        """As worker.parallel.group_init.meet, without the RuntimeError."""
+        """As connect_ranks, without the RuntimeError."""
         if self._is_patient:
             return call_with_timeout(lambda check: self._meet_at_store(address, check), while_waiting)
         return self._meet(address, while_waiting)

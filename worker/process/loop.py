@@ -92,17 +92,17 @@ class WorkerLoop:
         wakeup: Wakeup,
         metrics: WorkerMetrics,
         build: Callable[[Callable[[float], None]], StepRunner],
-        meet: "Callable[[str, Callable[[], None]], Groups] | None" = None,
+        connect: "Callable[[str, Callable[[], None]], Groups] | None" = None,
         returns_results: bool = True,
         max_steps_in_flight: int = 1,
     ) -> None:
         """build: makes the runner, given what to report progress to; worker.process.build has its errors.
-        meet: of a replica of several ranks: connects with the others at a rendezvous, given what to call while it
+        connect: of a replica of several ranks: connects with the others at a rendezvous, given what to call while it
         waits; see worker.parallel.group_init. returns_results: one rank does."""
         self._hello, self._rank = hello, hello.rank
         self._link, self._heartbeat, self._status = link, heartbeat, status
         self._wakeup, self._metrics, self._build = wakeup, metrics, build
-        self._meet, self._returns_results = meet, returns_results
+        self._connect, self._returns_results = connect, returns_results
         self._max_steps_in_flight = max_steps_in_flight
         self._runner: StepRunner | None = None
         self._chain = PlanChain()
@@ -138,7 +138,7 @@ class WorkerLoop:
             return self._give_up(f"{type(error).__name__}: {error}", permanent=False)
         finally:
             # Not left to the end of the process: NCCL would wait for graphs that are still there.
-            if self._meet is not None and self._runner is not None:
+            if self._connect is not None and self._runner is not None:
                 self._runner.join(None)
         return self._exit_code or 0
 
@@ -213,7 +213,7 @@ class WorkerLoop:
         self._epoch = reset.epoch
         self._heartbeat.follow(reset.scheduler)
         self._link.enter(reset.epoch, self._rank)
-        if bool(reset.rendezvous) != (self._meet is not None):
+        if bool(reset.rendezvous) != (self._connect is not None):
             raise PermanentError(
                 f"rendezvous: {reset.rendezvous!r}, but world_size is {self._hello.world_size} here: give all "
                 f"processes the same options"
@@ -225,12 +225,12 @@ class WorkerLoop:
             except ValueError as error:
                 raise PermanentError(str(error)) from error
         else:
-            if self._meet is not None:
+            if self._connect is not None:
                 self._runner.join(None)
             self._runner.reset()
-        if self._meet is not None:
+        if self._connect is not None:
             self._status.set(step_pb2.WORKER_STATE_LOADING, epoch=reset.epoch, step=0)
-            self._runner.join(self._meet(reset.rendezvous, self._look_up), self._look_up)
+            self._runner.join(self._connect(reset.rendezvous, self._look_up), self._look_up)
         self._chain = PlanChain()
         self._is_ready = True
         self._status.set(step_pb2.WORKER_STATE_IDLE, epoch=reset.epoch, step=0, progress=1.0)
@@ -340,7 +340,7 @@ class WorkerLoop:
         if self._in_flight:
             assert self._runner is not None
             _log.debug("the results of steps %d to %d are dropped", *(self._in_flight[i].plan.step for i in (0, -1)))
-            if self._meet is not None:
+            if self._connect is not None:
                 # They may wait for other ranks, and these for them.
                 self._runner.join(None)
             self._runner.reset()
@@ -358,7 +358,7 @@ class WorkerLoop:
         self._status.set(step_pb2.WORKER_STATE_IDLE)
         _log.error("epoch %d is over: %s", self._epoch, error)
         self._is_ready = False
-        if self._meet is not None and self._runner is not None:
+        if self._connect is not None and self._runner is not None:
             # The other ranks may wait for this one within the step.
             self._runner.join(None)
         self._metrics.count_epoch_failure()

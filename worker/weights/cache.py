@@ -288,9 +288,9 @@ class CachedWeightReader:
     """With a file, what is in it comes from there, and the rest from the checkpoint. Without one, all comes from the
     checkpoint, and `tensors` and `notes` become what a file should hold."""
 
-    def __init__(self, take: SourceReader, file: WeightFile | None, empty: Callable[[int], torch.Tensor]) -> None:
+    def __init__(self, reader: SourceReader, file: WeightFile | None, empty: Callable[[int], torch.Tensor]) -> None:
         """empty: gives uint8 memory for weights, of so many bytes."""
-        self._take, self._file, self._empty = take, file, empty
+        self._reader, self._file, self._empty = reader, file, empty
         self._packed: dict[str, torch.Tensor] = {}
         self._small: dict[str, torch.Tensor] = {}
         self._held = WeakValueDictionary[str, torch.Tensor]()
@@ -304,32 +304,32 @@ class CachedWeightReader:
 
     def __call__(self, name: str) -> torch.Tensor:
         if self._file is not None and name in self._file:
-            self._take.count(name)
+            self._reader.count(name)
             return self._file.tensor(name, self._empty)
-        tensor = self._take(name).contiguous()
+        tensor = self._reader(name).contiguous()
         self._held[name] = tensor
         if tensor.nbytes <= _SMALL:
             self._small[name] = tensor
         return tensor
 
     def float32(self, name: str) -> torch.Tensor:
-        return self._take.float32(name)
+        return self._reader.float32(name)
 
     def weight(self, name: str, outputs: slice | None = None, inputs: slice | None = None) -> Weight:
-        return self._take.weight(name, outputs, inputs)
+        return self._reader.weight(name, outputs, inputs)
 
     def head_weight(self, name: str, outputs: slice | None = None) -> Weight:
-        return self._take.head_weight(name, outputs)
+        return self._reader.head_weight(name, outputs)
 
     def kv_scale(self, attention: str) -> tuple[float, float] | None:
-        return self._take.kv_scale(attention)
+        return self._reader.kv_scale(attention)
 
     def packed(self, names: Sequence[str]) -> PackedWeight | None:
         key = _key(names)
         if self._file is None or key not in self._file:
             return None
         for name in names:
-            self._take.count(name)
+            self._reader.count(name)
         # The note is under the checksum that `tensor` verifies.
         panels = self._file.tensor(key, self._empty)
         return PackedWeight(**json.loads(self._file.note(key)), panels=panels)

@@ -36,22 +36,22 @@ _ON_GPUS: tuple[Quantization, ...] = ("none", "fp8")
 _LARGEST_HALF = torch.finfo(torch.float16).max
 
 
-def resolve_quantization(option: QuantizationOption, made_for: Quantization, path: Backend) -> Quantization:
-    """What `option` means for a checkpoint made for `made_for` on this path. Raises WeightsError for what the path does
-    not compute."""
-    offered = _ON_CPUS if path.gpu is None else _ON_GPUS
+def resolve_quantization(option: QuantizationOption, made_for: Quantization, backend: Backend) -> Quantization:
+    """What `option` means for a checkpoint made for `made_for` on this backend. Raises WeightsError for what the
+    backend does not compute."""
+    offered = _ON_CPUS if backend.gpu is None else _ON_GPUS
     if option == "auto":
-        can = made_for in offered and (made_for != "fp8" or has_e4m3(path.device))
+        can = made_for in offered and (made_for != "fp8" or has_e4m3(backend.device))
         return made_for if can else "none"
     if option not in offered:
-        where, other = ("CPU", "a GPU") if path.gpu is None else ("GPU", "a CPU")
+        where, other = ("CPU", "a GPU") if backend.gpu is None else ("GPU", "a CPU")
         raise WeightsError(
-            f"quantization={option} is computed on {other} only, and this is a {where} ({path.name}): "
+            f"quantization={option} is computed on {other} only, and this is a {where} ({backend.name}): "
             f"quantization={offered[1]} is what works here, or one of auto, {', '.join(offered)}"
         )
     if option == "fp8":
         try:
-            check_device(path.device)
+            check_device(backend.device)
         except ValueError as error:
             raise WeightsError(f"quantization=fp8: {error}") from None
     return option

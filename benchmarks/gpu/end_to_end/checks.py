@@ -23,7 +23,7 @@ def check_logits(report: Report, op: str, variant: Variant, device: torch.device
     model = GpuExecutor(LlamaModel(variant.config, weights, path))
     num_tokens = sum(step_tokens)
     num_blocks = -(-num_tokens // BLOCK_SIZE)
-    kv_cache = KVCache(variant.config, num_blocks=num_blocks + 1, block_size=BLOCK_SIZE, path=path)
+    kv_cache = KVCache(variant.config, num_blocks=num_blocks + 1, block_size=BLOCK_SIZE, backend=path)
     model.reserve(max_tokens=num_tokens, max_rows=1, max_context=num_tokens)
     blocks = torch.arange(num_blocks, 0, -1, dtype=torch.int32, device=device)
     generator = torch.Generator(device).manual_seed(0)

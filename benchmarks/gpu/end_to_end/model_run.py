@@ -64,7 +64,7 @@ class ModelRun:
         path = path_of(variant, device.torch_device)
         weights = RandomWeights(variant, device.torch_device, path.compute_dtype)
         model = GpuExecutor(LlamaModel(variant.config, weights, path))
-        self.kv_cache = KVCache(variant.config, num_blocks=num_blocks, block_size=BLOCK_SIZE, path=path)
+        self.kv_cache = KVCache(variant.config, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=path)
         for layer in self.kv_cache.layers:
             # Zeros draw less power than what a cache holds.
             layer.copy_(torch.randn(layer.shape, dtype=torch.bfloat16, device=layer.device))

@@ -15,15 +15,15 @@ from kernels.kv_cache.layout import KVScales, LatentShape
 class MlaPlanner(Planner):
     """Plans whose queries are [T, H, L + R], and results [T, H, L]; the cache is [blocks, block size, L + R]."""
 
-    def __init__(self, path: Backend, shape: LatentShape) -> None:
-        native = path.native
+    def __init__(self, backend: Backend, shape: LatentShape) -> None:
+        native = backend.native
         super().__init__(None if native is None else NativeMlaPlan(native, shape), partial(TorchMlaPlan, shape))
 
 
 class TritonMlaPlan(TritonPlan):
     """A plan of queries and results as `MlaPlanner` has them."""
 
-    def __init__(self, path: Backend, shape: LatentShape, *, max_num_seqs: int, max_context_len: int) -> None:
+    def __init__(self, backend: Backend, shape: LatentShape, *, max_num_seqs: int, max_context_len: int) -> None:
         """Raises ValueError for sizes that the kernels don't know."""
         from kernels.attention.latent.triton import MlaSchedule, mla_attention  # imports Triton
 
@@ -31,8 +31,8 @@ class TritonMlaPlan(TritonPlan):
             shape,
             max_num_seqs=max_num_seqs,
             max_context_len=max_context_len,
-            cache_dtype=path.kv_cache_dtype,
-            device=path.device,
+            cache_dtype=backend.kv_cache_dtype,
+            device=backend.device,
         )
         super().__init__(schedule)
         self._attention = partial(mla_attention, schedule=schedule)

@@ -14,10 +14,10 @@ from kernels.kv_cache.layout import HeadShape, KVScales
 class AttentionPlanner(Planner):
     """Plans for the layers whose queries see equally far."""
 
-    def __init__(self, path: Backend, heads: HeadShape, window: int = 0, attention_chunk: int = 0) -> None:
+    def __init__(self, backend: Backend, heads: HeadShape, window: int = 0, attention_chunk: int = 0) -> None:
         """window: tokens that a query sees, itself included; 0: all before it. attention_chunk: positions are cut into
         chunks of so many, and a query sees none but its own; 0: they are not."""
-        native = path.native
+        native = backend.native
         super().__init__(
             None if native is None else NativeAttentionPlan(native, heads, window, attention_chunk),
             partial(TorchAttentionPlan.build, heads=heads, window=window, attention_chunk=attention_chunk),
@@ -29,7 +29,7 @@ class TritonAttentionPlan(TritonPlan):
 
     def __init__(
         self,
-        path: Backend,
+        backend: Backend,
         heads: HeadShape,
         window: int,
         attention_chunk: int,
@@ -41,16 +41,16 @@ class TritonAttentionPlan(TritonPlan):
         know."""
         from kernels.attention.paged.triton import AttentionSchedule, paged_attention  # imports Triton
 
-        assert path.gpu is not None
+        assert backend.gpu is not None
         schedule = AttentionSchedule(
             heads,
             max_num_seqs=max_num_seqs,
             max_context_len=max_context_len,
-            cache_dtype=path.kv_cache_dtype,
-            device=path.device,
+            cache_dtype=backend.kv_cache_dtype,
+            device=backend.device,
             window=window,
             attention_chunk=attention_chunk,
-            batch_invariant=path.gpu.batch_invariant,
+            batch_invariant=backend.gpu.batch_invariant,
         )
         super().__init__(schedule)
         self._attention = partial(paged_attention, schedule=schedule)

@@ -23,10 +23,10 @@ class CosSinTable:
     Legend: T tokens, P = half the head size.
     """
 
-    def __init__(self, path: Backend, frequencies_P: torch.Tensor, magnitude: float) -> None:
+    def __init__(self, backend: Backend, frequencies_P: torch.Tensor, magnitude: float) -> None:
         """frequencies: radians a token. magnitude: what cosines and sines are multiplied by."""
-        self._kernels, self._gpu = path.native, path.gpu
-        self._frequencies_P, self._magnitude = frequencies_P.float().contiguous().to(path.device), magnitude
+        self._kernels, self._gpu = backend.native, backend.gpu
+        self._frequencies_P, self._magnitude = frequencies_P.float().contiguous().to(backend.device), magnitude
         self._struct = CosSinTableStruct(
             frequencies=self._frequencies_P.data_ptr(), magnitude=magnitude, pairs=len(frequencies_P)
         )

@@ -13,11 +13,11 @@ from kernels.kv_cache.latent_write.torch_cpu import mla_cache_write
 class RopeLatentWrite:
     """One layer's."""
 
-    def __init__(self, path: Backend, *, interleaved: bool, kv_scale: torch.Tensor | None = None) -> None:
+    def __init__(self, backend: Backend, *, interleaved: bool, kv_scale: torch.Tensor | None = None) -> None:
         """interleaved: pairs that rope rotates are (2i, 2i + 1), as they are on a CPU in any case, and not
         (i, i + R / 2). kv_scale: float32 [1], of a cache of e4m3 on a GPU."""
-        assert interleaved or path.gpu is not None
-        self._on_gpu, self._interleaved, self._kv_scale = path.gpu is not None, interleaved, kv_scale
+        assert interleaved or backend.gpu is not None
+        self._on_gpu, self._interleaved, self._kv_scale = backend.gpu is not None, interleaved, kv_scale
 
     def __call__(
         self,

@@ -59,7 +59,7 @@ class RopeCacheWrite:
 
     def __init__(
         self,
-        path: Backend,
+        backend: Backend,
         *,
         num_heads: int,
         num_kv_heads: int,
@@ -72,12 +72,12 @@ class RopeCacheWrite:
         """head_norm_HD: weights of RMS norms (with `eps`), float32 [H + K, D], of each head of q, then of k; on a GPU
         all of q's are the same, and all of k's. kv_scales: of a cache of e4m3. interleaved: pairs that rope rotates
         lie side by side on a GPU, too."""
-        if path.gpu is not None:
+        if backend.gpu is not None:
             self._op = TritonRopeCacheWrite(
-                num_heads, head_norm_HD, eps, kv_scales, path.device, interleaved=interleaved
+                num_heads, head_norm_HD, eps, kv_scales, backend.device, interleaved=interleaved
             )
-        elif path.native is not None:
-            self._op = NativeRopeCacheWrite(path.native, num_heads, num_kv_heads, head_size, head_norm_HD, eps)
+        elif backend.native is not None:
+            self._op = NativeRopeCacheWrite(backend.native, num_heads, num_kv_heads, head_size, head_norm_HD, eps)
         else:
             self._op = TorchRopeCacheWrite(num_heads, num_kv_heads, head_size, head_norm_HD, eps)
 

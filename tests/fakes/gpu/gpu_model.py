@@ -15,13 +15,13 @@ PATH = gpu_backend(torch.float32, torch.device("cpu"))
 
 
 def fake_kv_cache(*, num_blocks: int = 64, block_size: int = 8) -> KVCache:
-    return KVCache(fake_config(), num_blocks=num_blocks, block_size=block_size, path=PATH)
+    return KVCache(fake_config(), num_blocks=num_blocks, block_size=block_size, backend=PATH)
 
 
 class FakeGpuModel:
     """hidden: [hash of the context up to the token, whether it holds POISON]; zeros for padding."""
 
-    path: Backend = PATH
+    backend: Backend = PATH
     groups = Groups()
 
     def __init__(self) -> None:

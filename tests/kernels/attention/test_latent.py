@@ -23,7 +23,7 @@ def _cache(dtype: torch.dtype) -> torch.Tensor:
 
 
 def _attend(
-    path: Backend, q_THE: torch.Tensor, cache: torch.Tensor, rows: list[tuple[int, int, range]]
+    backend: Backend, q_THE: torch.Tensor, cache: torch.Tensor, rows: list[tuple[int, int, range]]
 ) -> torch.Tensor:
     """rows: queries, tokens of the context, blocks."""
     tables = np.zeros((len(rows), 16), np.int32)
@@ -36,7 +36,7 @@ def _attend(
         block_size=BLOCK_SIZE,
         cache_dtype=cache.dtype,
     )
-    return MlaPlanner(path, SHAPE).plan(step).attend(q_THE, cache, SCALE)
+    return MlaPlanner(backend, SHAPE).plan(step).attend(q_THE, cache, SCALE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

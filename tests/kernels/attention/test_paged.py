@@ -92,10 +92,10 @@ def in_native_layout(cache: torch.Tensor, kind: str) -> torch.Tensor:
     return written
 
 
-def _tolerance(path: Backend, dtype: torch.dtype) -> float:
+def _tolerance(backend: Backend, dtype: torch.dtype) -> float:
     """Over a cache of the very same (rounded) numbers, so that float32 arithmetic alone counts; or else queries and
     weights rounded to bf16, by 2^-9 each."""
-    rounds = path.native is not None and path.native.path.rounds_queries and dtype is torch.bfloat16
+    rounds = backend.native is not None and backend.native.path.rounds_queries and dtype is torch.bfloat16
     return 2e-2 if rounds else 1e-5
 
 

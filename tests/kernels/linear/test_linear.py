@@ -18,9 +18,11 @@ def _weight(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> torch.Tens
     return (torch.randn(num_outputs, num_inputs) * num_inputs**-0.5).to(dtype)
 
 
-def _tolerance(path: Backend, dtype: torch.dtype) -> float:
+def _tolerance(backend: Backend, dtype: torch.dtype) -> float:
     """Sums of 100 float32 products round by about 1e-6; inputs rounded to bf16 by 2^-9 each."""
-    rounds = path.compute_dtype is torch.bfloat16 or (path.native is not None and path.native.path.rounds_inputs)
+    rounds = backend.compute_dtype is torch.bfloat16 or (
+        backend.native is not None and backend.native.path.rounds_inputs
+    )
     return 2e-2 if dtype is torch.bfloat16 and rounds else 1e-5
 
 

@@ -46,7 +46,7 @@ class GpuModelRun:
     """Sequences in permanent rows, over blocks that are given out in random order."""
 
     model: Decoder
-    path: Backend
+    backend: Backend
     block_size: int = 16
     num_blocks: int = 64
     max_rows: int = 8
@@ -61,7 +61,7 @@ class GpuModelRun:
     def __post_init__(self) -> None:
         self.executor = GpuExecutor(self.model, self.groups)
         self.kv_cache = KVCache(
-            self.model.config, num_blocks=self.num_blocks, block_size=self.block_size, path=self.path
+            self.model.config, num_blocks=self.num_blocks, block_size=self.block_size, backend=self.backend
         )
         # Whatever a slot holds that no token was put into must not be read.
         for layer in self.kv_cache.layers:
@@ -69,7 +69,7 @@ class GpuModelRun:
         width = self.max_context // self.block_size
         free = torch.randperm(self.num_blocks - 1, generator=torch.Generator().manual_seed(3))[: self.max_rows * width]
         assert len(free) == self.max_rows * width, "too few blocks"
-        self.tables_RB = (free + 1).view(self.max_rows, width).int().to(self.path.device)
+        self.tables_RB = (free + 1).view(self.max_rows, width).int().to(self.backend.device)
         self.num_computed = [0] * self.max_rows
         self.executor.reserve(max_tokens=self.max_context, max_rows=self.max_rows, max_context=self.max_context)
 
@@ -92,7 +92,7 @@ class GpuModelRun:
         starts += [starts[-1]] * padded_rows
 
         def on_device(numbers: list[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.tensor(numbers, dtype=dtype, device=self.path.device)
+            return torch.tensor(numbers, dtype=dtype, device=self.backend.device)
 
         return GpuBatch(
             token_ids_T=on_device(token_ids + [-1] * pad),

@@ -38,8 +38,10 @@ class ModelRun:
 
     def __post_init__(self) -> None:
         self.executor = CpuExecutor(self.loaded.model, self.groups)
-        path = replace(self.loaded.model.path, kv_cache_dtype=self.dtype)
-        self.kv_cache = KVCache(self.loaded.config, num_blocks=self.num_blocks, block_size=self.block_size, path=path)
+        backend = replace(self.loaded.model.backend, kv_cache_dtype=self.dtype)
+        self.kv_cache = KVCache(
+            self.loaded.config, num_blocks=self.num_blocks, block_size=self.block_size, backend=backend
+        )
         self._batch = InputBatch(
             max_tokens=self.num_blocks * self.block_size, max_rows=self.num_blocks, max_blocks=self.num_blocks
         )

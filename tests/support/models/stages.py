@@ -62,10 +62,12 @@ def make_model(directory: Path, architecture: str) -> Path:
     return directory
 
 
-def load_stage(model: Path, stage: Stage, path: Backend | None = None, cache: WeightCache | None = None) -> LoadedModel:
+def load_stage(
+    model: Path, stage: Stage, backend: Backend | None = None, cache: WeightCache | None = None
+) -> LoadedModel:
     """path: None for PyTorch's."""
-    staged = replace(path or torch_backend(torch.float32), stage=stage)
-    return load_model(resolve_model(str(model)), dtype=torch.float32, make_path=lambda config: staged, cache=cache)
+    staged = replace(backend or torch_backend(torch.float32), stage=stage)
+    return load_model(resolve_model(str(model)), dtype=torch.float32, make_backend=lambda config: staged, cache=cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ def make_runner(model: Path, stage: Stage, sizes: Sizes, *, block_size: int = 8)
         name="stages", max_model_len=max_model_len, vocab_size=VOCAB_SIZE, block_size=block_size,
         num_blocks=sizes.num_blocks, eos_token_ids=sorted(config.eos_token_ids),
     )  # fmt: skip
-    cache = KVCache(config, num_blocks=sizes.num_blocks + 1, block_size=block_size, path=loaded.model.path)
+    cache = KVCache(config, num_blocks=sizes.num_blocks + 1, block_size=block_size, backend=loaded.model.backend)
     runner = Runner(
         CpuExecutor(loaded.model), cache, rows, info, num_swap_blocks=sizes.num_swap_blocks,
         without_others=without_others(Axes(pipeline_size=stage.size), stage.index),

@@ -86,12 +86,12 @@ def simulate(monkeypatch: pytest.MonkeyPatch, gpu: SimulatedGpu, needs: Needs) -
         def reset(self) -> None: ...
 
     class Cache(KVCache):
-        def __init__(self, config: Any, *, num_blocks: int, block_size: int, path: Any) -> None:
+        def __init__(self, config: Any, *, num_blocks: int, block_size: int, backend: Any) -> None:
             if num_blocks > 2:
                 gpu.others += needs.intruder
             # A layer after the other, as tensors would.
             self.taken = [gpu.take(num_blocks * BLOCK // 4) for _ in range(4)]
-            super().__init__(config, num_blocks=2, block_size=block_size, path=path)
+            super().__init__(config, num_blocks=2, block_size=block_size, backend=backend)
 
     class Graphs:
         def __init__(self, *parts: Any) -> None: ...

@@ -40,7 +40,7 @@ def runner(engine: HeldEngine) -> GpuRunner:
     )  # fmt: skip
     device = InterpretedDevice()
     path = gpu_backend(torch.float32, device.torch_device)
-    kv_cache = KVCache(fake_config(), num_blocks=33, block_size=8, path=path)
+    kv_cache = KVCache(fake_config(), num_blocks=33, block_size=8, backend=path)
     return GpuRunner(
         engine, rows, inference_pb2.ModelInfo(name="fake"),
         swap_space=GpuSwapSpace(kv_cache, device, 2), max_steps_in_flight=3,

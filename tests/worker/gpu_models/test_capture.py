@@ -90,9 +90,9 @@ def test_a_graph_of_the_forward_pass_gives_what_it_gives(
         dtype=torch.bfloat16,
         load_format="dummy",
         quantization=quantization,
-        make_path=lambda _: gpu_backend(torch.bfloat16, torch.device("cpu"), **path),
+        make_backend=lambda _: gpu_backend(torch.bfloat16, torch.device("cpu"), **path),
     ).model
-    run = GpuModelRun(model, model.path, block_size=8, num_blocks=9, max_rows=1, max_context=64)
+    run = GpuModelRun(model, model.backend, block_size=8, num_blocks=9, max_rows=1, max_context=64)
     batch = run.batch({0: [3, 1, 4]})
     logits_TV = torch.empty(3, config["vocab_size"], dtype=torch.bfloat16)
 

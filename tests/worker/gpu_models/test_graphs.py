@@ -30,7 +30,7 @@ class LlamaRun(EngineRun):
     def __init__(self, device: Device, sizes: GraphSizes) -> None:
         super().__init__()
         model = small_llama(num_layers=1)
-        self.kv_cache = KVCache(model.config, num_blocks=256, block_size=8, path=model.path)
+        self.kv_cache = KVCache(model.config, num_blocks=256, block_size=8, backend=model.backend)
         # Whatever a slot holds that no token was put into must not be read.
         for layer in self.kv_cache.layers:
             layer.fill_(torch.nan)

@@ -34,10 +34,10 @@ def _tokens(length: int, seed: int) -> list[int]:
 def test_a_sequence_has_its_bits_alone_and_in_any_company(kv_cache_dtype: torch.dtype | None) -> None:
     model = _model(kv_cache_dtype)
     sequence = _tokens(19, seed=1)
-    alone = GpuModelRun(model, model.path, block_size=8, num_blocks=129, max_rows=4)
+    alone = GpuModelRun(model, model.backend, block_size=8, num_blocks=129, max_rows=4)
     expected = [alone.step({0: sequence[:17]}), alone.step({0: sequence[17:18]}), alone.step({0: sequence[18:]})]
 
-    among = GpuModelRun(model, model.path, block_size=8, num_blocks=129, max_rows=4)
+    among = GpuModelRun(model, model.backend, block_size=8, num_blocks=129, max_rows=4)
     others = _tokens(40, seed=2)
     got = [
         among.step({1: others[:5], 3: sequence[:6]})[5:],

@@ -76,7 +76,7 @@ class Engine:
 
 def _run() -> GpuModelRun:
     model = small_llama(num_layers=2)
-    return GpuModelRun(model, model.path, block_size=8, num_blocks=4 * 8 + 1, max_rows=4, max_context=64)
+    return GpuModelRun(model, model.backend, block_size=8, num_blocks=4 * 8 + 1, max_rows=4, max_context=64)
 
 
 def _logits(run: GpuModelRun, batch: GpuBatch, hidden: Residual) -> torch.Tensor:

@@ -61,14 +61,14 @@ def _directory(config: dict[str, Any], tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _load(model: Path, group: GlooGroup | None, quantization: Any, path: Backend) -> GpuExecutor:
+def _load(model: Path, group: GlooGroup | None, quantization: Any, backend: Backend) -> GpuExecutor:
     shard = Shard() if group is None else Shard(group.rank, group.size)
     loaded = load_model(
         resolve_model(str(model)),
-        dtype=path.compute_dtype,
+        dtype=backend.compute_dtype,
         load_format="dummy",
         quantization=quantization,
-        make_path=lambda _: replace(path, shard=shard),
+        make_backend=lambda _: replace(backend, shard=shard),
     ).model
     return GpuExecutor(loaded, Groups() if group is None else Groups(tensor=group, experts=group))
 
@@ -93,7 +93,7 @@ def test_logits_of_two_ranks_are_those_of_one(
     def logits(group: GlooGroup | None) -> torch.Tensor:
         loaded = _load(model, group, quantization, gpu_backend(dtype, torch.device("cpu"), **path))
         run = GpuModelRun(
-            loaded.model, loaded.path, block_size=8, num_blocks=17, max_rows=2, max_context=64, groups=loaded.groups
+            loaded.model, loaded.backend, block_size=8, num_blocks=17, max_rows=2, max_context=64, groups=loaded.groups
         )
         return torch.cat([run.step({0: [5, 9, 11, 66], 1: [7]}), run.step({1: [40], 0: [33]})]).float()
 

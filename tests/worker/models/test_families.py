@@ -257,7 +257,7 @@ def test_without_native_kernels(
     monkeypatch.setattr(cpu_backend, "native_kernels", lambda: None)
     reference.save_pretrained(tmp_path)
     loaded = load_model(resolve_model(str(tmp_path)), dtype=torch.float32)
-    assert loaded.model.path.name == "cpu-onednn-float32"
+    assert loaded.model.backend.name == "cpu-onednn-float32"
     run, prompt = ModelRun(loaded), _prompt(70)
     row = run.row(prompt, 70)
     logits_TV = torch.cat([run.step([(row, count)]) for count in (40, 1, 29)])

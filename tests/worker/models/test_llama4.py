@@ -71,7 +71,7 @@ def _read(path: Path, config: dict[str, Any]) -> ModelConfig:
 def test_the_text_model_of_one_that_sees(tmp_path: Path) -> None:
     config = _read(tmp_path, WHOLE)
     assert config == _read(tmp_path, TEXT | {"architectures": ["Llama4ForConditionalGeneration"]})
-    assert [config.reach_of(layer) for layer in range(5)] == [AttentionSpan(attention_chunk=20)] * 3 + [
+    assert [config.attention_span_of(layer) for layer in range(5)] == [AttentionSpan(attention_chunk=20)] * 3 + [
         AttentionSpan(),
         AttentionSpan(attention_chunk=20),
     ]
@@ -135,7 +135,7 @@ def test_a_sequence_has_the_same_bits_however_it_is_cut_and_beside_others(tmp_pa
     _read(tmp_path, WHOLE | {"text_config": TEXT | {"floor_scale": 7}})
     loaded = load_model(resolve_model(str(tmp_path)), dtype=dtype, load_format="dummy")
     prompts = [torch.randint(130, (70,), generator=torch.Generator().manual_seed(seed)).tolist() for seed in range(2)]
-    run = ModelRun(loaded, dtype=loaded.model.path.kv_cache_dtype)
+    run = ModelRun(loaded, dtype=loaded.model.backend.kv_cache_dtype)
     whole = run.step([(run.row(prompts[0], 70), 70)])
     row, other = (run.row(prompt, 70) for prompt in prompts)
     parts = [

@@ -65,13 +65,13 @@ def _make(directory: Path, architecture: str, **changes: int) -> Path:
     return directory
 
 
-def _load(model: Path, path: Backend) -> LoadedModel:
-    return load_model(resolve_model(str(model)), dtype=torch.float32, make_path=lambda config: path)
+def _load(model: Path, backend: Backend) -> LoadedModel:
+    return load_model(resolve_model(str(model)), dtype=torch.float32, make_backend=lambda config: backend)
 
 
-def _path_of(groups: Groups, path: Backend) -> Backend:
+def _path_of(groups: Groups, backend: Backend) -> Backend:
     tensor, experts = groups.tensor, groups.experts
-    return replace(path, shard=Shard(tensor.rank, tensor.size), experts=ExpertShard(experts.rank, experts.size))
+    return replace(backend, shard=Shard(tensor.rank, tensor.size), experts=ExpertShard(experts.rank, experts.size))
 
 
 def _say(
@@ -88,8 +88,8 @@ def _say(
     return torch.cat(logits), row.token_ids[len(prompt) :]
 
 
-def _alone(model: Path, path: Backend, replica: int) -> tuple[torch.Tensor, list[int]]:
-    run, prompt = ModelRun(_load(model, path)), PROMPTS[replica]
+def _alone(model: Path, backend: Backend, replica: int) -> tuple[torch.Tensor, list[int]]:
+    run, prompt = ModelRun(_load(model, backend)), PROMPTS[replica]
     row = run.row(prompt, len(prompt) + len(STEPS))
     logits = [run.step([(row, len(prompt))])]
     for _ in range(3):

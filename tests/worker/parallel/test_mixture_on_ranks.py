@@ -42,7 +42,7 @@ class Mixture:
     """One rank's, of random weights that are the same everywhere."""
 
     def __init__(
-        self, num_experts: int, top_k: int, groups: Groups, path: Backend = WHOLE_PATH, *, num_redundant: int = 0
+        self, num_experts: int, top_k: int, groups: Groups, backend: Backend = WHOLE_PATH, *, num_redundant: int = 0
     ) -> None:
         experts = ExpertsConfig(
             num_experts=num_experts, num_experts_per_token=top_k, intermediate_size=INTERMEDIATE_SIZE, renormalize=True,
@@ -52,7 +52,7 @@ class Mixture:
         self._groups, self._load = groups, ExpertLoad(experts, range(1))
         shard = Shard(groups.tensor.rank, groups.tensor.size)
         experts_shard = ExpertShard(groups.experts.rank, groups.experts.size, num_redundant, step_interval=3)
-        self._path = replace(path, shard=shard, experts=experts_shard)
+        self._path = replace(backend, shard=shard, experts=experts_shard)
         generator = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> torch.Tensor:
@@ -67,7 +67,7 @@ class Mixture:
                 # To read what others hold would be a KeyError.
                 if expert in held:
                     tensors[f"{PREFIX}.{name}.weight"] = weight
-        take = _Take({name: each.to(path.device) for name, each in tensors.items()}, torch.float32)
+        take = _Take({name: each.to(backend.device) for name, each in tensors.items()}, torch.float32)
         self._mixture = MixtureOfExperts(self._config, PREFIX, NORM, ExpertNames(), take, self._path)
 
     @property
@@ -88,7 +88,7 @@ class Mixture:
 
     def _run(self, stream: Stream, num_tokens_D: Sequence[int]) -> None:
         context = ForwardContext(
-            kv_cache=KVCache(self._config, num_blocks=2, block_size=8, path=WHOLE_PATH), slots_T=torch.empty(0),
+            kv_cache=KVCache(self._config, num_blocks=2, block_size=8, backend=WHOLE_PATH), slots_T=torch.empty(0),
             cos_sin_tables=(), attention_plans={}, workspace=Workspace(self._path), groups=self._groups,
             num_tokens_D=num_tokens_D, expert_load=self._load,
         )  # fmt: skip

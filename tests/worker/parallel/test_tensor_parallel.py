@@ -67,9 +67,9 @@ def _run(
     model: Path, shard: Shard, group: GlooGroup | None, quantization: QuantizationOption
 ) -> tuple[torch.Tensor, list[int]]:
     """Logits of a prompt in chunks, and greedy tokens after it."""
-    path = replace(torch_backend(torch.float32), shard=shard)
+    backend = replace(torch_backend(torch.float32), shard=shard)
     loaded = load_model(
-        resolve_model(str(model)), dtype=torch.float32, quantization=quantization, make_path=lambda config: path
+        resolve_model(str(model)), dtype=torch.float32, quantization=quantization, make_backend=lambda config: backend
     )
     run = ModelRun(loaded, groups=Groups() if group is None else Groups(tensor=group))
     prompt = torch.randint(131, (21,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -121,10 +121,13 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do(
     tmp_path: Path, size: int, quantization: QuantizationOption, message: str
 ) -> None:
     model = _make(tmp_path, "LlamaForCausalLM", intermediate_size=288)
-    path = replace(torch_backend(torch.float32), shard=Shard(0, size))
+    backend = replace(torch_backend(torch.float32), shard=Shard(0, size))
     with pytest.raises(ValueError, match=message):
         load_model(
-            resolve_model(str(model)), dtype=torch.float32, quantization=quantization, make_path=lambda config: path
+            resolve_model(str(model)),
+            dtype=torch.float32,
+            quantization=quantization,
+            make_backend=lambda config: backend,
         )
 
 
@@ -133,8 +136,8 @@ def test_what_a_decode_step_sends_is_what_the_docs_say(tmp_path: Path) -> None:
     model, size, num_rows = _make(tmp_path, "LlamaForCausalLM"), 2, 3
 
     def calls_and_bytes(group: GlooGroup) -> tuple[int, int]:
-        path = replace(torch_backend(torch.float32), shard=Shard(group.rank, size))
-        loaded = load_model(resolve_model(str(model)), dtype=torch.float32, make_path=lambda config: path)
+        backend = replace(torch_backend(torch.float32), shard=Shard(group.rank, size))
+        loaded = load_model(resolve_model(str(model)), dtype=torch.float32, make_backend=lambda config: backend)
         run = ModelRun(loaded, groups=Groups(tensor=group))
         rows = [run.row([7, 8, 9], 3) for _ in range(num_rows)]
         run.step([(row, 2) for row in rows])

@@ -211,7 +211,7 @@ def test_what_a_gpu_does_not_compute_is_refused(tmp_path: Path, quantization: An
     write_checkpoint(tmp_path, "online")
     with pytest.raises(WeightsError, match=says):
         load_model(
-            resolve_model(str(tmp_path)), dtype=torch.bfloat16, quantization=quantization, make_path=lambda _: GPU
+            resolve_model(str(tmp_path)), dtype=torch.bfloat16, quantization=quantization, make_backend=lambda _: GPU
         )
 
 
@@ -244,9 +244,9 @@ def test_every_option_is_known_to_a_path() -> None:
         assert len(paths) == (2 if option == "none" else 1)
 
 
-def _computes(option: QuantizationOption, path: Backend) -> bool:
+def _computes(option: QuantizationOption, backend: Backend) -> bool:
     try:
-        return resolve_quantization(option, "none", path) == option
+        return resolve_quantization(option, "none", backend) == option
     except WeightsError:
         return False
 

@@ -33,7 +33,7 @@ def _load(path: Path, dtype: torch.dtype, quantization: str, kv_cache_dtype: tor
         resolve_model(str(path)),
         dtype=dtype,
         quantization=quantization,  # pyright: ignore[reportArgumentType]
-        make_path=lambda config: gpu_backend(dtype, torch.device(DEVICE), kv_cache_dtype=kv_cache_dtype),
+        make_backend=lambda config: gpu_backend(dtype, torch.device(DEVICE), kv_cache_dtype=kv_cache_dtype),
     )
 
 
@@ -46,7 +46,7 @@ def _logits(
 ) -> torch.Tensor:
     """float64 [T, V] of TOKENS, so many in each step: a prefill and a decode."""
     model = _load(path, dtype, quantization, kv_cache_dtype).model
-    run = GpuModelRun(model, model.path, block_size=8, num_blocks=9, max_rows=2, max_context=32)
+    run = GpuModelRun(model, model.backend, block_size=8, num_blocks=9, max_rows=2, max_context=32)
     return torch.cat([run.step({1: tokens.tolist()}) for tokens in torch.tensor(TOKENS).split(cuts)]).double()
 
 

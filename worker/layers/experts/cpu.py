@@ -27,20 +27,22 @@ class CpuExpert:
         self._gate_up, self._down = gate_up, down
 
     @classmethod
-    def load(cls, names: Sequence[str], take: WeightReader, path: Backend, part: slice | None = None) -> "CpuExpert":
+    def load(
+        cls, names: Sequence[str], reader: WeightReader, backend: Backend, part: slice | None = None
+    ) -> "CpuExpert":
         """names: of gate, up and down. part: of the numbers between, this rank's; None: all."""
         gate, up, down = names
         outputs = None if part is None else (lambda name: part)
         return cls(
-            load_linear(take, [gate, up], bias=False, path=path, gated=True, outputs=outputs),
-            load_linear(take, [down], bias=False, path=path, inputs=part),
+            load_linear(reader, [gate, up], bias=False, backend=backend, gated=True, outputs=outputs),
+            load_linear(reader, [down], bias=False, backend=backend, inputs=part),
         )
 
     @classmethod
-    def of_packed(cls, packed: Sequence[PackedWeight], path: Backend) -> "CpuExpert":
+    def of_packed(cls, packed: Sequence[PackedWeight], backend: Backend) -> "CpuExpert":
         """packed: of `packed` at any rank."""
         gate_up, down = packed
-        return cls(PackedLinear(gate_up, None, path, gated=True), PackedLinear(down, None, path))
+        return cls(PackedLinear(gate_up, None, backend, gated=True), PackedLinear(down, None, backend))
 
     @property
     def packed(self) -> tuple[PackedWeight, PackedWeight]:
@@ -54,7 +56,7 @@ class CpuExpert:
         return self._gate_up.num_bytes + self._down.num_bytes
 
     def __call__(self, h_TE: torch.Tensor) -> torch.Tensor:
-        """Of the path's compute dtype, as h. At least one token; its bits depend on no other."""
+        """Of the backend's compute dtype, as h. At least one token; its bits depend on no other."""
         return self._down(self._gate_up(h_TE))
 
 
@@ -69,18 +71,18 @@ class CpuExperts:
         norm_E: torch.Tensor,
         eps: float,
         tensors: Sequence[Sequence[str]],
-        take: WeightReader,
-        path: Backend,
+        reader: WeightReader,
+        backend: Backend,
         *,
         shared: SharedExpert | None = None,
         layer: int,
     ) -> None:
         """tensors: names of each expert's gate, up and down. layer: its number, for whoever counts."""
-        self._norm_E, self._eps, self._dtype = norm_E, eps, path.compute_dtype
+        self._norm_E, self._eps, self._dtype = norm_E, eps, backend.compute_dtype
         self._router, self._shared, self._scales_inputs = router, shared, config.scales_inputs
         self._layer = layer
-        part = path.shard.of(config.intermediate_size, "moe_intermediate_size")
-        self._experts = [CpuExpert.load(names, take, path, part) for names in tensors]
+        part = backend.shard.of(config.intermediate_size, "moe_intermediate_size")
+        self._experts = [CpuExpert.load(names, reader, backend, part) for names in tensors]
 
     @property
     def num_bytes(self) -> int:

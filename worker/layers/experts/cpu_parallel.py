@@ -27,13 +27,13 @@ class CpuExpertCopies:
     alike, for they count the same tokens; what is to move then moves within that step, before anything else. In a new
     epoch there are no copies at first: a rank that was started again has none."""
 
-    def __init__(self, held: dict[int, CpuExpert], placement: ExpertPlacement, path: Backend) -> None:
+    def __init__(self, held: dict[int, CpuExpert], placement: ExpertPlacement, backend: Backend) -> None:
         """held: the rank's own experts, by slot, to which copies are added. placement: without copies. Raises
         ValueError without C++ kernels, which pack weights alike everywhere."""
-        if path.native is None:
+        if backend.native is None:
             raise ValueError("num_redundant_experts needs the C++ kernels, for weights are sent packed; use 0")
-        self._kernels: NativeKernels = path.native
-        self._path, self._interval = path, path.experts.step_interval
+        self._kernels: NativeKernels = backend.native
+        self._path, self._interval = backend, backend.experts.step_interval
         self._held, self._placement, self._without_copies = held, placement, placement
         # Of the epoch, and the tokens counted when it began, or when copies were chosen last.
         self._groups: Groups | None = None
@@ -118,8 +118,8 @@ class ParallelCpuExperts:
         norm_E: torch.Tensor,
         eps: float,
         tensors: Sequence[Sequence[str]],
-        take: WeightReader,
-        path: Backend,
+        reader: WeightReader,
+        backend: Backend,
         *,
         shared: SharedExpert | None = None,
         layer: int,
@@ -133,16 +133,16 @@ class ParallelCpuExperts:
                 "experts' inputs are multiplied by their weights; 1 does"
             )
         self._scales_inputs = config.scales_inputs
-        self._norm_E, self._eps, self._dtype = norm_E, eps, path.compute_dtype
+        self._norm_E, self._eps, self._dtype = norm_E, eps, backend.compute_dtype
         self._router, self._shared, self._top_k = router, shared, config.num_experts_per_token
         self._layer = layer
-        experts = path.experts
+        experts = backend.experts
         placement = ExpertPlacement(config.num_experts, experts.size, experts.num_redundant)
         own = zip(placement.home_slots_of(experts.rank), placement.experts_of(experts.rank), strict=True)
         # By slot; in those for copies, whatever was there last.
-        self._held = {slot: CpuExpert.load(tensors[expert], take, path) for slot, expert in own}
+        self._held = {slot: CpuExpert.load(tensors[expert], reader, backend) for slot, expert in own}
         self._placement = placement
-        self._copies = CpuExpertCopies(self._held, placement, path) if experts.num_redundant else None
+        self._copies = CpuExpertCopies(self._held, placement, backend) if experts.num_redundant else None
 
     @property
     def num_bytes(self) -> int:

@@ -30,35 +30,35 @@ class GpuExperts:
         norm_E: torch.Tensor,
         eps: float,
         tensors: Sequence[Sequence[str]],
-        take: WeightReader,
-        path: Backend,
+        reader: WeightReader,
+        backend: Backend,
         *,
         shared: SharedExpert | None = None,
     ) -> None:
         """tensors: names of each expert's gate, up and down; those of other ranks are not read. Experts of e4m3 in
-        blocks stay so; others are of the path's compute dtype: there are grouped GEMMs for these two."""
+        blocks stay so; others are of the backend's compute dtype: there are grouped GEMMs for these two."""
         from kernels.moe.gemm.triton import Experts  # imports Triton
 
-        assert path.gpu is not None
+        assert backend.gpu is not None
         self._norm_E, self._eps = norm_E, eps
-        self._dtype, self._invariant = path.compute_dtype, path.gpu.batch_invariant
+        self._dtype, self._invariant = backend.compute_dtype, backend.gpu.batch_invariant
         self._router, self._shared, self._scales_inputs = router, shared, config.scales_inputs
         self._num_experts = config.num_experts
         held = range(config.num_experts)
         # Of each expert, its index among those of this rank; -1: it has another. The last one is for no expert, -1.
         self._places_N1: torch.Tensor | None = None
         part: slice | None = None
-        if path.experts.size > 1:
-            held = ExpertPlacement(config.num_experts, path.experts.size).experts_of(path.experts.rank)
+        if backend.experts.size > 1:
+            held = ExpertPlacement(config.num_experts, backend.experts.size).experts_of(backend.experts.rank)
             places_N1 = torch.full((config.num_experts + 1,), -1, dtype=torch.int32)
             places_N1[held.start : held.stop] = torch.arange(len(held))
-            self._places_N1 = places_N1.to(path.device)
-        elif path.shard.size > 1:
-            part = path.shard.of(config.intermediate_size, "moe_intermediate_size")
-        gate_up = _Stack(len(held), path)
-        down = _Stack(len(held), path)
+            self._places_N1 = places_N1.to(backend.device)
+        elif backend.shard.size > 1:
+            part = backend.shard.of(config.intermediate_size, "moe_intermediate_size")
+        gate_up = _Stack(len(held), backend)
+        down = _Stack(len(held), backend)
         for expert, names in enumerate(tensors[held.start : held.stop]):
-            gate, up, below = (take.weight(f"{name}.weight") for name in names)
+            gate, up, below = (reader.weight(f"{name}.weight") for name in names)
             if part is not None:
                 gate, up, below = slice_outputs(gate, part), slice_outputs(up, part), slice_inputs(below, part)
             gate_up.put(expert, concatenate([gate, up]))
@@ -105,8 +105,8 @@ class GpuExperts:
 class _Stack:
     """The weights of all experts in one tensor, filled one by one: no second copy of all ever exists."""
 
-    def __init__(self, num_experts: int, path: Backend) -> None:
-        self._num_experts, self._path = num_experts, path
+    def __init__(self, num_experts: int, backend: Backend) -> None:
+        self._num_experts, self._path = num_experts, backend
         self.values = torch.empty(0)
         self.scales: torch.Tensor | None = None
 

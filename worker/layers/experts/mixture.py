@@ -39,21 +39,21 @@ class MixtureOfExperts:
     model.layers.3.post_attention_layernorm."""
 
     def __init__(
-        self, config: ModelConfig, prefix: str, norm: str, names: ExpertNames, take: WeightReader, path: Backend
+        self, config: ModelConfig, prefix: str, norm: str, names: ExpertNames, reader: WeightReader, backend: Backend
     ) -> None:
         experts = config.experts
         assert experts is not None
-        norm_E = take(f"{norm}.weight").float().to(path.device)
-        router = Router(experts, f"{prefix}.{names.router}", take, path)
+        norm_E = reader(f"{norm}.weight").float().to(backend.device)
+        router = Router(experts, f"{prefix}.{names.router}", reader, backend)
         tensors = [[f"{prefix}.{name}" for name in names.tensors(i)] for i in range(experts.num_experts)]
         shared = None
         if experts.shared_intermediate_size:
-            shared = SharedExpert(experts.shared_intermediate_size, f"{prefix}.{names.shared}", take, path)
-        arguments = experts, router, norm_E, config.rms_norm_eps, tensors, take, path
-        if path.gpu is not None:
+            shared = SharedExpert(experts.shared_intermediate_size, f"{prefix}.{names.shared}", reader, backend)
+        arguments = experts, router, norm_E, config.rms_norm_eps, tensors, reader, backend
+        if backend.gpu is not None:
             self._experts = GpuExperts(*arguments, shared=shared)
         else:
-            cls = ParallelCpuExperts if path.experts.size > 1 else CpuExperts
+            cls = ParallelCpuExperts if backend.experts.size > 1 else CpuExperts
             self._experts = cls(*arguments, shared=shared, layer=_layer_of(prefix))
 
     @staticmethod
@@ -82,13 +82,13 @@ class MixtureOfExperts:
 
 
 def mlp_or_mixture(
-    config: ModelConfig, layer: int, prefix: str, norm: str, names: ExpertNames, take: WeightReader, path: Backend
+    config: ModelConfig, layer: int, prefix: str, norm: str, names: ExpertNames, reader: WeightReader, backend: Backend
 ) -> GatedMLP | MixtureOfExperts:
     """A mixture in the layers that config.experts names, an MLP in others."""
     assert config.experts is not None
     if config.experts.layers[layer]:
-        return MixtureOfExperts(config, prefix, norm, names, take, path)
-    return GatedMLP(config, prefix, norm, take, path)
+        return MixtureOfExperts(config, prefix, norm, names, reader, backend)
+    return GatedMLP(config, prefix, norm, reader, backend)
 
 
 def mlp_or_mixture_shapes(config: ModelConfig, layer: int, prefix: str, names: ExpertNames) -> dict[str, Shape]:

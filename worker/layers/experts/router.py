@@ -15,11 +15,11 @@ from worker.weights.reader import WeightReader
 class Router:
     """A linear layer, and the experts that it scores highest. Each rank of a tensor-parallel group has all of it."""
 
-    def __init__(self, config: ExpertsConfig, name: str, take: WeightReader, path: Backend) -> None:
+    def __init__(self, config: ExpertsConfig, name: str, reader: WeightReader, backend: Backend) -> None:
         """name: of its tensors, without ".weight"."""
-        self._config, self._on_gpu = config, path.gpu is not None
-        self._linear = PackedLinear(take(f"{name}.weight"), None, path)
-        self._bias_N = take.float32(f"{name}.e_score_correction_bias") if config.has_bias else None
+        self._config, self._on_gpu = config, backend.gpu is not None
+        self._linear = PackedLinear(reader(f"{name}.weight"), None, backend)
+        self._bias_N = reader.float32(f"{name}.e_score_correction_bias") if config.has_bias else None
 
     @property
     def num_bytes(self) -> int:

@@ -15,12 +15,12 @@ from worker.weights.reader import WeightReader
 class SharedExpert:
     """down(silu(gate(h)) * up(h)) of what its mixture's experts get, too. Its ranks have a part of F each."""
 
-    def __init__(self, intermediate_size: int, prefix: str, take: WeightReader, path: Backend) -> None:
+    def __init__(self, intermediate_size: int, prefix: str, reader: WeightReader, backend: Backend) -> None:
         """prefix: of its tensors, such as model.layers.3.mlp.shared_experts."""
-        part = path.shard.of(intermediate_size, "shared expert's intermediate size")
+        part = backend.shard.of(intermediate_size, "shared expert's intermediate size")
         gate_up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
-        self._gate_up = load_linear(take, gate_up, bias=False, path=path, gated=True, outputs=lambda name: part)
-        self._down = load_linear(take, [f"{prefix}.down_proj"], bias=False, path=path, inputs=part)
+        self._gate_up = load_linear(reader, gate_up, bias=False, backend=backend, gated=True, outputs=lambda name: part)
+        self._down = load_linear(reader, [f"{prefix}.down_proj"], bias=False, backend=backend, inputs=part)
 
     @property
     def num_bytes(self) -> int:

@@ -16,13 +16,15 @@ _NAMES = ExpertNames()
 
 class DeepseekModel(Decoder):
     @classmethod
-    def block(cls, config: ModelConfig, layer: int, take: WeightReader, path: Backend) -> Block:
+    def block(cls, config: ModelConfig, layer: int, reader: WeightReader, backend: Backend) -> Block:
         prefix = f"model.layers.{layer}"
         return Block(
             LatentAttention(
-                config, layer, f"{prefix}.self_attn", norm=f"{prefix}.input_layernorm", take=take, path=path
+                config, layer, f"{prefix}.self_attn", norm=f"{prefix}.input_layernorm", reader=reader, backend=backend
             ),
-            mlp_or_mixture(config, layer, f"{prefix}.mlp", f"{prefix}.post_attention_layernorm", _NAMES, take, path),
+            mlp_or_mixture(
+                config, layer, f"{prefix}.mlp", f"{prefix}.post_attention_layernorm", _NAMES, reader, backend
+            ),
         )
 
     @classmethod

@@ -11,27 +11,27 @@ from worker.weights.reader import WeightReader
 class NormsPlusOne:
     """A WeightReader over one whose norms are stored as what they differ from 1 by."""
 
-    def __init__(self, take: WeightReader) -> None:
-        self._take = take
+    def __init__(self, reader: WeightReader) -> None:
+        self._reader = reader
 
     def __call__(self, name: str) -> torch.Tensor:
-        tensor = self._take(name)
+        tensor = self._reader(name)
         return 1.0 + tensor.float() if name.endswith("norm.weight") else tensor
 
     def float32(self, name: str) -> torch.Tensor:
-        return self._take.float32(name)
+        return self._reader.float32(name)
 
     def weight(self, name: str, outputs: slice | None = None, inputs: slice | None = None) -> Weight:
-        return self._take.weight(name, outputs, inputs)
+        return self._reader.weight(name, outputs, inputs)
 
     def head_weight(self, name: str, outputs: slice | None = None) -> Weight:
-        return self._take.head_weight(name, outputs)
+        return self._reader.head_weight(name, outputs)
 
     def kv_scale(self, attention: str) -> tuple[float, float] | None:
-        return self._take.kv_scale(attention)
+        return self._reader.kv_scale(attention)
 
     def packed(self, names: Sequence[str]) -> PackedWeight | None:
-        return self._take.packed(names)
+        return self._reader.packed(names)
 
     def keep(self, names: Sequence[str], packed: PackedWeight) -> None:
-        self._take.keep(names, packed)
+        self._reader.keep(names, packed)

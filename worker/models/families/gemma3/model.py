@@ -22,21 +22,21 @@ _NORMS = (
 
 
 class Gemma3Model(Decoder):
-    def __init__(self, config: ModelConfig, take: WeightReader, path: Backend) -> None:
-        super().__init__(config, NormsPlusOne(take) if config.norms_lack_one else take, path)
+    def __init__(self, config: ModelConfig, reader: WeightReader, backend: Backend) -> None:
+        super().__init__(config, NormsPlusOne(reader) if config.norms_lack_one else reader, backend)
 
     @classmethod
-    def block(cls, config: ModelConfig, layer: int, take: WeightReader, path: Backend) -> Block:
+    def block(cls, config: ModelConfig, layer: int, reader: WeightReader, backend: Backend) -> Block:
         prefix = f"model.layers.{layer}"
         before_attention, after_attention, before_mlp, after_mlp = (f"{prefix}.{name}" for name in _NORMS)
         return Block(
             Attention(
-                config, layer, f"{prefix}.self_attn", norm=before_attention, take=take, path=path,
-                added_norm=AddedNorm(after_attention, config.rms_norm_eps, take, path),
+                config, layer, f"{prefix}.self_attn", norm=before_attention, reader=reader, backend=backend,
+                added_norm=AddedNorm(after_attention, config.rms_norm_eps, reader, backend),
             ),
             GatedMLP(
-                config, f"{prefix}.mlp", norm=before_mlp, take=take, path=path,
-                added_norm=AddedNorm(after_mlp, config.rms_norm_eps, take, path),
+                config, f"{prefix}.mlp", norm=before_mlp, reader=reader, backend=backend,
+                added_norm=AddedNorm(after_mlp, config.rms_norm_eps, reader, backend),
             ),
         )  # fmt: skip
 

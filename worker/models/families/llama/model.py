@@ -13,11 +13,15 @@ from worker.weights.reader import Shape, WeightReader
 
 class LlamaModel(Decoder):
     @classmethod
-    def block(cls, config: ModelConfig, layer: int, take: WeightReader, path: Backend) -> Block:
+    def block(cls, config: ModelConfig, layer: int, reader: WeightReader, backend: Backend) -> Block:
         prefix = f"model.layers.{layer}"
         return Block(
-            Attention(config, layer, f"{prefix}.self_attn", norm=f"{prefix}.input_layernorm", take=take, path=path),
-            GatedMLP(config, f"{prefix}.mlp", norm=f"{prefix}.post_attention_layernorm", take=take, path=path),
+            Attention(
+                config, layer, f"{prefix}.self_attn", norm=f"{prefix}.input_layernorm", reader=reader, backend=backend
+            ),
+            GatedMLP(
+                config, f"{prefix}.mlp", norm=f"{prefix}.post_attention_layernorm", reader=reader, backend=backend
+            ),
         )
 
     @classmethod

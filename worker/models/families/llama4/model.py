@@ -21,12 +21,14 @@ class Llama4Model(Decoder):
     stored together."""
 
     @classmethod
-    def block(cls, config: ModelConfig, layer: int, take: WeightReader, path: Backend) -> Block:
+    def block(cls, config: ModelConfig, layer: int, reader: WeightReader, backend: Backend) -> Block:
         prefix = f"model.layers.{layer}"
         return Block(
-            Attention(config, layer, f"{prefix}.self_attn", norm=f"{prefix}.input_layernorm", take=take, path=path),
+            Attention(
+                config, layer, f"{prefix}.self_attn", norm=f"{prefix}.input_layernorm", reader=reader, backend=backend
+            ),
             mlp_or_mixture(
-                config, layer, f"{prefix}.feed_forward", f"{prefix}.post_attention_layernorm", _NAMES, take, path
+                config, layer, f"{prefix}.feed_forward", f"{prefix}.post_attention_layernorm", _NAMES, reader, backend
             ),
         )
 

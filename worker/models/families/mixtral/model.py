@@ -15,12 +15,14 @@ class MixtralModel(Decoder):
     names = ExpertNames(gate="w1", up="w3", down="w2")
 
     @classmethod
-    def block(cls, config: ModelConfig, layer: int, take: WeightReader, path: Backend) -> Block:
+    def block(cls, config: ModelConfig, layer: int, reader: WeightReader, backend: Backend) -> Block:
         prefix = f"model.layers.{layer}"
         return Block(
-            Attention(config, layer, f"{prefix}.self_attn", norm=f"{prefix}.input_layernorm", take=take, path=path),
+            Attention(
+                config, layer, f"{prefix}.self_attn", norm=f"{prefix}.input_layernorm", reader=reader, backend=backend
+            ),
             mlp_or_mixture(
-                config, layer, f"{prefix}.{cls.mlp}", f"{prefix}.post_attention_layernorm", cls.names, take, path
+                config, layer, f"{prefix}.{cls.mlp}", f"{prefix}.post_attention_layernorm", cls.names, reader, backend
             ),
         )
 

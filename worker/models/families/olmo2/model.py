@@ -14,16 +14,16 @@ _AFTER_ATTENTION, _AFTER_MLP = "post_attention_layernorm", "post_feedforward_lay
 
 class Olmo2Model(Decoder):
     @classmethod
-    def block(cls, config: ModelConfig, layer: int, take: WeightReader, path: Backend) -> Block:
+    def block(cls, config: ModelConfig, layer: int, reader: WeightReader, backend: Backend) -> Block:
         prefix, eps = f"model.layers.{layer}", config.rms_norm_eps
         return Block(
             Attention(
-                config, layer, f"{prefix}.self_attn", norm=None, take=take, path=path,
-                added_norm=AddedNorm(f"{prefix}.{_AFTER_ATTENTION}", eps, take, path),
+                config, layer, f"{prefix}.self_attn", norm=None, reader=reader, backend=backend,
+                added_norm=AddedNorm(f"{prefix}.{_AFTER_ATTENTION}", eps, reader, backend),
             ),
             GatedMLP(
-                config, f"{prefix}.mlp", norm=None, take=take, path=path,
-                added_norm=AddedNorm(f"{prefix}.{_AFTER_MLP}", eps, take, path),
+                config, f"{prefix}.mlp", norm=None, reader=reader, backend=backend,
+                added_norm=AddedNorm(f"{prefix}.{_AFTER_MLP}", eps, reader, backend),
             ),
         )  # fmt: skip
 
