@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from router.api.gateway import app
-from router.api.gateway import server as patience
+from router.api.gateway import server as gateway_server
 from router.api.gateway.app import Gateway
 from router.api.gateway.server import GatewayServer
 from runtime.telemetry import http_server as http
@@ -21,7 +21,7 @@ _BODY = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\
 
 
 async def test_http_of_a_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "HEADERS_S", 0.1)
+    monkeypatch.setattr(gateway_server, "HEADERS_S", 0.1)
     monkeypatch.setattr(app, "BODY_S", 0.1)
     fake = FakeScheduler(socket_address(tmp_path, "one"))
     async with running_schedulers(fake), running_router([fake.address]) as (server, _):

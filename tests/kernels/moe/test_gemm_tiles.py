@@ -10,7 +10,7 @@ import torch
 
 from kernels.gemm.fp8.choose import Device
 from kernels.moe.align.triton import AlignedPairs, align
-from kernels.moe.gemm import tiles as tuned
+from kernels.moe.gemm import tiles as tiles_module
 from kernels.moe.gemm import triton as gpu
 from kernels.moe.gemm.tiles import FEW, MoeTile, file_name, tuned_tile
 from kernels.triton_common.tuned_tiles import FOLDER_VARIABLE, TunedConfigError
@@ -34,7 +34,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of this machine's cache is read, and nothing is remembered from one test to the next."""
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    tuned._tiles.cache_clear()
+    tiles_module._tiles.cache_clear()
 
 
 def tile_of(num_tokens: int, folder: Path | None, *, is_fp8: bool = False) -> MoeTile | None:

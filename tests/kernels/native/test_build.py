@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import cpu_backend as load_module
+from kernels import cpu_backend as cpu_backend_module
 from kernels.cpu_backend import cpu_backend, native_kernels
 from kernels.linear import check as linear_check
 from kernels.native import build as build_module
@@ -160,7 +160,7 @@ def test_every_path_compiles_without_a_warning(path: NativePath) -> None:
 
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
 def test_every_path_passes_the_check_at_load(kind: str) -> None:
-    load_module.check_kernels(kernels_of(kind))
+    cpu_backend_module.check_kernels(kernels_of(kind))
 
 
 def test_torch_keeps_its_thread_pool_to_itself(path: NativePath) -> None:
@@ -173,4 +173,4 @@ def test_torch_keeps_its_thread_pool_to_itself(path: NativePath) -> None:
 
 
 def test_kernels_are_loaded_once() -> None:
-    assert load_module.native_kernels() is native_kernels()
+    assert cpu_backend_module.native_kernels() is native_kernels()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.sampling import triton as gpu
-from kernels.sampling import triton_adjust as gpu_adjust
+from kernels.sampling import triton_adjust
 from kernels.sampling.reference import penalties_reference, verify_reference
 from kernels.sampling.triton_verify import verify
 from tests.support.gpu.gpu import DEVICE
@@ -38,12 +38,12 @@ def bits_of(sets: list[list[int]]) -> torch.Tensor:
 def test_penalties_agree_with_the_reference(repetition: float, presence: float, frequency: float):
     prompt, output, drafts = [1, 2, 2, 31, 4096], [2, 7, 7, 7, 32], [7, 9, 9]
     counts_RV = torch.zeros(2, VOCABULARY, dtype=torch.int32, device=DEVICE)
-    gpu_adjust.count_output(counts_RV, ints([1, -1]), ints([[*output, 5], [3] * 6]), ints([5, 6]))
+    triton_adjust.count_output(counts_RV, ints([1, -1]), ints([[*output, 5], [3] * 6]), ints([5, 6]))
     # Row 0 is free, and says what would be seen.
     counts_RV[0] = 99
     logits_LV = logits_of(4)
     changed_LV = logits_LV.clone()
-    gpu_adjust.apply_penalties(
+    triton_adjust.apply_penalties(
         changed_LV,
         ints([1, -1, 1, 1]),
         bits_of([list(range(VOCABULARY)), prompt]),
@@ -69,7 +69,7 @@ def test_penalties_leave_logits_finite_bans_and_nan_as_they_are():
     logits_LV[0, :4] = floats([30.0, -30.0, float("-inf"), float("nan")])
     masks = (bits_of([list(range(VOCABULARY))]), torch.zeros(1, VOCABULARY, dtype=torch.int32, device=DEVICE))
     off = floats([0.0])
-    gpu_adjust.apply_penalties(
+    triton_adjust.apply_penalties(
         logits_LV, ints([0]), *masks, repetition_R=floats([1e-38]), presence_R=off, frequency_R=off
     )
     assert torch.isfinite(logits_LV[0, [0, 1]]).all()
@@ -81,8 +81,10 @@ def test_logit_bias_and_bans_reach_the_row_s_tokens_alone():
     logits_LV = logits_of(4)
     before_LV = logits_LV.clone()
     rows_L = ints([1, -1, 0, 1])
-    gpu_adjust.add_logit_bias(logits_LV, rows_L, ints([[-1] * 3, [4096, 2, -1]]), floats([[8.0] * 3, [1.5, -100, 5]]))
-    gpu_adjust.ban_tokens(logits_LV, rows_L, ints([4, 0, 0, 5]), ints([9, 5]), ints([[4096, -1, -1], [6, 7, -1]]))
+    triton_adjust.add_logit_bias(
+        logits_LV, rows_L, ints([[-1] * 3, [4096, 2, -1]]), floats([[8.0] * 3, [1.5, -100, 5]])
+    )
+    triton_adjust.ban_tokens(logits_LV, rows_L, ints([4, 0, 0, 5]), ints([9, 5]), ints([[4096, -1, -1], [6, 7, -1]]))
     expected_LV = before_LV
     expected_LV[[0, 3], 4096] += 1.5
     expected_LV[[0, 3], 2] -= 100
@@ -95,7 +97,7 @@ def test_bitmask_leaves_what_the_grammar_allows(dtype: torch.dtype):
     logits_LV = logits_of(3).to(dtype)
     before_LV = logits_LV.clone()
     allowed = [0, 31, 32, 63, 4095, 4096]
-    gpu_adjust.apply_bitmask(logits_LV, ints([1, -1, 0]), bits_of([list(range(VOCABULARY)), allowed]))
+    triton_adjust.apply_bitmask(logits_LV, ints([1, -1, 0]), bits_of([list(range(VOCABULARY)), allowed]))
     assert torch.equal(logits_LV[1:], before_LV[1:])
     assert torch.equal(logits_LV[0, allowed], before_LV[0, allowed])
     assert int(torch.isfinite(logits_LV[0]).sum()) == len(allowed)

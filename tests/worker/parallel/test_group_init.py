@@ -11,7 +11,7 @@ import torch
 
 from configs.options import Options
 from worker.errors import CollectiveError, PermanentError, PlanError
-from worker.parallel import group_init as tcp_store
+from worker.parallel import group_init as group_init_module
 from worker.parallel.axes import axes_of
 from worker.parallel.group_init import GroupInit
 
@@ -73,7 +73,7 @@ def test_a_store_listens_at_the_one_address_that_leads_to_the_scheduler() -> Non
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Of a store whose process has been stopped, or whose machine has vanished: it takes connections, as the system
     does by itself, and says nothing. Whoever has been left behind there is gone afterwards."""
-    monkeypatch.setattr(tcp_store, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(group_init_module, "_TIMEOUT_S", 0.2)
     before = threading.enumerate()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"

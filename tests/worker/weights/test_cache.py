@@ -24,7 +24,7 @@ from worker.models.config import config_from_directory
 from worker.models.loader import LoadedModel, load_model
 from worker.models.registry import model_class
 from worker.process.build import build_runner
-from worker.weights import cache as weight_cache
+from worker.weights import cache as cache_module
 from worker.weights import digest
 from worker.weights.cache import WeightCache
 from worker.weights.quantization import QuantizationOption
@@ -174,7 +174,7 @@ def test_another_checkpoint_or_other_sources_are_packed_anew(
     before = _logits(_load(model, kept))
     (first,) = _files(kept)
     for sources in ("0" * 16, "1" * 16):
-        monkeypatch.setattr(weight_cache, "_sources_digest", lambda sources=sources: sources)
+        monkeypatch.setattr(cache_module, "_sources_digest", lambda sources=sources: sources)
         assert torch.equal(_logits(_load(model, kept)), before)
         if sources == "0" * 16:
             os.utime(first, (1, 1))
@@ -226,7 +226,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(
     def write(file: object, *_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weight_cache, "write_weight_file", write)
+    monkeypatch.setattr(cache_module, "write_weight_file", write)
     _load(model, kept)
     assert "No space left on device" in caplog.text
     assert [file.name for file in kept.iterdir()] == ["lock"]
@@ -281,7 +281,7 @@ def test_workers_use_it_by_default_for_large_models_and_not_with_0(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(weight_cache, "_SMALLEST", 0)
+    monkeypatch.setattr(cache_module, "_SMALLEST", 0)
     weights = tmp_path / "cache" / "weights"
     build_runner(_options(model, weight_cache=0))
     assert not weights.exists()
