@@ -56,7 +56,7 @@ async def test_kill_9_of_a_worker_pauses_its_streams_and_they_go_on_exactly(tmp_
 @pytest.mark.parametrize(
     ("hello", "words"),
     [
-        ({"protocol_version": 99}, "protocol_version is 99 at the worker but 1 at the scheduler"),
+        ({"protocol_version": 99}, "protocol_version is 99 at the worker but 2 at the scheduler"),
         ({"octavo_version": "0.0.1"}, "octavo_version is '0.0.1' at the worker"),
         ({"model": "other"}, "served_model_name is 'other' at the worker but 'hashes' at the scheduler"),
         ({"block_size": 16}, "block_size is 16 at the worker but 8 at the scheduler"),
