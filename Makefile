@@ -22,9 +22,9 @@ run: install ## start a local cluster of the small model, stream a first complet
 
 test: install ## run the whole test suite, or what ARGS names
 ifeq ($(ARGS),)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(SERVING)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(COMPUTING)
 	@$(BIN)/python -m pytest $(COMPILING)
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(SERVING)
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
