@@ -45,7 +45,7 @@ class TensorSource(Protocol):
         ...
 
     def kv_scale(self, attention: str) -> tuple[float, float] | None:
-        """As of a TakeTensor."""
+        """As `WeightReader.kv_scale`."""
         ...
 
 
@@ -79,7 +79,7 @@ def check_tensors(
 
 
 class SourceReader:
-    """A TakeTensor over a source. Reports the fraction of all elements given out so far."""
+    """A WeightReader over a source. Reports the fraction of all elements given out so far."""
 
     def __init__(
         self,

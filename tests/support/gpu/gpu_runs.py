@@ -13,8 +13,8 @@ from worker.parallel.groups import Groups
 from worker.step.batch import GpuBatch
 
 
-class TakeFrom:
-    """A TakeTensor over a state dict."""
+class DictReader:
+    """A WeightReader over a state dict."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
         self._tensors, self._dtype = tensors, dtype

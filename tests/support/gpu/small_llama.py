@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from kernels.backend import gpu_backend
-from tests.support.gpu.gpu_runs import TakeFrom
+from tests.support.gpu.gpu_runs import DictReader
 from worker.models.config import config_from_directory
 from worker.models.families.llama.model import LlamaModel
 
@@ -40,5 +40,5 @@ def small_llama(num_layers: int) -> LlamaModel:
     weights = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
     with torch.inference_mode():
         return LlamaModel(
-            model_config, TakeFrom(weights, torch.float32), gpu_backend(torch.float32, torch.device("cpu"))
+            model_config, DictReader(weights, torch.float32), gpu_backend(torch.float32, torch.device("cpu"))
         )

@@ -30,7 +30,7 @@ from transformers import (
 
 from kernels.backend import gpu_backend
 from tests.support.gpu.gpu import DEVICE
-from tests.support.gpu.gpu_runs import GpuModelRun, TakeFrom
+from tests.support.gpu.gpu_runs import DictReader, GpuModelRun
 from tests.support.models.model_runs import relative_error
 from worker.models.config import config_from_directory
 from worker.models.registry import family_of, model_class
@@ -144,7 +144,7 @@ def _run(reference: PreTrainedModel, tmp_path, dtype: torch.dtype = torch.float3
     config = config_from_directory(tmp_path)
     gpu = gpu_backend(dtype, torch.device(DEVICE), **path)
     with torch.inference_mode():
-        model = model_class(config.architecture)(config, TakeFrom(tensors, dtype), gpu)
+        model = model_class(config.architecture)(config, DictReader(tensors, dtype), gpu)
     return GpuModelRun(model, gpu, block_size=8, num_blocks=129, max_rows=4)
 
 

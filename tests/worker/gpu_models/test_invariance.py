@@ -6,7 +6,7 @@ import torch
 
 from kernels.backend import gpu_backend
 from tests.support.gpu.gpu import DEVICE
-from tests.support.gpu.gpu_runs import GpuModelRun, TakeFrom
+from tests.support.gpu.gpu_runs import DictReader, GpuModelRun
 from worker.model_config import ModelConfig, RopeConfig
 from worker.models.families.llama.model import LlamaModel
 
@@ -23,7 +23,7 @@ def _model(kv_cache_dtype: torch.dtype | None) -> LlamaModel:
     shapes = LlamaModel.tensor_shapes(CONFIG)
     tensors = {name: torch.randn(shape, generator=generator) * 0.2 + ("norm" in name) for name, shape in shapes.items()}
     with torch.inference_mode():
-        return LlamaModel(CONFIG, TakeFrom(tensors, torch.bfloat16), path)
+        return LlamaModel(CONFIG, DictReader(tensors, torch.bfloat16), path)
 
 
 def _tokens(length: int, seed: int) -> list[int]:

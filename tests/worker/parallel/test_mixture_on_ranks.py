@@ -16,7 +16,7 @@ from kernels.linear import Residual, Stream
 from kernels.shard import ExpertShard, Shard
 from tests.fakes.fake_model import fake_config
 from tests.support.gpu.gpu import DEVICE
-from tests.support.gpu.gpu_runs import TakeFrom
+from tests.support.gpu.gpu_runs import DictReader
 from tests.support.models.ranks import run_replicas
 from worker.layers.experts.mixture import ExpertNames, MixtureOfExperts
 from worker.layers.forward_context import ExpertLoad, ForwardContext, Workspace, forward_context
@@ -33,7 +33,7 @@ PREFIX, NORM = "model.layers.0.mlp", "model.layers.0.norm"
 WHOLE_PATH = torch_backend(torch.float32)
 
 
-class _Take(TakeFrom):
+class _Reader(DictReader):
     def keep(self, names: Sequence[str], packed: object) -> None:
         pass
 
@@ -67,8 +67,8 @@ class Mixture:
                 # To read what others hold would be a KeyError.
                 if expert in held:
                     tensors[f"{PREFIX}.{name}.weight"] = weight
-        take = _Take({name: each.to(backend.device) for name, each in tensors.items()}, torch.float32)
-        self._mixture = MixtureOfExperts(self._config, PREFIX, NORM, ExpertNames(), take, self._path)
+        reader = _Reader({name: each.to(backend.device) for name, each in tensors.items()}, torch.float32)
+        self._mixture = MixtureOfExperts(self._config, PREFIX, NORM, ExpertNames(), reader, self._path)
 
     @property
     def num_bytes(self) -> int:

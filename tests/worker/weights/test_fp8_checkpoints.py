@@ -46,7 +46,7 @@ def _source(path: Path) -> SafetensorsSource:
     return SafetensorsSource(SafetensorsFiles(path), stored_quantization(config), shapes)
 
 
-def _take(source: TensorSource, quantization: Quantization = "fp8", device: str = "cpu") -> SourceReader:
+def _reader(source: TensorSource, quantization: Quantization = "fp8", device: str = "cpu") -> SourceReader:
     shapes = {name: tuple(shape) for name, shape in source.shapes.items()}
     return SourceReader(source, shapes, torch.bfloat16, quantization, lambda fraction: None, torch.device(device))
 
@@ -57,12 +57,12 @@ def _take(source: TensorSource, quantization: Quantization = "fp8", device: str 
 @pytest.mark.parametrize("how", ["channel", "tensor", "block"])
 def test_what_is_stored_in_e4m3_is_kept_to_the_bit(tmp_path: Path, how: str) -> None:
     checkpoint = write_checkpoint(tmp_path, how)
-    take = _take(_source(checkpoint.path))
+    reader = _reader(_source(checkpoint.path))
     config = json.loads((tmp_path / "config.json").read_text())
     assert stored_quantization(config).made_for == "fp8"
     assert (len(checkpoint.fp8), DOWN in checkpoint.fp8) == ((13, False) if how == "channel" else (14, True))
     for name, (values, scales) in checkpoint.fp8.items():
-        weight = take.weight(name)
+        weight = reader.weight(name)
         assert isinstance(weight, Fp8Weight)
         assert torch.equal(weight.values_OI.view(torch.uint8), values.view(torch.uint8))
         assert torch.equal(weight.scales, scales.reshape(weight.scales.shape))
@@ -71,10 +71,10 @@ def test_what_is_stored_in_e4m3_is_kept_to_the_bit(tmp_path: Path, how: str) -> 
 
 def test_layers_left_out_embeddings_norms_and_the_head_stay_floats(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, "channel")
-    take = _take(_source(checkpoint.path))
+    reader = _reader(_source(checkpoint.path))
     norm, embeddings, head = "model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"
     for name, taken in {
-        DOWN: take.weight(DOWN), norm: take(norm), embeddings: take(embeddings), head: take.head_weight(head)
+        DOWN: reader.weight(DOWN), norm: reader(norm), embeddings: reader(embeddings), head: reader.head_weight(head)
     }.items():  # fmt: skip
         assert isinstance(taken, torch.Tensor)
         assert torch.equal(taken, checkpoint.floats[name].bfloat16())
@@ -83,20 +83,20 @@ def test_layers_left_out_embeddings_norms_and_the_head_stay_floats(tmp_path: Pat
 def test_floats_are_quantized_from_what_is_stored(tmp_path: Path) -> None:
     """The head beside them is not; and nothing is left out of a checkpoint that is not quantized."""
     checkpoint = write_checkpoint(tmp_path, "online")
-    take = _take(_source(checkpoint.path))
+    reader = _reader(_source(checkpoint.path))
     for name in (Q, DOWN):
-        weight, expected = take.weight(name), quantize_fp8(checkpoint.floats[name])
+        weight, expected = reader.weight(name), quantize_fp8(checkpoint.floats[name])
         assert isinstance(weight, Fp8Weight)
         assert torch.equal(dequantize(weight), dequantize(expected))
         assert weight.scales.shape == (len(checkpoint.floats[name]), 1)
-    assert isinstance(take.head_weight("lm_head.weight"), torch.Tensor)
+    assert isinstance(reader.head_weight("lm_head.weight"), torch.Tensor)
 
 
 @pytest.mark.parametrize("how", ["online", "channel", "block"])
 def test_all_is_on_the_device_that_computes(tmp_path: Path, how: str) -> None:
     """A meta device has no numbers: whoever read one of them to quantize would fail."""
-    take = _take(_source(write_checkpoint(tmp_path, how).path), device="meta")
-    weights = [take.weight(Q), take.weight(DOWN), take.head_weight("lm_head.weight"), take("model.norm.weight")]
+    reader = _reader(_source(write_checkpoint(tmp_path, how).path), device="meta")
+    weights = [reader.weight(Q), reader.weight(DOWN), reader.head_weight("lm_head.weight"), reader("model.norm.weight")]
     for weight in weights:
         parts = (weight,) if isinstance(weight, torch.Tensor) else (weight.values_OI, cast(Fp8Weight, weight).scales)
         assert {part.device.type for part in parts} == {"meta"}
@@ -105,7 +105,7 @@ def test_all_is_on_the_device_that_computes(tmp_path: Path, how: str) -> None:
 def test_gguf_files_are_quantized_from_their_floats_not_from_bfloat16(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "floats", "online").path
     source = GGUFSource(write_gguf(tmp_path / "m.gguf", path, Kind.Q8_0, arch="qwen3"))
-    weight = _take(source).weight(Q)
+    weight = _reader(source).weight(Q)
     assert isinstance(weight, Fp8Weight)
     assert torch.equal(dequantize(weight), dequantize(quantize_fp8(source.tensor(Q))))
     assert not torch.equal(dequantize(weight), dequantize(quantize_fp8(source.tensor(Q).bfloat16())))
@@ -120,7 +120,7 @@ def test_blocks_of_another_size_are_quantized_anew(tmp_path: Path) -> None:
     tensors = checkpoint.stored | {name.removesuffix("weight") + "weight_scale_inv": s for name, s in stored.items()}
     _write(tmp_path, tensors, DEEPSEEK | {"weight_block_size": [64, 64]})
     source = _source(tmp_path)
-    weight = _take(source).weight(Q)
+    weight = _reader(source).weight(Q)
     assert isinstance(weight, Fp8Weight)
     assert torch.equal(dequantize(weight), dequantize(quantize_fp8(source.tensor(Q))))
     assert stored_quantization(json.loads((tmp_path / "config.json").read_text())).made_for == "none"
@@ -147,7 +147,7 @@ def test_experts_are_in_blocks_or_floats(stored: str, shape: tuple[int, int], is
             floats
         )
         weight = Fp8Weight(values_OI=values, scales=scales.reshape(1, 1) if stored == "tensor" else scales)
-    expert = _take(_Experts(weight)).weight("model.layers.0.mlp.experts.3.up_proj.weight")
+    expert = _reader(_Experts(weight)).weight("model.layers.0.mlp.experts.3.up_proj.weight")
     assert isinstance(expert, Fp8Weight) is is_fp8
     if isinstance(expert, Fp8Weight):
         assert expert.has_blocks
@@ -275,7 +275,7 @@ def test_scales_of_kv_are_found_by_each_name(tmp_path: Path, k_name: str, v_name
     source = _with_kv_scales(
         tmp_path, {k_name: torch.full(shape, 0.25), v_name: torch.full(shape, 0.5, dtype=torch.bfloat16)}
     )
-    assert _take(source, "none").kv_scale(ATTENTION) == (0.25, 0.5)
+    assert _reader(source, "none").kv_scale(ATTENTION) == (0.25, 0.5)
     assert source.kv_scale("model.layers.1.self_attn") is None
 
 

@@ -42,7 +42,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _take(source: GGUFSource, quantization: Quantization, dtype: torch.dtype = torch.float32) -> SourceReader:
+def _reader(source: GGUFSource, quantization: Quantization, dtype: torch.dtype = torch.float32) -> SourceReader:
     return SourceReader(source, LlamaModel.tensor_shapes(source.config), dtype, quantization, lambda fraction: None)
 
 
@@ -104,7 +104,7 @@ def test_a_q4_0_scale_whose_minimum_is_beyond_float16_goes_through_floats(direct
     weight = source.weight(name)
     assert isinstance(weight, torch.Tensor)
     assert torch.equal(weight, source.tensor(name))
-    kept = _take(source, "int4").weight(name)
+    kept = _reader(source, "int4").weight(name)
     assert isinstance(kept, Int8Weight)
     assert ((dequantize(kept) - weight).abs() <= kept.scales_OG * 0.5001).all()
     assert _logits(_load(path, "int4")).isfinite().all()
@@ -153,9 +153,9 @@ def test_a_file_in_as_many_bits_is_kept_to_the_bit_and_others_are_made_from_its_
 ) -> None:  # fmt: skip
     """Whatever the model's dtype: rounding to bf16 on the way would show."""
     source = GGUFSource(write_gguf(tmp_path / "m.gguf", directory, stored, arch="llama"))
-    take = _take(source, quantization, dtype)
+    reader = _reader(source, quantization, dtype)
     for name in _linears(source):
-        weight, floats = take.weight(name), source.tensor(name)
+        weight, floats = reader.weight(name), source.tensor(name)
         assert isinstance(weight, kind)
         error = float((dequantize(weight) - floats).abs().max() / floats.abs().max())
         # At most half of 1/127 of a row's largest, or of 2/15 of a group's; scales are rounded, too.
@@ -168,12 +168,12 @@ def test_a_tied_head_stays_at_8_bits_under_int4_and_embeddings_stay_floats(
 ) -> None:
     source = GGUFSource(write_gguf(tmp_path / "m.gguf", directory, stored, arch="llama"))
     for quantization in ("int4", "int8"):
-        take = _take(source, quantization)
-        head = take.head_weight(EMBEDDINGS)
+        reader = _reader(source, quantization)
+        head = reader.head_weight(EMBEDDINGS)
         assert isinstance(head, Int8Weight)
         assert head.is_grouped is (stored is Kind.Q8_0)
-        assert torch.equal(take(EMBEDDINGS), source.tensor(EMBEDDINGS))
-    assert torch.equal(cast(torch.Tensor, _take(source, "none").head_weight(EMBEDDINGS)), source.tensor(EMBEDDINGS))
+        assert torch.equal(reader(EMBEDDINGS), source.tensor(EMBEDDINGS))
+    assert torch.equal(cast(torch.Tensor, _reader(source, "none").head_weight(EMBEDDINGS)), source.tensor(EMBEDDINGS))
 
 
 @pytest.mark.parametrize(("quantization", "tolerance"), [("int8", 0.05), ("int4", 0.2)], ids=["int8", "int4"])
@@ -194,7 +194,7 @@ def test_without_a_quantization_a_file_gives_its_floats(directory: Path, tmp_pat
     assert loaded.quantization == "none"
     source = GGUFSource(path)
     for name in _linears(source):
-        weight = _take(source, "none", torch.bfloat16).weight(name)
+        weight = _reader(source, "none", torch.bfloat16).weight(name)
         assert isinstance(weight, torch.Tensor)
         assert torch.equal(weight, source.tensor(name).bfloat16())
 

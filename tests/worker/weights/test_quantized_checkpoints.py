@@ -162,7 +162,7 @@ def _logits(loaded: LoadedModel) -> torch.Tensor:
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def _take(path: Path, quantization: Quantization, dtype: torch.dtype = torch.float32) -> SourceReader:
+def _reader(path: Path, quantization: Quantization, dtype: torch.dtype = torch.float32) -> SourceReader:
     config = json.loads((path / "config.json").read_text())
     shapes = LlamaModel.tensor_shapes(_load(path).config)
     source = SafetensorsSource(SafetensorsFiles(path), stored_quantization(config), shapes)
@@ -194,9 +194,9 @@ def test_it_computes_what_its_floats_compute(checkpoint: tuple[Path, Path, Tenso
 
 def test_bfloat16_rounds_the_products_once(checkpoint: tuple[Path, Path, Tensors]) -> None:
     path, _, floats = checkpoint
-    take = _take(path, "none", torch.bfloat16)
+    reader = _reader(path, "none", torch.bfloat16)
     for name in (Q, DOWN, "lm_head.weight"):
-        weight = take.weight(name)
+        weight = reader.weight(name)
         assert isinstance(weight, torch.Tensor)
         assert torch.equal(weight, floats[name].bfloat16())
 
@@ -208,15 +208,15 @@ def test_it_can_be_quantized_anew(
     """The logits are near those of the very numbers that quantizing gave: only inputs are rounded besides, though
     random weights make much of that. (200 inputs of down_proj end within a group.)"""
     path, _, floats = checkpoint
-    take, anew = _take(path, quantization), dict(floats)
+    reader, anew = _reader(path, quantization), dict(floats)
     for name in (name for name in floats if "_proj" in name):
-        weight = take.weight(name)
+        weight = reader.weight(name)
         assert isinstance(weight, Int8Weight if quantization == "int8" else Int4Weight)
         anew[name] = dequantize(weight)
         error = relative_error(anew[name], floats[name])
         is_kept = quantization == "int8" and how.stored is INT8 and not any(part in name for part in how.skipped)
         assert error == 0 if is_kept else 0 < error < (0.0040 if quantization == "int8" else 0.0670)
-    anew["lm_head.weight"] = dequantize(take.head_weight("lm_head.weight"))
+    anew["lm_head.weight"] = dequantize(reader.head_weight("lm_head.weight"))
     logits, expected = _logits(_load(path, quantization)), _logits(_load(_write(tmp_path, base, anew, None)))
     assert torch.cosine_similarity(logits, expected).min() > 0.97
 
@@ -229,7 +229,7 @@ def test_w8a8_keeps_its_integers_and_scales_and_is_what_auto_gives(base: Path, t
     stored, _ = _tensors(base, how)
     stored[Q][0, 0] = -128
     path = _write(tmp_path, base, stored, how.config)
-    weight = _take(path, "int8").weight(Q)
+    weight = _reader(path, "int8").weight(Q)
     assert isinstance(weight, Int8Weight)
     assert torch.equal(weight.values_OI, stored[Q])
     assert torch.equal(weight.scales_OG, stored[Q.removesuffix("weight") + "weight_scale"].float())
@@ -247,7 +247,7 @@ def test_auto_computes_all_others_in_floats(base: Path, tmp_path: Path, name: st
 def test_w8a8_with_a_scale_for_a_whole_tensor(base: Path, tmp_path: Path) -> None:
     how = Format(_compressed("tensor", "int", INT8_INPUTS), (0, 0), stored=INT8)
     stored, floats = _tensors(base, how)
-    weight = _take(_write(tmp_path, base, stored, how.config), "int8").weight(Q)
+    weight = _reader(_write(tmp_path, base, stored, how.config), "int8").weight(Q)
     assert isinstance(weight, Int8Weight)
     assert weight.scales_OG.shape == (len(floats[Q]), 1)
     assert torch.equal(dequantize(weight), floats[Q])
