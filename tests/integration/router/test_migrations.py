@@ -106,7 +106,7 @@ async def test_streams_stay_at_a_replica_that_drains_if_they_would_gain_nothing(
         running_schedulers(first),
         running_router([f.address for f in (first, second, another)]) as (server, stub),
     ):
-        await first.wait_until(lambda fake: bool(fake.routers))
+        await _until_described(server, lambda text: text.count("ready") == 1)
         near, far = await _begun(stub, _request("near", max_tokens=9), 5), await _begun(stub, _request("far"), 5)
         async with running_schedulers(another):
             _drain(first)
@@ -217,7 +217,7 @@ async def test_a_request_is_moved_on_demand(tmp_path: Path) -> None:
                 await admin.Migrate(admin_pb2.MigrateRequest(request_id=request_id, replica=replica))
             return caught.value.code(), caught.value.details() or ""
 
-        await first.wait_until(lambda fake: bool(fake.routers))
+        await _until_described(server, lambda text: text.count("ready") == 1)
         call, received = await _begun(stub, _request(), 5)
         assert (await refused("nobody"))[0] is grpc.StatusCode.NOT_FOUND
         status, details = await refused("r", "unix:elsewhere")
