@@ -1,10 +1,11 @@
-# What each target does: `make help`. PIP_ARGS passes options to pip, PYTHON names the interpreter, ARGS goes to the command.
+# `make help` lists the targets. PYTHON: the interpreter; PIP_ARGS: options for pip; GPU=1 or GPU=0: PyTorch's CUDA or
+# CPU build (by default, nvidia-smi decides); ARGS: arguments for the command.
 .DEFAULT_GOAL := help
 .PHONY: help install run test lint proto
 
 BIN := .venv/bin
-# Tests that compute, a process for each core; those of kernels, which compile beside them; and those that start processes
-# of their own, and wait for them half of the time.
+# COMPUTING: tests that compute, run with one process per core. COMPILING: tests of kernels, which compile in parallel
+# themselves. SERVING: tests that start processes and wait for them half of the time.
 COMPUTING := tests/repository tests/configs tests/runtime tests/scheduler tests/router tests/worker tests/octavo \
 	tests/benchmarks tests/properties
 COMPILING := tests/kernels
@@ -14,8 +15,8 @@ QUESTION := What is the capital of France? Answer briefly.
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
 
-install: ## make .venv/ with everything (quick when there is nothing to do)
-	@PYTHON='$(PYTHON)' PIP_ARGS='$(PIP_ARGS)' sh scripts/install.sh
+install: ## make .venv/ with everything (quick if it is up to date)
+	@PYTHON='$(PYTHON)' PIP_ARGS='$(PIP_ARGS)' GPU='$(GPU)' sh scripts/install.sh
 
 run: install ## start a local cluster of the small model, stream a first completion, serve until Ctrl-C
 	@$(BIN)/octavo up -c configs/local.yaml --first-prompt "$(QUESTION)" $(ARGS)
@@ -29,7 +30,7 @@ else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
 
-lint: install ## ruff, pyright, and whether the generated code is that of protos/*.proto
+lint: install ## run ruff and pyright, and check that the generated code matches protos/*.proto
 	@$(BIN)/ruff check .
 	@$(BIN)/pyright
 	@$(BIN)/python -m pytest tests/repository/test_protos_drift.py

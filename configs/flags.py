@@ -1,4 +1,4 @@
-"""The flags of `python -m router`, `python -m scheduler` and `python -m worker`, made from the options' definition."""
+"""The flags of `python -m router`, `python -m scheduler` and `python -m worker`, made from the options' definitions."""
 
 import difflib
 import textwrap
@@ -13,8 +13,8 @@ def parse_flags(argv: Sequence[str], own: Sequence[str] = ()) -> tuple[Path | No
     """Reads -c FILE (or --config), any option as --max-num-seqs 4, --max_num_seqs=4, --enable-x or --no-enable-x, and
     the program's own flags, named in `own` with underscores.
 
-    Returns (configuration file, options given, own flags given). Values are text (bool for a switch without one): they
-    are checked with all others by load_options. Raises ConfigError, naming the flag.
+    Returns (configuration file, options given, own flags given). Values are text (bool for a switch without a value);
+    load_options checks them with all others. Raises ConfigError, which names the flag.
     """
     config: Path | None = None
     flags: dict[str, object] = {}
@@ -26,7 +26,7 @@ def parse_flags(argv: Sequence[str], own: Sequence[str] = ()) -> tuple[Path | No
             config = Path(_value(flag, value if equals else None, rest))
             continue
         if not flag.startswith("--"):
-            raise ConfigError(f"{flag!r} is no flag; give options as --name value")
+            raise ConfigError(f"{flag!r} is not a flag; give options as --name value")
         name = flag[2:].replace("-", "_")
         switched_off = name.removeprefix("no_")
         if name in own:
@@ -56,10 +56,10 @@ def usage(program: str, own: Mapping[str, str]) -> str:
 
 
 def own_number(extras: Mapping[str, str], name: str, default: int, below: int) -> int:
-    """An own flag that is a number from 0 to below - 1. Raises ConfigError."""
+    """The value of an own flag that takes a number from 0 to below - 1. Raises ConfigError."""
     text = extras.get(name, str(default))
     if not (text.isdecimal() and int(text) < below):
-        raise ConfigError(f"--{name.replace('_', '-')}={text!r}: a number from 0 to {below - 1} is valid")
+        raise ConfigError(f"--{name.replace('_', '-')}={text!r}: give a number from 0 to {below - 1}")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Reads options from file, environment and flags, and says plainly what is wrong with them."""
+"""Reads options from file, environment and flags, and reports plainly what is wrong with them."""
 
 import difflib
 import os
@@ -11,20 +11,20 @@ from pydantic import ValidationError
 from configs.options import Options
 
 ENV_PREFIX = "OCTAVO_"
-# Names in the environment that are ours and no options.
+# Environment variables of ours that are not options.
 _ENV_RESERVED = {"OCTAVO_API_KEY", "OCTAVO_CONFIG", "OCTAVO_CACHE_DIR", "OCTAVO_TUNED_CONFIG_FOLDER"}
 
 
 class ConfigError(ValueError):
-    """An option that can't be used: the message names the option, the value, where it came from and what would work."""
+    """An option can't be used: the message names the option, its value, its source and what would work."""
 
 
 def load_options(
     path: Path | None = None, flags: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
 ) -> Options:
-    """The options of file, then environment, then flags; the later wins.
+    """Reads the options of file, then environment, then flags; the later one wins.
 
-    path: a YAML file; None takes OCTAVO_CONFIG, or no file. flags: those given, by option name.
+    path: a YAML file; None: the file in OCTAVO_CONFIG, if any. flags: the flags given, by option name.
     Raises ConfigError.
     """
     environ = os.environ if environ is None else environ
@@ -44,7 +44,7 @@ def load_options(
     try:
         return Options(**values)  # type: ignore[arg-type]
     except ValidationError as error:
-        # A default that follows from other options is not at fault where those are.
+        # Leaves out defaults that failed only because an option that they follow from is wrong.
         causes = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
         raise ConfigError("; ".join(_describe(each, origin) for each in causes)) from None
 

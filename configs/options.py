@@ -1,8 +1,8 @@
 """Every option of Octavo, defined once.
 
 An option has one name, vLLM's where vLLM has one, and can be given in a file (configs/*.yaml), in the environment
-(OCTAVO_MAX_NUM_SEQS) and as a flag (--max-num-seqs); the later of these wins. `configs.load` reads them, the
-`octavo` command makes its flags and its help from the fields of the groups.
+(OCTAVO_MAX_NUM_SEQS) and as a flag (--max-num-seqs); the later of these wins. `configs.load` reads them; the `octavo`
+command makes its flags and its help from the fields of the groups.
 """
 
 from typing import Literal
@@ -19,7 +19,8 @@ from configs.groups.router import RouterOptions
 from configs.groups.scheduling import SchedulingOptions
 
 
-# The last one's fields come first: in --help, and when options are resolved (a default can follow from one before it).
+# The fields of the last base class come first: in --help, and when options are resolved (a default can follow from
+# options before it).
 class Options(
     LogOptions,
     NetworkOptions,
@@ -32,7 +33,7 @@ class Options(
     SecurityOptions,
     TelemetryOptions,
 ):
-    """The resolved options of one cluster; each process takes what concerns it. Immutable."""
+    """The resolved options of one cluster, for all its processes. Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -42,7 +43,7 @@ class Options(
             addresses: tuple[str, ...] = getattr(self, name)
             if addresses and len(addresses) != self.data_parallel_size:
                 raise ValueError(
-                    f"{name} names {len(addresses)} addresses but data_parallel_size is "
+                    f"{name} has {len(addresses)} addresses but data_parallel_size is "
                     f"{self.data_parallel_size}: give one for each replica"
                 )
         self._check_addresses()
@@ -52,7 +53,7 @@ class Options(
         if self.in_lockstep and len({address.startswith("tcp://") for address in self.step_addresses}) > 1:
             raise ValueError(
                 f"step_addresses={','.join(self.step_addresses)}: with enable_expert_parallel all workers talk to each "
-                f"other: give either tcp:// or ipc:// for all replicas"
+                f"other: give tcp:// for all replicas, or ipc:// for all"
             )
         if self.metrics_port and self.metrics_port + self.num_processes > 65_536:
             raise ValueError(
@@ -65,15 +66,15 @@ class Options(
 
     @property
     def num_processes(self) -> int:
-        """Of the whole cluster."""
+        """The number of processes of the whole cluster."""
         return self.num_router_processes + self.data_parallel_size * (1 + self.world_size)
 
     def process_metrics_port(
         self, kind: Literal["router", "scheduler", "worker"], number: int = 0, rank: int = 0
     ) -> int:
-        """Port of one process's /metrics and /health; 0 if they are off.
+        """The port of one process's /metrics and /health; 0 if they are off.
 
-        number: the router's, or the replica's. rank: the worker's, or of one of a router's processes.
+        number: the router or the replica. rank: the worker, or the process of a router.
         """
         if not self.metrics_port:
             return 0

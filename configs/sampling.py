@@ -12,22 +12,22 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One number of `SamplingParams` in protos/inference.proto."""
+    """One numeric field of `SamplingParams` in protos/inference.proto."""
 
     name: str
     kind: type[int] | type[float] = float
     low: int
     high: int
-    # `low` itself is out of range.
+    # True if `low` itself is out of range.
     low_is_open: bool = False
     default: float
     # The model's generation_config.json may give another default: the field is optional on the wire.
     from_model: bool = False
-    # A value that changes what is drawn.
+    # A value that changes the sampled tokens.
     example: float
-    # What an error says would work, if that is more than the range.
+    # The valid values as errors name them, if the range alone is not enough.
     advice: str = ""
-    # One sentence or two: flags and docs show it.
+    # One or two sentences, shown in flags and docs.
     doc: str
 
     @property
@@ -44,7 +44,7 @@ class Parameter:
         return math.isfinite(value) and above and value <= self.high
 
     def given_in(self, message: Any) -> bool:
-        """Whether a SamplingParams message says something of it: an unset optional field reads 0, which is no value."""
+        """True if a SamplingParams message sets it: an unset optional field reads as 0, which is not its value."""
         return not self.from_model or message.HasField(self.name)
 
     def value_in(self, message: Any) -> float:
@@ -62,7 +62,7 @@ PARAMETERS = (
         default=1.0,
         from_model=True,
         example=0.9,
-        doc="Keep the most likely tokens of so much probability together.",
+        doc="Keep the most likely tokens that together have this probability.",
     ),
     Parameter(
         name="top_k",
@@ -73,7 +73,7 @@ PARAMETERS = (
         from_model=True,
         advice="at least 1, or 0 or -1 for off",
         example=5,
-        doc="Keep so many of the most likely tokens; 0 or -1: all.",
+        doc="Keep this many of the most likely tokens; 0 or -1: all.",
     ),
     Parameter(
         name="min_p",
@@ -82,7 +82,7 @@ PARAMETERS = (
         default=0.0,
         from_model=True,
         example=0.01,
-        doc="Drop tokens below so much of the best one's probability.",
+        doc="Drop tokens below this fraction of the best token's probability.",
     ),
     Parameter(
         name="repetition_penalty",
@@ -116,11 +116,11 @@ PARAMETERS = (
         high=100,
         default=0.0,
         example=1.0,
-        doc="Keep tokens whose logit is at most so many standard deviations below the largest; 0: all.",
+        doc="Keep tokens whose logit is at most this many standard deviations below the largest; 0: all.",
     ),
 )
 BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
-# Those whose default a model may set.
+# Parameters whose default a model may set.
 FROM_MODEL = tuple(parameter for parameter in PARAMETERS if parameter.from_model)
 
 MAX_CHOICES = 64
@@ -129,7 +129,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
-# A token's bias is from -LARGEST_LOGIT_BIAS to this.
+# A token's bias is between -LARGEST_LOGIT_BIAS and LARGEST_LOGIT_BIAS.
 LARGEST_LOGIT_BIAS = 100
 
 

@@ -12,11 +12,11 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuBackend:
-    """What Triton's kernels, and torch's GEMMs where those are faster, compute with."""
+    """The GPU path: Triton kernels, and torch's GEMMs where those are faster."""
 
     # A GPU, or the CPU where Triton interprets its kernels (TRITON_INTERPRET=1).
     device: torch.device
-    # A row's result has the same bits in any batch and however its prompt was cut.
+    # A row's result has the same bits in any batch, however its prompt is cut into chunks.
     batch_invariant: bool = False
 
 
@@ -24,24 +24,24 @@ class GpuBackend:
 class Backend:
     # Goes into a replica's numerics fingerprint.
     name: str
-    # Of the activations that go into linears and attention. The residual stream is float32 in any case.
+    # The dtype of activations that go into linears and attention. The residual stream is always float32.
     compute_dtype: torch.dtype
-    # Of a KV cache that attention reads as it is.
+    # The dtype of a KV cache that attention reads without conversion.
     kv_cache_dtype: torch.dtype
     # C++ kernels for CPUs.
     native: NativeKernels | None = None
-    # Kernels for GPUs. Neither: PyTorch computes on a CPU.
+    # Triton kernels for a GPU. With neither, PyTorch computes on the CPU.
     gpu: GpuBackend | None = None
-    # What of each layer this rank computes.
+    # The part of each layer that this rank computes.
     shard: Shard = WHOLE
-    # Which layers.
+    # The layers that this rank computes.
     stage: Stage = ALL_LAYERS
-    # Of each mixture's experts, which whole ones. Of one: of each expert this rank computes what `shard` says.
+    # The whole experts of each mixture that this rank computes. With size 1: the `shard` part of every expert.
     experts: ExpertShard = NOT_SHARED
 
     @property
     def device(self) -> torch.device:
-        """Where weights, KV cache and activations are."""
+        """The device of weights, KV cache and activations."""
         return _CPU if self.gpu is None else self.gpu.device
 
 
@@ -56,12 +56,12 @@ def native_backend(dtype: torch.dtype, kernels: NativeKernels) -> Backend:
 def torch_backend(dtype: torch.dtype) -> Backend:
     if dtype is torch.float32:
         return Backend(name="cpu-onednn-float32", compute_dtype=dtype, kv_cache_dtype=dtype)
-    # torch's own bf16 check is content with AVX512BW, where oneDNN emulates.
+    # torch's own bf16 check passes with AVX512BW alone, where oneDNN emulates bf16.
     if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         return Backend(name="cpu-onednn-bfloat16", compute_dtype=dtype, kv_cache_dtype=dtype)
     # Without bf16 instructions a bf16 GEMM is emulated, at a tenth of float32's speed (M = 64, 576x3072: 11.5 ms
-    # against 1.4). Weights rounded to bf16 are therefore held, and multiplied, as float32; and KV is kept so, too, for
-    # converting it in each step costs more than reading it.
+    # against 1.4). So weights rounded to bf16 are stored and multiplied as float32. KV is float32 too: converting it in
+    # each step costs more than reading it.
     return Backend(name="cpu-onednn-bfloat16-as-float32", compute_dtype=torch.float32, kv_cache_dtype=torch.float32)
 
 
@@ -72,7 +72,7 @@ def gpu_backend(
     kv_cache_dtype: torch.dtype | None = None,
     batch_invariant: bool = False,
 ) -> Backend:
-    """The path for a model of `dtype` (bfloat16, float16 or float32) on a GPU. kv_cache_dtype: None is dtype."""
+    """The backend for a model of `dtype` (bfloat16, float16 or float32) on a GPU. kv_cache_dtype: None means dtype."""
     kv_cache_dtype = kv_cache_dtype or dtype
     parts = [_architecture(device), str(dtype).removeprefix("torch.")]
     if kv_cache_dtype is not dtype:

@@ -1,6 +1,6 @@
 """Chooses the backend of this CPU: C++ kernels if they build, load and agree with the references; else PyTorch.
 
-The check of each op is beside it, in check.py. Together they take a few milliseconds, once a process.
+Each op has its check beside it, in check.py. Together the checks take a few milliseconds, once per process.
 """
 
 import logging
@@ -21,7 +21,7 @@ _CHECKS = (check_linear, check_attention, check_latent_attention, check_rms_norm
 
 
 def check_kernels(kernels: NativeKernels) -> None:
-    """Raises NativeKernelsError, naming op, dtype and error."""
+    """Raises NativeKernelsError, naming op, dtype and error, if a kernel disagrees with its reference."""
     with torch.inference_mode():
         for check in _CHECKS:
             check(kernels)
@@ -32,9 +32,9 @@ _log = logging.getLogger("octavo.kernels")
 
 @lru_cache(maxsize=1)
 def native_kernels() -> NativeKernels | None:
-    """The kernels of this CPU; None, with a warning that says what to do, if they cannot be had.
+    """Returns this CPU's kernels; if there are none, warns, saying why, and returns None.
 
-    The first call may build them, which takes seconds. Raises NativeKernelsError if they compute wrongly.
+    The first call may build them, which takes seconds. Raises NativeKernelsError if their results are wrong.
     """
     path = path_of_this_cpu()
     if path is None:
@@ -50,9 +50,9 @@ def native_kernels() -> NativeKernels | None:
 
 
 def cpu_backend(dtype: torch.dtype, head_size: int) -> Backend:
-    """The path for a model of `dtype` (float32 or bfloat16) on this CPU.
+    """The backend for a model of `dtype` (float32 or bfloat16) on this CPU.
 
-    C++ kernels, if they can be had, compute on as many threads as torch is set to now. The first call may build them.
+    C++ kernels, where available, run on as many threads as torch is set to now. The first call may build them.
     """
     kernels = native_kernels() if head_size % 8 == 0 else None
     return torch_backend(dtype) if kernels is None else native_backend(dtype, kernels)

@@ -1,11 +1,11 @@
-"""A rank's share of a model: of each layer, and which layers."""
+"""A rank's share of a model: its part of each layer, and its layers."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `rank` of `size`. Rank 0 of 1 has all."""
+    """Rank `rank` of `size`. Rank 0 of 1 has everything."""
 
     rank: int = 0
     size: int = 1
@@ -15,7 +15,7 @@ class Shard:
         return self.rank == 0
 
     def of(self, total: int, what: str) -> slice:
-        """The rank's part of `total`, of equal parts. Raises ValueError, naming the option and what would work."""
+        """The rank's equal slice of `total`. Raises ValueError, naming the option and what would work."""
         if total % self.size:
             valid = ", ".join(str(size) for size in range(1, min(total, 64) + 1) if total % size == 0)
             raise ValueError(
@@ -25,8 +25,8 @@ class Shard:
         return slice(self.rank * part, (self.rank + 1) * part)
 
     def covering(self, total: int, what: str) -> slice:
-        """As `of`, but the last part may be smaller: the others are `total` / `size`, rounded up. Raises ValueError if
-        a rank would have none."""
+        """Like `of`, but the last part may be smaller; the others are `total` / `size`, rounded up. Raises ValueError
+        if a rank would have none."""
         part = -(-total // self.size)
         if part * (self.size - 1) >= total:
             raise ValueError(f"tensor_parallel_size={self.size} is too much for the model's {what}, {total}")
@@ -38,8 +38,8 @@ WHOLE = Shard()
 
 @dataclass(frozen=True, slots=True)
 class ExpertShard(Shard):
-    """Of the whole experts of a mixture. num_redundant: slots for copies of experts, at all ranks together; what is in
-    them changes with the experts' load, every step_interval steps."""
+    """A rank's share of a mixture's experts, each of which is whole. num_redundant: slots for copies of experts, on all
+    ranks together; every step_interval steps, the copies in them follow the experts' load."""
 
     num_redundant: int = 0
     step_interval: int = 0
@@ -50,8 +50,8 @@ NOT_SHARED = ExpertShard()
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Pipeline stage `index` of `size`: a run of layers. num_layers: of each stage, if they are not to be as even as
-    they can be, the first ones having one more."""
+    """Pipeline stage `index` of `size`: a run of layers. num_layers: the layers of each stage; if empty, they are
+    spread evenly, and the first stages get one more where there is a remainder."""
 
     index: int = 0
     size: int = 1
@@ -66,7 +66,7 @@ class Stage:
         return self.index == self.size - 1
 
     def layers(self, total: int) -> range:
-        """Of a model's `total` layers the stage's own. Raises ValueError, naming the option and what would work."""
+        """The stage's layers, out of `total`. Raises ValueError, naming the option and what would work."""
         if self.num_layers:
             if sum(self.num_layers) != total:
                 given = ",".join(map(str, self.num_layers))

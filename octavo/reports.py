@@ -1,5 +1,5 @@
-"""What benchmarks and plans print: a progress bar on stderr; on stdout a JSON object a line for programs, a table
-for people.
+"""The output of benchmarks and plans: a progress bar on stderr; on stdout one JSON object per line for programs, or
+a table for people.
 """
 
 import json
@@ -15,7 +15,7 @@ from rich.table import Table
 
 @contextmanager
 def progress_bar(label: str, total: int, *, hidden: bool) -> Iterator[Callable[[int], None]]:
-    """Gives what to call with each advance. Shows nothing if hidden, or away from a terminal."""
+    """Yields a function that advances the bar by a count. Shows nothing if hidden, or if stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Few refreshes: the machine that is measured may be this one.
@@ -34,7 +34,7 @@ _BOLD = {"concurrency", "output_tok_s", "ttft_s", "itl_ms", "e2e_s"}
 
 @dataclass(slots=True, kw_only=True)
 class RequestTrace:
-    """One request as its client saw it, in seconds of one clock; token_times has one entry a message with tokens."""
+    """One request as its client saw it, in seconds of one clock; token_times has one entry per message with tokens."""
 
     began: float
     token_times: list[float]
@@ -58,7 +58,7 @@ class RequestTrace:
 
     @property
     def itl(self) -> list[float]:
-        """Inter-token latencies: the gaps between messages, each counted once for every token that it brought."""
+        """Inter-token latencies: each gap before a message, spread evenly over the message's tokens."""
         gaps = np.diff(self.token_times)
         return [gap / count for gap, count in zip(gaps, self.token_counts[1:], strict=True) for _ in range(count)]
 
@@ -68,8 +68,8 @@ class Report:
     """One measurement.
 
     Keys of `as_json`: engine, model, dtype, concurrency, prompt_len, output_len, num_requests, num_errors, duration_s,
-    requests_s, output_tok_s, total_tok_s; and ttft_s, itl_ms, e2e_s: each a mean, and with _p50, _p90, _p99. Then those
-    of `extra`.
+    requests_s, output_tok_s, total_tok_s; ttft_s, itl_ms and e2e_s, each as a mean and with _p50, _p90, _p99; then
+    the keys of `extra`.
     """
 
     model: str
@@ -79,7 +79,7 @@ class Report:
     output_len: int
     duration: float
     traces: Sequence[RequestTrace]
-    # More keys, such as where a step's time went; what is a dict is not in tables.
+    # More keys, such as where a step's time went. Tables leave out values that are dicts.
     extra: dict[str, object]
 
     def as_json(self) -> dict[str, object]:
@@ -115,12 +115,12 @@ def summary(key: str, seconds: Sequence[float] | np.ndarray, scale: float) -> di
 
 
 def print_json(values: Mapping[str, object]) -> None:
-    """To stdout: one line, at once."""
+    """Prints one line to stdout and flushes it."""
     print(json.dumps(values), flush=True)
 
 
 def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
-    """To stdout: an object a line, or one table with a column for each report and JSON's keys as its rows."""
+    """Prints one JSON object per line, or one table with a column per report and a row per JSON key."""
     columns = [report.as_json() for report in reports]
     if as_json:
         for column in columns:
@@ -129,13 +129,13 @@ def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
     first = columns[0]
     table = Table(show_header=False)
     for key, value in first.items():
-        # What is no single value is for programs.
+        # Dicts are for programs.
         if key not in _IN_TITLE and not isinstance(value, dict):
             table.add_row(key, *(_shown(column[key]) for column in columns), style="bold" if key in _BOLD else None)
     for column in table.columns[1:]:
         column.justify = "right"
     console = Console()
-    # Above the table, not as its title: that would be broken to the table's width.
+    # Printed above the table: as its title, it would be wrapped to the table's width.
     title = f"{first['model']}, {first['dtype']}, {first['prompt_len']} in / {first['output_len']} out"
     console.print(title, style="bold", highlight=False)
     console.print(table)

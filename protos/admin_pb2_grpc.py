@@ -55,23 +55,23 @@ class AdminServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Explain(self, request, context):
-        """What happened to a request, live or recently finished. NOT_FOUND if no replica knows it (any more).
+        """Tells what happened to a request, live or recently finished. NOT_FOUND if no replica knows it (any more).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """Forgets what is cached of finished requests, and lets no later request share blocks with one that runs.
+        """Drops the cached blocks of finished requests, and keeps later requests from sharing blocks with running ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Migrate(self, request, context):
-        """Has another replica of the same fingerprint go on with a live request; its client sees a pause. Only at the router that
+        """Moves a live request to another replica of the same fingerprint; its client sees a pause. Only at the router that
         streams it: NOT_FOUND at others, UNIMPLEMENTED at a scheduler. INVALID_ARGUMENT if there is no such replica,
-        FAILED_PRECONDITION if none can take it exactly.
+        FAILED_PRECONDITION if none can continue it exactly.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

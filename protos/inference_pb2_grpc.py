@@ -98,16 +98,16 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """What is served here. UNAVAILABLE until a replica is ready.
+        """Describes the served model. UNAVAILABLE until a replica is ready.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a live request, of this router or of another one over the same schedulers; its stream ends with CANCELLED. Not
-        found: what another router holds while no replica has it. UNAVAILABLE if it is not of this router and no replica
-        can be asked.
+        """Ends a live request of this router or of another one over the same schedulers; its stream ends with CANCELLED. Does
+        not find a request that another router holds while no replica has it. UNAVAILABLE if the request is not at this
+        router and no replica can be asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

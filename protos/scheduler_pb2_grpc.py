@@ -51,16 +51,16 @@ class SchedulerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Session(self, request_iterator, context):
-        """The router speaks first (Open). The scheduler answers Welcome once its workers are ready, and may take minutes to.
-        When a Session ends, however it ends, every sequence submitted on it is cancelled.
+        """The router sends first (Open). The scheduler answers Welcome once its workers are ready, which may take minutes.
+        When a Session ends, for whatever reason, every sequence submitted on it is cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends the live attempt of a request, on whichever router's Session it came; `cancelled` says whether there is one. A
-        router asks all of its schedulers for a request of which it has no stream.
+        """Ends the live attempt of a request, whichever router's Session it came on; `cancelled` is false if there is none. A
+        router asks all of its schedulers about a request that it has no stream for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -2,24 +2,24 @@
 
     RequestError
     ├── InvalidRequest       INVALID_ARGUMENT     a field can't be used as it is; the message says what would work
-    ├── Unauthenticated      UNAUTHENTICATED      the call brings no API key that is known here
+    ├── Unauthenticated      UNAUTHENTICATED      the call carries no API key that is known here
     ├── Forbidden            PERMISSION_DENIED    the API key does not allow it
-    ├── UnknownModel         NOT_FOUND            another model is served here
+    ├── UnknownModel         NOT_FOUND            the named model is not served here
     ├── UnknownRequest       NOT_FOUND            no replica knows the request (any more)
-    ├── NotMigrated          FAILED_PRECONDITION  no other replica can go on with the request (now)
+    ├── NotMigrated          FAILED_PRECONDITION  no other replica can continue the request (now)
     ├── DuplicateRequest     ALREADY_EXISTS       a live request has this id (and attempt)
     ├── Superseded           ABORTED              a higher attempt of the request is live
     ├── Cancelled            CANCELLED            Cancel was called
     ├── DeadlineExceeded     DEADLINE_EXCEEDED    the client's deadline passed
     ├── Exhausted            RESOURCE_EXHAUSTED
     │   ├── QueueFull                             every replica's queue is full
-    │   ├── RouterFull                            the router holds as many requests, or as much text, as it may
+    │   ├── RouterFull                            the router has reached its limit of requests or of text
     │   ├── RateLimited                           the API key's requests or tokens per minute are used up
-    │   └── SlowReader                            the client reads more slowly than tokens come
+    │   └── SlowReader                            the client reads more slowly than tokens arrive
     ├── Unavailable          UNAVAILABLE
     │   ├── NoReplica                             none is ready, or none came back in time
-    │   └── Draining                              this router shuts down
-    └── Internal             INTERNAL             a broken promise of ours, or a computation that failed
+    │   └── Draining                              this router is shutting down
+    └── Internal             INTERNAL             a bug of ours, or a computation that failed
 
 A client may resume (protos/inference.proto, Resume) after every one but InvalidRequest, Unauthenticated,
 Forbidden, UnknownModel and Cancelled.
@@ -30,10 +30,10 @@ import grpc.aio
 
 
 class RequestError(Exception):
-    """Base of all. `str(error)` is the status message that the client sees."""
+    """Base of all these errors. `str(error)` is the status message that the client sees."""
 
     status = grpc.StatusCode.UNKNOWN
-    # Seconds after which the same may work; None: nobody knows.
+    # Seconds after which a retry may work; None: unknown.
     retry_after_s: float | None = None
 
 
@@ -117,12 +117,12 @@ class Internal(RequestError):
     status = grpc.StatusCode.INTERNAL
 
 
-# A status message travels in an HTTP/2 header: clients refuse more than 8 KiB of those.
+# A status message travels in an HTTP/2 header: clients refuse more than 8 KiB of headers.
 _MESSAGE_CHARS = 2000
 
 
 def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
-    """The status and message with which an exception ends a request; an unforeseen one is INTERNAL, without details."""
+    """Returns the status and message that an exception ends a request with; if unforeseen, INTERNAL without details."""
     if isinstance(error, RequestError):
         return error.status, str(error)[:_MESSAGE_CHARS]
     return grpc.StatusCode.INTERNAL, "the router failed; its log has the cause under this request's id"

@@ -1,6 +1,4 @@
-"""A request from its arrival to its end: what the router works on, what traces it, and what is reported once it
-has ended.
-"""
+"""A request from arrival to end: the validated request, its trace, and the report of its end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,38 +8,38 @@ from protos import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingHints:
-    """What a routing policy knows of a request."""
+    """What a routing policy sees of a request."""
 
-    # Of the prompt.
+    # The prompt.
     token_ids: Sequence[int]
     cache_salt: str = ""
     session_key: str = ""
-    # The lowest goes first.
+    # Lower runs first.
     priority: int = 0
 
 
 class RequestTrace:
-    """This one tells nobody: the request is not traced."""
+    """Follows a request from arrival to end. This base does nothing, for a request that is not traced."""
 
-    # For logs; empty if it is not traced.
+    # For logs; empty if the request is not traced.
     trace_id = ""
 
     def tokenized(self, since: float) -> None:
-        """Its prompt is tokens now. since: when that began."""
+        """Notes that the prompt is tokenized. since: when tokenizing began."""
 
     def prepared(self, request: "Request") -> None:
-        """It is valid and resolved."""
+        """Notes that the request is valid and resolved."""
 
     def submitted(self, replica: str, num_resubmissions: int) -> str:
-        """A replica gets it. Returns the traceparent for that one; empty: none."""
+        """Notes that a replica gets the request. Returns the traceparent for that replica; empty: none."""
         return ""
 
     def left(self, cause: str = "") -> None:
-        """The replica has it no longer, if one had. cause: if that was not its end."""
+        """Notes that the replica, if one had the request, no longer has it. cause: why, unless this is the end."""
 
     def ended(self, outcome: str, error: str, ended: "EndedRequest | None") -> None:
-        """outcome: as octavo_requests_total has it. error: the status message, if it failed. ended: None if it was
-        refused before it was a stream."""
+        """Notes the end. outcome: the label of octavo_requests_total. error: the status message, if the request failed.
+        ended: None if it was refused before it became a stream."""
 
 
 UNTRACED = RequestTrace()
@@ -51,7 +49,7 @@ UNTRACED = RequestTrace()
 class Request:
     """A validated request, with everything resolved. arrival, deadline: on time.monotonic(); None: no deadline."""
 
-    # As the client has it, and among those of all tenants (security.identity).
+    # The client's own id, and the one that is unique over all tenants (security.identity).
     request_id: str
     scoped_id: str
     model: str
@@ -72,13 +70,13 @@ class Request:
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """For lines in the log that are about it."""
+        """Fields for log lines about this request."""
         fields = {"request_id": self.request_id}
         return fields | {"trace_id": self.trace.trace_id} if self.trace.trace_id else fields
 
     @property
     def routing_hints(self) -> RoutingHints:
-        """Those of this request, for a policy."""
+        """The part of this request that a policy sees."""
         return RoutingHints(
             token_ids=self.prompt_token_ids,
             cache_salt=self.cache_salt,
@@ -89,24 +87,24 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRequest:
-    """Times on time.monotonic(); None: it never got so far."""
+    """The report of an ended request. Times are on time.monotonic(); None: it did not get that far."""
 
     request: Request
     ended_at: float
     first_token_at: float | None
     last_token_at: float | None
-    # Computed for this call, by choice: not those that a client brought to go on from.
+    # Tokens of each choice that were computed for this call; tokens that a resume brought do not count.
     num_output_tokens: tuple[int, ...]
     num_cached_tokens: int
-    # By choice, as protos/inference.proto names them, in lower case; "unspecified" for one that has not finished.
+    # For each choice, named as in protos/inference.proto, in lower case; "unspecified" if it has not finished.
     finish_reasons: tuple[str, ...]
     num_resubmissions: int
-    # The last one that had it; empty: none did.
+    # The last replica that had the request; empty: none did.
     replica: str
 
     @property
     def latency(self) -> float:
-        """Seconds from its arrival to its end."""
+        """Seconds from arrival to end."""
         return self.ended_at - self.request.arrival
 
     @property
@@ -115,7 +113,7 @@ class EndedRequest:
 
     @property
     def time_per_output_token(self) -> float | None:
-        """Seconds, after the first one; choices are computed side by side, so the longest counts."""
+        """Mean seconds per token after the first; choices are computed in parallel, so the longest one counts."""
         num_later = max(self.num_output_tokens, default=0) - 1
         if self.first_token_at is None or self.last_token_at is None or num_later < 1:
             return None
@@ -123,6 +121,6 @@ class EndedRequest:
 
 
 def finish_reason_name(finish: pb.Finish | None) -> str:
-    """In lower case, as metrics and spans have it; None: it has not finished."""
+    """Returns the reason in lower case, for metrics and spans. finish: None if the choice has not finished."""
     reason = pb.FINISH_REASON_UNSPECIFIED if finish is None else finish.reason
     return pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()

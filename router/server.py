@@ -1,4 +1,4 @@
-"""The router's gRPC server, Inference, health and reflection: how it starts, drains and stops."""
+"""The router's gRPC server (Inference, Admin, health, reflection): how it starts, drains and stops."""
 
 import asyncio
 import logging
@@ -34,7 +34,8 @@ from router.streams.registry import StreamRegistry
 from router.telemetry.call_context import TraceInterceptor
 from router.telemetry.metrics import RouterMetrics, vllm_names
 from router.telemetry.requests import RequestTelemetry
-from router.text.tokenizer import Tokenizer, TokenizerPool
+from router.text.tokenizer import Tokenizer
+from router.text.tokenizer_pool import TokenizerPool
 from runtime.grpc_server import add_reflection, is_loopback, why_not_bound
 from runtime.security.renewal import Renewed
 from runtime.security.tls import TlsFiles, add_port
@@ -44,8 +45,8 @@ from runtime.telemetry.tracing import Tracing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIndex:
-    """Which one of num_routers it is, and which one of its api_server_count processes. shares_ports: with the others of
-    these; else its ports are its own."""
+    """Index of a router among num_routers, and of one of its api_server_count processes. shares_ports: the process
+    shares the router's ports with the others; False: its ports are its own."""
 
     router: int = 0
     process: int = 0
@@ -62,9 +63,9 @@ log = logging.getLogger("octavo.router")
 
 SERVICE = DESCRIPTOR.services_by_name["Inference"].full_name
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-# What ended streams get to say so to their clients.
+# Time that ended streams get to tell their clients.
 _LAST_WORDS_S = 1.0
-# Between the first refusal of a process that drains and its leaving its port.
+# Time for which a draining process refuses calls before it closes its port.
 _REFUSING_S = 0.25
 
 
@@ -120,11 +121,11 @@ class RouterServer:
             buffer_bytes=options.stream_buffer_bytes,
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        # Services whose health is readiness.
+        # Services whose health status is the router's readiness.
         self._ready_names: tuple[str, ...] = (SERVICE,)
         self._health_updates: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
-        # Once it drains.
+        # Set once the router drains.
         self._leaving: asyncio.Task[None] | None = None
 
     @property
@@ -132,11 +133,11 @@ class RouterServer:
         return len(self.streams)
 
     async def wait_ready(self) -> None:
-        """Until every replica is ready."""
+        """Waits until every replica is ready."""
         await self._replicas.all_ready.wait()
 
     def readiness(self) -> tuple[bool, str]:
-        """For /health: whether requests are served, and a line on the replicas. Safe to call from any thread."""
+        """Returns what /health shows: True if requests are served, and a line on the replicas. Safe from any thread."""
         if self.intake.draining:
             return False, "draining"
         return self._replicas.num_ready > 0, self._replicas.describe()
@@ -148,17 +149,17 @@ class RouterServer:
         server = grpc.aio.server(
             interceptors=self._interceptors(),
             options=[
-                # Two routers on one port would share its connections silently; processes of one do so knowingly.
+                # Two routers on one port would silently share its connections; only processes of one router may.
                 ("grpc.so_reuseport", int(self._shares_ports)),
                 ("grpc.max_receive_message_length", options.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
-                # From 1,000 calls that nobody has looked at yet gRPC ends some with CANCELLED, which no client retries.
+                # By default, beyond 1,000 pending calls, gRPC ends some with CANCELLED, which no client retries.
                 ("grpc.server.max_pending_requests", options.max_streams),
                 ("grpc.server.max_pending_requests_hard_limit", 2 * options.max_streams),
                 # Clients behind load balancers ping idle connections; the default takes that for an attack.
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
-                # A client whose host has vanished frees its blocks after this.
+                # After this time the blocks of a client whose host has vanished are freed.
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
             ],
@@ -188,12 +189,12 @@ class RouterServer:
     async def drain(self, leave_http: Callable[[], None] | None = None) -> None:
         """Refuses new requests, and waits for the running ones, at most drain_timeout seconds.
 
-        The port is closed, and clients that are connected are told to connect again: with others at the port, or
-        behind the same name, they find one of those. leave_http: closes the port for HTTP.
+        Closes the port and tells connected clients to connect again: they reach another process at the port, or another
+        router behind the same name. leave_http: closes the HTTP port.
         """
         self.intake.drain()
         await self._set_readiness(_NOT_SERVING)
-        # What has arrived and is not handed over yet is dropped then; a refusal tells clients that they may call again.
+        # Closing drops calls that gRPC has not handed over yet; a refusal instead tells clients that they may retry.
         await asyncio.sleep(_REFUSING_S)
         if leave_http is not None:
             leave_http()
@@ -209,12 +210,12 @@ class RouterServer:
 
     def _leave_port(self) -> None:
         assert self._server is not None
-        # It cancels what is left then: after `stop` has told streams that they may be resumed.
+        # After the grace period gRPC cancels what is left; by then `stop` has told streams that they may be resumed.
         grace = self._options.drain_timeout + 2 * _LAST_WORDS_S
         self._leaving = asyncio.create_task(self._server.stop(grace))
 
     async def stop(self) -> None:
-        """Ends what still runs, resumable, and closes."""
+        """Ends the streams that still run, which clients may resume, and closes."""
         self.intake.stop()
         if self._server is not None:
             await self._server.stop(_LAST_WORDS_S)
@@ -271,7 +272,7 @@ def _tls_files(options: Options) -> TlsFiles | None:
 
 
 def _scheduler_credentials(options: Options) -> Callable[[], grpc.ChannelCredentials] | None:
-    """Those that the files hold when it is called. Raises TlsError."""
+    """Returns a function that gives the credentials now in the files; None: no TLS. Raises TlsError."""
     if not options.scheduler_tls_dir:
         return None
     files = TlsFiles.of_directory("scheduler_tls_dir", options.scheduler_tls_dir)

@@ -1,8 +1,8 @@
-"""Hashes of full KV blocks, under which replicas share and announce them.
+"""Hashes of full KV blocks, by which replicas share and announce them.
 
-A hash is a sha256 over the hash before it and the block's token ids; the first block's follows its scope's hash,
-a sha256 over tagged, length-prefixed fields. So equal hashes mean equal prefixes, and no choice of tokens or salt
-makes one scope reach another's blocks.
+A block's hash is a sha256 over the previous block's hash and its own token ids. The first block follows the hash of its
+scope, a sha256 over tagged, length-prefixed fields. So equal hashes mean equal prefixes, and no choice of tokens or
+salt lets one scope reach another's blocks.
 """
 
 import hashlib
@@ -10,23 +10,23 @@ import struct
 from array import array
 from collections.abc import Sequence
 
-# 1 + 32 + 4 * 16 bytes and their padding are two of sha256's own blocks; a third would cost a fifth more.
+# A hash of 1 + 32 + 4 * 16 bytes and padding takes two of sha256's own blocks; a third one would cost a fifth more.
 _BLOCK = b"\x01"
 
 
 def hash_scope(kind: bytes, value: bytes) -> bytes:
-    """The name of a scope: 32 bytes."""
+    """The hash of a scope: 32 bytes."""
     fields = b"".join(struct.pack("<I", len(field)) + field for field in (b"octavo.kv-block.v2", kind, value))
     return hashlib.sha256(b"\x00" + fields).digest()
 
 
 def scope_of(cache_salt: str) -> bytes:
-    """The scope of requests with this salt: they share blocks with each other and with nobody else."""
+    """The scope of requests with this salt: they share blocks only with each other."""
     return hash_scope(b"salt", cache_salt.encode())
 
 
 def hash_block(parent: bytes, token_ids: bytes) -> bytes:
-    """The name of the block behind the one (or the scope, for the first) of name `parent`.
+    """The hash of a block. parent: the hash of the previous block, or of the scope for the first block.
 
     token_ids: int32, little-endian.
     """
@@ -34,12 +34,12 @@ def hash_block(parent: bytes, token_ids: bytes) -> bytes:
 
 
 def token_bytes(token_ids: Sequence[int]) -> bytes:
-    """Token ids as `block_name` takes them."""
+    """Token ids in the form that `hash_block` takes."""
     return array("i", token_ids).tobytes()
 
 
 def hash_prompt_blocks(token_ids: Sequence[int], block_size: int, scope: bytes) -> list[bytes]:
-    """The names of all full blocks of a prompt, in order."""
+    """The hashes of all full blocks of a prompt, in order."""
     ids, names, parent, width = token_bytes(token_ids), [], scope, 4 * block_size
     for start in range(0, len(ids) - width + 1, width):
         parent = hash_block(parent, ids[start : start + width])

@@ -1,4 +1,4 @@
-"""What the gRPC servers of routers and schedulers have in common."""
+"""Shared parts of the gRPC servers of routers and schedulers."""
 
 import ipaddress
 import logging
@@ -12,19 +12,19 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 
 def _is_no_clients_fault(record: logging.LogRecord) -> bool:
-    """Bytes that are no message end a call with UNKNOWN, which tells its client why. A traceback for each would let
-    clients fill the log."""
+    """Filters out tracebacks of undecodable messages, by which clients could fill the log. Such a call ends with
+    UNKNOWN, which tells the client the reason."""
     return record.exc_info is None or not isinstance(record.exc_info[1], DecodeError)
 
 
-# Of grpc.aio's servers.
+# The logger of grpc.aio's servers.
 logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_clients_fault)
 
 
 def add_reflection(server: grpc.aio.Server, *services: str) -> None:
-    """Lets clients ask what the server offers, by reflection v1 and v1alpha.
+    """Adds reflection v1 and v1alpha, by which clients list the server's services.
 
-    services: the full names of its own.
+    services: full names of the server's own services.
     """
     names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
@@ -40,7 +40,7 @@ def add_reflection(server: grpc.aio.Server, *services: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens on a host name or address; IPv6 with or without brackets."""
+    """True if only this machine can reach a host name or address; IPv6 with or without brackets."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -48,12 +48,12 @@ def is_loopback(host: str) -> bool:
 
 
 def why_not_bound(host: str, port: int) -> str:
-    """The cause of a failed bind, which gRPC does not say; binding again does."""
+    """The cause of a failed bind, found by binding again, because gRPC does not report it."""
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family):
             return "refused"
     except OSError as error:
-        # create_server adds the address, which the caller names, too.
+        # Drops the address, which create_server adds and the caller names as well.
         return (error.strerror or str(error)).partition(" (while")[0]

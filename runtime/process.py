@@ -1,4 +1,4 @@
-"""A process and the machine it runs on: private directories, and how long it has been there."""
+"""Helpers of a process: its age, and private directories."""
 
 import os
 import stat
@@ -8,24 +8,33 @@ from pathlib import Path
 
 
 def seconds_alive() -> float:
-    """Since this process was forked, in steps of 10 ms: what came before its first line of Python counts. Linux only;
-    0.0 elsewhere."""
+    """Seconds since this process was forked, in steps of 10 ms, including the time before its first line of Python.
+    Linux only; 0.0 elsewhere."""
     if sys.platform != "linux":
         return 0.0
-    # proc(5): the fields after the name, which is in parentheses and may hold anything, begin with the third.
+    # proc(5): the third field follows the name, which is in parentheses and may contain anything.
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")
 
 
 def private_directory(path: Path) -> Path:
-    """Makes a directory of mode 0700, or checks that one is ours and closed to others. Raises PermissionError."""
+    """Makes a directory of mode 0700, or checks that an existing one is ours and closed to others.
+
+    Raises PermissionError.
+    """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.stat()
     if found.st_uid != os.getuid():
-        raise PermissionError(f"runtime_dir={str(path)!r} belongs to another user: name a directory of your own")
+        raise PermissionError(f"runtime_dir={str(path)!r} belongs to another user: give a directory of your own")
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise PermissionError(
             f"runtime_dir={str(path)!r} is open to others (mode {stat.S_IMODE(found.st_mode):o}): "
-            f"`chmod 700` it, or name another directory"
+            f"`chmod 700` it, or give another directory"
         )
     return path
+
+
+def cache_directory() -> Path:
+    """The directory for what is kept between starts: OCTAVO_CACHE_DIR, or ~/.cache/octavo."""
+    given = os.environ.get("OCTAVO_CACHE_DIR")
+    return Path(given).expanduser() if given else Path.home() / ".cache" / "octavo"

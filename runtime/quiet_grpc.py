@@ -1,8 +1,8 @@
-"""Imported before grpc, ends what gRPC's core says on stderr by itself; GRPC_VERBOSITY, where it is set, is left alone.
+"""Silences gRPC's core on stderr when imported before grpc, unless GRPC_VERBOSITY is set.
 
-By default it logs whatever a peer has put into a GOAWAY, line breaks and escape sequences among it, and a line of its
-own for connections that end. What concerns a call is in the call's status, and our processes log that. The core reads
-the variable when it is imported, and not again.
+By default the core logs whatever text a peer puts into a GOAWAY, including line breaks and escape sequences, and a line
+for each connection that ends. A call's status says all that concerns the call, and our processes log that. The core
+reads the variable only when it is imported.
 """
 
 import os

@@ -1,6 +1,4 @@
-"""What both ends of a wire agree on besides its messages: the protocol and Octavo versions, bounds, digests,
-identities.
-"""
+"""Facts that both ends of a wire agree on besides its messages: versions, bounds, digests and identities."""
 
 import hashlib
 from functools import cache
@@ -9,13 +7,13 @@ from functools import cache
 @cache
 def octavo_version() -> str:
     """The installed version, such as "0.1.0"."""
-    # 48 ms, which clients need not pay.
+    # Imported late: it takes 48 ms, which clients need not pay.
     from importlib.metadata import version
 
     return version("octavo")
 
 
-# 2: SamplingParams.top_n_sigma, which a worker of version 1 would ignore.
+# Version 2 has SamplingParams.top_n_sigma, which a worker of version 1 would ignore.
 PROTOCOL_VERSION = 2
 
 # Bounds of one message, in bytes.
@@ -28,9 +26,9 @@ PROMPT_LOGPROBS_FRAME_BYTES = 256 * 2**10
 
 
 def plan_digest(payload: bytes) -> bytes:
-    """16 bytes that name a plan, for StepPlan.previous_digest of the next.
+    """The digest of a plan, 16 bytes, for StepPlan.previous_digest of the next plan.
 
-    payload: the ZeroMQ frame that carried it, a serialized SchedulerToWorker.
+    payload: the ZeroMQ frame that carried the plan, a serialized SchedulerToWorker.
     """
     return hashlib.blake2b(payload, digest_size=16).digest()
 
@@ -41,13 +39,13 @@ def rank_identity(epoch: int, rank: int) -> bytes:
 
 
 def replica_identity(replica: int, instance: int) -> bytes:
-    """ZeroMQ identity of a replica's scheduler at the coordinator. instance: of its process."""
+    """ZeroMQ identity of a replica's scheduler at the coordinator. instance: the number of its process."""
     return f"{replica}:{instance}".encode()
 
 
 def coordination_endpoint(step_address: str) -> str:
-    """The endpoint of the coordinator that belongs to replica 0's step endpoint: ipc PATH.lockstep, tcp the port after
-    that of heartbeats."""
+    """The coordinator's endpoint for replica 0's step endpoint: PATH.lockstep for ipc, the port after that of
+    heartbeats for tcp."""
     if step_address.startswith("tcp://"):
         host, _, port = step_address.rpartition(":")
         return f"{host}:{int(port) + 2}"
@@ -55,7 +53,7 @@ def coordination_endpoint(step_address: str) -> str:
 
 
 def heartbeat_endpoint(step_address: str) -> str:
-    """The endpoint of heartbeats that belongs to a step endpoint: ipc PATH.heartbeat, tcp the next port."""
+    """The endpoint of heartbeats for a step endpoint: PATH.heartbeat for ipc, the next port for tcp."""
     if step_address.startswith("tcp://"):
         host, _, port = step_address.rpartition(":")
         return f"{host}:{int(port) + 1}"

@@ -1,6 +1,7 @@
 """`python -m scheduler [-c FILE] [--replica I] [any option]`: the scheduler of one replica."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
@@ -12,6 +13,7 @@ from configs.options import Options
 from runtime.security.curve import CurveError
 from runtime.security.tls import TlsError
 from runtime.telemetry.http_server import ObservabilityServer
+from runtime.telemetry.lag import watch_lag
 from runtime.telemetry.logs import configure_logging
 from runtime.telemetry.metrics import count_tasks
 from runtime.telemetry.tracing import TracingError
@@ -22,18 +24,18 @@ from scheduler.sockets import AddressError
 log = logging.getLogger("octavo.scheduler")
 
 EXIT_FAILED = 1
-# Starting again would fail in the same way.
+# A restart would fail in the same way.
 EXIT_PERMANENT = 2
 _OWN_FLAGS = {"replica": "Which replica's scheduler this is, from 0. Default 0."}
-# The step loop has to wait for the interpreter lock at most so long when a result arrives; Python's default is 5 ms.
+# The longest that the step loop waits for the interpreter lock when a result arrives; Python's default is 5 ms.
 _SWITCH_INTERVAL_S = 0.0005
 
 
 def main(argv: list[str]) -> int:
     """Runs a scheduler until SIGTERM or SIGINT, which drain it; a second one ends it at once.
 
-    Returns the exit code: 0; 1 if it failed while running; 2 if it could not start, or would fail in the same way if it
-    were started again. The cause is on stderr.
+    Returns the exit code: 0; 1 if it failed while running; 2 if it could not start, or a restart would fail in the same
+    way. The cause is on stderr.
     """
     if {"-h", "--help"} & set(argv):
         print(usage("python -m scheduler", _OWN_FLAGS))
@@ -55,13 +57,15 @@ def main(argv: list[str]) -> int:
 
 
 async def _serve(options: Options, replica: int) -> int:
-    """Runs until it has ended. Returns the exit code."""
+    """Runs a scheduler until it ends. Returns the exit code."""
     server = SchedulerServer(options, replica)
     signals = _watch_signals()
     await server.start()
     http = None
     ended = asyncio.ensure_future(server.wait())
+    lag = contextlib.ExitStack()
     try:
+        lag.enter_context(watch_lag(server.step_loop.metrics.lag, server.step_loop.watched))
         http = _observe(options, replica, server)
         log.info("listening for routers on %s, for workers on %s", server.address, options.step_address(replica))
         if await _ended_before(ended, signals):
@@ -69,16 +73,17 @@ async def _serve(options: Options, replica: int) -> int:
         server.drain()
         if await _ended_before(ended, signals):
             return _exit_code(server, ended.result())
-        log.warning("told to end a second time: what still runs ends now")
+        log.warning("told to end a second time: requests that still run end now")
     finally:
         await server.stop()
         if http is not None:
             http.stop()
+        lag.close()
     return _exit_code(server, await ended)
 
 
 def _exit_code(server: SchedulerServer, cause: str | None) -> int:
-    """cause: why it failed; None if it was told to end."""
+    """The exit code for a cause of failure; None means that the scheduler was told to end."""
     if cause is None:
         return 0
     log.error("%s", cause)
@@ -94,7 +99,7 @@ def _watch_signals() -> asyncio.Queue[int]:
 
 
 async def _ended_before(ended: asyncio.Future[str | None], signals: asyncio.Queue[int]) -> bool:
-    """Waits for the scheduler's end or the next signal. True: it has ended."""
+    """Waits for the scheduler's end or the next signal. True if it has ended."""
     signalled = asyncio.ensure_future(signals.get())
     await asyncio.wait((ended, signalled), return_when=asyncio.FIRST_COMPLETED)
     signalled.cancel()
@@ -102,7 +107,7 @@ async def _ended_before(ended: asyncio.Future[str | None], signals: asyncio.Queu
 
 
 def _observe(options: Options, replica: int, server: SchedulerServer) -> ObservabilityServer | None:
-    """/metrics and /health. Raises AddressError."""
+    """Starts serving /metrics and /health; None if no port is set. Raises AddressError."""
     port = options.process_metrics_port("scheduler", replica)
     if not port:
         return None
@@ -113,7 +118,7 @@ def _observe(options: Options, replica: int, server: SchedulerServer) -> Observa
     except OSError as error:
         raise AddressError(
             f"metrics_port={options.metrics_port}: cannot listen on {options.metrics_host}:{port} ({error.strerror}); "
-            f"give another, or 0 for none"
+            f"give another port, or 0 for none"
         ) from None
     http.start()
     return http

@@ -1,4 +1,4 @@
-"""The Admin service of one scheduler: questions go to the step loop, whose thread alone touches the core."""
+"""The Admin service of one scheduler. Questions go to the step loop, because only its thread may touch the core."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,12 +14,13 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
 
 Context = grpc.aio.ServicerContext
 
-# Of one request_id, the latest. So many of the longest fit into a message to a router (SESSION_MESSAGE_BYTES).
+# The latest timelines of one request_id to return. This many of the longest fit into one message to a router
+# (SESSION_MESSAGE_BYTES).
 _MAX_TIMELINES = 32
 
 
 class AdminService(AdminServicer):
-    """Answers of the replica with this number, whose step loop reads what is `put`."""
+    """Answers for one replica, given by number. `put` sends commands to its step loop."""
 
     def __init__(self, replica: int, put: Callable[[Command], None]) -> None:
         self._replica_id = str(replica)
@@ -34,8 +35,8 @@ class AdminService(AdminServicer):
         if not timelines:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"request_id={request.request_id!r}: replica {self._replica_id} does not know it; it keeps what it has "
-                f"now and the latest that have finished since it started",
+                f"request_id={request.request_id!r}: replica {self._replica_id} does not know it; it keeps live "
+                f"requests and the latest that have finished since it started",
             )
         latest = timelines[-_MAX_TIMELINES:]
         return pb.ExplainResponse(timelines=[timeline_message(timeline, self._replica_id, now) for timeline in latest])

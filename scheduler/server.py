@@ -1,4 +1,4 @@
-"""The scheduler's gRPC side: Sessions with routers, health, reflection; and how a scheduler comes up and goes down."""
+"""The scheduler's gRPC side: Sessions with routers, health and reflection; and the start and stop of a scheduler."""
 
 import asyncio
 import itertools
@@ -28,14 +28,14 @@ log = logging.getLogger("octavo.scheduler")
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-# A router always reads. One that does not, while so much waits for it, is cut off.
+# Routers always read their Session. A router that lets this much pile up is cut off.
 SESSION_BUFFER_BYTES = 16 * 2**20
-# What the last messages get to leave.
+# Time for the last messages to leave.
 _LAST_WORDS_S = 1.0
 
 
 class _Outgoing:
-    """Messages for one router, until the call takes them. For the event loop's thread."""
+    """Messages that wait for one router's call to send them. For the event loop's thread."""
 
     def __init__(self, bound: int) -> None:
         self._messages: deque[bytes] = deque()
@@ -55,12 +55,12 @@ class _Outgoing:
         self._changed.set()
 
     def close(self) -> None:
-        """No more messages come; those that wait still go out."""
+        """Takes no more messages; those that wait still go out."""
         self.is_closed = True
         self._changed.set()
 
     async def get(self) -> bytes | None:
-        """The next message; None if there will be none."""
+        """Returns the next message; None at the end."""
         while not self._messages:
             if self.is_closed or self.is_overfull:
                 return None
@@ -72,7 +72,8 @@ class _Outgoing:
 
 
 class SchedulerServer:
-    """One scheduler. Liveness ("") is SERVING while it runs, readiness (octavo.v1.Scheduler) while its workers are."""
+    """One scheduler. Liveness ("") is SERVING while it runs, readiness (octavo.v1.Scheduler) while its workers are
+    ready."""
 
     def __init__(self, options: Options, replica: int, *, session_buffer_bytes: int = SESSION_BUFFER_BYTES) -> None:
         """Raises TracingError."""
@@ -110,17 +111,17 @@ class SchedulerServer:
             )
 
     async def wait(self) -> str | None:
-        """Until the step loop has ended: None if it was asked to, else why."""
+        """Waits for the end of the step loop. Returns the cause of its failure; None if it was asked to end."""
         return await asyncio.shield(self._over)
 
     def drain(self) -> None:
-        """Takes no more requests, and ends when the running ones have, or after drain_timeout."""
+        """Takes no more requests, and ends when the running ones have ended or drain_timeout has passed."""
         self._is_draining = True
         self._set_readiness(False)
         self._mailbox.put(commands.Drain())
 
     async def stop(self) -> None:
-        """Ends at once, and closes."""
+        """Ends at once and closes everything."""
         self._set_readiness(False)
         self._mailbox.put(commands.Stop())
         await asyncio.to_thread(self.step_loop.join)
@@ -168,18 +169,18 @@ class SchedulerServer:
             credentials = TlsFiles.of_directory("scheduler_tls_dir", directory).server_credentials()
         server = grpc.aio.server(
             options=[
-                # Two schedulers on one port would share its routers silently.
+                # With it on, two schedulers on one port would silently split the routers.
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", SESSION_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", SESSION_MESSAGE_BYTES),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
-                # A router whose host has vanished frees its blocks after this.
+                # If a router's host vanishes, its blocks are freed after these two times.
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
             ]
         )
-        # Messages come serialized from the step loop: no serializer.
+        # No serializer: messages come serialized from the step loop.
         session = grpc.stream_stream_rpc_method_handler(
             self._session, request_deserializer=scheduler_pb2.RouterMessage.FromString
         )
@@ -239,7 +240,7 @@ class SchedulerServer:
         return inference_pb2.CancelResponse(cancelled=await asyncio.wrap_future(order.answer))
 
     async def _read(self, session: int, requests: AsyncIterator[scheduler_pb2.RouterMessage]) -> None:
-        """Until the router has no more to say. Raises ProtocolError."""
+        """Reads until the router closes its side. Raises ProtocolError."""
         intake: Intake | None = None
         async for message in requests:
             if intake is None:
@@ -263,6 +264,6 @@ async def _end(context: grpc.aio.ServicerContext, outgoing: _Outgoing, error: ob
     if isinstance(error, ProtocolError):
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     if outgoing.is_overfull:
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the router does not read its Session: it was cut off")
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the router does not read its Session and was cut off")
     if outgoing.is_closed:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "this scheduler ends: go on with another replica")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "this scheduler is ending: continue on another replica")

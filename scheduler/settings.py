@@ -1,4 +1,4 @@
-"""The core's settings, from what the options say and what the workers bring."""
+"""Combines the options and the workers' Ready messages into the core's settings."""
 
 import logging
 
@@ -8,14 +8,15 @@ from scheduler.core.messages import CoreSettings
 
 log = logging.getLogger("octavo.scheduler")
 
-# Of max_model_len: what counts as a long prefill where several share a step, unless the options say (vLLM's rule).
+# Default threshold of a long prefill, as a fraction of max_model_len, if several prefills share a step (vLLM's rule).
 _LONG_PREFILL_FRACTION = 0.04
 
 
 def core_settings(options: Options, model: inference_pb2.ModelInfo, num_swap_blocks: int = 0) -> CoreSettings:
-    """model, num_swap_blocks: as the workers' Ready says, the block counts being the least over the ranks.
+    """Makes the core's settings. model, num_swap_blocks: from the workers' Ready, block counts being the minimum over
+    the ranks.
 
-    Logs a warning if the options make some prompts impossible, or have no effect.
+    Logs a warning if the options rule out some prompts, or have no effect.
     """
     threshold = options.long_prefill_token_threshold
     if not threshold and options.max_num_partial_prefills > 1:
@@ -49,7 +50,7 @@ def _warn(settings: CoreSettings) -> None:
     if not settings.enable_chunked_prefill and budget < max_model_len:
         log.warning(
             "enable_chunked_prefill is off and max_num_batched_tokens=%d is below max_model_len=%d: prompts of more "
-            "than %d tokens are refused, for a prefill has to fit into one step; raise max_num_batched_tokens to %d, "
+            "than %d tokens are refused, because a prefill must fit into one step; raise max_num_batched_tokens to %d, "
             "or lower max_model_len",
             budget, max_model_len, budget, max_model_len,
         )  # fmt: skip

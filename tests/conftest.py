@@ -1,7 +1,8 @@
-"""For all tests: the machine may be busy, so no example of Hypothesis has to be quick; without a GPU Triton's kernels
-are interpreted; and gRPC's core prints nothing of its own among the results."""
+"""Settings of all tests: Hypothesis examples have no deadline, because the machine may be busy; without a GPU, Triton
+interprets its kernels; gRPC's core logs nothing among the results; started processes heed Ctrl-C."""
 
 import os
+import signal
 from pathlib import Path
 
 from hypothesis import settings
@@ -9,10 +10,14 @@ from hypothesis import settings
 settings.register_profile("patient", parent=settings(), deadline=None)
 settings.load_profile("patient")
 
-# Before anybody imports Triton, whose own functions are made for one way of running when it is imported. Asking torch
-# whether there is a GPU would cost each small test run its import.
+# Must be set before Triton is imported: its own functions are built for one mode at import. Asking torch for a GPU
+# would make each small test run pay for importing torch.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# As runtime/quiet_grpc.py, and before anybody imports grpc.
+# Same as runtime/quiet_grpc.py; must be set before grpc is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+# A shell that runs tests in the background has them ignore Ctrl-C; processes that they interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

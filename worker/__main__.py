@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("octavo.worker")
 
-_OWN_FLAGS = {"replica": "Which replica's worker this is, from 0. Default 0.", "rank": "Its rank, from 0. Default 0."}
+_OWN_FLAGS = {"replica": "The worker's replica, from 0. Default 0.", "rank": "Its rank, from 0. Default 0."}
 _READY_STATES = (step_pb2.WORKER_STATE_IDLE, step_pb2.WORKER_STATE_STEPPING)
 
 
 def main(argv: list[str]) -> int:
-    """Runs a worker until it is told to end. Returns the exit code: 0, or non-zero with the cause on stderr."""
+    """Runs a worker until it is told to stop. Returns the exit code: 0, or non-zero with the cause on stderr."""
     if {"-h", "--help"} & set(argv):
         print(usage("python -m worker", _OWN_FLAGS))
         return 0
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         port = options.process_metrics_port("worker", replica, rank)
         _log.error(
-            "metrics_port=%d: cannot listen on %s:%d for this worker (%s); give another, or 0 for none",
+            "metrics_port=%d: cannot listen on %s:%d for this worker (%s); use another port, or 0 for none",
             options.metrics_port, options.metrics_host, port, error.strerror,
         )  # fmt: skip
         return EXIT_PERMANENT
@@ -143,11 +143,12 @@ def _hello(options: Options, rank: int, instance: int) -> step_pb2.Hello:
 def _builder(
     options: Options, replica: int, rank: int, metrics: WorkerMetrics
 ) -> Callable[[Callable[[float], None]], StepRunner]:
-    """Imports torch while the scheduler may still be starting; its threads are set before anything computes."""
-    # Of the 170,000 objects that stay of this none is garbage: looking for some costs the import a tenth of its time,
-    # and later a step that happens to trigger it 60 ms.
+    """Imports torch while the scheduler may still be starting. The returned function builds the runner, and sets the
+    number of threads before anything computes."""
+    # The import leaves 170,000 objects, none of them garbage. Scanning them costs a tenth of the import's time, and
+    # later 60 ms in any step that triggers a collection.
     gc.disable()
-    import torch  # takes a second: heartbeats flow already
+    import torch  # takes a second: the heartbeat thread is already running
 
     from worker.cpu.threads import prepare_threads
     from worker.layers.forward_context import ExpertLoad

@@ -1,15 +1,15 @@
-"""What a worker can't get over.
+"""Errors that end an epoch, or the worker process.
 
 WorkerError
-├── PlanError       a plan that contradicts the wire's invariants: this epoch is over, the next one may be fine
-├── StepError       a step that can't be computed: likewise
-│   └── CollectiveError  because of another rank, which is not there any more
-└── PermanentError  a model or an option that no restart would mend (ValueErrors of loading become this one)
+├── PlanError       a plan breaks an invariant of the wire: the epoch is over, the next one may be fine
+├── StepError       a step can't be computed: the epoch is over, the next one may be fine
+│   └── CollectiveError  the step failed because another rank is gone
+└── PermanentError  a model or an option that a restart would not fix (loading turns ValueErrors into this one)
 """
 
 
 class WorkerError(Exception):
-    """The message says what failed and what would work."""
+    """Base class. The message says what failed and what would work."""
 
 
 class PlanError(WorkerError):
@@ -17,13 +17,12 @@ class PlanError(WorkerError):
 
 
 class StepError(WorkerError):
-    """The model raised something in a step; a request in it may be why."""
+    """The model raised an error in a step; a request in that step may be the cause."""
 
 
 class CollectiveError(StepError):
-    """A call of a group of ranks failed: another rank has died, hangs, or has failed and left. What became of that one
-    is the cause."""
+    """A collective call failed because another rank died, hangs, or failed and left; the cause lies with that rank."""
 
 
 class PermanentError(WorkerError):
-    """Starting again would fail in the same way."""
+    """An error that a restart would hit again."""

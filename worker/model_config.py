@@ -1,6 +1,4 @@
-"""Describes a decoder as data: sizes, ropes, attention spans, experts. Nothing here reads a file; worker.models
-does.
-"""
+"""Describes a decoder as data: sizes, ropes, attention spans, experts. worker.models reads it from a model's files."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,27 +10,27 @@ from kernels.moe.routing import Scoring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemperatureConfig:
-    """A query at position p is multiplied by 1 + scale * log(1 + floor((p + 1) / floor_scale)), so that attention stays
-    as sharp over long contexts (Scalable-Softmax, arXiv 2501.19399)."""
+    """Scales queries so that attention stays sharp over long contexts (Scalable-Softmax, arXiv 2501.19399): a query at
+    position p is multiplied by 1 + scale * log(1 + floor((p + 1) / floor_scale))."""
 
     scale: float
     floor_scale: int
 
     def __post_init__(self) -> None:
         if self.floor_scale < 1:
-            raise ValueError(f"floor_scale={self.floor_scale} must be at least 1")
+            raise ValueError(f"floor_scale is {self.floor_scale}: it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IropeConfig:
-    """Layers with rope, and layers without, which tell positions apart by the causal mask alone. Pairs that rope turns
-    are (2i, 2i + 1) in the checkpoint, not (i, i + head size / 2)."""
+    """A model that mixes layers with rope and layers without, which tell positions apart by the causal mask alone. Rope
+    rotates the pairs (2i, 2i + 1) of the checkpoint, not (i, i + head size / 2)."""
 
-    # Of each layer, whether it has rope.
+    # Per layer: True if it has rope.
     rope_layers: tuple[bool, ...]
-    # RMS norm, without weights, of each head of q and k, in layers with rope.
+    # Layers with rope apply an RMS norm without weights to each head of q and k.
     norms_heads: bool
-    # Of queries in layers without rope; None: they stay as they are.
+    # Scales the queries of layers without rope; None: no scaling.
     temperature: TemperatureConfig | None
 
     def has_head_norm(self, layer: int) -> bool:
@@ -44,19 +42,19 @@ class IropeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). A query, and a key, consists of
-    nope_size numbers that rope leaves alone and rope_size that it turns."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Each head of a query or a key has
+    nope_size numbers that rope leaves alone and rope_size numbers that it rotates."""
 
-    # Of what queries are made from; None: they are made from the hidden state.
+    # Size of the latent that queries are projected from; None: they are projected from the hidden state.
     query_rank: int | None
-    # Of what keys and values are made from, and what is cached.
+    # Size of the latent that keys and values are projected from; the latent is what is cached.
     latent_size: int
     nope_size: int
     rope_size: int
     value_size: int
-    # That scores are multiplied by.
+    # Attention scores are multiplied by it.
     scale: float
-    # Pairs that rope turns are (2i, 2i + 1) in the checkpoint, not (i, i + rope_size / 2).
+    # Rope rotates the pairs (2i, 2i + 1) of the checkpoint, not (i, i + rope_size / 2).
     interleaved: bool = True
 
     def __post_init__(self) -> None:
@@ -69,29 +67,29 @@ class LatentConfig:
         }
         for name, size in sizes.items():
             if size < 8 or size % 8:
-                raise ValueError(f"{name}={size} is not supported; multiples of 8 are")
+                raise ValueError(f"{name}={size} is not supported: it must be a multiple of 8")
 
     @property
     def head_size(self) -> int:
-        """Of queries and keys."""
+        """Size of one head of the queries and keys."""
         return self.nope_size + self.rope_size
 
     @property
     def entry_size(self) -> int:
-        """Numbers that are cached of a token, for all heads."""
+        """Numbers cached per token, shared by all heads."""
         return self.latent_size + self.rope_size
 
     def shape(self, num_heads: int) -> LatentShape:
-        """Of attention with so many heads, of a rank's, say."""
+        """The shape of attention with this many heads (e.g. those of one rank)."""
         return LatentShape(num_heads=num_heads, latent_size=self.latent_size, rope_size=self.rope_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """What inverse frequencies follow from; fields a scaling does not use keep their defaults.
+    """Parameters of the inverse frequencies. Fields that a scaling does not use keep their defaults.
 
-    scaling is one of SCALINGS, or none: nothing turns. freq_factors, if given, divide the inverse frequencies one by
-    one (GGUF files store Llama 3's scaling that way).
+    scaling is one of SCALINGS, or "none": no rotation. freq_factors, if given, divide the inverse frequencies
+    elementwise (GGUF files store Llama 3's scaling that way).
     """
 
     theta: float
@@ -105,7 +103,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    # Multiplies cosines and sines.
+    # Cosines and sines are multiplied by it.
     attention_factor: float = 1.0
     freq_factors: tuple[float, ...] | None = None
 
@@ -114,7 +112,7 @@ NO_ROPE = RopeConfig(theta=1.0, scaling="none")
 
 
 class AttentionSpan(NamedTuple):
-    """Of the tokens before it, which ones a query sees; see kernels.attention.paged.AttentionPlanner."""
+    """Limits which earlier tokens a query sees; see kernels.attention.paged.AttentionPlanner."""
 
     window: int = 0
     attention_chunk: int = 0
@@ -122,49 +120,51 @@ class AttentionSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """Of all mixtures of a model. A token's experts are the num_experts_per_token with the largest scores, as
-    kernels.moe.routing says."""
+    """Mixture-of-experts settings, the same for all such layers of a model. A token's experts are the
+    num_experts_per_token with the largest scores; see kernels.moe.routing."""
 
     num_experts: int
     num_experts_per_token: int
-    # Of one expert's MLP.
+    # Size of one expert's MLP.
     intermediate_size: int
-    # Weights of a token's experts add up to 1.
+    # The weights of a token's experts are scaled to add up to 1.
     renormalize: bool
-    # Of each layer, whether it has a mixture in place of an MLP.
+    # Per layer: True if it has experts in place of an MLP.
     layers: tuple[bool, ...]
-    # What a router's logits become.
+    # The function that turns router logits into scores.
     scoring: Scoring = "softmax"
-    # Each expert has a bias that is added to its score for the choice alone.
+    # Each expert has a bias, added to its score only to choose experts, not to weight them.
     has_bias: bool = False
-    # Of successive experts, and of how many of them a token's experts may be.
+    # Experts form num_groups groups of successive experts; a token's experts come from top_k_groups of them.
     num_groups: int = 1
     top_k_groups: int = 1
-    # That weights are multiplied by in the end.
+    # The final expert weights are multiplied by it.
     scaling_factor: float = 1.0
-    # Weights multiply what an expert gets, not what it gives.
+    # The weights multiply an expert's input, not its output.
     scales_inputs: bool = False
-    # Of an MLP beside the experts, which computes every token; 0: there is none.
+    # Size of a shared MLP beside the experts, which computes every token; 0: there is none.
     shared_intermediate_size: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts_per_token <= self.num_experts:
-            raise ValueError(f"num_experts_per_tok={self.num_experts_per_token} of {self.num_experts} experts")
+            raise ValueError(
+                f"num_experts_per_tok is {self.num_experts_per_token}: it must be 1 to {self.num_experts} (all experts)"
+            )
         if self.intermediate_size < 1:
-            raise ValueError(f"experts of intermediate size {self.intermediate_size}; at least 1 is needed")
+            raise ValueError(f"experts have intermediate size {self.intermediate_size}: it must be at least 1")
         if self.num_groups < 1 or self.num_experts % self.num_groups:
             raise ValueError(f"n_group={self.num_groups} does not divide {self.num_experts} experts")
         eligible = self.top_k_groups * (self.num_experts // self.num_groups)
         if not 1 <= self.top_k_groups <= self.num_groups or eligible < self.num_experts_per_token:
             raise ValueError(
-                f"topk_group={self.top_k_groups} of n_group={self.num_groups} groups, with {eligible} experts for the "
-                f"num_experts_per_tok={self.num_experts_per_token} of a token"
+                f"topk_group={self.top_k_groups} of n_group={self.num_groups} groups leaves {eligible} experts to "
+                f"choose num_experts_per_tok={self.num_experts_per_token} from"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """What generation_config.json says about sampling; None where it says nothing."""
+    """Sampling defaults from generation_config.json; None where it has none."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -175,7 +175,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Shapes and rules of a decoder. Immutable."""
+    """Shapes and computation rules of a decoder."""
 
     # One of ARCHITECTURES.
     architecture: str
@@ -187,39 +187,39 @@ class ModelConfig:
     num_kv_heads: int
     head_size: int
     rope: RopeConfig
-    # Of layers with a sliding window, if it is another one.
+    # Rope of layers with a sliding window, if it differs.
     local_rope: RopeConfig | None = None
     rms_norm_eps: float
     max_position_embeddings: int
-    # Biases on q, k and v; on the attention's output; on the MLP's three projections.
+    # Biases on: q, k and v; the attention's output; the MLP's three projections.
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
     # RMS norm of each head of q and k, before rope.
     qk_norm: bool = False
-    # RMS norm of all heads of q together, and of all of k, before rope.
+    # RMS norm over all heads of q together, and over all heads of k together, before rope.
     projection_norm: bool = False
-    # Whether norms are stored as what their weights differ from 1 by.
+    # The checkpoint stores the weights of norms minus 1.
     norms_lack_one: bool = False
-    # Of the MLP's gate.
+    # Activation of the MLP's gate.
     activation: Activation = "silu"
-    # That embeddings are multiplied by.
+    # Embeddings are multiplied by it.
     embedding_scale: float = 1.0
-    # Scores of attention are divided by its root; None: the head size.
+    # Attention scores are divided by its square root; None: by that of the head size.
     query_pre_attn_scalar: float | None = None
     tie_word_embeddings: bool = False
-    # A layer's sliding window in tokens, the token itself included; 0: the layer sees everything.
+    # Per layer: the sliding window in tokens, including the token itself; 0: the layer sees everything.
     layer_windows: tuple[int, ...]
-    # A layer's chunks of positions, in tokens, of which a token sees none but its own; 0: there are none. Empty: none
-    # in any layer.
+    # Per layer: the chunk size in tokens; a token attends only within its own chunk; 0: no chunks. Empty: no chunks in
+    # any layer.
     layer_chunks: tuple[int, ...] = ()
     # None: all layers have rope.
     irope: IropeConfig | None = None
     # None: every layer has an MLP.
     experts: ExpertsConfig | None = None
-    # None: keys and values are cached as they are, of each KV head.
+    # None: the keys and values of each KV head are cached as they are.
     latent: LatentConfig | None = None
-    # With which names of tensors begin that a checkpoint may hold and that nothing computes.
+    # Name prefixes of tensors that a checkpoint may hold and the model does not use.
     left_out: tuple[str, ...] = ()
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
@@ -228,11 +228,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_heads={self.num_heads} is no multiple of num_kv_heads={self.num_kv_heads}")
+            raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_size < 2 or self.head_size % 2:
-            raise ValueError(f"head_size={self.head_size} must be even: rope turns pairs of numbers")
+            raise ValueError(f"head_size is {self.head_size}: it must be even, since rope rotates pairs of numbers")
         assert len(self.layer_windows) == self.num_layers
         assert len(self.layer_chunks) in (0, self.num_layers)
 
@@ -243,12 +243,12 @@ class ModelConfig:
 
     @property
     def attention_scale(self) -> float:
-        """That scores of attention are multiplied by."""
+        """The factor of attention scores."""
         return (self.query_pre_attn_scalar or self.head_size) ** -0.5
 
     @property
     def rope_size(self) -> int:
-        """Numbers of a head that rope turns."""
+        """Numbers of a head that rope rotates."""
         return self.head_size if self.latent is None else self.latent.rope_size
 
     @property
@@ -258,7 +258,7 @@ class ModelConfig:
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
 
     def rope_of(self, layer: int) -> int:
-        """Which of `ropes` the layer has."""
+        """The index into `ropes` of the layer's rope."""
         if self.irope is not None:
             return 0 if self.irope.rope_layers[layer] else 1
         return 1 if self.local_rope is not None and self.layer_windows[layer] else 0
@@ -268,5 +268,5 @@ class ModelConfig:
 
     @property
     def attention_spans(self) -> frozenset[AttentionSpan]:
-        """Of all layers."""
+        """The distinct spans of all layers."""
         return frozenset(self.attention_span_of(layer) for layer in range(self.num_layers))

@@ -1,14 +1,13 @@
-"""Foreign clients against a local cluster, each in an environment of its own: what they print is what Octavo's says.
+"""Checks that foreign clients, each in an environment of its own, print the same text as Octavo's client.
 
-    python -m benchmarks.cluster.foreign_clients                          all that this machine can run
+    python -m benchmarks.cluster.foreign_clients                          all clients that this machine can run
     python -m benchmarks.cluster.foreign_clients --clients smg,triton     some of them: smg triton python node cpp go
-    python -m benchmarks.cluster.foreign_clients --directory DIR          environments not in ~/.cache/octavo/peers
+    python -m benchmarks.cluster.foreign_clients --directory DIR          environments in DIR, not ~/.cache/octavo/peers
 
-Environments are made with venv, pip, npm and go, and kept for the next time;
-tests/integration/clients/test_foreign_clients.py makes those of smg and tritonclient itself if there are none, and
-runs in them. What a client needs and the machine lacks (npm, libgrpc++-dev, go) is said, and the client is left out.
-A line for each: what it printed, or why it did not run. Exits with 1 if any printed something else. A minute or two
-the first time.
+The clients call a local cluster. Their environments are made with venv, pip, npm and go, and kept for the next run;
+tests/integration/clients/test_foreign_clients.py uses those of smg and tritonclient, and makes them if missing.
+A client whose tools the machine lacks (npm, libgrpc++-dev, go) is left out. Prints a line for each client: what it
+printed, or why it did not run. Exits with 1 if any text differs. The first run takes a minute or two.
 """
 
 import argparse
@@ -26,8 +25,9 @@ from pathlib import Path
 
 from benchmarks.cluster.up import LOCAL, ROOT, started
 from benchmarks.peers.directory import peer_directory
-from benchmarks.peers.server_process import end, free_port
+from benchmarks.peers.server_process import end
 from octavo import Client, SamplingParams
+from tests.support.ports import free_port
 
 CLIENTS = ROOT / "docs" / "clients"
 PROMPT, MAX_TOKENS = "The capital of France is", 16
@@ -92,7 +92,7 @@ def main() -> int:
 
 
 def environments() -> Path:
-    """Where they are unless --directory says otherwise."""
+    """The default of --directory."""
     return peer_directory("clients")
 
 
@@ -110,7 +110,7 @@ def _outcome(name: str, directory: Path, address: str, expected: str) -> tuple[s
 
 
 def _expected(address: str) -> tuple[str, str]:
-    """The greedy text, and that of seed 0."""
+    """Returns the texts of Octavo's own client: greedy, and sampled with seed 0."""
     with Client(address) as client:
         greedy = client.generate(PROMPT, SamplingParams(max_tokens=MAX_TOKENS, temperature=0)).text
         return greedy, client.generate(PROMPT, SamplingParams(max_tokens=MAX_TOKENS, seed=0)).text
@@ -118,7 +118,7 @@ def _expected(address: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _cluster(directory: Path) -> Iterator[str]:
-    """The small model on this machine. Gives the router's address."""
+    """Serves the small model on this machine; yields the router's address."""
     port = free_port()
     address = f"127.0.0.1:{port}"
     with (
@@ -131,7 +131,7 @@ def _cluster(directory: Path) -> Iterator[str]:
 
 
 def _run(*command: object, timeout: float = _RUN_S, **options: object) -> str:
-    """Its output. Raises CalledProcessError."""
+    """Returns the command's stdout. Raises subprocess.SubprocessError."""
     done = subprocess.run(
         [str(part) for part in command], check=True, capture_output=True, text=True, timeout=timeout, **options  # type: ignore[call-overload]
     )  # fmt: skip
@@ -139,7 +139,10 @@ def _run(*command: object, timeout: float = _RUN_S, **options: object) -> str:
 
 
 def install(name: str, directory: Path) -> Path:
-    """bin/ of the virtual environment of a client, made if there is none. Raises subprocess.SubprocessError."""
+    """Returns bin/ of a client's virtual environment; makes the environment if there is none.
+
+    Raises subprocess.SubprocessError.
+    """
     folder = directory / "venv" / "bin"
     installed = directory / "installed"
     if not installed.exists():
@@ -153,14 +156,14 @@ def install(name: str, directory: Path) -> Path:
 def _needed(command: str, package: str) -> str:
     found = shutil.which(command)
     if found is None:
-        raise LackingError(f"{command} is not there; install {package}")
+        raise LackingError(f"{command} is not installed; install {package}")
     return found
 
 
 def run_smg(directory: Path, address: str) -> str:
-    """What an OpenAI client of the SMG gateway streams from the router at `address`, with greedy sampling.
+    """Returns the greedy text that the SMG gateway, before the router at `address`, streams to an OpenAI client.
 
-    directory: with an environment, or for one.
+    directory: holds the environment; it is made there if missing.
     """
     folder = install("smg", directory)
     port = free_port()
@@ -187,7 +190,7 @@ def run_smg(directory: Path, address: str) -> str:
 
 
 def _when_served(request: urllib.request.Request | str) -> HTTPResponse:
-    """What it is answered, once there are workers and then a tokenizer: without them it is refused, or 503."""
+    """Returns the answer once the gateway has workers and a tokenizer: until then it refuses or answers 503."""
     give_up = time.monotonic() + _RUN_S
     while True:
         try:
@@ -199,7 +202,7 @@ def _when_served(request: urllib.request.Request | str) -> HTTPResponse:
 
 
 def run_triton(directory: Path, address: str) -> str:
-    """What tritonclient streams from the router at `address`; else as `run_smg`."""
+    """Returns the text that tritonclient streams from the router at `address`; otherwise like `run_smg`."""
     folder = install("triton", directory)
     return _run(folder / "python", "-c", _TRITON, address, PROMPT, MAX_TOKENS)
 
@@ -213,7 +216,7 @@ def _node(directory: Path, address: str) -> str:
     node, npm = _needed("node", "Node 18 or newer"), _needed("npm", "npm")
     shutil.copy(CLIENTS / "node" / "package.json", directory)
     _run(npm, "install", "--no-audit", "--no-fund", cwd=directory, timeout=_INSTALL_S)
-    # A program finds its packages beside itself, and the .proto three folders up.
+    # The program looks for its packages beside itself, and for the .proto three folders up.
     program = directory / "docs" / "clients" / "node" / "client.js"
     program.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(CLIENTS / "node" / "client.js", program)
@@ -242,7 +245,7 @@ def _program(address: str, *command: object) -> str:
 _RUNS: Mapping[str, Callable[[Path, str], str]] = {
     "smg": run_smg, "triton": run_triton, "python": _python, "node": _node, "cpp": _cpp, "go": _go
 }  # fmt: skip
-# Programs of docs/clients sample with a seed, the others are greedy.
+# Programs of docs/clients sample with seed 0; the other clients are greedy.
 _SEEDED = {"python", "node", "cpp", "go"}
 
 

@@ -1,14 +1,14 @@
-"""How many files of ours one greedy token crosses, and how many a request does until its first token.
+"""Counts the files of Octavo that run for one greedy token, and for a request until its first token.
 
     python -m benchmarks.cluster.hot_path_files [--json] [--list] [--checkout DIR]
 
 `octavo up` serves SmolLM2 (a router, a scheduler, a worker on CPUs), and our client streams a few requests, one at a
-time. Each of these processes, the client too, notes the file and the time of every call of a Python function. A file
+time. Each of these processes, the client too, records the file and the time of every call of a Python function. A file
 counts for a token if it ran between two tokens in at least half of the gaps of all streams, and for a request if it ran
-between the call and the first token in at least half of the requests: so what heartbeats and metrics run now and then
-does not count. Files under protos/, of libraries, and in C++ do not count either.
+between the call and the first token in at least half of the requests. So files that only heartbeats and metrics run now
+and then do not count; nor do files under protos/, libraries, and C++.
 
---checkout: another checkout of Octavo, measured with this one's environment. --list: the names of the files.
+--checkout: measures another checkout of Octavo with this one's environment. --list: also prints the files' names.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.peers.server_process import free_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 _PROMPTS = ("What is the capital of France?", "Count from one to ten.", "Tell me about rain.", "Write about the sea.")
@@ -31,7 +31,8 @@ _NUM_TOKENS = 24
 _GROUPS = ("octavo", "router", "scheduler", "worker", "kernels", "configs", "runtime")
 _DUMP_TIMEOUT_S = 20.0
 
-# Runs in every process of the checkout, from its start: notes the milliseconds in which a function of each file began.
+# Runs in every process of the checkout from its start; records for each file the milliseconds in which its functions
+# were called.
 _RECORDER = """
 import json, os, sys, threading, time
 ROOT, OUT = os.environ["HOT_PATH_ROOT"] + "/", os.environ["HOT_PATH_OUT"]
@@ -77,7 +78,7 @@ def client(target: str) -> None:
 
 
 def record(checkout: Path) -> tuple[list[list[int]], dict[str, set[int]]]:
-    """The moments that the client saw, and for each file the milliseconds in which it was executed in any process."""
+    """Returns the times that the client saw, and for each file the milliseconds in which any process ran it."""
     port = free_port()
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "sitecustomize.py").write_text(_RECORDER)
@@ -120,7 +121,7 @@ def record(checkout: Path) -> tuple[list[list[int]], dict[str, set[int]]]:
 
 
 def _dumped(directory: Path, awaited: set[str]) -> dict[str, set[int]]:
-    """The records of all processes, once those of the awaited packages and of the client are there."""
+    """Merges the records of all processes, once the awaited packages and the client have written theirs."""
     deadline = time.monotonic() + _DUMP_TIMEOUT_S
     while True:
         dumps = [json.loads(path.read_text()) for path in directory.glob("*.json")]
@@ -138,7 +139,7 @@ def _dumped(directory: Path, awaited: set[str]) -> dict[str, set[int]]:
 
 
 def crossed(executed: dict[str, set[int]], windows: list[tuple[int, int]]) -> list[str]:
-    """Files executed within at least half of the windows [begin, end], in milliseconds."""
+    """Files that ran in at least half of the windows [begin, end], in milliseconds."""
     counts = Counter(
         file
         for file, times in executed.items()

@@ -1,16 +1,16 @@
-"""Octavo's local cluster and the peers' servers as their clients see them, one after the other in one run.
+"""Compares Octavo's local cluster with the peers' servers, as clients see them, one server after the other.
 
-    python -m benchmarks.cluster.online                                    beside `vllm serve` and llama-server
-    python -m benchmarks.cluster.online --servers octavo,vllm --rounds 3   some of them; medians of so many
+    python -m benchmarks.cluster.online                                    Octavo, `vllm serve` and llama-server
+    python -m benchmarks.cluster.online --servers octavo,vllm --rounds 3   some of them; medians of 3 rounds
     python -m benchmarks.cluster.online --quantization int8 --json         other precision; a line of JSON a figure
     python -m benchmarks.cluster.online --smoke                            all of them run; the figures mean nothing
 
-SmolLM2-135M, random prompts of 128 tokens, 128 out, greedy, streamed. Requests come at an infinite rate, of which so
-many are under way at once: 64, then 8, then 1. Router, scheduler, worker and client share the cores, as do a peer's
-processes and the same client. Octavo is called by gRPC, the others by HTTP. Reported are output tokens/s, the time to
-the first token (median), the time between tokens (median and 99th percentile), and the largest PSS of all processes of
-a server together, `octavo up` itself among Octavo's. Octavo comes first and last. A server that is not installed is
-named and left out. About 8 minutes, of which vLLM takes 2 to start.
+SmolLM2-135M, random prompts of 128 tokens, 128 out, greedy, streamed. The request rate is infinite, but at most 64,
+then 8, then 1 requests run at once. Router, scheduler, worker and client share the cores, as do a peer's processes and
+the same client. Octavo is called by gRPC, the others by HTTP. Reports output tokens/s, the time to the first token
+(median), the time between tokens (median and 99th percentile), and the peak PSS of all processes of a server together,
+for Octavo with `octavo up` itself. Octavo runs first and last. A server that is not installed is named and left out.
+Takes about 8 minutes, of which vLLM needs 2 to start.
 """
 
 import argparse
@@ -31,14 +31,15 @@ from benchmarks.peers import http_client
 from benchmarks.peers.engine_process import MemoryPeak
 from benchmarks.peers.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, OCTAVO, QUANTIZATIONS
 from benchmarks.peers.prepare_models import prepare
-from benchmarks.peers.server_process import free_port, running_server
+from benchmarks.peers.server_process import running_server
 from benchmarks.peers.servers import SERVERS, ServerSpec, servers
 from octavo.bench.serve import Load, measure
 from octavo.bench.workload import random_prompts
 from octavo.cluster.serving import wait_until_serving
 from octavo.reports import RequestTrace
+from tests.support.ports import free_port
 
-# Requests for each that is under way at once: enough that beginning and end weigh little.
+# Concurrency -> requests for each concurrent one: enough that the start and the end of a run weigh little.
 TURNS = {64: 2, 8: 3, 1: 4}
 READY_TIMEOUT = 120.0
 
@@ -54,7 +55,7 @@ SMOKE_LENGTHS = Lengths(prompt=16, output=4)
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One that serves. send(concurrency, number of requests, seed of their prompts)."""
+    """A running server. send(concurrency, number of requests, seed of their prompts)."""
 
     pid: int
     send: Callable[[int, int, int], list[RequestTrace]]
@@ -62,7 +63,7 @@ class Server:
 
 @contextlib.contextmanager
 def octavo_cluster(quantization: str, threads: int, lengths: Lengths, log: int) -> Iterator[Server]:
-    """`octavo up` with one replica."""
+    """Runs `octavo up` with one replica."""
     target = f"localhost:{free_port()}"
 
     def send(concurrency: int, number: int, seed: int) -> list[RequestTrace]:
@@ -114,7 +115,7 @@ class Run:
             if spec.server not in wanted:
                 continue
             if not spec.program.exists():
-                print(f"{spec.name} is left out, for it is not installed: run {spec.installed_by}", file=sys.stderr)
+                print(f"{spec.name} is left out: it is not installed; run {spec.installed_by}", file=sys.stderr)
                 continue
             with self._timed(spec.name, peer_server(spec, self._lengths, self._log)) as server:
                 self._measure(spec.name, server)
@@ -142,7 +143,7 @@ class Run:
             self._show({"server": name, "concurrency": concurrency, **medians})
 
     def _send(self, server: Server, concurrency: int, number: int) -> dict[str, float]:
-        """Raises RuntimeError if a request failed: a rate of the others would say nothing."""
+        """Returns the figures of one round. Raises RuntimeError if a request failed: the others' rate means nothing."""
         self._seed += 1
         traces = server.send(concurrency, number, self._seed)
         for trace in traces:
@@ -167,7 +168,7 @@ class Run:
 def _servers(text: str) -> list[str]:
     wanted = text.split(",")
     if unknown := set(wanted) - {OCTAVO, *SERVERS}:
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: known are {OCTAVO}, {', '.join(SERVERS)}")
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: must be among {OCTAVO}, {', '.join(SERVERS)}")
     return wanted
 
 
@@ -176,10 +177,10 @@ def main() -> None:
     everything = ",".join((OCTAVO, *SERVERS))
     parser.add_argument("--servers", type=_servers, default=everything, help="default: %(default)s")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
-    parser.add_argument("--threads", type=int, default=2, help="that each server computes on")
-    parser.add_argument("--rounds", type=int, default=1, help="medians are of so many")
+    parser.add_argument("--threads", type=int, default=2, help="compute threads of each server")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds per median")
     parser.add_argument("--smoke", action="store_true", help="short prompts and outputs")
-    parser.add_argument("--log", default="/dev/null", help="file for what servers print")
+    parser.add_argument("--log", default="/dev/null", help="file for the servers' output")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.servers != [OCTAVO]:

@@ -1,15 +1,15 @@
-"""Does `octavo plan` predict what a cluster on this machine does?
+"""Checks the predictions of `octavo plan` against a cluster on this machine.
 
     python -m benchmarks.cluster.plan_accuracy [--output DIR]
 
-Some runs make the cost model: the engine alone at concurrencies 1 to 48 (`octavo bench throughput`), and the local
-cluster (configs/local.yaml: a router and two replicas) at concurrencies 2 to 48. Others are held out, and
-predicted: the cluster's output tokens a second at 8, 32 and 64, and with five values of max_num_batched_tokens, each
-measured three times. Predictions have to be within 15% of the medians, and in the order of every pair of budgets whose
-medians differ by more than 10%. Exits with 1 if they are not.
+Some runs fit the cost model: the engine alone at concurrencies 1 to 48 (`octavo bench throughput`), and the local
+cluster (configs/local.yaml: a router and two replicas) at concurrencies 2 to 48. Others are held out and predicted: the
+cluster's output tokens a second at concurrencies 8, 32 and 64, and with five values of max_num_batched_tokens, each
+measured three times. At each concurrency the prediction must be within 15% of the median. Two budgets whose medians
+differ by more than 10% must be predicted in the right order. Exits with 1 if not.
 
-Takes some ten minutes; nothing else should run meanwhile. What was measured goes to DIR, by default a folder of the day
-in benchmarks/results/.
+Takes some ten minutes; nothing else should run meanwhile. The measurements go to DIR, by default a folder of the day in
+benchmarks/results/.
 """
 
 import argparse
@@ -30,22 +30,22 @@ from benchmarks.cluster.up import LOCAL, OCTAVO, ROOT, serving
 
 NUM_REPEATS = 3
 TOLERANCE = 0.15
-# Pairs of budgets whose medians differ by less need not be in order.
+# Two budgets whose medians differ by less may be predicted in either order.
 MIN_DIFFERENCE = 0.10
 
 PROMPT_LEN, OUTPUT_LEN = 96, 48
 FIT_CONCURRENCIES, HELD_OUT_CONCURRENCIES = (2, 4, 16, 48), (8, 32, 64)
-# Long prompts and short outputs, for that is where the budget matters.
+# Long prompts and short outputs: there the budget matters.
 BUDGETS = (16, 32, 64, 256, 1024)
 BUDGET_PROMPT_LEN, BUDGET_OUTPUT_LEN, BUDGET_CONCURRENCY, BUDGET_REQUESTS = 256, 16, 12, 24
-# Engine runs: concurrencies and budget. The later ones have the small chunks that the first lacks.
+# Engine runs: concurrencies and budget. The later runs add the small chunks that the first lacks.
 ENGINE_RUNS = (("1,4,16,48", 2048), ("6", 96), ("6", 48), ("4", 24), ("3", 12))
 
 Line = dict[str, Any]
 
 
 def octavo(*arguments: object) -> list[Line]:
-    """The lines that a command prints with --json."""
+    """Runs a command with --json and returns the lines that it prints."""
     command = [OCTAVO, *map(str, arguments), "--json"]
     printed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
     return [json.loads(line) for line in printed.splitlines()]
@@ -53,7 +53,7 @@ def octavo(*arguments: object) -> list[Line]:
 
 @contextmanager
 def cluster(*options: object) -> Iterator[str]:
-    """Runs the local cluster; gives its address."""
+    """Runs the local cluster; yields its address."""
     with serving("-c", LOCAL, "--port=0", *options) as (_, lines):
         addresses = [found[1] for line in lines if (found := re.search(r"gRPC\s+(\S+:\d+)", line))]
         serve(addresses[-1], concurrency=4, num_requests=4, prompt_len=PROMPT_LEN, output_len=4)
@@ -103,9 +103,9 @@ def measure_engine(threads: int) -> list[Line]:
 
 
 def measure_cluster() -> tuple[list[Line], list[Line]]:
-    """Runs for the fit, and runs to predict, whose held_out names what was varied, and its value.
+    """Returns the runs for the fit and the runs to predict; held_out of the latter is the varied option and its value.
 
-    Each repeat visits everything once: a machine that is slower for a while is so for all alike.
+    Each repeat measures everything once, so that a slow phase of the machine affects all alike.
     """
     fit, held_out = [], []
     for repeat in range(NUM_REPEATS):
@@ -142,7 +142,7 @@ def compare(name: str, value: int, measured: list[Line], predicted: Line) -> Lin
 
 
 def misordered(results: list[Line]) -> list[str]:
-    """Pairs whose medians differ by more than MIN_DIFFERENCE and that are predicted the other way round."""
+    """Pairs whose medians differ by more than MIN_DIFFERENCE and whose predictions are not in the same order."""
     wrong = []
     for one, other in itertools.combinations(results, 2):
         low, high = sorted((one, other), key=lambda line: line["measured_tok_s"])

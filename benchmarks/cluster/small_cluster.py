@@ -1,4 +1,4 @@
-"""A cluster of SmolLM2 on the CPUs of this machine, and what it says to a few streams at once."""
+"""A SmolLM2 cluster on this machine's CPUs, and its answers to a few concurrent streams."""
 
 import asyncio
 import time
@@ -18,8 +18,8 @@ PROMPTS = [
 
 @contextmanager
 def cluster(port: int, *flags: str, metrics_port: int = 0) -> Iterator[None]:
-    """`octavo up` with one thread a worker. In float32, so that sums in another order choose another token only where
-    two are equal to 7 digits."""
+    """Runs `octavo up` with one thread a worker, in float32: another order of summation then changes the chosen token
+    only where two logits are equal to 7 digits."""
     with serving(
         *("--dtype=float32", "--kv-cache-memory=0.1", "--worker-threads=1"),
         *(f"--port={port}", f"--metrics-port={metrics_port}", *flags),
@@ -28,7 +28,7 @@ def cluster(port: int, *flags: str, metrics_port: int = 0) -> Iterator[None]:
 
 
 def say(port: int, num_streams: int, num_tokens: int) -> tuple[list[tuple[int, ...]], float]:
-    """The greedy tokens of each stream, and the seconds of all together."""
+    """Returns the greedy tokens of each stream, and the seconds that all took together."""
     return asyncio.run(_say(port, num_streams, num_tokens))
 
 

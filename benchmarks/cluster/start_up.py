@@ -1,12 +1,12 @@
-"""From nothing to the first token: `octavo up -c configs/local.yaml` (a router, two schedulers, two workers).
+"""Start-up time until the first token: `octavo up -c configs/local.yaml` (a router, two schedulers, two workers).
 
     python -m benchmarks.cluster.start_up [--rounds 5] [--empty-caches] [--json] [any flag of `octavo up`]
 
-Each round starts the cluster on ports of its own, waits for the first token of a chat and for every worker, and ends
-it. Reported are seconds since the command began, medians over the rounds, of each kind of process the earliest; and the
-CPU seconds of each kind up to the first token, which the machine's other work changes least. Files are in the system's
-page cache, as they are the second time somebody starts a cluster: nothing is done to drop them, and a round that is not
-counted comes first. --empty-caches gives each round an empty OCTAVO_CACHE_DIR but for the compiled kernels.
+Each round starts the cluster on ports of its own, waits for the first token of a chat and for every worker, and stops
+it. Reports medians over the rounds: the seconds from the command's start to each event, in the earliest process of each
+kind; and the CPU seconds of each kind up to the first token, which other work on the machine disturbs least. Files are
+in the system's page cache, as in a user's second start: nothing drops them, and the first round does not count.
+--empty-caches gives each round an OCTAVO_CACHE_DIR that holds only the compiled kernels.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from kernels.native.cache_directory import cache_directory
 QUESTION = "What is the capital of France? Answer briefly."
 TIMEOUT_S = 120.0
 
-# What a process says -> the event, told by the words that its line holds.
+# First words of a log line -> the event that it shows.
 _EVENTS = {
     "imported, ": "{kind}: imported",
     "listening ": "{kind}: listening",
@@ -46,7 +46,7 @@ _LINE = re.compile(r"^(?P<kind>worker|scheduler|router)[ \d.]*\| (?P<record>.*)$
 
 
 class _Round:
-    """What one start has shown so far: event -> seconds since the command began."""
+    """The events of one start so far: event -> seconds since the command began."""
 
     def __init__(self, up: subprocess.Popen[bytes], began: float, num_workers: int) -> None:
         self._up, self._began = up, began
@@ -55,19 +55,19 @@ class _Round:
         self._was_asked = False
 
     def watch(self) -> dict[str, float]:
-        """Reads what `octavo up` prints until the first token is there, and every worker."""
+        """Reads the output of `octavo up` until the first token has come and every worker is ready."""
         assert self._up.stdout is not None
         rest = b""
         while "first token" not in self.seconds or self._num_loading:
             if not select.select([self._up.stdout], [], [], TIMEOUT_S)[0]:
-                raise SystemExit(f"no first token, and no line for {TIMEOUT_S:g} s: {self.seconds}")
+                raise SystemExit(f"no output for {TIMEOUT_S:g} s; events so far: {self.seconds}")
             data = os.read(self._up.stdout.fileno(), 65536)
             if not data:
-                raise SystemExit(f"`octavo up` has ended, with {self._up.wait()}: {rest.decode()}")
+                raise SystemExit(f"`octavo up` ended with exit code {self._up.wait()}: {rest.decode()}")
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 self._take(line.decode(errors="replace"))
-            # Tokens come without the end of their line.
+            # Tokens are printed before their line ends.
             self._look_for_token(rest.decode(errors="replace"))
         return self.seconds
 
@@ -105,7 +105,8 @@ class _Round:
 
 
 def measure(flags: list[str], cache: Path | None) -> dict[str, float]:
-    """One start: its events, and "CPU of ..." each kind of process. cache: takes the place of the cache directory."""
+    """Starts the cluster once. Returns the seconds of its events and of "CPU of <kind>". cache: a directory to use as
+    the cache instead of the user's."""
     options = load_options(ROOT / LOCAL, parse_flags(flags)[1], {})
     began = time.time()
     with started(
@@ -117,7 +118,7 @@ def measure(flags: list[str], cache: Path | None) -> dict[str, float]:
 
 
 def cpu_seconds(launcher: int) -> dict[str, float]:
-    """Of the launcher's processes so far, by kind, and of all."""
+    """CPU seconds of the launcher's processes so far, by kind and in total."""
     used: defaultdict[str, float] = defaultdict(float)
     parent = psutil.Process(launcher)
     for each in [parent, *parent.children(recursive=True)]:
@@ -129,7 +130,7 @@ def cpu_seconds(launcher: int) -> dict[str, float]:
 
 
 def fresh_cache(directory: Path) -> Path:
-    """An empty cache directory but for the kernels."""
+    """Makes a cache directory that holds only the compiled kernels."""
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(cache_directory("kernels"), directory / "kernels")
     return directory

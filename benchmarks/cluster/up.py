@@ -1,4 +1,4 @@
-"""Starts `octavo up` as users do, and ends it."""
+"""Starts `octavo up` as users do, and stops it."""
 
 import contextlib
 import os
@@ -23,9 +23,9 @@ _STOP_TIMEOUT_S = 60.0
 def started(
     *flags: object, environment: Mapping[str, str] | None = None, output: int = subprocess.PIPE, text: bool = True
 ) -> Iterator[subprocess.Popen[Any]]:
-    """`octavo up` with sockets of its own, and without HTTP and metrics unless a flag asks for them.
+    """Runs `octavo up` with sockets of its own, and without HTTP and metrics unless a flag asks for them.
 
-    environment: variables beside those of this process. output: a file descriptor for what it prints.
+    environment: variables in addition to this process's. output: a file descriptor for stdout and stderr.
     """
     with tempfile.TemporaryDirectory() as directory:
         own = (f"--runtime-dir={directory}/run", "--http-port=0", "--metrics-port=0")
@@ -47,7 +47,8 @@ def started(
 
 @contextlib.contextmanager
 def serving(*flags: object) -> Iterator[tuple[subprocess.Popen[Any], list[str]]]:
-    """As `started`, once it serves; with the lines that it printed before. Raises SystemExit if it ends before that."""
+    """Like `started`, but yields once the cluster serves, with the lines printed until then. Raises SystemExit if
+    `octavo up` ends before that."""
     with started(*flags) as up:
         assert up.stdout is not None
         lines: list[str] = []
@@ -56,8 +57,8 @@ def serving(*flags: object) -> Iterator[tuple[subprocess.Popen[Any], list[str]]]
             if _SERVING in line:
                 break
         else:
-            raise SystemExit(f"`octavo up` has ended, with {up.wait()}:\n{''.join(lines)}")
-        # Nobody else reads what it prints from now on.
+            raise SystemExit(f"`octavo up` ended with exit code {up.wait()}:\n{''.join(lines)}")
+        # Drains the pipe: once full, it would block the cluster.
         reader = threading.Thread(target=deque, args=(up.stdout, 0), daemon=True)
         reader.start()
         try:

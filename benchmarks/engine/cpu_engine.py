@@ -1,4 +1,4 @@
-"""Octavo's engine on a CPU beside its peers, and beside the floor that its own linears set, in one run.
+"""Compares Octavo's engine on a CPU with its peers, and with the floor that its linears alone would set, in one run.
 
     python -m benchmarks.engine.cpu_engine                                  Octavo alone, in bfloat16
     python -m benchmarks.engine.cpu_engine --quantization none,int8,int4    in three precisions
@@ -9,14 +9,14 @@
     --json: a line of JSON for each figure, instead of a table. --concurrency 1,8 --rounds 1: less.
 
 SmolLM2-135M, greedy, random prompts that no round repeats, every engine in a process of its own and one at a time:
-- throughput: output tokens/s of requests of 128 in, 128 out that begin together, and its share of the GEMM floor: the
-  same tokens, prompts counted, at the speed of the fastest linears measured in this run, and nothing else;
-- prefill: of one prompt of 1,500 tokens, tokens/s, and its share of the floor;
-- shared_prefix: 16 requests of 1,088 tokens that share 1,024, 32 out, arriving together: seconds.
-Octavo is measured before and after its peers. Values are medians of the rounds; peak memory is PSS. The classes: none
-(floats of 16 bits and more), int8, int4; a peer's best form counts in each. Peers' settings are in
-benchmarks/peers/engines.py. Scripts of benchmarks/peers/ install them; a peer that is not there is named and left out.
-A class takes about 10 minutes with all peers, of which vLLM takes 2 to start.
+- throughput: output tokens/s of requests (128 tokens in, 128 out) that begin together, and its share of the GEMM floor:
+  the rate if the same tokens, prompts included, took only the time of the fastest linears measured in this run;
+- prefill: tokens/s of one prompt of 1,500 tokens, and its share of the floor;
+- shared_prefix: seconds for 16 requests of 1,088 tokens that share 1,024, 32 out, and arrive together.
+Octavo is measured before and after its peers. Values are medians of the rounds; peak memory is PSS. Classes are none
+(floats of 16 bits and more), int8 and int4; in each, a peer's best form counts. Peers' settings are in
+benchmarks/peers/engines.py. Scripts of benchmarks/peers/ install them; a peer that is not installed is named and left
+out. A class takes about 10 minutes with all peers, of which vLLM needs 2 to start.
 """
 
 import argparse
@@ -40,8 +40,8 @@ UNITS = {"throughput": "output_tok_s", "prefill": "tok_s", "shared_prefix": "sec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table. ratio: how many times as fast as the best peer; None where there is none. share: of the
-    GEMM floor. drift: Octavo's second turn over its first."""
+    """One line of the table. ratio: how many times as fast as the best peer Octavo is; None without a peer. share:
+    fraction of the GEMM floor. drift: Octavo's second turn over its first."""
 
     quantization: Quantization
     kind: str
@@ -68,19 +68,19 @@ class Row:
 
 @dataclass(slots=True, kw_only=True)
 class Comparison:
-    """One class of precision."""
+    """The figures of all engines in one class of precision."""
 
     quantization: Quantization
     floor: GemmFloor
     sizes: Sizes
-    # By kind and concurrency, then by engine: the figures of its turns.
+    # (kind, concurrency) -> engine -> the figures of its turns.
     _turns: dict[tuple[str, int], dict[str, list[Figure]]] = field(default_factory=dict)
 
     def add(self, engine: str, figure: Figure) -> None:
         self._turns.setdefault(figure.key, {}).setdefault(engine, []).append(figure)
 
     def floor_of(self, figure: Figure) -> float | None:
-        """In the figure's unit."""
+        """The floor in the figure's unit; None where there is none."""
         if figure.kind == "throughput":
             return self.floor.output_rate(figure.concurrency, self.sizes.prompt, self.sizes.output)
         return self.floor.prompt_rate if figure.kind == "prefill" else None
@@ -113,7 +113,7 @@ class Comparison:
 
 
 def _median(figures: list[Figure]) -> float:
-    """Of the rounds of all turns."""
+    """The median over the rounds of all turns."""
     return statistics.median(value for figure in figures for value in figure.values)
 
 
@@ -125,7 +125,7 @@ class Run:
         self._seed = 0
 
     def compare(self, quantization: Quantization) -> Comparison:
-        """One class of precision: Octavo, its peers, and Octavo again if there were any."""
+        """Measures one class of precision: Octavo, its peers, and Octavo again if there were any."""
         floor = GemmFloor(getattr(torch, self._arguments.dtype), quantization, self._concurrencies)
         comparison = Comparison(quantization=quantization, floor=floor, sizes=self._sizes)
         octavo = octavo_engine(quantization, self._arguments.dtype, self._arguments.threads)
@@ -144,7 +144,7 @@ class Run:
             if spec.to_install is None:
                 yield spec
             else:
-                self._say(f"{spec.name} is left out, for it is not installed: run {spec.to_install}")
+                self._say(f"{spec.name} is left out: it is not installed; run {spec.to_install}")
 
     def _measure(self, spec: EngineSpec, comparison: Comparison) -> None:
         self._seed += 1000
@@ -190,14 +190,14 @@ class Run:
 def _peers(text: str) -> list[str]:
     wanted = [*PEERS] if text == "all" else [each for each in text.split(",") if each]
     if unknown := [each for each in wanted if each.partition(":")[0] not in PEERS]:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are all, {', '.join(PEERS)}")
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be all, or among {', '.join(PEERS)}")
     return wanted
 
 
 def _quantizations(text: str) -> list[str]:
     wanted = text.split(",")
     if unknown := [each for each in wanted if each not in QUANTIZATIONS]:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {', '.join(QUANTIZATIONS)}")
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be among {', '.join(QUANTIZATIONS)}")
     return wanted
 
 
@@ -208,14 +208,16 @@ def _numbers(text: str) -> list[int]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=_numbers, default=[1, 8, 32, 64])
-    parser.add_argument("--quantization", type=_quantizations, default=["none"], help="of none, int8, int4")
+    parser.add_argument(
+        "--quantization", type=_quantizations, default=["none"], help="comma-separated: none, int8, int4"
+    )
     parser.add_argument("--peers", type=_peers, default=[], help=f"all, or some of {', '.join(PEERS)}")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="Octavo's")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every engine")
-    parser.add_argument("--rounds", type=int, default=3, help="medians are of so many")
-    parser.add_argument("--seconds", type=float, default=10, help="no further round of a figure begins after so many")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="Octavo's dtype")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of every engine")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per median")
+    parser.add_argument("--seconds", type=float, default=10, help="no round of a figure begins after this time")
     parser.add_argument("--smoke", action="store_true", help="short prompts and outputs")
-    parser.add_argument("--log", default="/dev/null", help="file for what engines print")
+    parser.add_argument("--log", default="/dev/null", help="file for the engines' output")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 

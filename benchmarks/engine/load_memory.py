@@ -1,12 +1,12 @@
-"""How much memory loading a model takes beyond the weights that stay.
+"""Measures how much memory loading a model takes beyond the weights that stay.
 
     python -m benchmarks.engine.load_memory [--hidden-size 1024] [--num-layers 8] [--json]
 
 Writes a model of random weights as safetensors in bfloat16 and as GGUF in Q8_0, and loads it, each time in a process of
 its own, in several quantizations, whole and as rank 0 of 2, with and without a cache of packed weights. Another process
 reads how much anonymous memory the loading one has: pages of mapped files, which the system takes back when it needs
-them, are not counted. Shown is the peak above what there was before; what stays (packed weights, embeddings); and by
-how many tensors the peak is above that: of the model's largest tensor, as it is read: in bfloat16 from safetensors, in
+them, do not count. Shows the peak above the memory before loading; the memory that stays (packed weights, embeddings);
+and the peak above what stays, in units of the model's largest tensor as it is read: in bfloat16 from safetensors, in
 float32 from GGUF.
 """
 
@@ -42,11 +42,11 @@ from worker.weights.quantization import QuantizationOption
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PAUSE_S = 0.0002
 _LONGEST_S = 300.0
-# Makes all threads and buffers that any load makes.
+# A model loaded before the measurement, so that the threads and buffers of any load exist already.
 _WARM_UP: dict[str, int] = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 64, "num_hidden_layers": 1}
 
 Format = Literal["safetensors", "gguf"]
-# empty: it is filled; full: weights come from it.
+# empty: loading fills it; full: loading reads the weights from it.
 Cache = Literal["none", "empty", "full"]
 
 
@@ -60,8 +60,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Measured:
-    """peak, stays: above what the process had before, at most and once the model is loaded. weights: what the model
-    says of itself. largest: the largest tensor, as it is read. All in bytes."""
+    """Memory of one load, in bytes. peak, stays: above the memory before loading, at most and once loaded. weights: as
+    the model itself reports. largest: the largest tensor, as it is read."""
 
     peak: int
     stays: int
@@ -70,8 +70,9 @@ class Measured:
 
     @property
     def excess(self) -> float:
-        """Of the peak over what has to stay, in largest tensors. Weights that are used where the file is mapped are not
-        in the peak; what is not given back is no excuse for it."""
+        """The peak above what has to stay, in largest tensors. What has to stay is the smaller of `stays` (weights used
+        in place in a mapped file are in neither it nor the peak) and `weights` (memory that leaks must not excuse a
+        peak)."""
         return (self.peak - min(self.stays, self.weights)) / self.largest
 
 
@@ -82,7 +83,7 @@ CASES = (
 
 
 def write_model(directory: Path, sizes: Mapping[str, int]) -> None:
-    """directory/safetensors and directory/gguf.gguf. sizes: of config.json."""
+    """Writes directory/safetensors and directory/gguf.gguf. sizes: fields of config.json."""
     config: dict[str, object] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -107,8 +108,8 @@ def write_model(directory: Path, sizes: Mapping[str, int]) -> None:
 
 
 def measure(directory: Path, cases: Sequence[Case]) -> Iterator[Measured]:
-    """The peaks of loading the model that `write_model` has put there. Forks: to be called before torch has computed
-    anything in this process."""
+    """Loads, for each case, the model that `write_model` wrote, and yields its memory. Forks: call it before torch
+    computes anything in this process."""
     for case in cases:
         with tempfile.TemporaryDirectory() as kept:
             if case.cache == "full":
@@ -117,7 +118,8 @@ def measure(directory: Path, cases: Sequence[Case]) -> Iterator[Measured]:
 
 
 def _load(directory: Path, case: Case, kept: Path, say: Callable[[object], None]) -> None:
-    """In the loading process. Says that it is about to load; then the bytes of weights and of the largest tensor."""
+    """Runs in the loading process. Says that it is about to load; then the bytes of weights and of the largest tensor,
+    and waits to be killed."""
 
     def load(model: Path) -> LoadedModel:
         return load_model(
@@ -143,7 +145,7 @@ def _load(directory: Path, case: Case, kept: Path, say: Callable[[object], None]
 
 
 def _watched(load: Callable[[Callable[[object], None]], None]) -> Measured:
-    """Of a forked process that calls `load`."""
+    """Measures a forked process that calls `load`."""
     reader, writer = os.pipe()
     pid = _fork(lambda: load(lambda word: _say(writer, word)))
     os.close(writer)
@@ -155,7 +157,7 @@ def _watched(load: Callable[[Callable[[object], None]], None]) -> Measured:
             while not select.select([results], [], [], _PAUSE_S)[0]:
                 peak = max(peak, _anonymous(statm))
                 if time.monotonic() > until:
-                    raise TimeoutError(f"a model has not been loaded within {_LONGEST_S:.0f} s")
+                    raise TimeoutError(f"the model did not load within {_LONGEST_S:.0f} s")
             weights, largest = _line(results)
             stays = _anonymous(statm)
     finally:
@@ -172,7 +174,7 @@ def _fork(task: Callable[[], object]) -> int:
         task()
         os._exit(0)
     finally:
-        # What is the parent's is not to be cleaned up here.
+        # Skips the parent's cleanup handlers.
         traceback.print_exc()
         os._exit(1)
 
@@ -184,12 +186,12 @@ def _say(writer: int, word: object) -> None:
 def _line(results: BinaryIO) -> Any:
     line = results.readline()
     if not line:
-        raise RuntimeError("the process that loads has ended; what it said on stderr says why")
+        raise RuntimeError("the loading process ended; see its stderr")
     return json.loads(line)
 
 
 def _anonymous(statm: BinaryIO) -> int:
-    """Bytes of a process that no file backs: resident less shared pages, as proc(5) calls them."""
+    """Bytes of a process that no file backs: resident minus shared pages (proc(5))."""
     statm.seek(0)
     _, resident, shared = map(int, statm.read().split()[:3])
     return (resident - shared) * _PAGE
@@ -202,7 +204,7 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=32_768)
     parser.add_argument("--num-layers", type=int, default=8)
     parser.add_argument("--json", action="store_true", help="an object a line, in place of a table")
-    parser.add_argument("--cases", type=int, nargs="*", help="of these numbers, from 0")
+    parser.add_argument("--cases", type=int, nargs="*", help="numbers of the cases to run, from 0")
     given = parser.parse_args()
     large: dict[str, int] = {
         "hidden_size": given.hidden_size,
@@ -213,7 +215,7 @@ def main() -> None:
     cases = [CASES[number] for number in given.cases] if given.cases else CASES
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
-        # In a process of its own, for what it frees is not to be there to be used again.
+        # In a process of its own: otherwise loading could reuse the memory that this frees.
         _run(lambda: [write_model(path / name, each) for name, each in (("small", _WARM_UP), ("large", large))])
         if not given.json:
             print("format       quantization ranks cache     weights     stays      peak  above what stays")
@@ -229,7 +231,7 @@ def main() -> None:
 
 def _run(task: Callable[[], object]) -> None:
     if os.waitpid(_fork(task), 0)[1]:
-        raise RuntimeError("the model cannot be written; what stderr says is why")
+        raise RuntimeError("the model could not be written; see stderr")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""What quantization costs: the perplexity of a text, and how often the most likely token stays the same.
+"""Measures what quantization costs: the perplexity of a text, and how often the most likely token stays the same.
 
     python -m benchmarks.engine.perplexity [--quantization none,int8,int4] [--dtype bfloat16] [--tokens 55296] [--json]
 
-Scheduling core and worker in one process, as they serve: paged KV, chunked prefill, rows side by side. The text is cut
-into windows that do not overlap; each is a prompt of its own, and every token of it but the first is scored, by prompt
-logprobs. So perplexity = exp(-mean logprob) over (window - 1) tokens a window. For each quantization, in one run:
+Scheduling core and worker run in one process, and as in serving: paged KV, chunked prefill, batched rows. The text is
+cut into windows that do not overlap; each is a prompt of its own, and prompt logprobs score each of its tokens but the
+first. So perplexity = exp(-mean logprob) over (window - 1) tokens a window. For each quantization, in one run:
 - perplexity, its ratio to that of the first run (of the first dtype and quantization named), and the ratio's standard
   error (from the windows' ratios: both score the same tokens, so most of what differs between windows cancels);
 - argmax_agreement: positions of the text where both find the same token most likely;
-- greedy, if not --prompts 0: free-running greedy outputs after prompts out of the text. Mean length of the prefix that
-  both outputs share, and the share of outputs that are equal to the end.
+- greedy, unless --prompts 0: free-running greedy outputs after prompts from the text. Mean length of the prefix that
+  both outputs share, and the fraction of outputs that are equal to the end.
 """
 
 import argparse
@@ -31,14 +31,14 @@ from runtime.model_files import resolve_model
 
 TEXT = Path(__file__).parents[1] / "data" / "sherlock_holmes.txt"
 WINDOW, TOKENS = 2048, 27 * 2048
-# Fewer than a window: prefills are cut where others' begin, as they are when serving.
+# Less than a window: a step ends one prefill and begins the next, as in serving.
 BUDGET = 1536
 PROMPT, OUTPUT = 128, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Of W windows of L tokens each; the first of a window is not scored."""
+    """Scores of W windows of L tokens each; a window's first token has none."""
 
     logprobs_WL: np.ndarray  # float64 [W, L - 1], of the tokens that the text has
     likeliest_WL: np.ndarray  # int64 [W, L - 1]
@@ -48,7 +48,7 @@ class Scores:
         return float(np.exp(-self.logprobs_WL.mean()))
 
     def ratio_to(self, other: "Scores") -> tuple[float, float]:
-        """Of perplexities over the same tokens, and its standard error."""
+        """Ratio of the perplexities over the same tokens, and its standard error."""
         differences_W = (other.logprobs_WL - self.logprobs_WL).mean(axis=1)
         ratio = float(np.exp(differences_W.mean()))
         spread = differences_W.std(ddof=1) if len(differences_W) > 1 else np.nan
@@ -59,24 +59,24 @@ class Scores:
 
 
 def text_tokens(model: str, path: Path = TEXT) -> list[int]:
-    """The whole text in tokens of a model (configs.options, `model`)."""
+    """Tokenizes the whole text for a model (configs.options, `model`)."""
     return Tokenizer(tokenizer_directory(resolve_model(model))).encode(path.read_text(encoding="utf-8"))
 
 
 def windows(token_ids: Sequence[int], length: int, limit: int) -> list[list[int]]:
-    """Side by side from the beginning of at most `limit` tokens; a rest shorter than a window is left out."""
+    """Cuts the first `limit` tokens, or all if fewer, into windows; drops a last one that is shorter than `length`."""
     limit = min(limit, len(token_ids))
     return [list(token_ids[start : start + length]) for start in range(0, limit - length + 1, length)]
 
 
 def quality_engine(**options: object) -> Engine:
-    """An engine with the memory and the steps that these measurements want."""
+    """Builds an engine with the memory and the step size that these measurements need."""
     defaults = {"max_model_len": WINDOW + 1, "max_num_batched_tokens": BUDGET, "kv_cache_memory": 1.0}
     return build_engine(Options.model_validate(defaults | options))
 
 
 def score(engine: Engine, prompts: Sequence[Sequence[int]]) -> Scores:
-    """Prompts of one length, all computed together. Group numbers from 0 on must be unused in the engine."""
+    """Scores prompts of one length, all computed together. Group numbers from 0 on must be unused in the engine."""
     sampling = pb.SamplingParams(
         temperature=0.0, top_p=1.0, repetition_penalty=1.0, n=1, max_tokens=1, prompt_logprobs=1
     )
@@ -95,7 +95,7 @@ def score(engine: Engine, prompts: Sequence[Sequence[int]]) -> Scores:
 
 
 def greedy(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int, first_group: int) -> list[list[int]]:
-    """Greedy outputs of exactly num_tokens, all prompts together."""
+    """Greedy outputs of exactly `num_tokens` tokens, all prompts computed together."""
     sampling = pb.SamplingParams(
         temperature=0.0, top_p=1.0, repetition_penalty=1.0, n=1, max_tokens=num_tokens, min_tokens=num_tokens,
         ignore_eos=True,
@@ -110,20 +110,24 @@ def greedy(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int, fi
 
 
 def shared_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Tokens until two outputs of one length part."""
+    """Number of tokens before two outputs of one length diverge."""
     parted = np.flatnonzero(np.asarray(first) != np.asarray(second))
     return int(parted[0]) if len(parted) else len(first)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quantization", default="none,int8,int4", help="the first is what the others are compared to")
-    parser.add_argument("--dtype", default="bfloat16", help="one or several; float32 first shows what bfloat16 costs")
+    parser.add_argument(
+        "--quantization", default="none,int8,int4", help="comma-separated; the first is the base of the comparisons"
+    )
+    parser.add_argument(
+        "--dtype", default="bfloat16", help="comma-separated; float32,bfloat16 shows what bfloat16 costs"
+    )
     parser.add_argument("--model", default=Options.model_fields["model"].default)
     parser.add_argument("--text", type=Path, default=TEXT)
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="of the text, at most")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens of the text, at most")
     parser.add_argument("--window", type=int, default=WINDOW)
-    parser.add_argument("--prompts", type=int, default=64, help="of the greedy outputs; 0: none")
+    parser.add_argument("--prompts", type=int, default=64, help="number of greedy outputs; 0: none")
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -142,7 +146,7 @@ def main() -> None:
         )  # fmt: skip
         scores = score(engine, cut)
         outputs = greedy(engine, prompts, OUTPUT, first_group=len(cut))
-        # Weights and KV cache go before the next ones come.
+        # Frees weights and KV cache before the next engine is built.
         del engine
         base = base or (scores, outputs)
         ratio, error = scores.ratio_to(base[0])

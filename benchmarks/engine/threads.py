@@ -1,9 +1,9 @@
-"""The same kernels on more and more threads: what a decode step and a prefill gain, and what handing out work costs.
+"""Scaling over threads: what a decode step and a prefill gain, and what handing out work costs.
 
     python -m benchmarks.engine.threads [--threads 1,2] [--batch 1,8,64] [--prompt 512] [--rounds 5] [--json]
 
-The numbers of threads take turns, round by round, so that what else the machine does falls on all alike. Prints medians
-in milliseconds, their ratios to the first number of threads, and microseconds of a call with nothing to compute.
+The thread counts take turns, round by round, so that other work on the machine slows all alike. Prints medians in
+milliseconds and the gain over the first thread count; the last line times calls with next to nothing to compute.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from worker.models.loader import LoadedModel, load_model
 from worker.step.batch import InputBatch
 
 _BLOCK_SIZE = 16
-# Calls whose mean is one measurement.
+# Calls in one measurement.
 _EMPTY_CALLS = 2000
 
 
 def prompt_batch(length: int) -> InputBatch:
-    """One prompt, whole."""
+    """A batch of one whole prompt."""
     num_blocks = -(-length // _BLOCK_SIZE)
     positions_T = torch.arange(length)
     return InputBatch.of(
@@ -47,7 +47,7 @@ def prompt_batch(length: int) -> InputBatch:
 
 
 def step(loaded: LoadedModel, batch: InputBatch) -> Callable[[], None]:
-    """A step of this batch, over a cache of its own."""
+    """Returns a function that computes a step of this batch over a cache of its own."""
     num_blocks = int(batch.block_tables_SB.max()) + 1
     kv_cache = KVCache(loaded.config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, backend=loaded.model.backend)
 
@@ -61,13 +61,14 @@ def step(loaded: LoadedModel, batch: InputBatch) -> Callable[[], None]:
 
 
 def small_calls(kernels: NativeKernels, rows: int) -> Callable[[], None]:
-    """Recorded calls of a linear of 32 inputs and 256 outputs: as good as nothing to compute, in some tasks."""
+    """Returns a function that replays calls of a linear of 32 inputs and 256 outputs: a few tasks with next to nothing
+    to compute."""
     layer = PackedLinear(torch.zeros(256, 32), None, native_backend(torch.float32, kernels))
     x, y = torch.zeros(rows, 32), torch.zeros(rows, 256)
     with kernels.recording() as recording:
         for _ in range(_EMPTY_CALLS):
             layer(x, out=y)
-    # A recording holds addresses; what lies there is held here.
+    # A recording holds only addresses: this keeps the tensors alive.
     held = layer, x, y
 
     def run() -> None:
@@ -133,7 +134,7 @@ def _medians(kernels: NativeKernels, threads: list[int], work: Callable[[], None
     for _ in range(rounds):
         for count in threads:
             kernels.set_threads(count)
-            work()  # makes buffers, and wakes the threads
+            work()  # allocates buffers and wakes the threads
             for _ in range(3):
                 start = time.perf_counter()
                 work()

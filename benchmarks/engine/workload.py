@@ -1,4 +1,4 @@
-"""What benchmarks/engine/cpu_engine.py asks of each engine, and the figures that come of it."""
+"""The workload that benchmarks/engine/cpu_engine.py runs on each engine, and its figures."""
 
 import itertools
 import statistics
@@ -14,7 +14,7 @@ VOCAB_SIZE = 49152
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """In tokens; sharers: requests that begin with the same `shared` tokens and go on with `own` ones."""
+    """Lengths in tokens. sharers: requests that begin with the same `shared` tokens, followed by `own` tokens each."""
 
     prompt: int = 128
     output: int = 128
@@ -25,18 +25,18 @@ class Sizes:
     sharers: int = 16
 
 
-# Shows in a minute that an engine does all of it.
+# Shows within a minute that an engine runs the whole workload.
 SMOKE_SIZES = Sizes(prompt=16, output=4, long_prompt=64, shared=64, own=16, shared_output=4, sharers=4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """kind: throughput (value: output tokens/s), prefill (prompt tokens/s) or shared_prefix (seconds)."""
+    """One measured figure. kind: throughput (output tokens/s), prefill (prompt tokens/s) or shared_prefix (seconds)."""
 
     kind: str
-    # Requests at once.
+    # Concurrent requests.
     concurrency: int
-    # One a round.
+    # One value a round.
     values: tuple[float, ...]
     prompt_tokens_computed: int | None = None
 
@@ -50,7 +50,7 @@ class Figure:
 
 
 class Prompts:
-    """Random ones, new each time, so that no engine finds the blocks of an earlier round."""
+    """Random prompts, new each time, so that no engine finds the blocks of an earlier round in its cache."""
 
     def __init__(self, seed: int) -> None:
         self._seeds = itertools.count(seed)
@@ -68,8 +68,8 @@ def measure(
     seconds: float,
     seed: int,
 ) -> Iterator[Figure]:
-    """All figures of one engine, after a warm-up. rounds: of each figure, but none begins once they took `seconds`
-    together. Raises EngineFailedError."""
+    """Yields all figures of one engine, after a warm-up. rounds: of each figure, at most; none begins once its rounds
+    have taken `seconds` together. Raises EngineFailedError."""
     prompts = Prompts(seed)
     engine.run(prompts.draw(min(8, max(concurrencies)), sizes.prompt), min(8, sizes.output))
     for concurrency in concurrencies:

@@ -1,2 +1,2 @@
-"""Clusters whose processes are killed while streams run: what `benchmarks.faults.chaos`, `benchmarks.faults.soak` and
-tests/faults share."""
+"""Clusters whose processes are killed while streams run: shared by `benchmarks.faults.chaos`, `benchmarks.faults.soak`
+and tests/faults."""

@@ -1,6 +1,6 @@
-"""What nobody should send: invalid requests, bytes that are no message, messages that are too large.
+"""Bad input: invalid requests, bytes that are no message, messages that are too large.
 
-As in `benchmarks.faults.traffic`, each function is one request; Surprise is raised where one was not refused.
+As in `benchmarks.faults.traffic`, each function is one request; it raises Surprise if the request is not refused.
 """
 
 import random
@@ -14,7 +14,7 @@ from octavo.client.errors import DuplicateRequest, InvalidRequest, ModelNotFound
 from octavo.client.requests import Prompt, RequestOptions
 from octavo.client.results import Delta
 
-# Option max_message_bytes of a cluster that is to refuse something without much work.
+# Option max_message_bytes of the cluster: small, so that a message that is too large costs little.
 MAX_MESSAGE_BYTES = 2**20
 _VALID = SamplingParams(max_tokens=4)
 _INVALID: tuple[tuple[Prompt, SamplingParams, RequestOptions, type[OctavoError]], ...] = (
@@ -31,7 +31,7 @@ _INVALID: tuple[tuple[Prompt, SamplingParams, RequestOptions, type[OctavoError]]
     ([5], _VALID, {"model": "another"}, ModelNotFound),
 )
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-# A server that waits for the rest of something is left after that.
+# The client leaves a server that waits for more bytes after this time.
 _SHORT_S = 1.0
 
 
@@ -46,7 +46,7 @@ async def ask_for_the_impossible(edge: Edge, choose: random.Random) -> str:
 
 
 async def ask_twice(edge: Edge, choose: random.Random) -> str:
-    """With an id that is live. The first call goes on."""
+    """Repeats the id of a live request. The first call goes on."""
     async with (
         edge.client(choose) as client,
         client.stream(a_prompt(choose), SamplingParams(max_tokens=30, ignore_eos=True)) as stream,
@@ -56,15 +56,15 @@ async def ask_twice(edge: Edge, choose: random.Random) -> str:
                 break
         try:
             await client.generate([5], _VALID, request_id=stream.request_id)
-        # Superseded: of a stream that went on meanwhile, elsewhere, as a higher attempt.
+        # Superseded: the stream has meanwhile moved elsewhere, as a higher attempt.
         except (DuplicateRequest, Superseded):
             return "refused"
-        # Another router took it: ids are unique at each.
+        # Another router took the second call: ids are unique only within a router.
         return "left"
 
 
 async def send_garbage(edge: Edge, choose: random.Random) -> str:
-    """As a gRPC message: not decodable, or too large."""
+    """Sends random bytes as a gRPC message: not decodable, or too large."""
     size = choose.choice([1, 20, 300, 2 * MAX_MESSAGE_BYTES])
     method = choose.choice(["Generate", "GenerateOnce", "Tokenize", "Cancel", "NoSuchMethod"])
     async with grpc.aio.insecure_channel(choose.choice(edge.targets)) as channel:
@@ -74,12 +74,12 @@ async def send_garbage(edge: Edge, choose: random.Random) -> str:
                 pass
         except grpc.aio.AioRpcError as error:
             return error.code().name.lower()
-    # Few random bytes may well be a message with unknown fields.
+    # A few random bytes may well be a valid message with unknown fields.
     return "answered"
 
 
 async def send_noise(edge: Edge, choose: random.Random) -> str:
-    """Bytes that are no HTTP/2 to gRPC's port, and no HTTP to the other."""
+    """Sends bytes that are not HTTP/2 to a gRPC port, or not HTTP to an HTTP port."""
     noise = choose.randbytes(choose.randint(1, 3000))
     port = choose.choice([int(target.rpartition(":")[2]) for target in edge.targets] + edge.http_ports)
     head = choose.choice([b"", _PREFACE, b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999\r\n\r\n"])
@@ -107,7 +107,7 @@ async def send_bad_http(edge: Edge, choose: random.Random) -> str:
 
 
 async def connect_and_wait(edge: Edge, choose: random.Random) -> str:
-    """Says nothing, and goes."""
+    """Connects, sends nothing, and leaves."""
     port = choose.choice([int(target.rpartition(":")[2]) for target in edge.targets] + edge.http_ports)
     await exchange(port, b"", patience_s=choose.uniform(0.0, _SHORT_S))
     return "left"

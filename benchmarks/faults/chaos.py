@@ -1,14 +1,14 @@
-"""Streams run while processes of their cluster are killed with -9, again and again: each must say what it says alone.
+"""Kills processes of a cluster with -9 while streams run: each stream must give what it gives undisturbed.
 
     python -m benchmarks.faults.chaos --streams 300 --kills 20
     python -m benchmarks.faults.chaos --streams 24 --kills 3 --seed 7 --json
 
 `octavo up` with two replicas of two pipeline stages each and two routers. Half of the streams are sampled, half of
-these with a seed of the client's; the others are asked once more with the seed that their routers chose. Streams begin
-a part at once, the rest as kills go by, so that each kill meets some in mid-flight. A process is killed at a random
-moment after the one before has served again: a router has answered a request, a replica is ready at both routers and
-has computed a token. Exits with 1 if a stream failed or was not, to the last bit, what it is undisturbed, and names the
-first other token of each such stream.
+these with a seed of the client's; the others are asked once more with the seed that their routers chose. Some streams
+begin at once, the rest with the kills, so that each kill hits streams in mid-flight. A process is killed at a random
+moment after the previous one serves again: a router has answered a request, a replica is ready at both routers and has
+computed a token. Exits with 1 if a stream failed or differs in any bit from its undisturbed run, and names the first
+different token of each such stream.
 """
 
 import argparse
@@ -27,17 +27,17 @@ from benchmarks.faults.crowd import Crowd, Difference, Outcome, Plan, difference
 from benchmarks.faults.kills import Kill, Killer, choose_kinds, choose_victims
 from octavo.client.admin import Admin
 
-# Of what live streams may still bring, so much comes at most before the next kill: the rest is there to be lost.
+# Before each kill, live streams get at most this share of their outstanding tokens, so that the kill can lose some.
 _LARGEST_SHARE = 0.3
 _MOST_TOKENS = 300
 _MOST_SECONDS = 0.2
-# With fewer live ones, streams begin ahead of their kill.
+# With fewer live streams, more are started before the kill.
 _FEWEST_LIVE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """undisturbed_s, disturbed_s: seconds of the streams that were asked for in both ways."""
+    """The result. undisturbed_s: seconds of the streams with a seed, alone; disturbed_s: of all streams, with kills."""
 
     num_streams: int
     num_equal: int
@@ -57,7 +57,7 @@ class Report:
 async def run_chaos(
     cluster: Cluster, num_streams: int, num_kills: int, seed: int, *, mean_tokens: int, say: Say
 ) -> Report:
-    """On a cluster that serves. mean_tokens: of a choice. say: gets a line on each thing that happens."""
+    """Runs streams and kills on a cluster that serves. mean_tokens: per choice. say: gets a line about each event."""
     plans = make_plans(num_streams, seed, mean_tokens=mean_tokens)
     began = time.monotonic()
     expected = await _ask_all(cluster, [plan for plan in plans if plan.has_seed])
@@ -70,7 +70,7 @@ async def run_chaos(
     disturbed_s = time.monotonic() - began
     say(f"all {num_streams} streams, disturbed, took {disturbed_s:.1f} s")
     counters = await killer.counters()
-    # What was computed in the chaos is computed anew.
+    # The reference must not reuse KV blocks that were computed during the kills.
     await asyncio.to_thread(_forget_prefixes, cluster.targets[0])
     expected += await _ask_all(
         cluster, [each.plan.seeded(each.generation.seed) for each in outcomes if not each.plan.has_seed]
@@ -99,13 +99,13 @@ async def _kill_all(
     choose: random.Random,
     say: Say,
 ) -> tuple[Killer, list[Kill]]:
-    """Half of the streams begin now, the others as kills go by, or when few are live."""
+    """Starts half of the streams now, the others with the kills, or when few are live."""
     num_more = num_streams // (2 * num_kills)
     killer, kills = Killer(cluster, lambda: crowd.start(num_more)), list[Kill]()
     crowd.start(num_streams - num_more * num_kills)
     for kinds in choose_kinds(num_kills, choose):
         crowd.start(max(0, _FEWEST_LIVE - crowd.num_live))
-        # Counted in tokens, for a fast machine's streams would end within seconds; then off the beat of steps.
+        # Waits by tokens, since a fast machine's streams end within seconds; then by time, off the beat of steps.
         await crowd.receive(int(min(choose.uniform(0, _LARGEST_SHARE) * crowd.num_outstanding, _MOST_TOKENS)))
         await asyncio.sleep(choose.uniform(0, _MOST_SECONDS))
         victims = choose_victims(cluster, kinds, choose)
@@ -131,11 +131,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=300)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=80, help="of a choice, on average")
+    parser.add_argument("--tokens", type=int, default=80, help="tokens of a choice, on average")
     add_arguments(parser, seed_of="streams and kills")
     arguments = parser.parse_args()
     if arguments.kills < 1 or arguments.streams < 2 * arguments.kills:
-        parser.error(f"--streams={arguments.streams} --kills={arguments.kills}: give two streams a kill, and a kill")
+        parser.error(
+            f"--streams={arguments.streams} --kills={arguments.kills}: there must be a kill, and two streams a kill"
+        )
 
     def run(cluster: Cluster, seed: int, say: Say) -> Coroutine[Any, Any, Report]:
         return run_chaos(cluster, arguments.streams, arguments.kills, seed, mean_tokens=arguments.tokens, say=say)
@@ -144,7 +146,7 @@ def main() -> int:
 
 
 def summary(report: Report) -> str:
-    """For people."""
+    """Formats the report for people."""
     lines = ["", "      at  of                          live  begun  served again after"]
     for kill in report.kills:
         counts = f"{kill.num_live:4} {kill.num_begun:6}"
@@ -164,7 +166,7 @@ def summary(report: Report) -> str:
 
 
 def _before(difference: Difference, kills: Sequence[Kill]) -> str:
-    """Which kill came before the first other token."""
+    """Names the last kill before the first different token."""
     if difference.at is None:
         return ""
     last = [kill for kill in kills if kill.at <= difference.at][-1:]

@@ -16,16 +16,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from configs.options import Options
 from octavo.cluster.readiness import read_health
-from tests.support.up import Up, free_ports
+from tests.support.ports import free_ports
+from tests.support.up import Up
 
 _POLL_S = 0.1
 _ASK_TIMEOUT_S = 5.0
-# A worker is back within 3 s on two idle cores; others may use them, too.
+# A worker is back within 3 s on two idle cores; the cores may be busy, though.
 PATIENCE_S = 120.0
 
 
 class Kind(StrEnum):
-    """As in `python -m KIND`."""
+    """A kind of process, as in `python -m KIND`."""
 
     WORKER = "worker"
     SCHEDULER = "scheduler"
@@ -34,7 +35,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """What one process after another does. number: which replica, or which router; rank: of a worker."""
+    """A role that one process after another fills. number: of the replica or router; rank: a worker's."""
 
     kind: Kind
     number: int
@@ -45,15 +46,15 @@ class Place:
 
 
 class Samples(dict[tuple[str, tuple[tuple[str, str], ...]], float]):
-    """What /metrics says, by name and sorted labels."""
+    """Values from /metrics, by name and sorted labels."""
 
     def value(self, name: str, **labels: str) -> float:
-        """0 if there is none."""
+        """Returns one sample; 0 if there is none."""
         return self.get((name, tuple(sorted(labels.items()))), 0.0)
 
 
 class Cluster:
-    """`octavo up` with several routers. Leaving the context leaves no process."""
+    """`octavo up` with several routers. Leaving the context ends all processes."""
 
     def __init__(self, directory: Path, *flags: str, num_replicas: int, num_stages: int, num_routers: int) -> None:
         num_processes = num_routers + num_replicas * (1 + num_stages)
@@ -72,25 +73,25 @@ class Cluster:
 
     @property
     def options(self) -> Options:
-        """As its processes have them, once it serves."""
+        """The options of its processes; readable once it serves."""
         if self._options is None:
             path = self.up.runtime_dir / "options.yaml"
             self._options = Options(**yaml.safe_load(path.read_text()))
         return self._options
 
     def wait_until_all_serve(self) -> None:
-        """Raises AssertionError, with all that the cluster said, if that takes more than a minute."""
+        """Waits for all ranks. Raises AssertionError, with the cluster's output, if that takes more than a minute."""
         self.up.wait_for("serving; Ctrl-C to stop")
         self.up.wait_for("ready for epoch", count=self.options.data_parallel_size * self.options.world_size)
 
     @property
     def targets(self) -> list[str]:
-        """Of its routers."""
+        """The gRPC addresses of its routers."""
         options = self.options
         return [f"127.0.0.1:{options.router_port(router)}" for router in range(options.num_routers)]
 
     def places(self, *kinds: Kind) -> list[Place]:
-        """Of the kinds given, or of all."""
+        """The places of the given kinds; without kinds, all."""
         options, kinds = self.options, kinds or tuple(Kind)
         replicas = range(options.data_parallel_size)
         all_places = [Place(Kind.WORKER, replica, rank) for replica in replicas for rank in range(options.world_size)]
@@ -99,13 +100,13 @@ class Cluster:
         return [place for place in all_places if place.kind in kinds]
 
     def processes(self) -> dict[Place, psutil.Process]:
-        """Those that run now."""
+        """The processes that run now."""
         found = {}
         for child in self.up.children():
             try:
                 arguments = child.cmdline()
             except psutil.Error:
-                # It has ended since it was listed.
+                # The process has ended since it was listed.
                 continue
             place = place_of(arguments)
             if place is not None:
@@ -113,7 +114,7 @@ class Cluster:
         return found
 
     def kill(self, places: Sequence[Place]) -> None:
-        """With SIGKILL, one right after the other, and waits for their ends."""
+        """Sends SIGKILL to one right after the other, and waits until they have ended."""
         processes = self.processes()
         victims = [processes[place] for place in places]
         for victim in victims:
@@ -122,7 +123,7 @@ class Cluster:
         assert not alive, f"still there after SIGKILL: {alive}"
 
     async def samples(self, place: Place) -> Samples | None:
-        """Its metrics; None while it does not answer."""
+        """The metrics of a process; None while it does not answer."""
         return await asyncio.to_thread(self._samples, place)
 
     async def is_healthy(self, place: Place) -> bool:
@@ -130,7 +131,7 @@ class Cluster:
         return health is not None and health[0]
 
     async def is_ready(self, replica: int) -> bool:
-        """Whether all routers find so."""
+        """Returns whether all routers see the replica as ready."""
         address = self.options.scheduler_address(replica)
         for router in self.places(Kind.ROUTER):
             samples = await self.samples(router)
@@ -156,7 +157,7 @@ class Cluster:
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Asks again and again. Raises TimeoutError, which says what did not come."""
+    """Polls until the condition holds. Raises TimeoutError, which names `what`."""
     give_up = time.monotonic() + PATIENCE_S
     while not await condition():
         if time.monotonic() > give_up:
@@ -165,7 +166,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 
 
 def place_of(arguments: Sequence[str]) -> Place | None:
-    """Of a command line; None if it is none of the cluster's."""
+    """The place of a process by its command line; None if it is not the cluster's."""
     if arguments[1:2] != ["-m"] or arguments[2] not in set(Kind):
         return None
     kind = Kind(arguments[2])

@@ -1,5 +1,5 @@
-"""What the commands that disturb a cluster have in common: the cluster, a seed that is told, a line on each thing that
-happens, a report."""
+"""Common parts of the commands that disturb a cluster: the cluster, a seed that is printed, a line about each event, a
+report."""
 
 import argparse
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from benchmarks.faults.cluster import Cluster
 
 NUM_REPLICAS = NUM_STAGES = NUM_ROUTERS = 2
-# Small enough that streams wait for rows and KV blocks, too.
+# Limits so small that streams also wait for rows and KV blocks.
 FLAGS = (
     "--dtype=float32", "--worker-threads=1", "--kv-cache-memory=0.1", "--max-num-seqs=32", "--preemption-mode=swap",
     "--swap-space=0.05", "--scheduling-policy=priority", "--max-restarts=1000",
@@ -32,8 +32,10 @@ _R = TypeVar("_R", bound=_Report)
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, seed_of: str) -> None:
-    parser.add_argument("--seed", type=int, default=None, help=f"of the {seed_of}; none: a new one, which is told")
-    parser.add_argument("--log", type=Path, help="file for what the cluster says")
+    parser.add_argument(
+        "--seed", type=int, default=None, help=f"seed of {seed_of}; default: a random one, which is printed"
+    )
+    parser.add_argument("--log", type=Path, help="file for the cluster's output")
     parser.add_argument("--json", action="store_true", help="one line")
 
 
@@ -45,8 +47,8 @@ def run_command(
     as_json: Callable[[_R], Mapping[str, object]],
     summary: Callable[[_R], str],
 ) -> int:
-    """Gives `run` a cluster that serves, the seed, and where to say what happens; prints its report. Returns the exit
-    code: 1 if the report is not clean."""
+    """Calls `run` with a cluster that serves, the seed, and a function that prints progress; prints its report. Returns
+    the exit code: 1 if the report is not clean."""
     seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
     began = time.monotonic()
 

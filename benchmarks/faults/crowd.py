@@ -1,4 +1,4 @@
-"""Many streams at once, followed token by token, and what two runs of them have said differently."""
+"""Many concurrent streams, followed token by token, and the differences between two runs of them."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ _SUBJECTS = ("the number", "room", "the year", "bus line", "page", "the planet o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One stream. number: its place among all."""
+    """A stream to ask for. number: its index among all."""
 
     number: int
     prompt: Prompt
@@ -25,12 +25,12 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """At most, of all choices together."""
+        """The most tokens that all choices together may have."""
         return self.sampling.n * (self.sampling.max_tokens or 0)
 
     @property
     def has_seed(self) -> bool:
-        """Whether it says the same whenever it is asked."""
+        """True if the stream gives the same tokens each time."""
         return self.sampling.temperature == 0 or self.sampling.seed is not None
 
     def seeded(self, seed: int) -> "Plan":
@@ -38,7 +38,7 @@ class Plan:
 
 
 def make_plans(count: int, seed: int, *, mean_tokens: int) -> list[Plan]:
-    """Every second one is sampled, half of these without a seed of the client's. mean_tokens: of one choice."""
+    """Makes plans: every second one samples, half of these without a seed of the client's. mean_tokens: per choice."""
     choose = random.Random(f"{seed}/plans")
     return [_make_plan(number, choose, mean_tokens) for number in range(count)]
 
@@ -51,7 +51,7 @@ def _make_plan(number: int, choose: random.Random, mean_tokens: int) -> Plan:
     sampling = SamplingParams(
         temperature=0.0,
         max_tokens=choose.randint(mean_tokens // 2, mean_tokens * 3 // 2),
-        # Few would get far otherwise.
+        # Otherwise most streams would end early.
         ignore_eos=number % 8 != 6,
         stop=["\n\n", " 1"] if number % 15 == 4 else (),
         logprobs=2 if number % 12 in (0, 5) else None,
@@ -75,13 +75,13 @@ def _make_plan(number: int, choose: random.Random, mean_tokens: int) -> Plan:
 class _Live:
     plan: Plan
     num_tokens: int = 0
-    # When the tokens of each choice came: seconds of the crowd, choice, number of its tokens after that.
+    # Arrivals of tokens: seconds since the crowd began, choice, number of the choice's tokens so far.
     arrivals: list[tuple[float, int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a stream has said, or why it failed."""
+    """The output of a stream, or why it failed."""
 
     plan: Plan
     generation: Generation
@@ -89,12 +89,12 @@ class Outcome:
     error: OctavoError | None = None
 
     def arrival(self, choice: int, position: int) -> float | None:
-        """When a token came, in seconds of the crowd."""
+        """Seconds from the crowd's beginning to the arrival of a token."""
         return next((at for at, index, held in self.arrivals if index == choice and held > position), None)
 
 
 class Crowd:
-    """Streams through several routers: each prefers one, and goes on through the next when its own is lost."""
+    """Streams through several routers: each prefers one router, and goes on through the next when it loses that one."""
 
     def __init__(self, targets: Sequence[str], plans: Sequence[Plan], *, retry_for: float = 120.0) -> None:
         """retry_for: seconds without a message after which a stream fails."""
@@ -123,7 +123,7 @@ class Crowd:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it was made."""
+        """Seconds since the crowd began."""
         return time.monotonic() - self._began
 
     @property
@@ -132,16 +132,16 @@ class Crowd:
 
     @property
     def num_begun(self) -> int:
-        """Of these, streams that have tokens."""
+        """Live streams that already have tokens."""
         return sum(stream.num_tokens > 0 for stream in self._live.values())
 
     @property
     def num_outstanding(self) -> int:
-        """Tokens that live streams may still bring."""
+        """Tokens that live streams may still get."""
         return sum(stream.plan.num_tokens - stream.num_tokens for stream in self._live.values())
 
     def start(self, count: int | None = None) -> None:
-        """Begins so many more; None: all that are left."""
+        """Starts `count` more streams; None: all that are left."""
         end = len(self._plans) if count is None else self._num_started + count
         for plan in self._plans[self._num_started : end]:
             self._live[plan.number] = _Live(plan=plan)
@@ -149,14 +149,14 @@ class Crowd:
         self._num_started = min(end, len(self._plans))
 
     async def receive(self, num_tokens: int) -> None:
-        """Waits for so many more tokens, or until no stream is live."""
+        """Waits for `num_tokens` more tokens, or until no stream is live."""
         wanted = self.num_received + num_tokens
         while self.num_received < wanted and self._live:
             self._progress.clear()
             await self._progress.wait()
 
     async def finish(self) -> list[Outcome]:
-        """Begins what has not begun, and waits for all."""
+        """Starts the streams that are left, and waits for all."""
         self.start()
         return await asyncio.gather(*self._tasks)
 
@@ -174,7 +174,7 @@ class Crowd:
                         live.arrivals.append((self.elapsed, event.index, held[event.index]))
                         self.num_received += len(event.token_ids)
                         self._progress.set()
-            # The others go on, and the report names it.
+            # The other streams go on; the report names this one.
             except OctavoError as failure:
                 error = failure
             del self._live[plan.number]
@@ -184,13 +184,13 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where an outcome leaves the undisturbed one. position: of the first other token; None if tokens are equal."""
+    """A difference from the undisturbed outcome. position: of the first different token; None if tokens are equal."""
 
     number: int
     what: str
     choice: int = 0
     position: int | None = None
-    # When that token came, in seconds of the crowd.
+    # When that token came, in seconds since the crowd began.
     at: float | None = None
 
     def __str__(self) -> str:
@@ -199,7 +199,7 @@ class Difference:
 
 
 def differences(disturbed: Outcome, undisturbed: Outcome) -> list[Difference]:
-    """All of what the client got is compared, to the bits of logprobs."""
+    """Compares everything that the client got, down to the bits of logprobs."""
     number = disturbed.plan.number
     for outcome, which in ((undisturbed, "undisturbed, "), (disturbed, "")):
         if outcome.error is not None:
@@ -207,7 +207,7 @@ def differences(disturbed: Outcome, undisturbed: Outcome) -> list[Difference]:
     found: list[Difference] = []
     said, expected = disturbed.generation, undisturbed.generation
     for what in ("seed", "prompt_token_ids", "prompt_logprobs"):
-        # Of greedy streams without a seed, the routers chose one.
+        # Routers chose the seeds of greedy streams: they may differ.
         if what == "seed" and disturbed.plan.sampling.seed is None and disturbed.plan.has_seed:
             continue
         if getattr(said, what) != getattr(expected, what):

@@ -1,4 +1,4 @@
-"""Which processes are killed, and when one that was killed serves again."""
+"""Chooses processes to kill, kills them, and waits until they serve again."""
 
 import asyncio
 import itertools
@@ -12,9 +12,9 @@ from octavo import AsyncClient, SamplingParams
 
 Victims = tuple[Place, ...]
 
-# Of each four kills one takes two processes at once.
+# One kill in four takes two processes at once.
 _DOUBLES_OF = 4
-# The first one leaves no replica at all.
+# The first pair leaves no replica at all.
 _PAIRS = (
     (Kind.SCHEDULER, Kind.SCHEDULER),
     (Kind.WORKER, Kind.SCHEDULER),
@@ -30,7 +30,7 @@ _COUNTERS: tuple[str, ...] = ("octavo_resubmissions_total", "octavo_inexact_resu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """One that is over. at: seconds of the crowd; back_after: until each victim served again."""
+    """A kill that is over. at: seconds since the crowd began; back_after: seconds until each victim served again."""
 
     victims: Victims
     at: float
@@ -44,18 +44,19 @@ class Kill:
 
 
 def names_of(victims: Victims) -> str:
-    """For people."""
+    """The victims' names, for people."""
     return " and ".join(map(str, victims))
 
 
 def choose_kinds(num_kills: int, choose: random.Random) -> list[tuple[Kind, ...]]:
-    """In random order. A fourth of the kills, and at least one, are of two processes; the rest takes each kind in turn.
+    """Returns the kinds to kill, in random order: a quarter of the kills, at least one, take two processes; the others
+    take each kind in turn.
 
-    Of 20 kills that is each kind five times alone; of three one of both schedulers, a worker and a router.
+    With 20 kills, each kind dies five times alone; with three, one takes both schedulers, one a worker, one a router.
     """
     num_doubles = max(num_kills // _DOUBLES_OF, 1)
     kinds: list[tuple[Kind, ...]] = [_PAIRS[i % len(_PAIRS)] for i in range(num_doubles)]
-    # Those that are in no pair first.
+    # Kinds that are in no pair come first.
     singles = sorted(Kind, key=lambda kind: any(kind in pair for pair in kinds))
     kinds += [(singles[i % len(singles)],) for i in range(num_kills - num_doubles)]
     choose.shuffle(kinds)
@@ -63,7 +64,7 @@ def choose_kinds(num_kills: int, choose: random.Random) -> list[tuple[Kind, ...]
 
 
 def choose_victims(cluster: Cluster, kinds: Sequence[Kind], choose: random.Random) -> Victims:
-    """Different ones."""
+    """Chooses a different process for each of the kinds."""
     victims: list[Place] = []
     for kind in kinds:
         victims.append(choose.choice([place for place in cluster.places(kind) if place not in victims]))
@@ -71,17 +72,17 @@ def choose_victims(cluster: Cluster, kinds: Sequence[Kind], choose: random.Rando
 
 
 class Killer:
-    """Kills, and waits until what was killed serves again: until it has done once more what it is there for."""
+    """Kills processes, and waits until they serve again: until each has done its work once more."""
 
     def __init__(self, cluster: Cluster, send_streams: Callable[[], None]) -> None:
-        """send_streams: called once a replica is ready again, for others have its streams."""
+        """send_streams: starts streams; called once a replica is ready again, since others took over its streams."""
         self._cluster = cluster
         self._send_streams = send_streams
-        # Of the lives of routers that are over.
+        # Counts of the router processes that were killed.
         self._counted = dict.fromkeys(_COUNTERS, 0.0)
 
     async def kill(self, victims: Victims) -> float:
-        """Seconds until all serve again. Raises TimeoutError."""
+        """Kills the victims. Returns the seconds until all serve again. Raises TimeoutError."""
         names = names_of(victims)
         replicas = {place.number for place in victims if place.kind is not Kind.ROUTER}
         routers = [place for place in victims if place.kind is Kind.ROUTER]
@@ -100,20 +101,20 @@ class Killer:
         return time.monotonic() - began
 
     async def counters(self) -> dict[str, int]:
-        """What routers have counted in all their lives; what they did between the last look and a kill is missing."""
+        """Sums the routers' counters over all their processes, without counts between the last look and a kill."""
         counts = await self._counts(self._cluster.places(Kind.ROUTER))
         return {name: round(before + counts[name]) for name, before in self._counted.items()}
 
     async def _are_ready(self, routers: Sequence[Place], epochs: Mapping[int, float]) -> bool:
-        """Every replica in an epoch of its own, for routers may still see the one before; and all routers see it."""
+        """Returns whether each replica is in a new epoch (routers may still see the old one) and all routers see it."""
         for replica, epoch in epochs.items():
             if await self._scheduler_value(replica, _EPOCH) <= epoch or not await self._cluster.is_ready(replica):
                 return False
         return all([await self._cluster.is_healthy(router) for router in routers])
 
     async def _compute(self, computed: Mapping[int, float], router: Place) -> bool:
-        """Whether replicas have, since; if not, asks for a token of any. Routers leave a replica out for a while whose
-        Sessions have broken too often, so that streams alone may all be elsewhere."""
+        """Returns whether all replicas have computed tokens since; if not, asks the router for a token. Routers avoid
+        a replica for a while after its Sessions have broken too often, so all streams may be elsewhere."""
         has_computed = all(
             [await self._scheduler_value(replica, _TOKENS) > before for replica, before in computed.items()]
         )
@@ -122,14 +123,14 @@ class Killer:
         return has_computed
 
     async def _ask(self, router: Place) -> None:
-        """For a token, of this router alone, ahead of the streams that wait (scheduling_policy=priority)."""
+        """Asks this router alone for a token, ahead of the streams that wait (scheduling_policy=priority)."""
         async with AsyncClient(
             self._cluster.targets[router.number], timeout=PATIENCE_S, retry_for=PATIENCE_S
         ) as client:
             await client.generate("One", SamplingParams(max_tokens=1, temperature=0), priority=-1)
 
     async def _scheduler_value(self, replica: int, name: str) -> float:
-        """0 while it does not answer."""
+        """A metric of the replica's scheduler; 0 while it does not answer."""
         samples = await self._cluster.samples(Place(Kind.SCHEDULER, replica))
         return 0.0 if samples is None else samples.value(name)
 

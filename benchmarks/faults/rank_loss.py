@@ -1,11 +1,11 @@
-"""How soon all ranks of a replica leave a step in which one of them was killed, and what they say of it.
+"""Measures how soon all ranks of a replica leave a step in which one of them is killed, and shows the logged cause.
 
     python -m benchmarks.faults.rank_loss [--kills 3] [--tokens 40] [--json]
 
-SmolLM2 under `octavo up`, once on three tensor-parallel ranks and once in two stages; while streams decode, a
-rank is killed with -9, another one each time. Tells the seconds until the last other rank has said that the epoch is
-over, and until the replica is ready again, the cause as the scheduler tells it, and whether the streams' tokens are
-those of an undisturbed run. Exits 1 if tokens differ, or if a rank took longer than the 5 s that it may.
+SmolLM2 under `octavo up`, once on three tensor-parallel ranks and once in two stages; while streams decode, a rank is
+killed with -9, another one each time. Prints the seconds until the last other rank logs that the epoch is over, and
+until the replica is ready again, the cause that the scheduler logs, and whether the streams' tokens equal those of an
+undisturbed run. Exits 1 if tokens differ, or if a rank took longer than the 5 s allowed.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from octavo import SamplingParams
 from tests.support.streams import say
 from tests.support.up import Up
 
-# Flags, and the ranks to kill: each of a tensor group, but the first stage alone, because only the last one waits for
-# another rank in every step.
+# Flags, and the ranks to kill: every rank of a tensor group, but only the first of two stages, because only the last
+# stage waits for another rank in every step.
 LAYOUTS = {
     "TP 3": (("--tensor-parallel-size=3",), (0, 1, 2)),
     "PP 2": (("--pipeline-parallel-size=2",), (0,)),
@@ -34,9 +34,9 @@ _LEFT, _READY, _CAUSE, _PROCESS = " is over: ", "ready for epoch", " has ended: 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A rank killed in the middle of a step.")
-    parser.add_argument("--kills", type=int, default=3, help="in each layout")
-    parser.add_argument("--tokens", type=int, default=40, help="of each stream")
+    parser = argparse.ArgumentParser(description="Kills a rank in the middle of a step.")
+    parser.add_argument("--kills", type=int, default=3, help="kills in each layout")
+    parser.add_argument("--tokens", type=int, default=40, help="tokens of each stream")
     parser.add_argument("--json", action="store_true", help="a line for each kill")
     arguments = parser.parse_args()
     well = True

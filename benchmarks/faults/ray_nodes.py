@@ -1,10 +1,10 @@
-"""A node of a Ray cluster is lost while streams run: what becomes of them, and when.
+"""Removes a node of a Ray cluster while streams run, and shows what becomes of them.
 
     python -m benchmarks.faults.ray_nodes [--streams 8] [--tokens 600] [--json]
 
 Three Ray nodes on this machine: a head for the router, two with room for one replica of two workers each, which
 `octavo up --on ray` places there. Streams run once undisturbed, once while a node is removed, and once more after a new
-node has taken its place. Prints what happened with times; exits 1 if a stream fails or says other tokens. Needs Ray
+node has taken its place. Prints events with their times; exits 1 if a stream fails or its tokens differ. Needs Ray
 (pip install 'octavo[ray]').
 """
 
@@ -29,18 +29,18 @@ from octavo.client.results import Delta
 from tests.support.models.tiny_model import make_tiny_model
 
 _STORE = 80 * 2**20
-# A node that does not answer is given up within two seconds; Ray's own setting takes fifteen and more.
+# Ray gives up a silent node within two seconds; with its own setting it takes fifteen or more.
 _FAST_CHECKS = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 2}
 _TIMEOUT_S = 120.0
-# Of a replica: a scheduler and two workers.
+# CPUs of a replica: a scheduler and two workers.
 _CPUS = 3
-# Lines of the cluster that tell what happened.
+# Words of the log lines that tell what happened.
 _TELLING = ("has joined", "epoch ", "is gone", "it is at ", "requests were")
 Tokens = list[tuple[int, ...]]
 
 
 class Log:
-    """What `octavo up` says."""
+    """The output of `octavo up`, line by line."""
 
     def __init__(self, process: subprocess.Popen[str], began: float) -> None:
         self.lines: list[str] = []
@@ -74,21 +74,21 @@ class Log:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A node of a Ray cluster is lost while streams run.")
+    parser = argparse.ArgumentParser(description="Removes a node of a Ray cluster while streams run.")
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=600, help="of each stream")
+    parser.add_argument("--tokens", type=int, default=600, help="tokens of each stream")
     parser.add_argument("--port", type=int, default=50971)
     parser.add_argument("--json", action="store_true", help="one line")
     arguments = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # Of all that Ray starts here.
+    # For all processes that Ray starts here.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         cluster = _make_nodes()
         stack.callback(cluster.shutdown)
         node, _ = (cluster.add_node(num_cpus=_CPUS, object_store_memory=_STORE) for _ in range(2))
-        _say(arguments, began, "three nodes are there")
+        _say(arguments, began, "three nodes are up")
         up = _start(Path(directory), cluster.address, arguments.port)
         log = Log(up, began)
         stack.callback(log.join)
@@ -141,7 +141,7 @@ def _run(arguments: argparse.Namespace, began: float, cluster: Any, node: Any, l
 
 
 def _make_nodes() -> Any:
-    """The head."""
+    """Starts a Ray cluster that has only its head node."""
     cluster_utils = importlib.import_module("ray.cluster_utils")
     head = {
         "num_cpus": 0, "object_store_memory": _STORE, "include_dashboard": False, "_system_config": _FAST_CHECKS,
@@ -151,7 +151,7 @@ def _make_nodes() -> Any:
 
 def _start(directory: Path, address: str, port: int) -> subprocess.Popen[str]:
     model = make_tiny_model(directory / "model")
-    # Long enough for streams to be under way when the node goes.
+    # Long enough for streams still to run when the node is removed.
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
     return subprocess.Popen(
@@ -169,7 +169,7 @@ def _start(directory: Path, address: str, port: int) -> subprocess.Popen[str]:
 
 
 def _stream(arguments: argparse.Namespace, when_begun: Callable[[], None]) -> tuple[Tokens, float]:
-    """The tokens of all streams, and the seconds that they took; when_begun is called once all have some."""
+    """Returns the tokens of all streams, and the seconds that they took. Calls when_begun once all have tokens."""
 
     async def all_streams() -> Tokens:
         begun = asyncio.Barrier(arguments.streams)

@@ -1,17 +1,17 @@
-"""Random load of all manners, good and bad, while processes are killed: afterwards nothing may be left over.
+"""Runs good and bad requests at random while processes are killed: afterwards nothing may be left over.
 
     python -m benchmarks.faults.soak --minutes 10
     python -m benchmarks.faults.soak --minutes 1 --clients 8 --seed 7 --json
 
 `octavo up` with two replicas of two pipeline stages each and two routers, each with its HTTP server. Clients come at
 random: most finish their streams, others cancel them, run out of time, read slowly, vanish, or send what is invalid,
-too large, or no message at all. Now and then a process is killed with -9; the first router, the first scheduler and the
-first worker live through it all. Every request has to end in one of the ways that its kind may.
+too large, or no message at all. Now and then a process is killed with -9, but never the first router, the first
+scheduler and the first worker. Every request must end in one of the ways that its kind allows.
 
-At the end, when nothing runs any more, each process is compared with what the one in its place held before: live
-streams, sequences, KV blocks in use, host blocks and workers' rows have to be 0, tasks of event loops and file
-descriptors what they were. Exits with 1 if anything is left over, or a request ended as it must not. Growth of memory
-is told.
+At the end, when nothing runs any more, each process is compared with the one that had its place before the load: live
+streams, sequences, KV blocks in use, host blocks and workers' rows must be 0, and there must be as many event-loop
+tasks and file descriptors as before. Exits with 1 if anything is left over, or a request ended in a way that it must
+not. Growth of memory is only reported.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from benchmarks.faults.kills import Killer, names_of
 from benchmarks.faults.traffic import Edge, Surprise
 from octavo import AsyncClient, SamplingParams
 from octavo.client.errors import OctavoError
-from tests.support.up import free_ports
+from tests.support.ports import free_ports
 
 # Metrics that are 0 when nothing runs, by kind of process.
 _IDLE_AT_ZERO: dict[Kind, tuple[str, ...]] = {
@@ -48,17 +48,17 @@ _IDLE_AT_ZERO: dict[Kind, tuple[str, ...]] = {
     ),
     Kind.WORKER: (),
 }
-# A thread more of a pool, or a connection that gRPC keeps for a while: what leaks does so again and again.
+# Allows for one more pool thread, or a connection that gRPC keeps for a while: a leak repeats and gets larger.
 _FEW_DESCRIPTORS, _FEW_TASKS = 6, 4
-# Workers hear of rows that are free with the next plan: those of the last step's sequences are held meanwhile.
+# Workers learn of freed rows with the next plan: until then they hold the rows of the last step's sequences.
 _FEW_ROWS = 4
 _POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """Of one process. started: when, in seconds of psutil; num_tasks: 0 for what has no event loop that tells;
-    num_rows: of a worker; rss_mib: memory that is its own or shared. held: metrics that should be 0 and are not."""
+    """The resources of one process. started: psutil's create_time; num_tasks: 0 for a process that reports no event
+    loop; num_rows: a worker's; rss_mib: its own and shared memory; held: metrics that should be 0 and are not."""
 
     started: float
     num_descriptors: int
@@ -70,7 +70,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Of one place, from the cluster's first rest to its last. is_same: one process lived through it all."""
+    """Levels at one place, at the cluster's first rest and at its last. is_same: the process was never restarted."""
 
     name: str
     is_same: bool
@@ -79,14 +79,14 @@ class Growth:
 
     @property
     def leaks(self) -> list[str]:
-        """For people; empty if there are none."""
+        """A sentence for each leak; empty if there are none."""
         found = [f"{self.name}: {metric} is {value:g}" for metric, value in self.after.held.items()]
         for what, few in (("num_descriptors", _FEW_DESCRIPTORS), ("num_tasks", _FEW_TASKS)):
             was, is_now = getattr(self.before, what), getattr(self.after, what)
             if is_now > was + few:
                 found.append(f"{self.name}: {what} is {is_now}, and was {was}")
         if self.after.num_rows > _FEW_ROWS:
-            found.append(f"{self.name}: {self.after.num_rows} rows are held, {_FEW_ROWS} could be")
+            found.append(f"{self.name}: {self.after.num_rows} rows are held, at most {_FEW_ROWS} may be")
         return found
 
     def as_json(self) -> dict[str, object]:
@@ -94,7 +94,7 @@ class Growth:
 
 
 async def read_levels(cluster: Cluster) -> dict[str, Level]:
-    """By name, of all processes that answer, and of `octavo up` itself."""
+    """Reads the levels of all processes that answer, and of `octavo up` itself, by name."""
     levels = {}
     for place, process in sorted(cluster.processes().items()):
         samples = await cluster.samples(place)
@@ -108,7 +108,7 @@ async def read_levels(cluster: Cluster) -> dict[str, Level]:
 
 
 async def rest(cluster: Cluster, before: dict[str, Level], *, patience_s: float) -> list[Growth]:
-    """What has grown since, once nothing of it is a leak or `patience_s` have passed."""
+    """Waits until nothing leaks or `patience_s` have passed. Returns the growth since `before`."""
     give_up = time.monotonic() + patience_s
     while True:
         after = await read_levels(cluster)
@@ -136,15 +136,15 @@ def _level(process: psutil.Process, samples: Samples, held: dict[str, float]) ->
         )
 
 
-# Buffers of slow readers, and what is too large, are small: both are met sooner.
+# Small limits for messages and for slow readers' buffers: requests reach both sooner.
 SOAK_FLAGS = (*FLAGS, f"--max-message-bytes={MAX_MESSAGE_BYTES}", "--stream-buffer-bytes=16384")
 _MANNERS = traffic.MANNERS | bad_input.MANNERS
 _SURVIVORS = frozenset((Place(Kind.ROUTER, 0), Place(Kind.SCHEDULER, 0), Place(Kind.WORKER, 0, 0)))
-# Between two requests of one client, and between a kill's end and the next: means.
+# Mean seconds between two requests of one client, and between a kill's end and the next kill.
 _PAUSE_S, _KILL_PAUSE_S = 0.3, 12.0
-# Of the time. Afterwards what was started again gets old enough to show what it leaks.
+# Kills stop after this share of the time, so that restarted processes run long enough to show leaks.
 _SHARE_WITH_KILLS = 0.7
-# What gRPC closes by itself, it closes within that.
+# Within this time gRPC has closed what it closes by itself.
 _PATIENCE_S = 60.0
 
 
@@ -154,7 +154,7 @@ class Report:
     ends: Counter[str]
     kills: list[str]
     surprises: list[str]
-    # Seconds until nothing was held any more, after the last request.
+    # Seconds from the last request until nothing was held any more.
     rest_s: float
     growths: list[Growth]
 
@@ -169,7 +169,7 @@ class Report:
 
 @dataclass(slots=True)
 class _Clients:
-    """Those that come at random."""
+    """Clients that send random requests at random times."""
 
     edge: Edge
     seed: int
@@ -177,12 +177,12 @@ class _Clients:
     surprises: list[str] = field(default_factory=list)
 
     async def each_manner_once(self) -> None:
-        """What processes make at their first request of a kind is there afterwards."""
+        """Sends a request of each kind, so that what processes create at the first of a kind exists already."""
         for manner in _MANNERS:
             await self._request(manner, random.Random(f"{self.seed}/{manner.__name__}"))
 
     async def come(self, index: int, stop: asyncio.Event) -> None:
-        """One after the other."""
+        """Sends one request after the other until `stop` is set."""
         choose = random.Random(f"{self.seed}/{index}")
         manners, weights = list(_MANNERS), list(_MANNERS.values())
         while not stop.is_set():
@@ -206,7 +206,7 @@ async def run_soak(
     say: Say,
     kills: bool = True,
 ) -> Report:
-    """On a cluster that serves, with HTTP. kills: whether processes are killed meanwhile."""
+    """Runs the load on a cluster that serves, with HTTP. kills: processes are killed meanwhile."""
     routers = range(cluster.options.num_routers)
     edge = Edge(targets=cluster.targets, http_ports=[cluster.options.router_http_port(router) for router in routers])
     clients = _Clients(edge, seed)
@@ -222,7 +222,7 @@ async def run_soak(
     async with asyncio.TaskGroup() as tasks:
         for index in range(num_clients):
             tasks.create_task(clients.come(index, stop))
-        # Served again means that tokens come: clients stay until then.
+        # Killed processes serve again once they produce tokens: clients stay until then.
         if kills:
             until = began + _SHARE_WITH_KILLS * seconds
             await _kill_now_and_then(cluster, random.Random(f"{seed}/kills"), until, killed, say)
@@ -245,7 +245,7 @@ async def run_soak(
 async def _kill_now_and_then(
     cluster: Cluster, choose: random.Random, until: float, killed: list[str], say: Say
 ) -> None:
-    """Until a time of time.monotonic()."""
+    """Kills processes at random times until `until`, a time of time.monotonic()."""
     killer = Killer(cluster, lambda: None)
     mortals = [place for place in cluster.places() if place not in _SURVIVORS]
     began = time.monotonic()
@@ -262,7 +262,7 @@ async def _kill_now_and_then(
 
 
 async def _compute_little(cluster: Cluster) -> None:
-    """A token or two at each replica: their plans free the rows of what ended before."""
+    """Computes a token or two at each replica: these plans free the rows of sequences that ended before."""
     async with AsyncClient(cluster.targets[0], retry_for=_PATIENCE_S) as client, asyncio.TaskGroup() as tasks:
         for _ in range(2 * NUM_REPLICAS):
             tasks.create_task(client.generate([5], SamplingParams(max_tokens=2)))
@@ -275,14 +275,14 @@ async def _levels_at_rest(cluster: Cluster) -> dict[str, Level]:
         if not any(level.held for level in levels.values()):
             return levels
         if time.monotonic() > give_up:
-            raise TimeoutError(f"still held before there was any load: {levels}")
+            raise TimeoutError(f"the cluster is not idle before the load: {levels}")
         await asyncio.sleep(0.5)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--clients", type=int, default=16, help="at once")
+    parser.add_argument("--clients", type=int, default=16, help="concurrent clients")
     add_arguments(parser, seed_of="load and kills")
     arguments = parser.parse_args()
     seconds = 60 * arguments.minutes
@@ -308,10 +308,10 @@ def _as_json(report: Report) -> dict[str, object]:
 
 
 def summary(report: Report) -> str:
-    """For people."""
+    """Formats the report for people."""
     lines = ["", "how requests ended"]
     lines += [f"  {count:6}  {end}" for end, count in sorted(report.ends.items())]
-    lines += ["", "process         descriptors     tasks   rows          MiB  (one process all along: *)"]
+    lines += ["", "process         descriptors     tasks   rows          MiB  (*: never restarted)"]
     for growth in report.growths:
         before, after = growth.before, growth.after
         counts = f"{before.num_descriptors:5} -> {after.num_descriptors:3} {before.num_tasks:5} -> {after.num_tasks:3}"

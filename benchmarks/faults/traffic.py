@@ -1,7 +1,7 @@
-"""Clients of all manners, good and bad: those that finish, cancel, run out of time, read slowly, or vanish.
+"""Requests of well and badly behaved clients: they finish, cancel, run out of time, read slowly, or vanish.
 
-Each function is one request of one client. It returns in a word how that ended, and raises Surprise if it ended as it
-must not.
+Each function is one request of one client. It returns a word for how the request ended, and raises Surprise if it ended
+in a way that it must not.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ async def post(port: int, path: str, body: bytes, *, leaves_after: int | None = 
 async def exchange(
     port: int, data: bytes, *, leaves_after: int | None = None, patience_s: float = _PATIENCE_S
 ) -> bytes:
-    """What a server says to some bytes, until it ends the connection, that breaks, or `patience_s` have passed."""
+    """Sends bytes. Returns what the server answers until the connection ends or breaks or `patience_s` have passed."""
     answer = b""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -59,7 +59,7 @@ async def exchange(
 
 
 class Relay:
-    """Passes on what comes in for `target`, HOST:PORT, until `abort`. `target`: by which it is reached itself."""
+    """Relays connections to a target, HOST:PORT, until `abort`. Its own address is the attribute `target`."""
 
     def __init__(self, target: str) -> None:
         self._host, _, port = target.rpartition(":")
@@ -79,7 +79,7 @@ class Relay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def abort(self) -> None:
-        """Breaks all connections, and takes no more."""
+        """Breaks all connections, and accepts no more."""
         self._server.close()
         for writer in self._writers:
             writer.transport.abort()
@@ -104,13 +104,13 @@ async def _pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> 
             sink.write(piece)
             await sink.drain()
     except OSError:
-        # One of the two ends is gone, which the other one is to see.
+        # One end is gone: breaks the connection to the other end, too.
         sink.transport.abort()
         return
     sink.close()
 
 
-# A request takes that long at most when processes are killed beneath it.
+# The longest that a request takes when processes are killed under it.
 PATIENCE_S = 120.0
 _NUM_PREFIXES, _LONGEST_PREFIX = 4, 160
 _FIRST_ID, _LAST_ID = 100, 40_000
@@ -120,24 +120,24 @@ Manner = Callable[["Edge", random.Random], Awaitable[str]]
 
 
 class Surprise(Exception):
-    """What must not happen: an end that is none of those a request of its kind may have."""
+    """A request ended in a way that its kind must not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Where a cluster is reached: for each of its routers, gRPC's target and the port of its HTTP server."""
+    """Addresses of a cluster: for each router, the gRPC target and the port of its HTTP server."""
 
     targets: list[str]
     http_ports: list[int]
 
     def client(self, choose: random.Random, *, retry_for: float = PATIENCE_S) -> AsyncClient:
-        """Of one who begins with any of the routers, and knows all."""
+        """Makes a client that begins with a random router, and knows all."""
         first = choose.randrange(len(self.targets))
         return AsyncClient([*self.targets[first:], *self.targets[:first]], retry_for=retry_for)
 
 
 def a_prompt(choose: random.Random) -> list[int]:
-    """Token ids; many begin alike."""
+    """Random token ids; many prompts share a prefix."""
     prefix = choose.randrange(2 * _NUM_PREFIXES)
     shared = random.Random(prefix)
     length = shared.randint(40, _LONGEST_PREFIX) if prefix < _NUM_PREFIXES else 0
@@ -164,7 +164,7 @@ async def finish(edge: Edge, choose: random.Random) -> str:
 
 
 async def leave(edge: Edge, choose: random.Random) -> str:
-    """Ends its call after some pieces, in the manner of gRPC."""
+    """Ends its own gRPC call after some pieces."""
     num_pieces = choose.randint(0, 12)
     async with edge.client(choose) as client, client.stream(a_prompt(choose), some_sampling(choose)) as stream:
         async for event in stream:
@@ -177,7 +177,7 @@ async def leave(edge: Edge, choose: random.Random) -> str:
 
 
 async def cancel(edge: Edge, choose: random.Random) -> str:
-    """Has another call end the stream."""
+    """Ends the stream by another call, Cancel."""
     async with edge.client(choose) as client, client.stream(a_prompt(choose), some_sampling(choose)) as stream:
         with contextlib.suppress(Cancelled):
             async for event in stream:
@@ -185,7 +185,7 @@ async def cancel(edge: Edge, choose: random.Random) -> str:
                     try:
                         await client.cancel(stream.request_id)
                     except OctavoError:
-                        # The one router that knows it is being killed.
+                        # The only router that knows the stream is being killed.
                         return "could not cancel"
             return "finished"
     return "cancelled"
@@ -201,7 +201,7 @@ async def run_out_of_time(edge: Edge, choose: random.Random) -> str:
 
 
 async def read_slowly(edge: Edge, choose: random.Random) -> str:
-    """Stops reading once tokens come, with many logprobs, which fill the buffers on the way; then reads on, or goes."""
+    """Stops reading once tokens come, so that many logprobs fill the buffers on the way; then reads on, or leaves."""
     sampling = SamplingParams(max_tokens=60, n=4, logprobs=20, prompt_logprobs=20, ignore_eos=True)
     prompt = [choose.randrange(_FIRST_ID, _LAST_ID) for _ in range(choose.randint(150, 300))]
     async with edge.client(choose, retry_for=0) as client, client.stream(prompt, sampling) as stream:
@@ -217,13 +217,13 @@ async def read_slowly(edge: Edge, choose: random.Random) -> str:
         except Overloaded:
             return "too slow"
         except OctavoError:
-            # Its router was killed.
+            # The stream's router was killed.
             return "broken"
     return "finished"
 
 
 async def vanish(edge: Edge, choose: random.Random) -> str:
-    """Its connections break, in the middle of a stream or before."""
+    """Breaks the client's connections, in the middle of a stream or before."""
     target = choose.choice(edge.targets)
     async with Relay(target) as relay, AsyncClient(relay.target, retry_for=0) as client:
         task = asyncio.create_task(client.generate(a_prompt(choose), some_sampling(choose)))
@@ -236,7 +236,7 @@ async def vanish(edge: Edge, choose: random.Random) -> str:
 
 
 async def call_over_http(edge: Edge, choose: random.Random) -> str:
-    """A completion through the gateway, streamed or not; some leave in its middle."""
+    """Asks for a completion through the gateway, streamed or not; some clients leave in the middle."""
     is_streamed = choose.random() < 0.7
     body = {"prompt": a_prompt(choose), "max_tokens": choose.randint(1, 40), "stream": is_streamed}
     leaves_after = choose.randint(0, 600) if choose.random() < 0.3 else None
@@ -246,13 +246,13 @@ async def call_over_http(edge: Edge, choose: random.Random) -> str:
         return "left"
     if status == 200 and (not is_streamed or b"data: [DONE]" in answer):
         return "finished"
-    # A router that is killed or has no replica: HTTP's clients do not go on by themselves.
+    # The router was killed or has no replica: HTTP clients do not resume by themselves.
     if status in (0, 200, 503):
         return "broken"
     raise Surprise(f"HTTP status {status}: {answer[:300]!r}")
 
 
-# How often each is among them.
+# Weights of the kinds of requests.
 MANNERS: dict[Manner, int] = {
     finish: 30, leave: 12, cancel: 8, run_out_of_time: 12, read_slowly: 4, vanish: 8, call_over_http: 14
 }  # fmt: skip

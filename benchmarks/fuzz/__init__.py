@@ -1,1 +1,1 @@
-"""Malformed messages for every edge at which Octavo reads what another process has written."""
+"""Malformed messages for every edge where Octavo reads what another process has written."""

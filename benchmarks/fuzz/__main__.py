@@ -3,11 +3,11 @@
     python -m benchmarks.fuzz [--messages 100000] [--edge NAME ...] [--seed S] [--json] [--failures DIR]
     python -m benchmarks.fuzz --edge NAME --replay FILE
 
-Half of the messages have hostile fields, half have bytes changed anywhere, some both. What must hold: nothing is
-raised but what the edge documents, no message takes longer than 5 s, memory stays within 64 MiB of what it was after
-the first tenth, and before and after a good message gets what it should. Exits 1 if something of this fails; the
-message is then in DIR, and --replay gives it to a fresh edge. The same seed gives the same messages. --engine atheris
-lets coverage guide the changes, for one edge; it needs octavo[fuzz].
+Half of the messages have hostile fields, half have bytes changed anywhere, some both. An edge may raise only the errors
+that it documents, no message may take longer than 5 s, memory must stay within 64 MiB of its level after the first
+tenth, and before and after the run a good message must get its answer. Exits 1 if any of this fails; the message is
+then in DIR, and --replay feeds it to a fresh edge. The same seed gives the same messages. --engine atheris lets
+coverage guide the changes, for one edge; it needs octavo[fuzz].
 """
 
 import argparse
@@ -28,12 +28,12 @@ from benchmarks.fuzz.guided import run_guided
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Malformed messages for every edge.")
-    parser.add_argument("--messages", type=int, default=100_000, help="for each edge")
-    parser.add_argument("--edge", action="append", help="default: all of them")
+    parser.add_argument("--messages", type=int, default=100_000, help="messages for each edge")
+    parser.add_argument("--edge", action="append", help="an edge to fuzz; default: all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="a line for each edge")
     parser.add_argument("--failures", type=Path, default=Path("fuzz-failures"), help="where failing messages are kept")
-    parser.add_argument("--replay", type=Path, help="a message that failed")
+    parser.add_argument("--replay", type=Path, help="file of a message that failed")
     parser.add_argument("--engine", choices=("mutation", "atheris"), default="mutation")
     arguments = parser.parse_args()
     if arguments.engine == "atheris":
@@ -41,19 +41,19 @@ def main() -> int:
             parser.error("--engine atheris takes one --edge")
         logging.getLogger().handlers[:] = [logging.NullHandler()]
         return run_guided(arguments.edge[0], arguments.messages, arguments.seed)
-    # Not at the top: what coverage is to guide has to be imported by run_guided.
+    # Not at the top: run_guided must be the first to import the code that it instruments.
     from benchmarks.fuzz.edges import KINDS
 
     for name in arguments.edge or ():
         if name not in KINDS:
-            parser.error(f"--edge {name} is none of {', '.join(KINDS)}")
+            parser.error(f"--edge {name}: must be one of {', '.join(KINDS)}")
     kinds = [KINDS[name] for name in arguments.edge or KINDS]
     if arguments.replay is not None:
         logging.basicConfig(level=logging.INFO)
         for kind in kinds:
             print(asyncio.run(_replay(kind, arguments.replay.read_bytes())))
         return 0
-    # What the edges say of each message is not looked at.
+    # Drops what the edges log about each message.
     logging.getLogger().handlers[:] = [logging.NullHandler()]
     outcomes: list[Outcome] = []
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""What is fuzzed, and what must hold while it is."""
+"""The interface of a fuzzed edge, and the run that feeds it and checks its limits."""
 
 import asyncio
 import gc
@@ -13,37 +13,37 @@ from typing import Protocol
 
 import psutil
 
-# What a process may take more after all messages than after the first ones, in MiB: caches fill, allocators keep. While
-# it reads a message it may hold that, too.
+# How much more memory, in MiB, a process may hold after all messages than after the first tenth: caches fill, and
+# allocators keep freed memory. While it reads messages, it may also hold Kind.largest_mib.
 MEMORY_BOUND_MIB = 64
-# The longest that one message may take. Well below any timeout, far above what any took.
+# The longest that one message may take: well below any timeout, far above any measured time.
 LONGEST_S = 5.0
 _MEASURED_EVERY = 500
 _WARM_UP = 0.1
 
 
 class Edge(Protocol):
-    """One way in, open. Messages are bytes, so that each can be kept in a file."""
+    """An open way into a process. Messages are bytes, so that each can be saved to a file."""
 
     def malformed(self, random: Random) -> bytes:
-        """The next message."""
+        """Makes the next message."""
         ...
 
     async def feed(self, message: bytes) -> str:
-        """Gives it to the code that reads it; in a word, what became of it. Raises what no message may bring about."""
+        """Gives the message to its reader; returns a word for the result. Raises errors that no message may cause."""
         ...
 
     async def check(self) -> None:
-        """A good message still gets what it should, and nothing has been left behind. Raises AssertionError."""
+        """Checks that a good message still gets its answer, and that nothing is left over. Raises AssertionError."""
         ...
 
 
-# A directory of its own -> the edge, for as long as the context lasts.
+# Opens an edge in a directory of its own; it stays open as long as the context lasts.
 Opened = Callable[[Path], AbstractAsyncContextManager[Edge]]
 
 
 class MessageFailed(Exception):
-    """From Edge.feed, where it was not the last message that failed but this one, and its cause."""
+    """Raised by Edge.feed if an earlier message failed, not the one just fed; __cause__ is that message's error."""
 
     def __init__(self, message: bytes) -> None:
         super().__init__(message)
@@ -52,8 +52,8 @@ class MessageFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """largest_mib: what messages on their way take, unpacked, if they are large; here lie both what is sent and what is
-    read of it."""
+    """A kind of edge. largest_mib: memory of large messages in flight, unpacked; this process holds both what is sent
+    and what is read of it."""
 
     name: str
     reads: str
@@ -63,14 +63,14 @@ class Kind:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """failure: empty if all was well; message: the one at which it was not."""
+    """The result for one edge. failure: empty if there was none; message: the one that failed."""
 
     edge: str
     seed: int
     num_messages: int = 0
     seconds: float = 0.0
     slowest_s: float = 0.0
-    # After the first tenth, the most that it was later, and at the end.
+    # Memory after the first tenth, at its later peak, and at the end.
     rss_mib: float = 0.0
     peak_mib: float = 0.0
     last_mib: float = 0.0
@@ -99,7 +99,7 @@ async def fuzz(kind: Kind, edge: Edge, num_messages: int, seed: int) -> Outcome:
         gc.collect()
         _measure(outcome, process, is_warm=True)
         _judge(outcome, MEMORY_BOUND_MIB, MEMORY_BOUND_MIB + kind.largest_mib)
-    except Exception as raised:  # noqa: BLE001 - whatever it is, it is what is looked for
+    except Exception as raised:  # noqa: BLE001 - any error is a finding
         error: BaseException = raised
         if isinstance(raised, MessageFailed) and raised.__cause__ is not None:
             error, outcome.message = raised.__cause__, raised.message
@@ -119,7 +119,7 @@ def _measure(outcome: Outcome, process: psutil.Process, *, is_warm: bool) -> Non
 
 
 def _judge(outcome: Outcome, lasting_mib: float, passing_mib: float) -> None:
-    """Raises AssertionError."""
+    """Raises AssertionError if memory or time is over its bound."""
     lasting, passing = (mib - outcome.rss_mib for mib in (outcome.last_mib, outcome.peak_mib))
     assert lasting <= lasting_mib, f"memory has grown by {lasting:.0f} MiB, more than {lasting_mib}"
     assert passing <= passing_mib, f"memory had grown by {passing:.0f} MiB, more than {passing_mib}"
@@ -127,7 +127,7 @@ def _judge(outcome: Outcome, lasting_mib: float, passing_mib: float) -> None:
 
 
 def _origin(error: BaseException) -> str:
-    """Where it was raised."""
+    """The file and line where an error was raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

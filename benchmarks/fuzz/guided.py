@@ -1,4 +1,4 @@
-"""Fuzzing that is guided by coverage (atheris, libFuzzer), of one edge that takes messages without a socket."""
+"""Coverage-guided fuzzing (atheris, libFuzzer) of one edge that takes messages without a socket."""
 
 import asyncio
 import importlib
@@ -15,13 +15,13 @@ _PACKAGES = ("router", "scheduler", "worker", "runtime")
 
 
 def run_guided(name: str, num_messages: int, seed: int) -> int:
-    """Runs until a message fails, or so many have been fed; libFuzzer then ends the process, and says where the failing
-    message is. Raises SystemExit if atheris is not there."""
+    """Runs until a message fails or `num_messages` have been fed; libFuzzer then ends the process, and prints where the
+    failing message is. Raises SystemExit if atheris is not installed."""
     try:
         atheris: Any = importlib.import_module("atheris")
     except ModuleNotFoundError:
         raise SystemExit("--engine atheris needs the Python package atheris: install octavo[fuzz]") from None
-    # Whatever the edges import is instrumented, so they come after.
+    # Imported here, so that everything that the edges import is instrumented.
     with atheris.instrument_imports(include=list(_PACKAGES)):
         from benchmarks.fuzz.edges import KINDS
     kind: Kind = KINDS[name]

@@ -1,4 +1,4 @@
-"""Malformed messages: bytes that are changed anywhere, and messages whose fields hold what nobody should send."""
+"""Makes malformed messages: bytes that are changed anywhere, and fields with values that nobody should send."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ _TEXTS = (
     "../../etc/passwd", "0", "-1", "%s%n", "\x1b[31m", "\ufffe", "a" * 5000,
 )  # fmt: skip
 _BLOBS = (b"", b"\0", b"\xff" * 33, b"\x80" * 12, bytes(range(256)))
-# Whole numbers of a type, by how many bits it has and whether it has a sign.
+# Integers for a type, by its number of bits and signedness.
 _UNSIGNED = {32: (0, 1, 2, 7, 255, 2**16, 2**31, _U32), 64: (0, 1, 2, 2**31, 2**32, 2**53 + 1, 2**63, _U64)}
 _SIGNED = {32: (0, 1, -1, 2**31 - 1, -(2**31)), 64: (0, 1, -1, 2**53 + 1, 2**63 - 1, -(2**63))}
 _MOST_COPIES = 300
@@ -31,7 +31,7 @@ _BITS = {
 
 
 def malformed(seeds: Sequence[Message], random: Random) -> bytes:
-    """A serialized message like one of `seeds`, half of them with hostile fields, most of the others no message."""
+    """Returns a serialized message like one of `seeds`; half have hostile fields, most of the others are no message."""
     message = type(seed := random.choice(seeds))()
     message.CopyFrom(seed)
     how = random.random()
@@ -46,7 +46,7 @@ def malformed(seeds: Sequence[Message], random: Random) -> bytes:
 
 
 def change_bytes(data: bytes, random: Random) -> bytes:
-    """Flipped, cut, repeated, lengthened or made up, once or several times."""
+    """Flips, cuts, repeats, inserts or replaces bytes, once or several times."""
     changed = bytearray(data)
     for _ in range(random.choice((1, 1, 2, 5))):
         random.choice(_CHANGES)(changed, random)
@@ -77,7 +77,7 @@ def _insert(data: bytearray, random: Random) -> None:
             b"\x0a\xff\xff\xff\xff\x0f",  # a field of 4 GiB
             b"\x0a\x02" * 150,  # messages within messages
             b"\x0b" * 200,  # groups within groups
-            b"\xc3\x28",  # no UTF-8
+            b"\xc3\x28",  # not UTF-8
             b"\xed\xa0\x80",  # half of a surrogate pair
             random.randbytes(random.randrange(1, 32)),
         )
@@ -116,7 +116,7 @@ def spoil(message: Message, random: Random, depth: int = 0) -> None:
 
 
 def hostile(field: Any, random: Random) -> Any:
-    """A value that a scalar field can hold."""
+    """A hostile value that a scalar field can hold."""
     if field.type in (_F.TYPE_DOUBLE, _F.TYPE_FLOAT):
         return random.choice(_FLOATS)
     if field.type == _F.TYPE_BOOL:

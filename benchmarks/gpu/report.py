@@ -1,4 +1,4 @@
-"""What a GPU benchmark says: checks, times, a table for people and JSON for programs."""
+"""The report of a GPU benchmark: checks, times, a table for people and JSON for programs."""
 
 import datetime
 import platform
@@ -22,18 +22,18 @@ class Report:
     device: str
     # time.monotonic() at which to stop.
     deadline: float
-    # Called after each part: a run that is killed leaves what it had.
+    # Called after each part, so that a killed run leaves its figures so far.
     save: Callable[["Report"], None] = lambda report: None
     rows: list[dict[str, Any]] = field(default_factory=list)
     _copy_bandwidth: float | None = None
 
     def has_time(self, seconds: float) -> bool:
-        """Whether that much is left; a benchmark asks before each row, and `skip`s what does not fit."""
+        """Returns whether that much time is left; a benchmark asks before each row, and `skip`s what does not fit."""
         return time.monotonic() + seconds < self.deadline
 
     @contextmanager
     def within(self, share: float) -> Iterator[None]:
-        """Only so much of the time that is left may be used."""
+        """Limits the context to this share of the time that is left."""
         deadline, now = self.deadline, time.monotonic()
         self.deadline = now + max(0.0, deadline - now) * share
         try:
@@ -42,11 +42,11 @@ class Report:
             self.deadline = deadline
 
     def attempt(self, op: str, case: str, part: Callable[[], object]) -> bool:
-        """Whether a part went through. One that raises does not take the other parts' rows with it: the error is
-        printed, and has a row."""
+        """Runs a part; returns whether it succeeded. If it raises, the error is printed and gets a row, and the other
+        parts go on."""
         try:
             part()
-        except Exception as error:  # noqa: BLE001 - said in full, and in the exit status
+        except Exception as error:  # noqa: BLE001 - printed in full, and in the exit status
             traceback.print_exc()
             reason = str(error).strip().partition("\n")[0]
             self.rows.append({"op": op, "case": case, "failed": f"{type(error).__name__}: {reason}"})
@@ -57,23 +57,23 @@ class Report:
 
     @property
     def failed(self) -> list[str]:
-        """Parts that did not go through."""
+        """Parts that failed."""
         return [f"{row['op']} {row['case']}".strip() for row in self.rows if "failed" in row]
 
     def check(self, op: str, case: str, out: torch.Tensor, expected: torch.Tensor, *, rtol: float, atol: float) -> None:
-        """Raises AssertionError if out is not expected; comes before any time of the case."""
+        """Raises AssertionError if `out` differs from `expected`; comes before any time of the case."""
         torch.testing.assert_close(out.double(), expected.double().to(out.device), rtol=rtol, atol=atol)
         self.rows.append({"op": op, "case": case, "checked": True})
 
     def milliseconds(self, call: Callable[[], object]) -> float:
-        """Median of repeated calls with a cold L2; in toy mode it is called once, and the time is NaN."""
+        """Median time of repeated calls with a cold L2; toy mode calls once and returns NaN."""
         if self.toy:
             call()
             return float("nan")
         return float(triton.testing.do_bench(call, warmup=10, rep=60, return_mode="median"))  # pyright: ignore[reportArgumentType]
 
     def row(self, op: str, case: str, way: str, milliseconds: float, **figures: float) -> None:
-        """One way to compute one case. figures: what the time means, such as tflops or share_of_copy."""
+        """Adds the time of one way to compute one case. figures: the time in other units: tflops, share_of_copy."""
         self.rows.append({"op": op, "case": case, "way": way, "ms": milliseconds, **figures})
 
     def skip(self, op: str, case: str, reason: str) -> None:
@@ -89,7 +89,7 @@ class Report:
         return self._copy_bandwidth
 
     def share_of_copy(self, num_bytes: int, milliseconds: float) -> float:
-        """How fast num_bytes were read or written, against a copy."""
+        """The bandwidth of reading or writing num_bytes, over that of a copy."""
         return num_bytes / (milliseconds / 1e3) / self.copy_bandwidth()
 
     def as_json(self) -> dict[str, Any]:

@@ -1,18 +1,18 @@
-"""All GPU benchmarks: correctness first, then figures.
+"""Runs all GPU benchmarks: correctness first, then figures.
 
     python -m benchmarks.gpu.run_all --json FILE                        everything, 8 minutes at most
     python -m benchmarks.gpu.run_all --json FILE --only end_to_end,moe  some of it, with the 8 minutes for that
     python -m benchmarks.gpu.run_all --toy                              no GPU: interpreted, toy sizes, checks only
 
-In the repository's root, with torch, triton and numpy: nothing is installed or built before, and protos/ is not read.
-Peers that can be imported (flash-attn, flashinfer) are measured beside. A run ends with two tables: each case with
-milliseconds and what they mean (share_of_copy is of the bandwidth of a copy on the same GPU), and what is asked of an
-H200 beside what was got. FILE has the same and more: date, device, versions, every check that passed (`checked`), what
-was left out (`skipped`, with the reason) and what went wrong (`failed`). It is written after each part, so that a run
-that is killed leaves what it had. The exit status is 1 if something failed, 2 if there is no GPU.
+Run it in the repository's root, with torch, triton and numpy: nothing has to be installed or built, and protos/ is not
+needed. Peers that can be imported (flash-attn, flashinfer) are measured, too. A run ends with two tables: each case in
+milliseconds and other units (share_of_copy is a fraction of a copy's bandwidth on the same GPU), and the targets for an
+H200 beside the results. FILE has the same and more: date, device, versions, every check that passed (`checked`), what
+was left out (`skipped`, with the reason) and what went wrong (`failed`). It is written after each part, so that a
+killed run leaves its figures so far. The exit status is 1 if something failed, 2 if there is no GPU.
 
-Kernels come first, whole models last (end_to_end). Each benchmark has a share of the time that is left when its turn
-comes, and what it leaves is for the others.
+Kernels come first, whole models last (end_to_end). Each benchmark gets a share of the time that is left when its turn
+comes; time that it does not use goes to the others.
 """
 
 import argparse
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from benchmarks.gpu.report import Report
 
 _LAST = "end_to_end"
-# Of the time, against each other; all others have 0.4.
+# Relative shares of the time; all others have 0.4.
 _SHARES = {_LAST: 9.0, "paged_attention": 4.0, "fp8_gemm": 3.0, "moe": 1.5, "gemm": 1.0, "block_swap": 0.8}
 _USUAL_SHARE = 0.4
 
@@ -37,7 +37,7 @@ _USUAL_SHARE = 0.4
 def main() -> int:
     arguments = _arguments()
     if arguments.toy:
-        # Before Triton is imported: its own functions are made for one way of running then.
+        # Before Triton is imported: the import decides how its own functions run.
         os.environ["TRITON_INTERPRET"] = "1"
 
     import torch
@@ -74,11 +74,11 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="All GPU benchmarks.")
+    parser = argparse.ArgumentParser(description="Runs all GPU benchmarks.")
     parser.add_argument("--toy", action="store_true", help="toy sizes in Triton's interpreter, checks only")
-    parser.add_argument("--only", default="", help="names of benchmarks, with commas between")
+    parser.add_argument("--only", default="", help="names of benchmarks, comma-separated")
     parser.add_argument("--json", type=Path, help="file for all figures")
-    parser.add_argument("--minutes", type=float, default=8.0, help="what does not fit is skipped, and said so")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit; the report lists what is skipped")
     return parser.parse_args()
 
 
@@ -92,7 +92,7 @@ def _names(only: str) -> list[str]:
         return names
     unknown = set(only.split(",")) - set(names)
     if unknown:
-        raise SystemExit(f"--only {','.join(sorted(unknown))}: the benchmarks are {', '.join(names)}")
+        raise SystemExit(f"--only {','.join(sorted(unknown))}: must be among {', '.join(names)}")
     return only.split(",")
 
 

@@ -1,4 +1,4 @@
-"""What the kernels and the engine are to reach on an H200, beside what a run's rows say."""
+"""Targets of the kernels and the engine on an H200, beside the results of a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ class Target:
     name: str
     asked: str
     got: str
-    # None: nothing in the run says.
+    # None: not measured in this run.
     is_met: bool | None
 
     def as_json(self) -> dict[str, Any]:
@@ -23,7 +23,7 @@ class Target:
 
 
 def targets(rows: Sequence[Row]) -> list[Target]:
-    """rows: of a Report. Each target is met if all rows that it is about meet it."""
+    """Compares a Report's rows with the targets. A target is met if all rows that it is about meet it."""
     decodes = [row for row in _timed(rows, "paged_attention", "share_of_copy") if row["way"] == "ours"]
     decodes = [row for row in decodes if row["kv_gb"] >= _MIN_KV_GB]
     prefills = [row for row in _timed(rows, "paged_attention", "tflops") if row["way"] == "ours"]
@@ -51,7 +51,7 @@ def table(found: Sequence[Target]) -> str:
 
 
 def _timed(rows: Sequence[Row], op: str, figure: str) -> list[Row]:
-    """Rows with that figure; in toy mode there is none, for NaN is none."""
+    """Rows that have a value of the figure; none in toy mode, where it is NaN."""
     return [row for row in rows if row["op"] == op and figure in row and row[figure] == row[figure]]
 
 
@@ -68,7 +68,7 @@ def _m_of(row: Row) -> int:
 
 
 def _ahead_of_bf16(gemms: Sequence[Row]) -> Target:
-    """The least measured M from which on every layer is faster than in bf16."""
+    """The smallest measured M from which on every layer is faster than in bf16."""
     name, asked = "block FP8 GEMM ahead of bf16, from M", "16"
     if not gemms:
         return Target(name, asked, "", None)
@@ -80,7 +80,7 @@ def _ahead_of_bf16(gemms: Sequence[Row]) -> Target:
 
 
 def _over_eager(rows: Sequence[Row]) -> Iterator[Row]:
-    """Steps of one row of the small model: eager against graphs, both with as many in flight."""
+    """Steps of one row of the small model: eager against graphs, with the same number in flight."""
     decodes = [
         row
         for row in _timed(rows, "end_to_end", "ms")

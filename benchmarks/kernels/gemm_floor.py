@@ -1,4 +1,4 @@
-"""How fast SmolLM2-135M could be if its linears were all there is, each computed by the fastest way measured now."""
+"""The speed that SmolLM2-135M would have if it were only its linears, each computed by the fastest way measured now."""
 
 from collections.abc import Sequence
 
@@ -11,25 +11,25 @@ LAYERS = 30
 # Inputs x outputs: q, k and v; o; gate and up; down.
 LAYER_SHAPES = ((576, 960), (576, 576), (576, 3072), (1536, 576))
 HEAD_SHAPE = (576, 49152)
-# Prompts are computed so many tokens at a time, more or less.
+# Approximate number of prompt tokens that are computed at a time.
 PROMPT_ROWS = 512
 _SECONDS = 0.3
 
 
 class GemmFloor:
-    """Of one dtype and quantization, on torch's number of threads."""
+    """The floor for one dtype and quantization, on torch's number of threads."""
 
     def __init__(self, dtype: torch.dtype, quantization: Quantization, rows: Sequence[int]) -> None:
-        """rows: sequences at once, for output_rate."""
+        """rows: numbers of concurrent sequences, for output_rate."""
         self._dtype = dtype
         self._quantization: Quantization = quantization
         with torch.inference_mode():
-            # The head is for the last token of a prompt only.
+            # Without the head, which is computed only for a prompt's last token.
             self.prompt_seconds = self._layers(PROMPT_ROWS) / PROMPT_ROWS
             self._token_seconds = {number: (self._layers(number) + self._head(number)) / number for number in rows}
 
     def output_rate(self, rows: int, prompt: int, output: int) -> float:
-        """Output tokens/s of so many requests, whose prompts count."""
+        """Output tokens/s of `rows` concurrent requests; computing their prompts counts."""
         return 1 / (self._token_seconds[rows] + self.prompt_seconds * prompt / output)
 
     @property

@@ -1,9 +1,9 @@
-"""Every configuration of every kernel that ships, compiled for sm_80, sm_89 and sm_90 without a GPU.
+"""Compiles every configuration of every kernel that ships for sm_80, sm_89 and sm_90, without a GPU.
 
     python -m benchmarks.kernels.gpu_builds [--op paged_attention] [--json]
 
-A table of registers, shared memory and wgmma; exits 1 if one spills, asks for more than there is or lost an instruction
-that it should have. Two compilers run at once, some minutes for all; Triton's cache makes the next time quick.
+Prints a table of registers, shared memory and wgmma; exits 1 if a build spills, needs more than there is, or lacks an
+instruction that it should have. Two compilers run at once; all takes some minutes, less once Triton's cache is filled.
 """
 
 import argparse
@@ -15,13 +15,15 @@ from tests.support.kernels.ahead_of_time import Compilations, objections, shippe
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Kernels as they ship, compiled ahead of time.")
-    parser.add_argument("--op", default="", help="this one alone; all by default")
+    parser = argparse.ArgumentParser(description="Compiles all shipped kernels ahead of time.")
+    parser.add_argument("--op", default="", help="only this op; default: all")
     parser.add_argument("--json", action="store_true", help="a line for each build")
     arguments = parser.parse_args()
     targets = [target for target in shipped_targets() if arguments.op in ("", target.op)]
     if not targets:
-        parser.error(f"--op {arguments.op}: choose of {', '.join(sorted({each.op for each in shipped_targets()}))}")
+        parser.error(
+            f"--op {arguments.op}: must be one of {', '.join(sorted({each.op for each in shipped_targets()}))}"
+        )
     compilations = Compilations(targets)
     num_bad = 0
     try:

@@ -1,9 +1,9 @@
-"""Linears of a model's shapes, of weights in floats, in 8 and in 4 bits: the C++ kernels beside oneDNN, in one run.
+"""Times linears of a model's shapes, with weights in floats, 8 and 4 bits: the C++ kernels beside oneDNN, in one run.
 
     python -m benchmarks.kernels.linears [--rows 1,8,32,64,512] [--shapes 576x960,...] [--threads 2] [--json]
 
-Each call finds weights that are not in the caches, as in a step of a model. The ways take turns, some calls each, with
-a pause between them, in which the threads of the last one go to sleep. Prints medians in microseconds and GFLOP/s.
+The weights of each call are not in the CPU caches, as in a step of a model. The ways take turns, some calls each, with
+a pause in which the threads of the last way go to sleep. Prints medians in microseconds and GFLOP/s.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from kernels.linear.weights import Int8Weight, Weight, num_groups, quantize_int4
 
 # SmolLM2-135M's: q, k and v; o; gate and up; down; head.
 SHAPES = "576x960,576x576,576x3072,1536x576,576x49152"
-# Weights of one way together: more than an L3 cache holds.
+# Bytes of all weights of one way: more than an L3 cache holds.
 _BYTES = 100 * 2**20
 _ROUNDS = 8
 
 
 def ways(dtypes: list[torch.dtype]) -> dict[str, tuple[Backend, torch.dtype]]:
-    """By name: how, and with weights of which dtype."""
+    """Returns the backends with the dtypes of their weights, by name."""
     kernels = native_kernels()
     found = {}
     if kernels is not None:
@@ -41,7 +41,7 @@ def ways(dtypes: list[torch.dtype]) -> dict[str, tuple[Backend, torch.dtype]]:
 
 
 def median_seconds(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Of one call, by name."""
+    """Median seconds of one call, by name."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(_ROUNDS):
         for name, call in calls.items():
@@ -55,7 +55,7 @@ def median_seconds(calls: Mapping[str, Callable[[], object]], seconds: float) ->
 
 
 def integer_weights(weight_OI: torch.Tensor) -> dict[str, Weight]:
-    """By name: each kind that is computed on integers."""
+    """Quantizes weights to each kind that is computed on integers, by name."""
     int8 = quantize_int8(weight_OI)
     groups = num_groups(weight_OI.shape[1])
     grouped = Int8Weight(values_OI=int8.values_OI, scales_OG=int8.scales_OG.half().repeat(1, groups))
@@ -63,7 +63,7 @@ def integer_weights(weight_OI: torch.Tensor) -> dict[str, Weight]:
 
 
 def cycle(backend: Backend, weight_OI: Weight, rows: int) -> Callable[[], None]:
-    """A call that computes one layer after the other, of enough layers to fill _BYTES."""
+    """Returns a function that computes one layer a call, in turn, of enough layers to fill _BYTES."""
     layers = [PackedLinear(weight_OI, None, backend)]
     while sum(layer.num_bytes for layer in layers) < _BYTES:
         layers.append(PackedLinear(weight_OI, None, backend))
@@ -80,7 +80,7 @@ def cycle(backend: Backend, weight_OI: Weight, rows: int) -> Callable[[], None]:
 
 
 def calls_of_shape(num_inputs: int, num_outputs: int, rows: int) -> dict[str, Callable[[], None]]:
-    """By the name of the way, and of the integers if the weights are such."""
+    """Returns functions to time, by the name of the way, followed by the kind of integers if weights are integers."""
     weight_OI = torch.randn(num_outputs, num_inputs) * num_inputs**-0.5
     named = ways([torch.float32, torch.bfloat16])
     calls = {name: cycle(path, weight_OI.to(dtype), rows) for name, (path, dtype) in named.items()}

@@ -1,4 +1,4 @@
-// What a machine can do at best: bytes read from memory a second, and arithmetic that kernels use, with some threads.
+// Measures a machine's peak rates with some threads: bytes read from memory, and the arithmetic that kernels use.
 // Prints a JSON object. Build with the flags of a set of kernels, -O2 and -pthread.
 #include <immintrin.h>
 #include <sys/mman.h>
@@ -15,7 +15,7 @@ static constexpr int64_t kLoops = 4'000'000;
 static constexpr int kRepeats = 9;
 static constexpr int kSums = 12;  // enough to hide the latency of each, and all in registers
 
-// Per second, the best of some repeats in which all threads do `work(thread)`.
+// `amount` per second, in the best of kRepeats runs in which all threads do `work(thread)`.
 template <class F>
 static double rate(int threads, double amount, F&& work) {
     double best = 1e9;
@@ -30,7 +30,8 @@ static double rate(int threads, double amount, F&& work) {
     return amount / best;
 }
 
-// kLoops steps of kSums independent sums, of which the compiler knows neither the beginning nor that nobody needs them.
+// Computes kLoops steps of kSums independent sums. The asm hides from the compiler the sums' initial values, and that
+// nothing uses the results.
 template <class V, class Step>
 static void chain(V sum, Step&& step) {
     V sums[kSums];
@@ -49,7 +50,7 @@ static void chain(V sum, Step&& step) {
 
 int main(int argc, char** argv) {
     const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
-    // Operations of all threads, if each step does so many.
+    // Operations of all threads, if one step of one sum does `of_step`.
     auto operations = [&](int of_step) { return double(kLoops) * kSums * of_step * threads; };
     void* start = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start == MAP_FAILED) return 1;

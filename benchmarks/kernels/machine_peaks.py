@@ -1,4 +1,4 @@
-"""What this machine can do at best: machine_peaks.cpp beside this file, compiled as the kernels are."""
+"""Peak rates of this machine: runs machine_peaks.cpp beside this file, compiled like the kernels."""
 
 import json
 import subprocess
@@ -11,9 +11,9 @@ from kernels.native.build import path_of_this_cpu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinePeaks:
-    """With some threads, a second."""
+    """Peak rates per second, with some number of threads."""
 
-    # Bytes from memory.
+    # Bytes read from memory.
     read: float
     # Operations (a product and its addition are two), by the type that is multiplied: float32; int16 (vpmaddwd) and
     # int8_pairs (vpmaddubsw) with AVX2; bfloat16 (vdpbf16ps) and int8 (vpdpbusd) where the kernels use them.
@@ -21,10 +21,10 @@ class MachinePeaks:
 
 
 def measure_peaks(threads: int) -> MachinePeaks:
-    """Takes some seconds. Raises RuntimeError where there is no compiler, or no path for the CPU."""
+    """Measures for some seconds. Raises RuntimeError if there is no compiler, or no path for the CPU."""
     path = path_of_this_cpu()
     if path is None:
-        raise RuntimeError("floors are known for CPUs with AVX2 only")
+        raise RuntimeError("floors need a CPU with AVX2")
     source = Path(__file__).with_suffix(".cpp")
     with tempfile.TemporaryDirectory() as directory:
         program = Path(directory) / "peaks"

@@ -1,10 +1,10 @@
-"""How evenly ranks are loaded with experts in their order, with copies as workers choose them, and as EPLB does.
+"""Compares how evenly ranks are loaded with experts in order, with copies as workers choose them, and with EPLB.
 
     python -m benchmarks.parallel.expert_balance [--experts 64] [--ranks 8] [--layers 32]
 
-Workers leave each expert where it is at home and only move copies; the published balancer moves everything. Loads are
-tokens drawn by a Zipf law, experts in random order, another one in each layer. Shown is what the busiest rank has to do
-over the mean of all, for a step waits for it: the mean over the layers, and that of the worst layer.
+Workers leave each expert on its home rank and only move copies; the published balancer moves everything. Loads are
+tokens drawn by a Zipf law, with experts in a random order that differs in each layer. A step waits for the busiest
+rank, so the figure is that rank's load over the mean of all: the mean over the layers, and the worst layer.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from worker.parallel.expert_placement import ExpertPlacement, balanced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancedExperts:
-    """int64. Slots are numbered on from rank to rank, each rank having as many."""
+    """A placement of experts, all int64. Slots are numbered rank by rank; each rank has the same number of them."""
 
     physical_to_logical_LS: np.ndarray  # the expert in each slot
     logical_to_physical_LNC: np.ndarray  # the slots of each expert in order, then -1
@@ -29,10 +29,10 @@ class BalancedExperts:
 def balance_experts(
     load_LN: np.ndarray, *, num_slots: int, num_ranks: int, num_nodes: int = 1, num_groups: int = 1
 ) -> BalancedExperts:
-    """A placement for these loads, such as tokens of a while, each 0 or more.
+    """Places experts for these loads, each 0 or more: tokens of some period, for example.
 
-    num_slots: of all ranks together. num_groups: of experts that lie together, as routers choose among them; they count
-    if they are a multiple of num_nodes. Raises ValueError for numbers that do not fit each other.
+    num_slots: slots of all ranks together. num_groups: groups of experts that stay together, because routers choose
+    among groups; ignored unless a multiple of num_nodes. Raises ValueError for numbers that do not fit each other.
     """
     num_experts = load_LN.shape[1]
     if num_slots < num_experts or num_slots % num_ranks:
@@ -54,7 +54,7 @@ def balance_experts(
 
 
 def loads_of_ranks(load_N: np.ndarray, slots_S: np.ndarray, num_ranks: int) -> np.ndarray:
-    """float64: what each rank has to do, if an expert's load is dealt out evenly over its copies."""
+    """The load of each rank, float64, if an expert's load is spread evenly over its copies."""
     num_copies_N = np.bincount(slots_S, minlength=len(load_N))
     return (load_N / np.maximum(num_copies_N, 1))[slots_S].reshape(num_ranks, -1).sum(axis=1)
 
@@ -72,7 +72,7 @@ def _both_ways(slots_LS: np.ndarray, num_experts: int) -> BalancedExperts:
 
 
 def _in_groups(load_N: np.ndarray, num_slots: int, num_ranks: int, num_nodes: int, num_groups: int) -> list[list[int]]:
-    """The experts of each rank: groups onto nodes, then within each node its experts onto its ranks."""
+    """The experts of each rank: places groups on nodes, then each node's experts on its ranks."""
     members_GM = np.arange(len(load_N)).reshape(num_groups, -1)
     load_G = load_N[members_GM].sum(axis=1)
     ranks: list[list[int]] = []
@@ -84,13 +84,13 @@ def _in_groups(load_N: np.ndarray, num_slots: int, num_ranks: int, num_nodes: in
 
 
 def _balanced(load_N: np.ndarray, num_slots: int, num_ranks: int) -> list[list[int]]:
-    """The experts of each rank, which has so many slots."""
+    """The experts of each rank, which has `num_slots` slots."""
     copies = _replicated(load_N, num_slots * num_ranks, num_ranks)
     share_N = load_N / np.bincount(copies, minlength=len(load_N))
     packed = _packed(copies, share_N, num_slots, num_ranks)
     in_order = [rank.tolist() for rank in np.array_split(np.arange(len(load_N)), num_ranks)]
     if all(in_order) and _most(in_order, load_N) < _most(packed, share_N):
-        # Copies beside their own experts change nothing.
+        # Copies on their own expert's rank change no load.
         return [sorted(islice(cycle(rank), num_slots)) for rank in in_order]
     return [sorted(rank) for rank in packed]
 
@@ -99,14 +99,14 @@ def _replicated(load_N: np.ndarray, num_slots: int, num_ranks: int) -> list[int]
     """The expert of each copy."""
     num_copies_N = np.ones(len(load_N), np.int64)
     for _ in range(num_slots - len(load_N)):
-        # One more than there are ranks is of use to nobody, but slots are to be filled.
+        # More copies than ranks are useless, but all slots must be filled.
         limit = max(num_ranks, int(num_copies_N.min()) + 1)
         num_copies_N[np.where(num_copies_N < limit, load_N / num_copies_N, -1.0).argmax()] += 1
     return np.repeat(np.arange(len(load_N)), num_copies_N).tolist()
 
 
 def _packed(items: Sequence[int], load_N: np.ndarray, num_slots: int, num_ranks: int) -> list[list[int]]:
-    """Items onto ranks of so many slots. Equal ones go to different ranks, unless there are more than ranks."""
+    """Packs items onto ranks of `num_slots` slots. Equal items go to different ranks, if there are enough ranks."""
     ranks: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [0.0] * num_ranks
     for item in sorted(items, key=lambda item: (-load_N[item], item)):
@@ -124,9 +124,9 @@ def _packed(items: Sequence[int], load_N: np.ndarray, num_slots: int, num_ranks:
 def _make_room(
     item: int, free: int, full: list[int], ranks: list[list[int]], loads: list[float], load_N: np.ndarray
 ) -> int:
-    """Moves one of another rank's to the rank `free`, which has the item; gives the one that now has room. There is one
-    that `free` lacks, for that has fewer, unless ranks have some twice: that one after which the busier of both has the
-    least to do."""
+    """Moves another expert from a rank of `full` to the rank `free`, which already has the item; returns the rank that
+    now has room. Chooses the move after which the busier of the two ranks has the least load. Full ranks hold more than
+    `free`, so they have an expert that it lacks, unless they hold one twice: then nothing moves."""
 
     def busier(move: tuple[int, int]) -> tuple[float, int, int]:
         rank, other = move
@@ -184,7 +184,7 @@ def main() -> None:
 
 
 def _imbalance_of(placement: ExpertPlacement, load_N: np.ndarray) -> float:
-    """Of slots that may be empty."""
+    """The imbalance of a placement whose slots may be empty."""
     experts_S, ranks_S = placement.experts_S.numpy(), placement.ranks_S.numpy()
     is_used = experts_S >= 0
     num_copies_N = np.bincount(experts_S[is_used], minlength=len(load_N))

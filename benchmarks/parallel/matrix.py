@@ -1,11 +1,11 @@
-"""Every family of models on every layout of ranks, against transformers.
+"""Checks every model family on every layout of ranks against transformers.
 
     python -m benchmarks.parallel.matrix [--families llama,mixtral] [--json]
 
-A tiny random model of each family in float32, through real schedulers and workers, with so little room that prompts are
-cut into chunks, sequences are preempted, and prefixes are found again. A figure is max |a - b| / max |b| of the
-log-probabilities of the whole vocabulary at every output token. Exits 1 if one is above 1e-4, or if a greedy output is
-not that of transformers, or if there was no preemption or no prefix found.
+A tiny random model of each family runs in float32 through real schedulers and workers, with so little room that prompts
+are cut into chunks, sequences are preempted, and prefixes are found in the cache. The error is max |a - b| / max |b| of
+the log-probabilities of the whole vocabulary at every output token. Exits 1 if an error is above 1e-4, if a greedy
+output differs from that of transformers, or if there was no chunk, no preemption or no prefix hit.
 """
 
 import argparse
@@ -27,9 +27,9 @@ _MOST_ERROR = 1e-4
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Families of models x layouts of ranks.")
-    parser.add_argument("--families", default=",".join(FAMILIES), help="with commas between")
-    parser.add_argument("--json", action="store_true", help="a line for each")
+    parser = argparse.ArgumentParser(description="Checks model families x layouts of ranks.")
+    parser.add_argument("--families", default=",".join(FAMILIES), help="comma-separated")
+    parser.add_argument("--json", action="store_true", help="a line for each case")
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("octavo").setLevel(logging.ERROR)
@@ -61,7 +61,7 @@ def _print(family: str, layout: Layout, outcome: Outcome, *, as_json: bool) -> N
         return
     print(
         f"{family:12} {layout!s:24} error {outcome.error:.1e}, greedy {outcome.num_equal} of {NUM_SAID} equal, "
-        f"{outcome.num_preemptions} preemptions, {outcome.num_prefix_hits} tokens found"
+        f"{outcome.num_preemptions} preemptions, {outcome.num_prefix_hits} tokens cached"
         f"{'' if _is_right(outcome) else '   WRONG'}",
         flush=True,
     )

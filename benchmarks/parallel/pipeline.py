@@ -1,10 +1,10 @@
-"""SmolLM2 in one stage and in several: the same greedy tokens, how fast each says them, how busy each stage is.
+"""Compares SmolLM2 in one stage and in several: equal greedy tokens, their rate, and how busy each stage is.
 
     python -m benchmarks.parallel.pipeline [--stages 1,2] [--layers 19,11] [--tokens 32] [--streams 6] [--json]
 
-Each is a cluster of one replica, `octavo up` with real processes. Exits 1 if tokens differ. Before that come two stages
-whose steps take 50 ms each and no core: what a pipeline leaves unused where every stage has its own cores. On a machine
-of few cores stages take these from each other, and from the rest of the cluster.
+Each is a cluster of one replica, `octavo up` with real processes. Exits 1 if tokens differ. Two simulated stages come
+first; their steps take 50 ms each and no core, to show how much a pipeline idles when every stage has its own cores.
+On a machine with few cores, stages take them from each other and from the rest of the cluster.
 """
 
 import argparse
@@ -23,24 +23,24 @@ from benchmarks.cluster.small_cluster import cluster, say
 from tests.support.models.busy_stages import busy_shares
 
 _METRICS_PORT = 50970
-# After the router's and the scheduler's.
+# Metrics ports of workers come after the router's and the scheduler's.
 _FIRST_WORKER = 2
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="One stage beside several.")
-    parser.add_argument("--stages", default="1,2", help="pipeline_parallel_size of each cluster, with commas between")
+    parser = argparse.ArgumentParser(description="Compares one stage with several.")
+    parser.add_argument("--stages", default="1,2", help="pipeline_parallel_size of each cluster, comma-separated")
     parser.add_argument(
         "--layers",
         default="19,11",
-        help="pipeline_layers of as many stages; these make up for the head of the last one",
+        help="pipeline_layers for as many stages; the default makes up for the last stage's head",
     )
-    parser.add_argument("--tokens", type=int, default=32, help="of each stream")
-    parser.add_argument("--streams", type=int, default=6, help="at once")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of each stream")
+    parser.add_argument("--streams", type=int, default=6, help="concurrent streams")
     parser.add_argument("--port", type=int, default=50962)
-    parser.add_argument("--json", action="store_true", help="a line for each")
+    parser.add_argument("--json", action="store_true", help="a line for each cluster")
     arguments = parser.parse_args()
-    # The simulated scheduler warns of workers that have gone.
+    # The simulated scheduler warns about workers that have ended.
     logging.disable()
     _show_simulated(arguments.json)
     said: list[list[tuple[int, ...]]] = []
@@ -49,7 +49,7 @@ def main() -> int:
         if len(arguments.layers.split(",")) == num_stages:
             flags.append(f"--pipeline-layers={arguments.layers}")
         with cluster(arguments.port, *flags, metrics_port=_METRICS_PORT):
-            # Prompts are prefix hits in what is measured: it is decoding.
+            # Caches the prompts' prefixes, so that decoding is what is measured.
             say(arguments.port, arguments.streams, 2)
             before, began = [_computing(rank) for rank in range(num_stages)], time.perf_counter()
             tokens, seconds = say(arguments.port, arguments.streams, arguments.tokens)

@@ -1,9 +1,9 @@
-"""SmolLM2 on one rank and on several: the same greedy tokens, and how fast each says them.
+"""Compares SmolLM2 on one rank and on several: equal greedy tokens, and their rate.
 
     python -m benchmarks.parallel.tensor_parallel [--sizes 1,3] [--tokens 32] [--streams 4] [--json]
 
-Each size is a cluster of one replica, `octavo up` with real processes. Exits 1 if tokens differ. Ranks share the cores:
-on a machine of few cores more ranks are slower; what is shown is that they say the same, and what a step's sums cost.
+Each size is a cluster of one replica, `octavo up` with real processes. Exits 1 if tokens differ. Ranks share the cores,
+so on a machine with few cores more ranks are slower; the run shows that tokens are equal, and what a step's sums cost.
 """
 
 import argparse
@@ -14,10 +14,10 @@ from benchmarks.cluster.small_cluster import PROMPTS, cluster, say
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="One rank beside several.")
-    parser.add_argument("--sizes", default="1,3", help="tensor_parallel_size of each cluster, with commas between")
-    parser.add_argument("--tokens", type=int, default=32, help="of each stream")
-    parser.add_argument("--streams", type=int, default=len(PROMPTS), help="at once")
+    parser = argparse.ArgumentParser(description="Compares one rank with several.")
+    parser.add_argument("--sizes", default="1,3", help="tensor_parallel_size of each cluster, comma-separated")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of each stream")
+    parser.add_argument("--streams", type=int, default=len(PROMPTS), help="concurrent streams")
     parser.add_argument("--port", type=int, default=50961)
     parser.add_argument("--json", action="store_true", help="a line for each size")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Where the install scripts and prepare_models.py put what they make."""
+"""The directories that the install scripts and prepare_models.py write to."""
 
 import os
 from pathlib import Path

@@ -50,7 +50,7 @@ class MemoryPeak:
 
 
 def _tree_pss(parent: psutil.Process) -> int:
-    """Bytes."""
+    """PSS of a process and its descendants, in bytes."""
     try:
         return sum(_pss(process.pid) for process in (parent, *parent.children(recursive=True)))
     except psutil.NoSuchProcess:
@@ -58,7 +58,7 @@ def _tree_pss(parent: psutil.Process) -> int:
 
 
 def _pss(pid: int) -> int:
-    """0 of a process that has ended meanwhile."""
+    """PSS of one process, in bytes; 0 if it has ended meanwhile."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -71,18 +71,19 @@ TIMEOUT = 600.0
 
 
 class EngineFailedError(RuntimeError):
-    """An engine ended, took too long, or did other work than it was asked for."""
+    """An engine ended, took too long, or did not do the requested work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     seconds: float
-    # What the engine said besides.
+    # Further fields of the engine's answer.
     extra: dict[str, Any]
 
 
 class EngineProcess:
-    """Enter to start it; leaving ends it. What it prints besides answers goes to `log`, a file descriptor."""
+    """An engine's process: entering waits until it is ready, leaving ends it. Its stderr goes to `log`, a file
+    descriptor."""
 
     def __init__(self, spec: EngineSpec, log: int) -> None:
         self._spec = spec
@@ -120,8 +121,8 @@ class EngineProcess:
         return self._memory.mib
 
     def run(self, prompts: Sequence[Sequence[int]], output: int, *, shared: int = 0) -> Answer:
-        """Greedy requests that begin together, of `output` tokens each. shared: first tokens that all prompts have in
-        common. Raises EngineFailedError."""
+        """Runs greedy requests that begin together, of `output` tokens each. shared: the number of first tokens that
+        all prompts have in common. Raises EngineFailedError."""
         assert self._process.stdin is not None
         try:
             print(
@@ -148,10 +149,12 @@ class EngineProcess:
         return json.loads(line)
 
     def _ended(self) -> EngineFailedError:
-        return EngineFailedError(f"{self._spec.name} ended with exit code {self._process.wait()}; --log FILE keeps why")
+        return EngineFailedError(
+            f"{self._spec.name} ended with exit code {self._process.wait()}; --log FILE keeps its output"
+        )
 
     def _end(self) -> None:
-        """A runner ends when its input does; one that does not, or is amid some work, is killed."""
+        """Closes the runner's input, which ends it; kills it if it has not ended after 30 s."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._memory.__exit__(None, None, None)
@@ -167,6 +170,6 @@ class EngineProcess:
         self._process.stdout.close()
 
     def _kill(self) -> None:
-        """With its children."""
+        """Kills the process and its children."""
         for process in (*psutil.Process(self._process.pid).children(recursive=True), self._process):
             process.kill()

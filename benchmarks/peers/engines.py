@@ -1,4 +1,4 @@
-"""Octavo and its peers as processes that answer by engine_protocol, with the settings that suited each best."""
+"""Octavo and its peers as processes that speak engine_protocol, with the settings that suited each best."""
 
 import json
 import sys
@@ -14,10 +14,10 @@ from worker.weights.quantization import Quantization
 RUNNERS = Path(__file__).resolve().parent / "runners"
 PEERS = ("vllm", "llama.cpp", "openvino", "transformers")
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
-# The largest load of the benchmarks, and what is scheduled in one step: prompts of 128 tokens fill it 16 at a time.
+# The most concurrent requests of the benchmarks, and the token budget of a step: 16 prompts of 128 tokens fill it.
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 64, 2048
 OCTAVO = "octavo"
-# Its llama-quantize makes files for OpenVINO, too.
+# llama.cpp's llama-quantize makes the files for OpenVINO, too.
 LLAMA_CPP_SCRIPT = "benchmarks/peers/install_llama_cpp.sh"
 
 VLLM_ENVIRONMENT = {
@@ -32,14 +32,14 @@ VLLM_ENVIRONMENT = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
     engine: str
-    # Of the weights: a dtype, or a GGUF type.
+    # Format of the weights: a dtype, or a GGUF type.
     form: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    # There once `installed_by` has run.
+    # Exists once `installed_by` has run.
     program: Path
     installed_by: str
-    # What prepare_models.py makes for it; None: it needs nothing of that.
+    # The file or directory that prepare_models.py makes for it; None if it needs none.
     model: Path | None = None
 
     @property
@@ -48,7 +48,7 @@ class EngineSpec:
 
     @property
     def to_install(self) -> str | None:
-        """The script that makes what is missing."""
+        """The script that makes what is missing; None if nothing is."""
         if not self.program.exists():
             return self.installed_by
         return None if self.model is None or self.model.exists() else LLAMA_CPP_SCRIPT
@@ -59,7 +59,7 @@ def has_bf16_instructions() -> bool:
 
 
 def vllm_environment(threads: int) -> dict[str, str]:
-    """Every core is bound to vLLM: it leaves one to itself otherwise."""
+    """Binds vLLM to all of its cores; otherwise it would reserve one."""
     return {**VLLM_ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}" if threads > 1 else "0"}
 
 
@@ -75,8 +75,8 @@ def octavo_engine(quantization: Quantization, dtype: str, threads: int) -> Engin
 
 
 def peer_engines(quantization: Quantization, threads: int, wanted: Sequence[str]) -> list[EngineSpec]:
-    """Of one class of precision. wanted: peers ("vllm"), or peers in one form ("vllm:bfloat16") whether or not it is
-    among those that suit this CPU."""
+    """The wanted peers of one class of precision. wanted: peers ("vllm"), in the forms that suit this CPU, or peers in
+    one form ("vllm:bfloat16"), whether it suits this CPU or not."""
     specs = _all(quantization, threads)
     slow = set() if has_bf16_instructions() else {"vllm:bfloat16", "transformers:bfloat16"}
     return [spec for spec in specs if spec.name in wanted or (spec.engine in wanted and spec.name not in slow)]

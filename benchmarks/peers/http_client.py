@@ -1,4 +1,4 @@
-"""A client of servers that stream tokens as server-sent events over HTTP, light enough to share their cores."""
+"""An HTTP client for servers that stream tokens as server-sent events, light enough to share their cores."""
 
 import asyncio
 import json
@@ -9,14 +9,14 @@ from typing import Any
 
 from octavo.reports import RequestTrace
 
-# A line holds one event; the first of some servers repeats the prompt.
+# A line holds one event; some servers repeat the prompt in the first one.
 _LINE_LIMIT = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """How one server is asked for a stream of tokens. tokens_after(event, before): how many have come
-    with an event, if `before` came before it."""
+    """One server's API for a stream of tokens. tokens_after(event, before): the number of tokens so far, with those of
+    the event, if `before` came before it."""
 
     path: str
     body: Callable[[Sequence[int], int], Mapping[str, Any]]
@@ -26,7 +26,7 @@ class Api:
 async def measure(
     port: int, api: Api, prompts: Sequence[Sequence[int]], output: int, concurrency: int
 ) -> list[RequestTrace]:
-    """Sends a request a prompt, each as soon as fewer than `concurrency` are under way."""
+    """Sends a request for each prompt, as soon as fewer than `concurrency` are in flight."""
     places = asyncio.Semaphore(concurrency)
 
     async def one(prompt: Sequence[int]) -> RequestTrace:
@@ -49,7 +49,7 @@ async def _send(port: int, api: Api, body: Mapping[str, Any]) -> RequestTrace:
     if b" 200 " not in status:
         trace.error = f"{status.decode().strip()}: {(await reader.read()).decode(errors='replace')[-500:]}"
     total = 0
-    # Sizes of HTTP chunks and empty lines stand between the events, each of which is sent as one chunk.
+    # Each event is sent as one HTTP chunk; chunk sizes and empty lines stand between the events.
     async for line in reader:
         if not line.startswith(b"data: {"):
             continue

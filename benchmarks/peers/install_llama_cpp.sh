@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds llama.cpp for this machine's CPU, from the source that llama-cpp-python carries.
+# Builds llama.cpp for this machine's CPU, from the source in the llama-cpp-python package.
 #
 #   benchmarks/peers/install_llama_cpp.sh [DIRECTORY]
 #
@@ -19,7 +19,7 @@ mkdir -p "$SOURCE"
 "$PYTHON" -m pip --quiet --disable-pip-version-check download $PIP_ARGS \
     --no-binary :all: --no-deps --dest "$DIRECTORY" "llama-cpp-python==$RELEASE"
 tar --extract --file "$DIRECTORY/llama_cpp_python-$RELEASE.tar.gz" --directory "$SOURCE" --strip-components 1
-# Native: this CPU's instructions. Neither HTTPS nor the web page of the server is wanted.
+# GGML_NATIVE: this CPU's instructions. The server needs neither HTTPS nor its web page.
 cmake -S "$SOURCE/vendor/llama.cpp" -B "$DIRECTORY/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
     -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF \
     -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_TESTS=OFF >&2

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes an environment with OpenVINO GenAI, for the benchmarks that set Octavo beside it.
+# Makes an environment with OpenVINO GenAI, for the benchmarks that compare Octavo with it.
 #
 #   benchmarks/peers/install_openvino.sh [DIRECTORY]
 #

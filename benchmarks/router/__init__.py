@@ -1,1 +1,1 @@
-"""Drives a router in benchmarks/router/cost.py: a scheduler without a model, and clients that cost next to nothing."""
+"""Benchmarks of the router: its cost with fake schedulers and cheap clients, overload, and routing policies."""

@@ -1,17 +1,17 @@
-"""What a router adds to a token, and how many tokens a second one of its cores passes on.
+"""Measures the latency that a router adds to a token, and how many tokens a second it passes on with one core.
 
     python -m benchmarks.router.cost --json                     a line for each load
     python -m benchmarks.router.cost --loads 1000x60 --rounds 1 some of them: streams x steps a second
-    python -m benchmarks.router.cost --floor                    also what grpc.aio alone allows in a router's place
+    python -m benchmarks.router.cost --floor                    also a bare grpc.aio server in the router's place
 
-The router is a real one (`python -m router`), pinned to one core; on another one run its schedulers, one for each 1,000
-streams, which compute nothing (fake_scheduler.py), and its clients, which read frames and nothing else
-(http2.py). In each step every stream gets a token, and all of a scheduler's step travel in one message.
+The router is a real one (`python -m router`), pinned to one core. The other cores run its schedulers, one for each
+1,000 streams, which compute nothing (fake_scheduler.py), and its clients, which only read frames (http2.py). In each
+step every stream gets a token, and all tokens of a scheduler's step travel in one message.
 
 Latency added: from the arrival of a step at a client that reads a Session itself to the arrival of its token at each
 stream's client. Both read in the same way, with the same clock. Throughput: tokens that arrived at clients while the
 load lasted. cpu: seconds of the router's process in each second, so that tokens_per_cpu_s holds even where another
-process took turns on its core. Medians of the rounds. 7 minutes in all, on a quiet machine, please.
+process took turns on its core. Figures are medians of the rounds. Takes 7 minutes; the machine should be quiet.
 """
 
 import argparse
@@ -32,15 +32,16 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.peers.server_process import end, free_port
+from benchmarks.peers.server_process import end
 from benchmarks.router import fake_scheduler
 from benchmarks.router.http2 import Call, Connection
 from octavo.cluster.serving import wait_until_serving
 from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
 from runtime.wire import PROTOCOL_VERSION
+from tests.support.ports import free_port
 
-# Streams x steps a second. A router at ease, and one that is offered 60,000 tokens/s.
+# Streams x steps a second: light loads, and loads of 60,000 tokens/s.
 LOADS = ((64, 20), (1000, 1), (1000, 60), (4000, 1), (4000, 15), (10_000, 0.5), (10_000, 6))
 _STREAMS_A_CONNECTION, _STREAMS_A_SCHEDULER = 100, 1000
 _PROMPT_TOKENS = 16
@@ -50,7 +51,7 @@ _READY_S, _SILENCE_S = 30.0, 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of one load, or medians of several. Latencies in milliseconds; tokens a second."""
+    """The figures of one load, or medians of several. Latencies in milliseconds; tokens a second."""
 
     server: str
     streams: int
@@ -70,7 +71,7 @@ class Bench:
     """A server under load. Use as a context manager."""
 
     def __init__(self, server: str, num_schedulers: int, core: int, others: Sequence[int]) -> None:
-        """server: router or floor. core: its only one. others: those of its schedulers."""
+        """server: router or floor. core: the server's only core. others: the cores of its schedulers."""
         self._server, self._num_schedulers, self._core, self._others = server, num_schedulers, core, others
         self._stack = contextlib.ExitStack()
 
@@ -106,7 +107,7 @@ class Bench:
         self._stack.close()
 
     def measure(self, num_streams: int, rate: float, seconds: float) -> Cost:
-        """One load, in steps a second, for so long once it is under way."""
+        """Measures one load of `rate` steps a second for `seconds`, once all streams run."""
         mirror = Connection(self._addresses[0])
         opening = wire.Open(protocol_version=PROTOCOL_VERSION, router_id=fake_scheduler.MIRROR)
         opening_bytes = wire.RouterMessage(open=opening).SerializeToString()
@@ -124,11 +125,11 @@ class Bench:
                 connection.call("/octavo.v1.Inference/Generate", request_bytes)
                 for _ in range(min(_STREAMS_A_CONNECTION, num_streams - len(calls)))
             ]
-            # Each has said Started.
+            # Until each call has got Started.
             reader.read_until(lambda added=added: all(call.messages or call.ended for call in added))
             calls += added
         reader.read_until(lambda: any(_has_outputs(message) for _, message in direct.messages))
-        # Where the first step finds the router idle, the second one finds it with much to write.
+        # Warms up: the first step finds the router idle, but the second one finds it with much to write.
         reader.read_for(_WARM_S + num_streams * _WARM_S_A_STREAM)
         began, cpu_began = time.monotonic(), self._cpu_seconds
         reader.read_for(seconds)
@@ -196,7 +197,7 @@ class Bench:
         assert self._driver.stdout is not None
         line = self._driver.stdout.readline()
         if not line:
-            raise SystemExit("the scheduler of the benchmark has ended; it says why above")
+            raise SystemExit("the benchmark's scheduler has ended; see its output above")
         return line
 
 
@@ -231,7 +232,7 @@ def _has_outputs(message: bytes) -> bool:
 
 
 def _step_arrivals(direct: Call) -> dict[int, float]:
-    """When each step came to the client that reads the Session itself."""
+    """Arrival time of each step at the client that reads the Session itself."""
     arrivals: dict[int, float] = {}
     for at, message in direct.messages:
         for step in set(wire.SchedulerMessage.FromString(message).outputs.first_tokens):
@@ -241,7 +242,7 @@ def _step_arrivals(direct: Call) -> dict[int, float]:
 
 @contextlib.contextmanager
 def _process(command: Sequence[str], cores: Sequence[int]) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs on these cores only; ended at the end."""
+    """Runs a process on these cores only; leaving the context ends it."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -286,11 +287,11 @@ def main() -> None:
     arguments = parser.parse_args()
     core, *others = sorted(os.sched_getaffinity(0))
     if not others:
-        raise SystemExit("needs two cores: one for the router, one for those who drive it")
+        raise SystemExit("this needs two cores: one for the router, one for its schedulers and clients")
     os.sched_setaffinity(0, others)
     for streams, rate in arguments.loads:
         for server in ("floor", "router") if arguments.floor else ("router",):
-            # The floor reads one Session.
+            # The floor reads only one Session.
             num_schedulers = -(-streams // _STREAMS_A_SCHEDULER) if server == "router" else 1
             with Bench(server, num_schedulers, core, others) as bench:
                 costs = [bench.measure(streams, rate, arguments.seconds) for _ in range(arguments.rounds)]

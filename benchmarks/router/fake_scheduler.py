@@ -1,11 +1,11 @@
-"""Schedulers without a model, for routers to be measured by: every sequence gets a token in each step.
+"""Schedulers without a model, for measuring routers: every sequence gets a token in each step.
 
     python -m benchmarks.router.fake_scheduler ADDRESS [ADDRESS...]
 
 They speak the real Session. A line on stdin, {"streams": N, "rate": R}, makes them wait until they have N sequences
-together, and then each make R steps a second until all of them have been cancelled; an empty line is the answer. As a
-real scheduler does, each sends all outputs of a step in one message, and those of several steps in one if the router
-lags. Sessions that call themselves MIRROR get the same messages.
+together, and then each make R steps a second until all sequences have been cancelled; the answer is an empty line. Like
+a real scheduler, each sends all outputs of a step in one message, and those of several steps in one if the router lags.
+Sessions that call themselves MIRROR get the same messages.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ SERVICE, METHOD, MIRROR = "octavo.v1.Scheduler", "Session", "mirror"
 MODEL_NAME, MAX_MODEL_LEN, VOCAB_SIZE = "no-model", 1_000_000, 49_152
 # Ids below are SmolLM2's special tokens.
 _FIRST_ORDINARY = 20
-# Upper bound of what one entry of the columns takes.
+# Upper bound of the bytes that one entry of the columns takes.
 _ENTRY_BYTES = 24
 _LOAD_INTERVAL_S = 0.5
 
 
 class _Session:
-    """Steps that are made and not sent yet, for one router."""
+    """The Session of one router, and how many steps it has been sent."""
 
     def __init__(self, *, is_mirror: bool) -> None:
         self.is_mirror = is_mirror
@@ -44,10 +44,10 @@ class _Session:
 
 class _Scheduler:
     def __init__(self, replica_id: str, changed: asyncio.Condition) -> None:
-        """changed: notified whenever num_running may be another."""
+        """changed: notified whenever num_running may have changed."""
         self._replica_id, self._changed = replica_id, changed
         self._sessions: set[_Session] = set()
-        # A dict for its order: groups that run.
+        # Running groups; a dict, for its order.
         self._groups: dict[int, None] = {}
         self._num_made = 0
         chosen = random.Random(0)
@@ -83,7 +83,7 @@ class _Scheduler:
         return len(self._groups)
 
     def begin(self) -> None:
-        """From now on steps are counted from 0."""
+        """Restarts the count of steps at 0."""
         for session in self._sessions:
             session.num_sent = 0
         self._num_made = 0
@@ -107,7 +107,7 @@ class _Scheduler:
         return wire.Load(num_running=len(self._groups), workers_ready=True, last_group=session.last_group)
 
     def _outputs(self, session: _Session) -> wire.StepOutputs:
-        """The steps that wait, as many as a message holds."""
+        """The outputs of steps that were not sent yet, as many as a message holds."""
         groups, outputs = list(self._groups), wire.StepOutputs()
         most = max(SESSION_MESSAGE_BYTES // (_ENTRY_BYTES * len(groups)), 1)
         first = session.num_sent
@@ -124,7 +124,7 @@ class _Scheduler:
 
 
 async def _run(schedulers: Sequence[_Scheduler], changed: asyncio.Condition, num_streams: int, rate: float) -> None:
-    """Steps of all at the same times, until no stream is left."""
+    """Steps all schedulers at the same times, until no stream is left."""
     async with changed:
         await changed.wait_for(lambda: sum(each.num_running for each in schedulers) == num_streams)
     for each in schedulers:

@@ -1,9 +1,9 @@
-"""What the gRPC library alone allows: a server that writes the same bytes to every stream, and knows nothing else.
+"""The limit that the gRPC library sets: a server that writes the same bytes to every stream, and does nothing else.
 
     python -m benchmarks.router.floor PORT SCHEDULER_ADDRESS
 
-Stands in a router's place: reads a scheduler's Session, and for each step it reads writes one message of a router's
-usual size to each call of Generate. Nothing is parsed, looked up, detokenized or counted.
+It takes a router's place: it reads a scheduler's Session, and for each step writes one message of a router's usual size
+to each Generate call. It parses, looks up, detokenizes and counts nothing.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class _Floor:
         group = self._num_calls
         await self._send(wire.RouterMessage(submit=wire.Submit(group=group, num_prompt_tokens=1, prompt_token_ids=[1])))
         try:
-            # In the place of Started.
+            # Takes the place of Started.
             await context.write(_piece(0, 0))
             await self._write_steps(context)
         finally:
@@ -55,7 +55,7 @@ class _Floor:
             await self._session.write(message)
 
     async def _write_steps(self, context: grpc.aio.ServicerContext) -> None:
-        """Until the client goes away."""
+        """Writes steps until the client leaves."""
         loop = asyncio.get_running_loop()
         num_written = 0
         while True:
@@ -94,7 +94,7 @@ async def _main(port: str, scheduler: str) -> None:
         )(wait_for_ready=True)
         await session.write(wire.RouterMessage(open=wire.Open(protocol_version=PROTOCOL_VERSION)))
         floor = _Floor(session)
-        # Without serializers bytes go out as they are.
+        # Without serializers, bytes are sent as they are.
         handler = grpc.unary_stream_rpc_method_handler(floor.generate)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {"Generate": handler}),))
         servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]

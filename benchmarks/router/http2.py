@@ -1,8 +1,8 @@
-"""gRPC calls at the level of HTTP/2 frames (RFC 9113), for reading many streams at little cost.
+"""gRPC calls at the level of HTTP/2 frames (RFC 9113), to read many streams at little cost.
 
-A gRPC library spends as much on a message it reads as a router spends on writing it, and would be what a benchmark
-measures. Here a message costs a microsecond. Only what a client that reads needs: no TLS, no compression, requests of
-a few KB, and windows so large that nothing is ever held back.
+A gRPC library spends as much on reading a message as a router spends on writing it, so a benchmark would measure the
+library. Here a message costs a microsecond. It has only what a reading client needs: no TLS, no compression, requests
+of a few KB, and windows so large that they never hold anything back.
 """
 
 import socket
@@ -21,13 +21,13 @@ _LARGEST_FRAME = 2**24 - 1
 
 @dataclass(slots=True)
 class Call:
-    """One call, and what has come of it. Times are on time.monotonic()."""
+    """One call and its messages so far. Times are on time.monotonic()."""
 
-    # Of each message: when its last byte was read, and the message.
+    # When the last byte of a message was read, and the message.
     messages: list[tuple[float, bytes]] = field(default_factory=list)
-    # What the server said at its end (headers as they came), once it has ended.
+    # The raw payload of the server's last frame (trailers), once the call has ended.
     ended: str = ""
-    # Bytes of a message that is not whole yet.
+    # Bytes of an incomplete message.
     _rest: bytes = b""
 
     def feed(self, now: float, data: bytes) -> None:
@@ -44,7 +44,7 @@ class Call:
 
 
 class Connection:
-    """One HTTP/2 connection with any number of calls. Not for several threads."""
+    """One HTTP/2 connection with any number of calls. Not thread-safe."""
 
     def __init__(self, address: str) -> None:
         """address: HOST:PORT, or unix:PATH."""
@@ -67,7 +67,7 @@ class Connection:
         self.socket.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, window))
 
     def call(self, path: str, request: bytes, *, more: bool = False) -> Call:
-        """Begins a call. path: /package.Service/Method. more: the request stream stays open; nothing can be added."""
+        """Begins a call. path: /package.Service/Method. more: leaves the request stream open (nothing can be added)."""
         stream = 2 * self._num_calls + 1
         self._num_calls += 1
         call = self._calls[stream] = Call()
@@ -79,7 +79,7 @@ class Connection:
         return call
 
     def read(self) -> bool:
-        """Takes in what has come; waits if nothing has. False once the peer has closed the connection."""
+        """Reads what has arrived, or waits for something. Returns False once the peer has closed the connection."""
         received = self.socket.recv(1 << 20)
         now = time.monotonic()
         data = self._rest + received if self._rest else received
@@ -106,15 +106,15 @@ class Connection:
         elif kind == _SETTINGS and not flags & _ACK:
             self.socket.sendall(_frame(_SETTINGS, _ACK, 0, b""))
         elif kind == _GOAWAY:
-            raise ConnectionError(f"the server says GOAWAY: {payload[8:].decode(errors='replace')}")
+            raise ConnectionError(f"the server sent GOAWAY: {payload[8:].decode(errors='replace')}")
         if kind == _RST_STREAM or (kind in (_DATA, _HEADERS) and flags & _END_STREAM):
             # A server may reset a stream that it has ended already.
             call = self._calls.pop(stream, None)
             if call is not None:
-                call.ended = payload.decode(errors="replace") or "without a word"
+                call.ended = payload.decode(errors="replace") or "no reason given"
 
     def _headers(self, path: str) -> bytes:
-        """HPACK (RFC 7541) without a dynamic table: names by their number in the static one, values as they are."""
+        """Encodes HPACK (RFC 7541) without a dynamic table: names by number in the static table, values literally."""
         return b"".join(
             (
                 b"\x83\x86",  # :method POST, :scheme http

@@ -1,7 +1,7 @@
-"""Requests sent to a router by raw calls, in closed and open loops, and what became of each.
+"""Sends requests to a router by raw calls, in closed and open loops, and records the outcome of each.
 
-Nothing here is polite: no call is tried again, none waits as it is told to. Prompts are token ids, for the sender must
-not take the cores from what it measures.
+The sender never retries and ignores retry delays. Prompts are token ids, so that the sender takes little CPU time from
+what it measures.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from protos.inference_pb2_grpc import InferenceStub
 
 FINISHED, REFUSED = "finished", grpc.StatusCode.RESOURCE_EXHAUSTED.name
 
-# Of SmolLM2; its first ones are special.
+# Ordinary tokens of SmolLM2; its first ones are special.
 _TOKENS = range(100, 40_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of every request. deadlines: least and most seconds that half of them give; None: none does."""
+    """The shape of every request. deadlines: least and most seconds, given by half of the requests; None: by none."""
 
     num_prompt_tokens: int = 16
     num_output_tokens: int = 16
@@ -37,24 +37,25 @@ class Shape:
 
 @dataclass(slots=True)
 class Outcomes:
-    """Of a stretch of time, from `began` to `ended` on time.monotonic(). Other times are in seconds.
+    """The outcomes in a stretch of time, from `began` to `ended` on time.monotonic(). Other times are in seconds.
 
-    Tokens count when they come, if their request finishes at all (in time, if it has a deadline), even later: requests
-    that begin together end together, and a stretch would hold one more such crowd or one less.
+    A token counts when it comes, if its request finishes (in time, if it has a deadline), even after the stretch.
+    Requests that begin together end together, so counting whole requests would add or miss such a crowd.
     """
 
     began: float = 0.0
     ended: float = inf
     num_tokens: int = 0
-    # By "finished", or the name of a status.
+    # Ended requests by "finished" or the name of a status.
     ends: Counter[str] = field(default_factory=Counter)
-    # What refusals asked for; refusals that asked for nothing; how long each took.
+    # Seconds that refusals asked clients to wait; number of refusals without RetryInfo.
     retry_delays: list[float] = field(default_factory=list)
     num_without_retry_info: int = 0
-    # Refused by a scheduler, when the router had said Started.
+    # Refused by a scheduler, after the router had sent Started.
     num_refused_late: int = 0
+    # Time that each refusal took.
     refusal_seconds: list[float] = field(default_factory=list)
-    # Of requests that finished.
+    # Time that each finished request took.
     latencies: list[float] = field(default_factory=list)
 
     @property
@@ -68,7 +69,7 @@ class Outcomes:
     def add(
         self, end: str, times: Sequence[float], began: float, *, has_started: bool, retry_delay: float | None
     ) -> None:
-        """A request has ended now. times: of its tokens."""
+        """Records a request that ends now. times: of its tokens."""
         if end == FINISHED:
             self.num_tokens += sum(self.began <= at < self.ended for at in times)
         now = time.monotonic()
@@ -94,7 +95,7 @@ class Sender:
         self._stub, self._choose = stub, choose
 
     async def send(self, outcomes: Outcomes) -> None:
-        """One request, to its end."""
+        """Sends one request and waits for its end."""
         shape, choose = self.shape, self._choose
         request = pb.GenerateRequest(
             token_ids=pb.TokenIds(ids=choose.choices(_TOKENS, k=shape.num_prompt_tokens)),
@@ -116,7 +117,7 @@ class Sender:
 
 
 def retry_delay_of(error: grpc.aio.AioRpcError) -> float | None:
-    """Seconds, of the RetryInfo in a status's details; None if it has none."""
+    """The delay in seconds of the RetryInfo in a status's details; None if it has none."""
     info = RetryInfo()
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
@@ -127,7 +128,7 @@ def retry_delay_of(error: grpc.aio.AioRpcError) -> float | None:
 
 
 async def closed_loop(sender: Sender, concurrency: int, *, warm_up: float, seconds: float) -> Outcomes:
-    """So many clients, each of which sends its next request when the one before has ended."""
+    """Runs `concurrency` clients, each of which sends its next request when the previous one has ended."""
     began = time.monotonic() + warm_up
     outcomes = Outcomes(began, began + seconds)
 
@@ -140,7 +141,7 @@ async def closed_loop(sender: Sender, concurrency: int, *, warm_up: float, secon
 
 
 async def open_loop(sender: Sender, rate: float, choose: random.Random, *, warm_up: float, seconds: float) -> Outcomes:
-    """Requests come as they come (Poisson), so many a second, whatever becomes of them."""
+    """Sends `rate` requests a second at random times (Poisson), whatever becomes of earlier ones."""
     next_at = time.monotonic()
     outcomes = Outcomes(next_at + warm_up, next_at + warm_up + seconds)
     sending: set[asyncio.Task[None]] = set()

@@ -1,18 +1,18 @@
-"""A cluster that is offered ten times what it can do: what it still gets done, whom it refuses and how, what it holds.
+"""Offers a cluster ten times the load that it can serve; measures its goodput, refusals, latencies and memory.
 
-    python -m benchmarks.router.overload                      a minute of it; about two in all
+    python -m benchmarks.router.overload                      a minute of overload; about two in all
     python -m benchmarks.router.overload --seconds 10 --json  shorter; a line of JSON instead of words
 
 SmolLM2 behind one router and one scheduler (`octavo up`), with 8 rows and a queue of 16 requests; prompts of 16 tokens,
-16 out. First the best closed loop says what the cluster can do: its peak (and once more at the end: the better one
-counts). Then requests come in an open loop, ten times as many a second, by raw calls that try nothing again and heed
-nothing; half of them have a deadline. Goodput is tokens/s of requests that finish, in time if they have a deadline.
-Every refusal has to carry RetryInfo, and after all that the cluster has to be idle and to answer. Sizes of processes
-are resident bytes. The sender is this process; it shares the cores with the cluster, and how much of one it took is
-told.
+16 out. First the best of several closed loops gives the cluster's peak; it runs once more at the end, and the better
+result counts. Then an open loop sends ten times as many requests a second, by raw calls that never retry and ignore
+retry delays; half of them have a deadline. Goodput is tokens/s of requests that finish, in time if they have a
+deadline. Every refusal must carry RetryInfo, and afterwards the cluster must become idle and still answer. Sizes of
+processes are resident memory. The sender is this process; it shares the cores with the cluster, and its share of a core
+is reported.
 
-Exits 1 if goodput is below 90% of the peak, if a refusal lacks RetryInfo, if anything ended in another way than
-finished, refused or past its deadline, or if something is left.
+Exits 1 if goodput is below 90% of the peak, if a refusal lacks RetryInfo, if a request ended other than finished,
+refused or past its deadline, or if requests are left over or the cluster no longer answers.
 """
 
 import argparse
@@ -31,14 +31,14 @@ import grpc.aio
 import psutil
 
 from benchmarks.cluster.small_cluster import cluster
-from benchmarks.peers.server_process import free_port
 from benchmarks.router.offered_load import FINISHED, REFUSED, Outcomes, Sender, Shape, closed_loop, open_loop
 from protos.inference_pb2_grpc import InferenceStub
+from tests.support.ports import free_port
 
 NUM_ROWS, NUM_QUEUED = 8, 16
 FACTOR = 10
 LEAST_GOODPUT = 0.9
-# Clients of the closed loops: few, as many as rows, and some that wait.
+# Clients of the closed loops: fewer than rows, as many as rows, and some that wait.
 CLIENTS = (NUM_ROWS // 2, NUM_ROWS, NUM_ROWS + NUM_QUEUED // 2)
 _EXPECTED_ENDS = {FINISHED, REFUSED, grpc.StatusCode.DEADLINE_EXCEEDED.name}
 _GAUGES = re.compile(r"^octavo_(streams|num_requests_running|num_requests_waiting)(?:\{.*\})? (\S+)$", re.M)
@@ -47,20 +47,20 @@ _LOOK_S = 0.25
 
 
 class Processes:
-    """The cluster's, by the module that each runs: how much memory and CPU time they take."""
+    """The memory and CPU time of the cluster's processes, by the module that each runs."""
 
     def __init__(self) -> None:
         self._by_name = {_name_of(process): process for process in psutil.Process().children(recursive=True)}
-        # Times, and CPU seconds of each process and of the sender by then.
+        # Times, with the CPU seconds of each process and of the sender until then.
         self._used: list[tuple[float, dict[str, float]]] = []
         self.largest: dict[str, int] = {}
 
     def sizes(self) -> dict[str, int]:
-        """In MiB."""
+        """Resident memory in MiB, by process."""
         return {name: process.memory_info().rss // _MIB for name, process in self._by_name.items()}
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Samples memory and CPU time until cancelled."""
         while True:
             used = {name: sum(process.cpu_times()[:2]) for name, process in self._by_name.items()}
             self._used.append((time.monotonic(), used | {"sender": time.process_time()}))
@@ -69,7 +69,7 @@ class Processes:
             await asyncio.sleep(_LOOK_S)
 
     def shares(self, outcomes: Outcomes) -> dict[str, float]:
-        """Of one core, in the stretch that the outcomes are of."""
+        """Share of one core that each process used in the outcomes' stretch of time."""
         within = [each for each in self._used if outcomes.began <= each[0] < outcomes.ended]
         (began, first), (ended, last) = within[0], within[-1]
         return {name: round((last[name] - first[name]) / (ended - began), 3) for name in last}
@@ -80,12 +80,12 @@ class Report:
     peak: Outcomes
     offered_per_s: float
     overload: Outcomes
-    # MiB by process: before the overload, at most, and afterwards.
+    # MiB by process: before the overload, at most during it, and afterwards.
     sizes: dict[str, tuple[int, int, int]]
-    # Of a core, by process, at the peak and in the overload.
+    # Shares of a core by process, at the peak and in the overload.
     peak_shares: dict[str, float]
     shares: dict[str, float]
-    # What is counted as live anywhere; whether a normal request was answered.
+    # Requests that are still counted as live, by gauge; whether a normal request was answered.
     left_over: dict[str, float]
     answers: bool
     faults: list[str] = field(default_factory=list)
@@ -96,11 +96,11 @@ class Report:
 
     @property
     def goodput_per_cpu(self) -> float:
-        """The same for a second of the worker's CPU, on which other programs of the machine weigh less than on time."""
+        """Goodput per second of the worker's CPU, which other programs on the machine affect less than elapsed time."""
         return self.goodput * self.peak_shares["worker"] / self.shares["worker"]
 
     def check(self) -> None:
-        """Notes what must not be."""
+        """Records a fault for each violated condition."""
         ends = self.overload.ends
         if self.goodput < LEAST_GOODPUT:
             self.faults.append(f"goodput is {self.goodput:.2f} of the peak")
@@ -144,7 +144,7 @@ def _name_of(process: psutil.Process) -> str:
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    """Median, 99th percentile and most."""
+    """Median, 99th percentile and maximum."""
     if len(values) < 2:
         return {}
     return {
@@ -155,13 +155,13 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def live_requests(metrics_ports: list[int]) -> dict[str, float]:
-    """The gauges of router and scheduler that are 0 when nothing is live."""
+    """Sums of the gauges of router and scheduler that are 0 when nothing is live."""
     sums: dict[str, float] = {}
     for port in metrics_ports:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             for name, value in _GAUGES.findall(answer.read().decode()):
                 sums[name] = sums.get(name, 0.0) + float(value)
-    assert len(sums) == 3, f"{sums}: gauges have other names now"
+    assert len(sums) == 3, f"expected three gauges, found {sums}"
     return sums
 
 
@@ -185,7 +185,7 @@ async def measure(target: str, metrics_ports: list[int], seconds: float, seed: i
         again = Outcomes()
         await calm.send(again)
         last = processes.sizes()
-        # What the machine can do may have changed meanwhile.
+        # The machine's speed may have changed meanwhile.
         clients = CLIENTS[peaks.index(peak)]
         peaks.append(await closed_loop(calm, clients, warm_up=2.0, seconds=calm_seconds))
     watching.cancel()
@@ -209,7 +209,7 @@ def _rate(outcomes: Outcomes) -> float:
 
 
 async def _until_idle(metrics_ports: list[int]) -> dict[str, float]:
-    """What is still live when nothing is, or after 10 s."""
+    """Waits until nothing is live, for 10 s at most. Returns what still is."""
     until = time.monotonic() + 10
     left_over = live_requests(metrics_ports)
     while any(left_over.values()) and time.monotonic() < until:
@@ -223,7 +223,7 @@ def show(report: Report) -> None:
     print(f"peak        {report.peak.tokens_per_s:8.1f} tokens/s")
     print(f"offered     {report.offered_per_s:8.1f} requests/s, {FACTOR} times as much, for {overload.seconds:.0f} s")
     print(f"goodput     {overload.tokens_per_s:8.1f} tokens/s, {report.goodput:.2f} of the peak")
-    print(f"                     {report.goodput_per_cpu:.2f} of it for a second of the worker's CPU")
+    print(f"                     {report.goodput_per_cpu:.2f} of it per second of the worker's CPU")
     for end, count in overload.ends.most_common():
         print(f"            {count:8d} {end}")
     print(
@@ -243,7 +243,7 @@ def show(report: Report) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of overload")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds of overload")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

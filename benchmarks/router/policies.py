@@ -1,12 +1,13 @@
-"""Routing policies over many replicas, in simulated time.
+"""Compares routing policies over many replicas, in simulated time.
 
     python -m benchmarks.router.policies [--replicas 1000] [--seconds 20] [--load 0.8] [--json]
 
-The router's own policies place requests on replicas that are a model of time: a step costs so much, and more for each
-prompt token and each sequence in it; a prefix cache holds so many blocks, the one used longest ago goes first. Loads
+The router's own policies place requests on simulated replicas: a step takes a fixed time, and more for each prompt
+token and each sequence in it; a prefix cache has a fixed number of blocks and evicts the least recently used one. Loads
 are those of a replica's last step, as a Session brings them. Three workloads: prompts that have nothing in common;
-prompts of a few hundred prefixes, some far more frequent than others; conversations that come back with all that was
-said. Prints the time to the first token, the share of prompt tokens found in caches, and how unevenly the work fell.
+prompts of a few hundred prefixes, some far more frequent than others; conversations that come back with their whole
+history. Prints the time to the first token, the share of prompt tokens found in caches, and the busiest replica's work
+over the mean.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from router.request import RoutingHints
 from runtime.block_hashes import hash_prompt_blocks, scope_of
 
 _BLOCK_SIZE, _BUDGET, _MAX_BLOCKS = 64, 2048, 4096
-# Of a step, in seconds: itself, a prompt token in it, a sequence in it.
+# Seconds of a step: the fixed part, a prompt token in it, a sequence in it.
 _STEP_S, _PROMPT_TOKEN_S, _SEQUENCE_S = 0.008, 20e-6, 50e-6
 
 
@@ -44,21 +45,21 @@ class _Request:
 
 @dataclass(slots=True)
 class _Replica:
-    """One that batches continuously."""
+    """A replica with continuous batching."""
 
     number: int
     waiting: deque[_Request] = field(default_factory=deque)
-    # Output tokens still to come, of each.
+    # Output tokens that each sequence still has to decode.
     running: list[int] = field(default_factory=list)
     cached: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     is_stepping: bool = False
     load: tuple[int, int] = (0, 0)
-    # Sequences and tokens of what was sent since.
+    # Sequences and tokens of the requests that were sent since `load`.
     sent: tuple[int, int] = (0, 0)
     busy: float = 0.0
 
     def begin_step(self, now: float) -> tuple[float, list[_Request]]:
-        """When it ends, and whose prompts are then computed."""
+        """Returns when the step ends, and the requests whose prompts are computed by then."""
         budget, done, computed = max(_BUDGET - len(self.running), 1), [], 0
         while self.waiting and budget:
             request = self.waiting[0]
@@ -74,7 +75,7 @@ class _Replica:
         return now + seconds, done
 
     def find(self, request: _Request) -> int:
-        """Blocks that are there."""
+        """Number of the prompt's first blocks that are cached."""
         count = 0
         for name in request.names:
             if name not in self.cached:
@@ -100,7 +101,7 @@ def simulate(policy: Policy, requests: list[_Request], num_replicas: int) -> dic
     if policy.prefix_index is not None:
         for replica in replicas:
             policy.prefix_index.add(replica.number, block_size=_BLOCK_SIZE, max_blocks=2 * _MAX_BLOCKS)
-    # Time, order, and either a request that comes or a replica whose step ends with those prompts computed.
+    # Time, order, and either an arriving request, or a replica whose step ends and the prompts that it computed.
     events: list[tuple[float, int, _Request | tuple[_Replica, list[_Request]]]] = []
     order, num_found = itertools.count(), 0
     for request in requests:
@@ -160,16 +161,16 @@ def _nothing_in_common(random_: random.Random) -> Iterator[tuple[range, str]]:
 
 
 def _few_prefixes(random_: random.Random) -> Iterator[tuple[range, str]]:
-    """Of 300 prefixes of 1,024 tokens the first is as frequent as the second and third together, and so on."""
+    """Prompts with 300 prefixes of 1,024 tokens; a prefix's frequency is inversely proportional to its rank."""
     weights = [1 / rank for rank in range(1, 301)]
     for number in itertools.count():
         prefix = random_.choices(range(300), weights)[0]
-        # What follows the prefix is shorter than a block: nobody finds it.
+        # The part after the prefix is shorter than a block, so it is never found in a cache.
         yield range(prefix * 8192, prefix * 8192 + 1024 + random_.randint(1, 63)), f"session {number}"
 
 
 def _conversations(random_: random.Random) -> Iterator[tuple[range, str]]:
-    """At each time 4,000 of them; a turn adds 256 tokens, and after some eight of them there is a new one."""
+    """4,000 conversations at a time; a turn adds 256 tokens, and after some eight turns a new conversation begins."""
     turns, names = [0] * 4000, list(range(4000))
     fresh = itertools.count(4000)
     while True:
@@ -188,7 +189,7 @@ _WORKLOADS: dict[str, Callable[[random.Random], Iterator[tuple[range, str]]]] = 
 
 
 def make_requests(workload: str, num_replicas: int, seconds: float, load: float) -> list[_Request]:
-    """So many in a second as take `load` of what replicas can compute without caches."""
+    """Makes requests at a rate that takes `load` of the replicas' capacity without caches."""
     random_ = random.Random(0)
     source = _WORKLOADS[workload](random_)
     sample = list(itertools.islice(_WORKLOADS[workload](random.Random(1)), 2000))
@@ -204,10 +205,10 @@ def make_requests(workload: str, num_replicas: int, seconds: float, load: float)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Routing policies in simulated time.")
+    parser = argparse.ArgumentParser(description="Compares routing policies in simulated time.")
     parser.add_argument("--replicas", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of simulated time in which requests come")
-    parser.add_argument("--load", type=float, default=0.8, help="of what replicas can compute without caches")
+    parser.add_argument("--seconds", type=float, default=2.0, help="simulated seconds in which requests come")
+    parser.add_argument("--load", type=float, default=0.8, help="fraction of the replicas' capacity without caches")
     parser.add_argument("--json", action="store_true", help="a line for each workload and policy")
     arguments = parser.parse_args()
     for workload in _WORKLOADS:

@@ -1,21 +1,20 @@
-"""What routing by prefixes gains over turns, on 4 replicas, and what it costs where nothing is shared.
+"""Measures what prefix-aware routing gains over round robin on 4 replicas, and its cost when nothing is shared.
 
-    python -m benchmarks.router.prefix_routing [--json]             both parts, about 5 minutes on 2 cores
-    python -m benchmarks.router.prefix_routing --part workers       real workers: share of prompt tokens found in
-    prefix caches python -m benchmarks.router.prefix_routing --part time          fake workers under a time model:
-    waits and throughput
+    python -m benchmarks.router.prefix_routing [--json]        both parts, about 5 minutes on 2 cores
+    python -m benchmarks.router.prefix_routing --part workers  real workers: share of prompt tokens found in caches
+    python -m benchmarks.router.prefix_routing --part time     fake workers under a time model: waits and throughput
 
-workers: `octavo up` with 4 replicas of SmolLM2, and a router of each policy over the same schedulers, in turns, each
-with cold caches. Chats about 20 pages of 300 to 700 tokens (out of docs/, as system prompts), 4 questions each, in
-random order, 8 at a time. A replica's KV cache has 192 blocks of 16 tokens: room for 7 of the pages. The waits are
-those of 4 workers on the cores of this machine, and depend on what else it does.
+workers: `octavo up` with 4 replicas of SmolLM2, and a router of each policy over the same schedulers. The routers take
+turns, each with cold caches. Chats about 20 pages of 300 to 700 tokens (from docs/, as system prompts), 4 questions
+each, in random order, 8 at a time. A replica's KV cache has 192 blocks of 16 tokens: room for 7 of the pages. The waits
+are those of 4 workers on the cores of this machine, and depend on its other work.
 
-time: `benchmarks.router.virtual_cluster`, in virtual time, so that a difference of 1% is one. A step takes 8 ms, 20
-us a prompt token and 50 us a sequence, about an 8B model on one fast GPU; a replica has 4,096 blocks of 16 tokens.
+time: `benchmarks.router.virtual_cluster`, in virtual time, so that even a difference of 1% is real. A step takes 8 ms,
+20 us a prompt token and 50 us a sequence, about an 8B model on one fast GPU; a replica has 4,096 blocks of 16 tokens.
 Requests come at random, 80 a second (open), or 128 at a time (closed). shared: 128 prefixes of 1,024 tokens, twice
-what a replica has blocks for, with 32 to 256 tokens of one's own. nothing: 256 to 2,048 tokens, no two prompts alike.
-Outputs have 32 to 128 tokens. Ratios are those of two runs of the same requests; the median, least and greatest over
-the seeds.
+what a replica has blocks for, each followed by 32 to 256 tokens of its own. nothing: 256 to 2,048 tokens, no two
+prompts alike. Outputs have 32 to 128 tokens. Ratios compare two runs of the same requests: the median, least and
+greatest over the seeds.
 """
 
 import argparse
@@ -24,7 +23,6 @@ import contextlib
 import http.client
 import json
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -39,7 +37,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.cluster.up import started
-from benchmarks.peers.server_process import end, free_port
+from benchmarks.peers.server_process import end
 from benchmarks.router.virtual_cluster import VOCAB_SIZE, Request, Served, StepTime, VirtualCluster
 from configs.load import load_options
 from configs.options import Options
@@ -49,6 +47,7 @@ from octavo.client.results import Delta
 from octavo.cluster.serving import wait_until_serving
 from router.replicas.policies import POLICIES
 from scheduler.core.messages import CoreSettings
+from tests.support.ports import free_port, free_ports
 
 _ROOT = Path(__file__).resolve().parents[2]
 _READY_TIMEOUT = 120.0
@@ -64,7 +63,7 @@ Chat = list[dict[str, str]]
 
 
 def make_chats(num_prefixes: int, num_questions: int, seed: int) -> list[Chat]:
-    """Pages out of docs/ as system prompts of 300 to 700 tokens, each with each question, in random order."""
+    """Pages from docs/ as system prompts of 300 to 700 tokens, each with each question, in random order."""
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted((_ROOT / "docs").glob("*.md")))
     lengths = random.Random(0)
     pages = []
@@ -85,7 +84,7 @@ def make_chats(num_prefixes: int, num_questions: int, seed: int) -> list[Chat]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Of one run; times in seconds. scheduler_hit_rate: by the schedulers' own counters."""
+    """The figures of one run; times in seconds. scheduler_hit_rate: by the schedulers' own counters."""
 
     num_requests: int
     num_prompt_tokens: int
@@ -103,7 +102,7 @@ class Cluster:
         self._options, self._targets = options, targets
 
     def measure(self, policy: str, chats: Sequence[Chat], concurrency: int) -> Measured:
-        """With cold caches. A closed loop: each answer lets the next chat begin."""
+        """Runs the chats with cold caches, in a closed loop: each answer lets the next chat begin."""
         with Admin(self._targets[policy]) as admin:
             admin.reset_prefix_cache()
         before = self._scheduler_counts()
@@ -142,13 +141,13 @@ class Cluster:
 
 @contextlib.contextmanager
 def running_cluster(policies: Sequence[str], num_replicas: int, num_blocks: int, log: int) -> Iterator[Cluster]:
-    """log: a file descriptor for what the processes print."""
+    """Runs a cluster with a router of each policy. log: a file descriptor for the processes' output."""
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         config = Path(directory, "run", "options.yaml")
         own = f"localhost:{free_port()}"
         up = started(
             *(f"--runtime-dir={config.parent}", f"--port={own.partition(':')[2]}"),
-            *(f"--metrics-port={_free_ports(1 + 2 * num_replicas)}", f"--data-parallel-size={num_replicas}"),
+            *(f"--metrics-port={free_ports(1 + 2 * num_replicas)}", f"--data-parallel-size={num_replicas}"),
             *(f"--num-blocks-override={num_blocks}", "--worker-threads=1"),
             output=log,
         )
@@ -168,19 +167,6 @@ def running_cluster(policies: Sequence[str], num_replicas: int, num_blocks: int,
 
 def _wait(target: str) -> None:
     asyncio.run(asyncio.wait_for(wait_until_serving(target), _READY_TIMEOUT))
-
-
-def _free_ports(count: int) -> int:
-    """The first of so many in a row that nothing listens at."""
-    while True:
-        first = random.randrange(20_000, 30_000)
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(first, first + count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +218,7 @@ _SETTINGS = CoreSettings(
 )
 _NUM_PREFIXES, _PREFIX_TOKENS = 128, 1024
 _REQUESTS_PER_SECOND = 80.0
-# By name: requests under way at a time; 0: they come at random.
+# Concurrent requests, by name; 0: they come at random.
 _ARRIVALS = {"open": 0, "closed": 128}
 _WORKLOADS = ("shared", "nothing")
 
@@ -288,7 +274,7 @@ def real_workers(num_rounds: int, log: int) -> Iterator[dict[str, object]]:
     with running_cluster(_POLICIES, _NUM_REPLICAS, _NUM_BLOCKS, log) as cluster:
         for number in range(num_rounds):
             chats = make_chats(_NUM_PAGES, _NUM_QUESTIONS, seed=number)
-            # Whoever comes first in one round comes last in the next.
+            # The policies' order alternates from round to round.
             for policy in _POLICIES if number % 2 == 0 else reversed(_POLICIES):
                 measured = cluster.measure(policy, chats, _CONCURRENCY)
                 rates[policy].append(measured.hit_rate)
@@ -298,7 +284,7 @@ def real_workers(num_rounds: int, log: int) -> Iterator[dict[str, object]]:
 
 
 def _ratio(name: str, ratios: list[float]) -> dict[str, object]:
-    """Prefix-aware over in turns."""
+    """Ratios of prefix_aware over round_robin."""
     return {"ratio_of": name, "median": statistics.median(ratios), "least": min(ratios), "greatest": max(ratios)}
 
 
@@ -311,10 +297,10 @@ def _show(line: dict[str, object], as_json: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("workers", "time"), help="default: both")
-    parser.add_argument("--rounds", type=int, default=2, help="of real workers, each policy in each")
-    parser.add_argument("--seeds", type=int, default=5, help="of the time model")
-    parser.add_argument("--requests", type=int, default=600, help="of the time model, for each seed")
-    parser.add_argument("--log", default="/dev/null", help="file for what the real processes print")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of real workers, with each policy")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds of the time model")
+    parser.add_argument("--requests", type=int, default=600, help="requests of the time model, for each seed")
+    parser.add_argument("--log", default="/dev/null", help="file for the real processes' output")
     parser.add_argument("--json", action="store_true", help="a line of JSON a result")
     arguments = parser.parse_args()
     if arguments.part != "time":

@@ -2,7 +2,7 @@
 
 The policy, the router's Session, the scheduler's sessions, core and prefix cache, and the messages between them are
 the real ones, serialized as on the wire. A worker is `PaperRows`: it follows plans, counts, and takes as long for a
-step as a time model says. So a run is exact and repeatable, whatever else this machine does.
+step as a time model says. So a run is exact and repeatable, whatever other work the machine has.
 """
 
 import heapq
@@ -30,17 +30,18 @@ from scheduler.sessions.requests import Requests
 from scheduler.sessions.submissions import Intake
 
 VOCAB_SIZE = 128_000
-# A router is this replica's only one.
+# Each replica has only one router, so only one Session.
 _SESSION = 1
-# From router to scheduler, and back: a message through gRPC between two busy processes.
+# Seconds of a message through gRPC between two busy processes: from router to scheduler, or back.
 _HOP_S = 0.0005
-# Owns groups; never called, for each is left as soon as it is submitted: outputs are read from the messages themselves.
+# A dummy owner of groups. It is never called: each group is left as soon as it is submitted, and outputs are read from
+# the messages themselves.
 _NOBODY: Any = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of a step: some for itself, and for each prompt token and each sequence in it."""
+    """Seconds of a step: a fixed part, and parts for each prompt token and each sequence in it."""
 
     step_s: float = 0.008
     prompt_token_s: float = 20e-6
@@ -53,7 +54,7 @@ class StepTime:
 
 @dataclass(slots=True)
 class Request:
-    """at: when it comes, in seconds; with a bound on concurrency, as soon as there is a place for it."""
+    """A request and its outcome. at: when it comes, in seconds; with bounded concurrency, when there is room for it."""
 
     at: float
     token_ids: Sequence[int]
@@ -69,7 +70,7 @@ class Request:
 
 
 class VirtualCluster:
-    """Serves once; for another run make another one."""
+    """A cluster for one run; make another one for another run."""
 
     def __init__(self, policy: Policy, *, num_replicas: int, settings: CoreSettings, step_time: StepTime) -> None:
         self._policy = policy
@@ -77,13 +78,13 @@ class VirtualCluster:
         self._order = itertools.count()
         self._waiting: deque[Request] = deque()
         self._replicas = [_Replica(i, self, settings, step_time) for i in range(num_replicas)]
-        # CPU time of this machine that choosing took, in seconds; and choices by reason.
+        # Seconds that this machine took to choose replicas; and choices by reason.
         self.choosing_s = 0.0
         self.reasons: dict[str, int] = {}
 
     def serve(self, requests: Iterable[Request], *, concurrency: int = 0) -> None:
-        """Until all have ended. concurrency: so many are under way at a time, and `at` is set to when each came; 0:
-        each comes when its `at` says."""
+        """Serves all requests to their ends. concurrency: how many run at a time; `at` is then set to when each comes.
+        0: each comes at its `at`."""
         self._waiting.extend(requests)
         if concurrency:
             for _ in range(min(concurrency, len(self._waiting))):
@@ -97,7 +98,7 @@ class VirtualCluster:
             event(now)
 
     def at(self, when: float, event: Callable[[float], None]) -> None:
-        """Calls it then, with the time."""
+        """Calls `event` at that time, with the time."""
         heapq.heappush(self._events, (when, next(self._order), event))
 
     def ended(self, request: Request, now: float) -> None:
@@ -105,12 +106,12 @@ class VirtualCluster:
         self._next(now)
 
     def told(self, replica: int, message: SchedulerMessage) -> None:
-        """What the policy wants to know of it."""
+        """Passes a replica's cache events on to the policy, if it wants them."""
         if self._policy.prefix_index is not None:
             self._policy.prefix_index.apply(replica, message.cache_events)
 
     def watch(self, replica: int, model: ModelInfo) -> bool:
-        """A replica has come: does the policy want to know what it caches?"""
+        """Adds a replica; returns whether the policy wants its cache events."""
         if self._policy.prefix_index is None:
             return False
         self._policy.prefix_index.add(replica, block_size=model.block_size, max_blocks=model.num_blocks)
@@ -137,10 +138,10 @@ class _Replica:
     cluster: VirtualCluster
     settings: CoreSettings
     step_time: StepTime
-    # The router's side: its Session, and whose group is which.
+    # The router's side: its Session, and the request of each group.
     session: Session = field(init=False)
     submitted: dict[int, Request] = field(default_factory=dict)
-    # The scheduler's, and its workers'.
+    # The scheduler's and the workers' side.
     requests: Requests = field(default_factory=Requests)
     intake: Intake = field(init=False)
     core: Core = field(init=False)
@@ -214,7 +215,7 @@ class _Replica:
         self._advance(now)
 
     def _advance(self, now: float) -> None:
-        """As the step loop does after each event: plans what may be planned, and tells the router what is new."""
+        """Does what the step loop does after each event: makes the plans that it may, and sends the router the news."""
         while (plan := self.core.schedule(now)) is not None:
             shape, result = self.rows.apply(plan)
             self.busy_until = max(now, self.busy_until) + self.step_time.seconds(shape)
@@ -226,7 +227,7 @@ class _Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a run gave; times in seconds."""
+    """The results of a run; times in seconds."""
 
     requests: Sequence[Request]
 
@@ -240,7 +241,7 @@ class Served:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompt tokens that was found in caches."""
+        """Share of the prompt tokens that were found in caches."""
         return sum(each.num_cached_tokens for each in self.requests) / sum(
             len(each.token_ids) for each in self.requests
         )

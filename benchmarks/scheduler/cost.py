@@ -1,19 +1,19 @@
-"""What a step costs the scheduler, and a worker that takes in its plan, without any model.
+"""Measures the cost of a step for the scheduler, and for a worker that takes in its plan, without any model.
 
     python -m benchmarks.scheduler.cost --json                  a line per size: {running, waiting, plan_us, encode_us,
                                                                 apply_us, update_us, bytes}
-    python -m benchmarks.scheduler.cost --vs-vllm [--vllm DIR]  the vLLM scheduler beside it, and the ratio
+    python -m benchmarks.scheduler.cost --vs-vllm [--vllm DIR]  compared with the vLLM scheduler, with the ratio
     python -m benchmarks.scheduler.cost --plot FILE.png         growth with the requests that change in a step
     python -m benchmarks.scheduler.cost --long                  one step of a request of 1,000 and of 1,000,000 tokens
 
 Medians over the steps of a steady state, in microseconds. The machine should be idle otherwise: the longer a step, the
-likelier something comes between. plan: `Core.schedule`. encode: `StepCodec.encode`. apply: a worker parses the frame
-and applies it to its rows. update: the scheduler parses and decodes a result and the core applies it. bytes: of the
-frame. All sequences decode; prompts are of different lengths, so that in each step one in 16 fills a block, which is
+likelier other work interrupts it. plan: `Core.schedule`. encode: `StepCodec.encode`. apply: a worker parses the frame
+and applies it to its rows. update: the scheduler parses and decodes a result and the core applies it. bytes: size of
+the frame. All sequences decode; prompts have different lengths, so that in each step one in 16 fills a block, which is
 named and published (prefix caching is on), and gets a new one.
 
 vLLM: `Scheduler.schedule` and `update_from_output` of the environment that benchmarks/peers/install_vllm.sh makes, with
-the same prompts, block size and prefix caching, its statistics off. Sizes are measured in turns, in rounds.
+the same prompts, block size and prefix caching, and without statistics. Sizes take turns, in rounds.
 """
 
 import argparse
@@ -47,7 +47,7 @@ _NUM_FIRST = 28
 class Cost:
     running: int
     waiting: int
-    # Sequences that ended in each step, others taking their places.
+    # Sequences that end in each step; others take their places.
     changed: int = 0
     plan_us: float
     encode_us: float
@@ -61,7 +61,7 @@ class Cost:
 
 
 class Bench:
-    """A core whose rows are all taken. A worker takes in its plans afterwards, as it would in a process of its own."""
+    """A core whose rows are all taken. A worker applies its plans afterwards, as if in a process of its own."""
 
     def __init__(self, num_running: int, num_waiting: int, *, num_changes: int = 0, num_steps: int = NUM_STEPS) -> None:
         self._max_model_len = PROMPT_LEN + num_steps + 64
@@ -84,7 +84,7 @@ class Bench:
         self._max_tokens = num_steps + 32
         self._num_groups = 0
         self._choose = np.random.default_rng(0)
-        # By row: the number of its stay, and the output position of its next token.
+        # By row: the number of its sequence, and the output position of its next token.
         self._sequences = np.zeros(num_running, np.int64)
         self._positions = np.zeros(num_running, np.int32)
         self.frames: list[bytes] = []
@@ -127,7 +127,7 @@ class Bench:
         return 1e6 * (planned - begin), 1e6 * (encoded - planned), 1e6 * (ended - started)
 
     def _result(self, plan: Plan) -> bytes:
-        """What a worker says: every row samples, and `num_changes` of them the end."""
+        """Makes a worker's result: every row samples a token, `num_changes` of them EOS."""
         for new in plan.new_rows:
             self._sequences[new.row], self._positions[new.row] = new.sequence, 0
         rows = np.concatenate([plan.decode_rows.astype(np.int64), np.array([row for row, _ in plan.chunks], np.int64)])
@@ -169,13 +169,13 @@ class Bench:
 
 
 def prompt_of(group: int, is_short: bool = False) -> tuple[int, ...]:
-    """Lengths spread the full blocks over the steps, as in real use. The vLLM side has the same."""
+    """Makes a prompt. Lengths differ, so that blocks fill in different steps, as in real use. vLLM gets the same."""
     length = (32 if is_short else PROMPT_LEN) - group % BLOCK_SIZE
     return tuple((group * 31 + i) % 30_000 + 10 for i in range(length))
 
 
 def wake_up() -> None:
-    """A core that has been idle, as while the other side is measured, is slow at first. Both sides begin with this."""
+    """Keeps the CPU busy for 0.5 s, since a core that was idle is slow at first. Both sides begin with this."""
     until = time.perf_counter() + 0.5
     while time.perf_counter() < until:
         pass
@@ -205,7 +205,7 @@ def measure(num_running: int, num_waiting: int, *, num_changes: int = 0, num_ste
 
 
 def beside_vllm(directory: Path, rounds: int) -> list[dict[str, object]]:
-    """A line per size: ours, theirs and the ratio of plan + encode + update to schedule + update_from_output."""
+    """A line per size: our plan + encode + update, their schedule + update_from_output, and the ratio theirs / ours."""
     python = directory / "bin" / "python"
     if not python.exists():
         sys.exit(f"no vLLM in {directory}: run benchmarks/peers/install_vllm.sh {directory}")
@@ -287,7 +287,7 @@ class _LongBench:
         self.step()
 
     def step(self) -> float:
-        """Microseconds."""
+        """Microseconds of plan, encode and update."""
         begin = time.perf_counter()
         plan = self._core.schedule(0.0)
         assert plan is not None
@@ -312,7 +312,7 @@ class _LongBench:
 
 
 def growth() -> list[Cost]:
-    """With 100,000 waiting: more and more requests of a step's batch end, and others take their places."""
+    """Costs with 100,000 requests waiting, as more and more of the batch end in each step and are replaced."""
     costs = []
     for num_running in (256, 1024, 4096):
         for share in (0, 1 / 256, 1 / 64, 1 / 32, 1 / 16, 1 / 8):
@@ -343,11 +343,11 @@ def plot(costs: list[Cost], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--vs-vllm", action="store_true", help="only the sizes beside vLLM")
+    parser.add_argument("--vs-vllm", action="store_true", help="only the comparison with vLLM")
     parser.add_argument(
-        "--vllm", type=Path, default=peer_directory("vllm"), help="its environment (default: %(default)s)"
+        "--vllm", type=Path, default=peer_directory("vllm"), help="vLLM's environment (default: %(default)s)"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="of --vs-vllm")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of --vs-vllm")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="only the growth with changed requests")
     parser.add_argument("--long", action="store_true", help="only long contexts")
     arguments = parser.parse_args()

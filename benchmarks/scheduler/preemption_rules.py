@@ -1,12 +1,12 @@
-"""Preemption under a pool a quarter of what the load needs: our rule, and vLLM's, on the same 300 requests.
+"""Compares our preemption rule with vLLM's, on the same 300 requests, in a quarter of the blocks that they need.
 
     python -m benchmarks.scheduler.preemption_rules [--json] [--seed 0]
 
 The workers are fakes: the next token is a function of the tokens before it, and each KV slot remembers what it was
-written for, so that an output which differs from the unpreempted run's would be seen. Prints a line for each of: a
-pool that holds everything; whole_context (ours) and first_chunk (vLLM V1's) with a quarter of it, by recompute and by
-swap: {rule, mode, blocks, requests, equal, preemptions, steps, computed_tokens}. Exits 1 if an output differs, a
-request does not end, or ours preempts no less often.
+written for, so that wrong KV changes the output. Prints a line for each of: a pool that holds everything; whole_context
+(ours) and first_chunk (vLLM V1's) with a quarter of it, by recompute and by swap: {rule, mode, blocks, requests, equal,
+preemptions, steps, computed_tokens}. Exits 1 if an output differs from that without preemption, a request does not end,
+or our rule does not preempt less often.
 """
 
 import argparse
@@ -25,7 +25,7 @@ MOST_STEPS = 200_000
 
 
 def make_requests(seed: int) -> list[tuple[int, GroupRequest]]:
-    """(step at which it comes, request), in order."""
+    """Makes pairs (step at which the request comes, request), in order."""
     choose = random.Random(seed)
     requests, step = [], 0
     for group in range(1, NUM_REQUESTS + 1):
@@ -43,7 +43,7 @@ def make_requests(seed: int) -> list[tuple[int, GroupRequest]]:
 
 
 def blocks_needed(requests: list[tuple[int, GroupRequest]]) -> int:
-    """Of the MAX_NUM_SEQS largest requests, which may run together."""
+    """Blocks of the MAX_NUM_SEQS largest requests, which may run together."""
     sizes = sorted(len(request.prompt_token_ids) + request.stop.max_tokens for _, request in requests)
     return sum(-(-size // BLOCK_SIZE) for size in sizes[-MAX_NUM_SEQS:])
 
@@ -51,7 +51,7 @@ def blocks_needed(requests: list[tuple[int, GroupRequest]]) -> int:
 def run(
     requests: list[tuple[int, GroupRequest]], num_blocks: int, *, rule: str, mode: str
 ) -> tuple[dict[SequenceKey, tuple[int, ...]], dict[str, object]]:
-    """Outputs, and figures."""
+    """Runs the requests; returns their outputs, and figures."""
     num_swap_blocks = num_blocks if mode == "swap" else 0
     core = Core(
         CoreSettings(
@@ -81,7 +81,7 @@ def run(
             rejection = core.submit(coming.pop()[1], 0.0)
             assert rejection is None, rejection
         steps += 1
-        assert steps < MOST_STEPS, "no end in sight"
+        assert steps < MOST_STEPS, "the requests do not end"
         plan = core.schedule(0.0)
         if plan is None:
             continue

@@ -1,11 +1,11 @@
-"""Random walks over the scheduling core, in search of a violated invariant.
+"""Runs random walks over the scheduling core, in search of a violated invariant.
 
     python -m benchmarks.scheduler.properties --steps 1000000 [--jobs 2] [--seed 0]
 
 Each walk draws settings (policy, chunking, preemption mode and rule, steps in flight, stages, drafts, pool sizes) and a
-load, and checks after every step what tests/properties/world.py and plan_checks.py state. Prints one JSON line at the
-end: {steps, walks, seconds, failures, seen}, `seen` being how often each feature happened. Exits 1 if an invariant
-broke; the failure names the seed of its walk, which `--walk SEED` runs again.
+load, and checks the invariants of tests/properties/world.py and plan_checks.py after every step. Prints one JSON line
+at the end: {steps, walks, seconds, failures, seen}, where `seen` counts how often each feature occurred. Exits 1 if an
+invariant broke; the failure names the seed of its walk, which `--walk SEED` runs again.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _WALKS_A_LINE = 20
 
 
 def run_job(seed: int, steps: int, first: int, stride: int) -> None:
-    """Walks first, first + stride, ... Prints a line of JSON now and then: what has come since the line before."""
+    """Walks first, first + stride, ... Prints a line of JSON now and then: the results since the previous line."""
     index, remaining = first, steps
     while remaining > 0:
         seen: Counter[str] = Counter()
@@ -61,7 +61,7 @@ def run_all(seed: int, steps: int, jobs: int) -> dict[str, object]:
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("steps", total=steps)
-        # In turn, a line each: the jobs are equally fast, and a line ahead waits in its pipe.
+        # Reads a line of each in turn: the jobs are equally fast, and a faster one's line waits in its pipe.
         open_jobs = list(processes)
         while open_jobs:
             for process in list(open_jobs):
@@ -76,7 +76,9 @@ def run_all(seed: int, steps: int, jobs: int) -> dict[str, object]:
                 failures += report["failures"]
                 seen.update(report["seen"])
                 progress.update(task, completed=num_steps)
-    failures += [f"job {job} exits with {code}" for job, each in enumerate(processes) if (code := each.wait())]
+    failures += [
+        f"job {job} ended with exit code {code}" for job, each in enumerate(processes) if (code := each.wait())
+    ]
     seconds = round(time.monotonic() - begin, 1)
     return {
         "steps": num_steps, "walks": num_walks, "seconds": seconds, "failures": failures,

@@ -2,10 +2,10 @@
 
     python -m benchmarks.scheduler.replay [--duration 120]
 
-`octavo up -c configs/local.yaml --trace` serves streams (benchmarks/scheduler/replay.py: cancels, deadlines, n > 1)
-with so few KV blocks that requests are preempted all the time. Half-way a worker is killed with SIGKILL, whose
-scheduler loses an epoch; then the cluster is stopped, and the traces are replayed. Prints one JSON line; exits 1
-unless all plans are equal, some requests were preempted and an epoch was lost.
+`octavo up -c configs/local.yaml --trace` serves random streams (with cancels, deadlines, n > 1) with so few KV blocks
+that requests are preempted all the time. Half-way a worker is killed with SIGKILL, so that its scheduler loses an
+epoch; then the cluster is stopped, and the traces are replayed. Prints one JSON line; exits 1 unless all plans are
+equal, some requests were preempted and an epoch was lost.
 """
 
 import argparse
@@ -22,15 +22,15 @@ from pathlib import Path
 import psutil
 
 from benchmarks.cluster.up import LOCAL, serving
-from benchmarks.peers.server_process import free_port
 from octavo import AsyncClient, SamplingParams
 from octavo.client.errors import Cancelled, DeadlineExceeded
 from octavo.client.results import Delta, Finished
 from scheduler.recording.replay import Replayed, replay
+from tests.support.ports import free_port
 
 
 async def one_stream(client: AsyncClient, choose: random.Random) -> str:
-    """How one stream ended."""
+    """Runs one stream; returns how it ended."""
     kind = choose.choice(["whole", "cancel", "deadline"])
     prompt = [choose.randrange(100, 40_000) for _ in range(choose.randint(1, 200))]
     sampling = SamplingParams(
@@ -71,7 +71,7 @@ async def keep_streams(target: str, concurrency: int, duration: float, seed: int
 
 
 def record(directory: Path, arguments: argparse.Namespace) -> Counter[str]:
-    """Runs cluster and load; how the streams ended. The traces are in the directory."""
+    """Runs cluster and load; returns how the streams ended. The traces are in `directory`."""
     port = free_port()
     with serving(
         *("-c", LOCAL, f"--port={port}", f"--num-blocks-override={arguments.num_blocks}"),
@@ -86,7 +86,7 @@ def record(directory: Path, arguments: argparse.Namespace) -> Counter[str]:
 
 
 def kill_worker(launcher: int) -> None:
-    """One of them; the launcher starts it again."""
+    """Kills one worker; the launcher starts it again."""
     workers = [each for each in psutil.Process(launcher).children() if each.cmdline()[1:3] == ["-m", "worker"]]
     workers[0].kill()
 
@@ -128,7 +128,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         ends = record(Path(directory), arguments)
         began = time.perf_counter()
-        # Each replica's by themselves: a difference in one does not hide another's.
+        # Replays each replica by itself, so that a difference in one does not hide another's.
         replayed = [
             outcome
             for path in sorted(Path(directory).glob("run.*.trace"))

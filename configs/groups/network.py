@@ -1,4 +1,4 @@
-"""How the processes reach each other, who may connect, and how connections are protected."""
+"""Options of addresses between processes, of access, and of the protection of connections."""
 
 import os
 import tempfile
@@ -19,18 +19,18 @@ Addresses = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 
 
 class NetworkOptions(BaseModel):
-    """Validated with the others, in configs.options."""
+    """Part of configs.options.Options, which validates all groups."""
 
     runtime_dir: Path = option(
         NETWORK,
         _default_runtime_dir,
-        "Directory, of mode 0700, for the sockets between processes. Two clusters need two.",
+        "Directory, of mode 0700, for the sockets between processes. Each cluster needs its own.",
     )
     scheduler_addresses: Addresses = option(
         NETWORK,
         (),
-        "gRPC address of each replica's scheduler, HOST:PORT or unix:PATH, comma-separated; for routers also file:PATH "
-        "of a file that holds the address and may change. Empty: unix sockets in runtime_dir.",
+        "gRPC address of each replica's scheduler, HOST:PORT or unix:PATH, comma-separated; for routers also "
+        "file:PATH, a file with the address, which may change. Empty: unix sockets in runtime_dir.",
     )
     step_addresses: Addresses = option(
         NETWORK,
@@ -45,8 +45,8 @@ class NetworkOptions(BaseModel):
     worker_host: str = option(
         NETWORK,
         "",
-        "Address of a worker's machine that the other workers of its replica reach it by; a setting of that machine, "
-        "for tcp step_addresses. Empty: the one from which it reaches its scheduler.",
+        "Address by which the other workers of a replica reach the workers of this machine, for tcp step_addresses; "
+        "each machine has its own. Empty: the one from which a worker reaches its scheduler.",
     )
 
     def _check_addresses(self) -> None:
@@ -63,48 +63,49 @@ class NetworkOptions(BaseModel):
             )
 
     def scheduler_address(self, replica: int) -> str:
-        """gRPC target of a replica's scheduler."""
+        """The gRPC target of a replica's scheduler."""
         if self.scheduler_addresses:
             return self.scheduler_addresses[replica]
         return f"unix:{self.runtime_dir}/scheduler-{replica}.sock"
 
     def step_address(self, replica: int) -> str:
-        """ZeroMQ endpoint between a replica's scheduler and its workers."""
+        """The ZeroMQ endpoint between a replica's scheduler and its workers."""
         if self.step_addresses:
             return self.step_addresses[replica]
         return f"ipc://{self.runtime_dir}/step-{replica}.sock"
 
     def meets_over_tcp(self, replica: int) -> bool:
-        """True if the workers of a replica may be on several machines, where they can't find each other by a file."""
+        """True if a replica's workers may be on several machines, and so can't find each other by a file."""
         return self.step_address(replica).startswith("tcp://")
 
 
 class SecurityOptions(BaseModel):
-    """Validated with the others, in configs.options."""
+    """Part of configs.options.Options, which validates all groups."""
 
     api_keys_file: str = option(
         NETWORK,
         "",
         "File of mode 0600, YAML or JSON, with the API keys that may call the router, their limits and their tenants. "
-        "Read again on SIGHUP. Empty: anyone may.",
+        "Read again on SIGHUP. Empty: anyone may call it.",
     )
     tls_cert_file: str = option(
         NETWORK,
         "",
-        "PEM file with the certificate (and those between it and its CA) by which the router's gRPC and HTTP servers "
-        "speak TLS; needs tls_key_file. Empty: no TLS.",
+        "PEM file with the TLS certificate (and those between it and its CA) of the router's gRPC and HTTP servers; "
+        "needs tls_key_file. Empty: no TLS.",
     )
     tls_key_file: str = option(NETWORK, "", "PEM file with the key of tls_cert_file, without a password.")
     tls_client_ca_file: str = option(
         NETWORK,
         "",
-        "PEM file with the CAs of clients: who has no certificate of theirs gets no connection (mTLS). Empty: anyone.",
+        "PEM file with the CAs of clients: only clients with a certificate of these CAs may connect (mTLS). Empty: all "
+        "may.",
     )
     scheduler_tls_dir: str = option(
         NETWORK,
         "",
-        "Directory with tls.crt, tls.key and ca.crt, by which router and schedulers prove to each other who they are, "
-        "where scheduler_addresses are no unix sockets. Empty: no TLS between them.",
+        "Directory with tls.crt, tls.key and ca.crt, by which routers and schedulers prove their identity to each "
+        "other if scheduler_addresses are not unix sockets. Empty: no TLS between them.",
     )
 
     def _check_tls(self) -> None:
@@ -113,7 +114,7 @@ class SecurityOptions(BaseModel):
             given, missing = "tls_cert_file", "tls_key_file"
             if self.tls_key_file:
                 given, missing = missing, given
-            raise ValueError(f"{given}={getattr(self, given)!r} needs {missing}, too")
+            raise ValueError(f"{given}={getattr(self, given)!r} also needs {missing}")
         if self.tls_client_ca_file and not self.tls_cert_file:
             raise ValueError(
                 f"tls_client_ca_file={self.tls_client_ca_file!r} needs tls_cert_file and tls_key_file: without TLS no "

@@ -1,4 +1,4 @@
-"""Options that share a model and its requests among processes, and bind workers to cores."""
+"""Options that distribute a model and its requests over processes, and bind workers to cores."""
 
 from typing import Annotated, Any
 
@@ -6,17 +6,17 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator
 
 from configs.groups.field import PARALLEL, option, split_commas
 
-# A machine has fewer; a slip of the keyboard (0-70000000) should not take memory.
+# More than any machine has; a typo (0-70000000) must not fill the memory.
 _MOST_CORES = 65_536
 
 
 def parse_core_lists(text: str) -> list[list[int]]:
-    """The cores of each list, in the order given. Raises ValueError, saying what is wrong."""
+    """Parses core lists separated by "|"; keeps the order of the cores. Raises ValueError that says what is wrong."""
     lists = [_parse_core_list(part) for part in text.split("|")]
     cores = [core for each in lists for core in each]
     twice = sorted({core for core in cores if cores.count(core) > 1})
     if twice:
-        raise ValueError(f"core {twice[0]} is named twice; each can compute for one thread")
+        raise ValueError(f"core {twice[0]} is named twice; each core can run only one thread")
     return lists
 
 
@@ -28,7 +28,7 @@ def _parse_core_list(text: str) -> list[int]:
             raise ValueError(f"{part.strip()!r} is neither a core nor a range of cores; write 0-3,8, auto or none")
         low, high = int(first), int(last or first)
         if not low <= high < _MOST_CORES:
-            raise ValueError(f"{part.strip()!r} is no range of cores: it runs upwards, below {_MOST_CORES}")
+            raise ValueError(f"{part.strip()!r} is not a range of cores: give it upwards, below {_MOST_CORES}")
         cores += range(low, high + 1)
     return cores
 
@@ -43,71 +43,72 @@ def _check_worker_cpus(value: str) -> str:
 
 
 def default_steps_in_flight(before: dict[str, Any]) -> int:
-    """before: the options that are resolved before max_steps_in_flight is, as these are."""
+    """The default of max_steps_in_flight. before: the options resolved before it, which include all in this file."""
     num_stages = before.get("pipeline_parallel_size", 1)
     return 1 if num_stages == 1 else min(num_stages + 1, MOST_STEPS_IN_FLIGHT)
 
 
 class ParallelOptions(BaseModel):
-    """Validated with the others, in configs.options."""
+    """Part of configs.options.Options, which validates all groups."""
 
     data_parallel_size: int = option(
-        PARALLEL, 1, "Replicas: schedulers with their own workers, between which the router balances.", ge=1, le=1024
+        PARALLEL, 1, "Replicas among which the router balances: schedulers with their own workers.", ge=1, le=1024
     )
     tensor_parallel_size: int = option(
         PARALLEL,
         1,
         "Workers of one replica that share each layer: each has a part of its heads, weights and KV cache, for models "
-        "too large for one worker. Has to divide the model's heads.",
+        "too large for one worker. The number must divide the model's heads.",
         ge=1,
         le=64,
     )
     pipeline_parallel_size: int = option(
         PARALLEL,
         1,
-        "Stages of one replica: each has a run of the model's layers, and passes on what it computes. While one is at "
-        "a step, the others are at others.",
+        "Stages of one replica: each has consecutive layers of the model and passes its output on to the next. The "
+        "stages compute different steps at the same time.",
         ge=1,
         le=64,
     )
     pipeline_layers: Annotated[tuple[int, ...], BeforeValidator(split_commas)] = option(
-        PARALLEL, (), "Layers of each stage, comma-separated. Empty: as even as they can be."
+        PARALLEL, (), "Number of layers of each stage, comma-separated. Empty: as even as possible."
     )
     enable_expert_parallel: bool = option(
         PARALLEL,
         False,
-        "Ranks hold whole experts of a mixture, dealt out over all ranks of all replicas, in place of a part of each. "
-        "Replicas then compute their steps together.",
+        "Distribute whole experts of a mixture over all ranks of all replicas, instead of giving each rank a part of "
+        "every expert. Replicas then compute their steps together.",
     )
     num_redundant_experts: int = option(
         PARALLEL,
         0,
-        "With enable_expert_parallel: slots for copies of experts, in each mixture, at all ranks together. The experts "
-        "with the most tokens are copied to the ranks with the least to do. On CPUs only.",
+        "With enable_expert_parallel: slots for copies of experts in each mixture, over all ranks together. The "
+        "experts with the most tokens are copied to the ranks with the least work. On CPUs only.",
         ge=0,
         le=65_536,
     )
     eplb_step_interval: int = option(
         PARALLEL,
         3000,
-        "Steps after which num_redundant_experts are chosen anew, by the tokens of each expert since the last time.",
+        "Steps after which the copied experts (num_redundant_experts) are chosen again, by each expert's tokens since "
+        "the last time.",
         ge=10,
         le=2**31 - 1,
     )
     worker_threads: int = option(
         PARALLEL,
         0,
-        "Compute threads of one worker. 0: as many as it has cores in worker_cpus; without these, the host's cores, or "
-        "what a container may use of them, over its workers.",
+        "Compute threads of one worker. 0: as many as it has cores in worker_cpus; without these, the cores of the "
+        "host or container divided by its workers.",
         ge=0,
         le=1024,
     )
     worker_cpus: Annotated[str, AfterValidator(_check_worker_cpus)] = option(
         PARALLEL,
         "none",
-        "Cores that workers' threads are bound to, one each. none: the system puts them anywhere, as is best where "
-        "cores are shared. auto: all cores, dealt out to the host's workers by NUMA node. Or a list, 0-3,8, that is "
-        "dealt out; or one for each worker, 0-15|16-31.",
+        "Cores that workers' threads are bound to, one thread per core. none: threads are not bound, which is best if "
+        "cores are shared. auto: all cores, divided among the host's workers by NUMA node. Or a list such as 0-3,8, "
+        "which is divided; or one list per worker, such as 0-15|16-31.",
     )
     heartbeat_timeout: float = option(
         PARALLEL, 10.0, "Seconds of silence after which a worker or a scheduler counts as dead.", gt=0, le=3600
@@ -115,12 +116,12 @@ class ParallelOptions(BaseModel):
     step_timeout: float = option(
         PARALLEL,
         300.0,
-        "Seconds after which a step that has not returned counts as failed. Its worker ends itself up to 10 s later.",
+        "Seconds after which a step without a result counts as failed. Its worker ends itself up to 10 s later.",
         gt=0,
         le=86_400,
     )
     max_restarts: int = option(
-        PARALLEL, 5, "Times within a minute that `octavo up` starts a process again before it gives up.", ge=0, le=1000
+        PARALLEL, 5, "Times within a minute that `octavo up` restarts a process before it gives up.", ge=0, le=1000
     )
 
     def _check_parallel(self) -> None:
@@ -129,7 +130,7 @@ class ParallelOptions(BaseModel):
         if counts and (len(counts) != num_stages or min(counts) < 1):
             raise ValueError(
                 f"pipeline_layers={','.join(map(str, counts))} with pipeline_parallel_size={num_stages}: give one "
-                f"number for each stage, of 1 or more, or none at all"
+                f"number of 1 or more for each stage, or none at all"
             )
         if self.num_redundant_experts and not self.enable_expert_parallel:
             raise ValueError(
@@ -139,10 +140,10 @@ class ParallelOptions(BaseModel):
 
     @property
     def world_size(self) -> int:
-        """Ranks of one replica: its workers, numbered from 0."""
+        """The number of ranks of one replica: its workers, numbered from 0."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def in_lockstep(self) -> bool:
-        """All replicas compute each step at the same time, for each has experts that the others need."""
+        """True if all replicas compute each step at the same time, because each has experts that the others need."""
         return self.enable_expert_parallel and self.data_parallel_size > 1

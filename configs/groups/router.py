@@ -1,4 +1,4 @@
-"""The options of the router: where it listens, where its requests go, and what it bears."""
+"""Options of the router: its addresses, its routing, and its limits."""
 
 from typing import Annotated, Literal
 
@@ -10,9 +10,9 @@ Compat = Annotated[tuple[Literal["vllm", "kserve"], ...], BeforeValidator(split_
 
 
 class RouterOptions(BaseModel):
-    """Validated with the others, in configs.options."""
+    """Part of configs.options.Options, which validates all groups."""
 
-    host: str = option(ROUTER, "127.0.0.1", "Address the router's gRPC server binds to.")
+    host: str = option(ROUTER, "127.0.0.1", "Address that the router's gRPC server binds to.")
     port: int = option(ROUTER, 50051, "Port of the router's gRPC server. 0: any free one.", ge=0, le=65_535)
     http_port: int = option(
         ROUTER,
@@ -25,48 +25,56 @@ class RouterOptions(BaseModel):
     num_routers: int = option(
         ROUTER,
         1,
-        "Routers that `octavo up` starts over the same schedulers, each at addresses of its own: the next one's port "
-        "and http_port are one higher. Clients that know several go on through another one when theirs dies.",
+        "Number of routers that `octavo up` starts over the same schedulers. Each has its own ports: port and "
+        "http_port grow by one per router. Clients that know several continue through another one when theirs dies.",
         ge=1,
         le=64,
     )
     api_server_count: int = option(
         ROUTER,
         1,
-        "Processes of each router that `octavo up` starts: they share its port and http_port (SO_REUSEPORT), and the "
-        "system deals connections out to them. Each computes on one core. What bounds a router, and limits of API "
-        "keys, hold for each process.",
+        "Number of processes that `octavo up` starts per router. They share its port and http_port (SO_REUSEPORT), and "
+        "the system distributes connections among them. Each uses one core. Limits of the router and of API keys "
+        "apply to each process.",
         ge=1,
         le=64,
     )
     compat: Compat = option(
         ROUTER,
         (),
-        "Other projects' gRPC services that the router serves, too, comma-separated. vllm: VllmEngine, by which the "
+        "Other projects' gRPC services that the router also serves, comma-separated. vllm: VllmEngine, by which the "
         "SMG gateway reaches an engine; needs octavo[smg]. kserve: GRPCInferenceService, for Triton's clients.",
     )
     routing_policy: Literal["least_loaded", "round_robin", "power_of_two", "prefix_aware", "consistent_hash"] = option(
         ROUTER,
         "least_loaded",
-        "Where a request goes. least_loaded: to the replica with the fewest tokens to compute. round_robin: to each in "
-        "turn. power_of_two: to the less loaded of two random ones. prefix_aware: to where the first token can come "
-        "soonest, by its queue and by what of the prompt it has in its prefix cache. consistent_hash: always to the "
+        "How to choose a request's replica. least_loaded: the one with the fewest tokens to compute. round_robin: each "
+        "in turn. power_of_two: the less loaded of two random ones. prefix_aware: the one that can give the first "
+        "token soonest, by its queue and by the part of the prompt in its prefix cache. consistent_hash: always the "
         "same one for a session_key, unless it is overloaded.",
     )
     max_message_bytes: int = option(
-        ROUTER, 64 * 2**20, "Largest message the router takes from a client.", ge=65_536, le=2**30
+        ROUTER, 16 * 2**20, "Largest message that the router takes from a client.", ge=65_536, le=2**30
+    )
+    max_bodies_bytes: int = option(
+        ROUTER,
+        256 * 2**20,
+        "Bytes of HTTP request bodies that a router process holds at once. A caller (tenant, or connection if there "
+        "are no keys) gets at most as many as are free. Beyond that, requests are refused with status 429.",
+        ge=65_536,
+        le=2**36,
     )
     stream_buffer_bytes: int = option(
         ROUTER,
         4 * 2**20,
-        "Bytes buffered for a client that reads slowly before its stream ends with RESOURCE_EXHAUSTED.",
+        "Bytes to buffer for a client that reads slowly; beyond that, its stream ends with RESOURCE_EXHAUSTED.",
         ge=4096,
         le=2**30,
     )
     max_streams: int = option(
         ROUTER,
         16_384,
-        "Requests that a router process holds at once, from their arrival to their last word; more are "
+        "Requests that a router process holds at once, from their arrival to their end; more are refused with "
         "RESOURCE_EXHAUSTED.",
         ge=1,
         le=2**20,
@@ -74,16 +82,17 @@ class RouterOptions(BaseModel):
     max_tokenizing_bytes: int = option(
         ROUTER,
         64 * 2**20,
-        "Text that may wait in a router process for its tokenizer; with more, what comes is RESOURCE_EXHAUSTED. One "
-        "prompt alone may be longer.",
+        "Bytes of text that may wait for the tokenizer in a router process. A caller (tenant, or connection if there "
+        "are no keys) gets at most as many as are free: one alone half of them, two a third each. Beyond that, calls "
+        "are refused with RESOURCE_EXHAUSTED. One text alone may be longer.",
         ge=65_536,
         le=2**36,
     )
     replica_stall_timeout: float = option(
         ROUTER,
         360.0,
-        "Seconds after which a replica that has something to run and completes no step counts as stalled: requests go "
-        "elsewhere until it gets on again. Above step_timeout, after which its scheduler gives the step up. 0: off.",
+        "Seconds after which a replica that has work but completes no step counts as stalled: requests go elsewhere "
+        "until it makes progress. Keep it above step_timeout, after which its scheduler gives up the step. 0: off.",
         ge=0,
         le=86_400,
     )
@@ -93,15 +102,15 @@ class RouterOptions(BaseModel):
 
     @property
     def num_router_processes(self) -> int:
-        """Of all routers."""
+        """The number of processes of all routers."""
         return self.num_routers * self.api_server_count
 
     def router_port(self, router: int) -> int:
-        """Of a router's gRPC server; 0: any free one."""
+        """The port of a router's gRPC server; 0: any free one."""
         return self.port + router if self.port else 0
 
     def router_http_port(self, router: int) -> int:
-        """Of a router's HTTP server; 0: it has none."""
+        """The port of a router's HTTP server; 0: it has none."""
         return self.http_port + router if self.http_port else 0
 
     def _check_routers(self) -> None:

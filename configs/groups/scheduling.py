@@ -1,4 +1,4 @@
-"""Scheduling: what one step takes, in which order requests run, and how many may wait."""
+"""Options of scheduling: the size of a step, the order of requests, and how many may wait."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from configs.groups.parallel import MOST_STEPS_IN_FLIGHT, default_steps_in_fligh
 
 
 class SchedulingOptions(BaseModel):
-    """Validated with the others, in configs.options."""
+    """Part of configs.options.Options, which validates all groups."""
 
     max_num_seqs: int = option(SCHEDULING, 256, "Sequences that run at once in one replica.", ge=1, le=65_536)
     max_num_batched_tokens: int = option(
@@ -28,8 +28,8 @@ class SchedulingOptions(BaseModel):
     long_prefill_token_threshold: int = option(
         SCHEDULING,
         0,
-        "A prefill longer than this is long, and gets at most so many tokens a step. 0: no bound, or 4% of "
-        "max_model_len if max_num_partial_prefills is above 1.",
+        "A prefill with more tokens than this is long, and gets at most this many tokens per step. 0: no bound, or 4% "
+        "of max_model_len if max_num_partial_prefills is above 1.",
         ge=0,
     )
     max_num_partial_prefills: int = option(
@@ -38,42 +38,44 @@ class SchedulingOptions(BaseModel):
     max_long_partial_prefills: int = option(
         SCHEDULING,
         1,
-        "Of these, how many may be long. Below max_num_partial_prefills, shorter prompts pass long ones.",
+        "How many of max_num_partial_prefills may be long. If it is lower, shorter prompts pass long ones.",
         ge=1,
         le=65_536,
     )
     scheduling_policy: Literal["fcfs", "priority", "deadline"] = option(
         SCHEDULING,
         "fcfs",
-        "Order of requests: first come; the request's priority (lower first); or the earliest deadline (none: last). "
-        "Then first come.",
+        "Order of requests. fcfs: first come, first served. priority: the lowest priority number first. deadline: the "
+        "earliest deadline first, those without one last. Ties: first come.",
     )
     preemption_mode: Literal["recompute", "swap"] = option(
         SCHEDULING,
         "recompute",
-        "What becomes of a preempted sequence's KV: computed again from its tokens, or kept in host memory "
-        "(swap_space).",
+        "How a preempted sequence gets its KV back. recompute: from its tokens. swap: from host memory (swap_space).",
     )
     swap_space: float = option(
         SCHEDULING,
         4.0,
-        "GiB of host memory that each worker keeps for swapped KV, if preemption_mode is swap.",
+        "GiB of host memory that each worker reserves for swapped KV, if preemption_mode is swap.",
         ge=0,
         le=4096,
     )
     max_steps_in_flight: int = option(
         SCHEDULING,
         default_steps_in_flight,
-        "Steps planned ahead of their results: 2 hides the scheduler's time behind the workers'. With pipeline stages, "
-        "unless it is set, one more than those, so that each has a step.",
+        "Maximum number of planned steps without a result: 2 hides the scheduler's time behind the workers'. Default: "
+        "1, or the number of pipeline stages plus one if there are several, so that each stage has a step.",
         ge=1,
         le=MOST_STEPS_IN_FLIGHT,
     )
     max_queued_requests: int = option(
-        SCHEDULING, 2048, "Requests that may wait in one replica; more are RESOURCE_EXHAUSTED.", ge=1
+        SCHEDULING, 2048, "Requests that may wait in one replica; more are refused with RESOURCE_EXHAUSTED.", ge=1
     )
     max_queued_tokens: int = option(
-        SCHEDULING, 4_194_304, "Prompt tokens that may wait in one replica; more are RESOURCE_EXHAUSTED.", ge=1
+        SCHEDULING,
+        4_194_304,
+        "Prompt tokens that may wait in one replica; more are refused with RESOURCE_EXHAUSTED.",
+        ge=1,
     )
 
     def _check_prefills(self) -> None:
@@ -81,10 +83,10 @@ class SchedulingOptions(BaseModel):
         if self.max_long_partial_prefills > self.max_num_partial_prefills:
             raise ValueError(
                 f"max_long_partial_prefills={self.max_long_partial_prefills} is above "
-                f"max_num_partial_prefills={self.max_num_partial_prefills}: give at most that"
+                f"max_num_partial_prefills={self.max_num_partial_prefills}: give at most as many"
             )
         if not self.enable_chunked_prefill and self.max_num_partial_prefills > 1:
             raise ValueError(
                 f"max_num_partial_prefills={self.max_num_partial_prefills} needs enable_chunked_prefill: "
-                "without it prefills are whole"
+                "without it, prefills are never partial"
             )

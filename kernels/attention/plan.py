@@ -1,5 +1,5 @@
-"""What paged and latent attention share: a plan holds what a step's shapes determine, is made once a step, and computes
-the attention of each layer.
+"""Attention plans, shared by paged and latent attention: a plan is made once per step from the step's shapes, and
+computes the attention of each layer.
 
 Legend: S rows of the batch, R permanent rows, B blocks of a row's table, T tokens, H heads, D head size.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AttentionPlan(Protocol):
-    """One step's attention, for all layers whose queries see equally far."""
+    """One step's attention, for all layers that share one window and one attention chunk."""
 
     def attend(
         self,
@@ -29,10 +29,10 @@ class AttentionPlan(Protocol):
     ) -> torch.Tensor:
         """Each query's attention over its row's context, [T, H, D] in q's dtype; softmax and sums are float32.
 
-        q_THD: of the backend's compute_dtype. cache: one layer's blocks as worker.layers.kv_cache has them, keys and
-        values of this step's tokens included, with finite numbers in block 0; of the dtype and heads that the plan is
-        for. out: memory that the result may be put into, contiguous. kv_scales: of a cache of e4m3, which only a GPU
-        reads.
+        q_THD: in the backend's compute_dtype. cache: one layer's blocks in the layout of worker.layers.kv_cache, with
+        the dtype and heads of the plan; it already holds the keys and values of this step's tokens, and finite numbers
+        in block 0. out: contiguous memory that may receive the result. kv_scales: the scales of an e4m3 cache, which
+        only a GPU reads.
         """
         ...
 
@@ -43,12 +43,12 @@ class StepRows(NamedTuple):
 
     query_starts: np.ndarray  # int32 [S + 1]
     context_lens: np.ndarray  # int32 [S]
-    block_tables: np.ndarray  # int32 [S, any], block ids in order; rows may lie apart
+    block_tables: np.ndarray  # int32 [S, any], block ids in order; any row stride
     block_size: int
     cache_dtype: torch.dtype
 
     def fill(self, struct: Any) -> None:
-        """Tells the struct of a C++ kernel, which is good as long as the arrays are."""
+        """Fills the struct of a C++ kernel; the struct is valid as long as the arrays live."""
         query_starts, context_lens, block_tables, block_size, cache_dtype = self
         assert query_starts.dtype == context_lens.dtype == block_tables.dtype == np.int32
         assert query_starts.strides == context_lens.strides == block_tables.strides[1:] == (4,)
@@ -61,31 +61,31 @@ class StepRows(NamedTuple):
 
 
 class NativePlan(AttentionPlan, Protocol):
-    """A plan of C++ kernels, in memory that stays where it is."""
+    """A plan for C++ kernels, updated in place: its memory never moves."""
 
     def reserve(self, *, num_queries: int, num_rows: int, context: int) -> None:
         """See `Planner.reserve`."""
         ...
 
     def update(self, step: StepRows) -> None:
-        """From here on it is the plan of this step."""
+        """Makes this the plan of `step`."""
         ...
 
 
 class Planner:
-    """Plans step after step on a CPU; on a GPU a `TritonPlan` is updated."""
+    """Makes a plan for each step on a CPU. On a GPU, a `TritonPlan` is updated instead."""
 
     def __init__(self, native: NativePlan | None, plan_in_torch: Callable[[StepRows], AttentionPlan]) -> None:
         self._native, self._plan_in_torch = native, plan_in_torch
 
     def reserve(self, *, num_queries: int, num_rows: int, context: int) -> None:
-        """Makes room for steps of so many queries and rows, each after a context of so many tokens at most: a recording
-        that holds the making of a plan can then be replayed for any of them."""
+        """Reserves memory for steps of up to num_queries queries, num_rows rows and context tokens per row, so that a
+        recording that includes the making of a plan can be replayed for any such step."""
         if self._native is not None:
             self._native.reserve(num_queries=num_queries, num_rows=num_rows, context=context)
 
     def plan(self, step: StepRows) -> AttentionPlan:
-        """A plan that is good until the next one is made."""
+        """Returns a plan that is valid until the next call."""
         if self._native is None:
             return self._plan_in_torch(step)
         self._native.update(step)
@@ -93,8 +93,8 @@ class Planner:
 
 
 class TritonPlan:
-    """The attention of one step after the other on a GPU, in memory that stays where it is: a captured graph holds it
-    for all steps."""
+    """The attention plan of a GPU, updated in place for each step: its memory never moves, so a captured graph can hold
+    it for all steps."""
 
     def __init__(self, schedule: "AttentionSchedule") -> None:
         self._schedule = schedule
@@ -110,9 +110,9 @@ class TritonPlan:
         rows_S: torch.Tensor,
         max_query_len: int,
     ) -> None:
-        """From here on it is the plan of another step. Row i's queries are tokens query_starts[i] : query_starts[i + 1]
-        and the last of its context_lens_S[i] tokens, whose blocks are block_tables_RB[rows_S[i]]; a context of 0 is
-        padding. All int32. max_query_len: no row has more."""
+        """Makes this the plan of another step. Row i's queries are tokens query_starts[i] : query_starts[i + 1], the
+        last of its context_lens_S[i] tokens, and its blocks are block_tables_RB[rows_S[i]]; a context of 0 is padding.
+        All int32. max_query_len: an upper bound of the queries per row."""
         self._schedule.update(query_starts, context_lens_S)
         self._step = {
             "query_starts": query_starts,

@@ -1,4 +1,4 @@
-"""Folds the partial sums of contexts that were cut into chunks, for paged and latent attention."""
+"""Combines the partial sums of contexts that were cut into chunks, for paged and latent attention."""
 
 import torch
 import triton.language as tl
@@ -7,7 +7,7 @@ from kernels.attention.triton_schedule import PARTIALS, REDUCED, AttentionSchedu
 from kernels.attention.triton_softmax import before_any, find_row, fold, load_scale, normalized, store_lanes
 from kernels.triton_common.jit import jit
 
-# Programs of the reduction for each one that reads contexts: a warp each, which waits for memory most of the time.
+# Reduction programs per program that reads contexts: each is one warp that mostly waits for memory.
 _REDUCTIONS_PER_PROGRAM = 8
 
 
@@ -20,7 +20,7 @@ def reduce_chunks(
     v_scale: torch.Tensor | None = None,
     scale_per_head: bool = False,
 ) -> None:
-    """Stores the results of the rows that `schedule` has split, behind the launch that filled its partial sums."""
+    """Stores the results of the rows that `schedule` split. Call it after the launch that fills the partial sums."""
     if not schedule.num_partials:
         return
     heads, starts = schedule.heads, schedule.starts
@@ -38,7 +38,7 @@ def reduce_kernel(
     out, query_starts, starts, partial_sums, partial_values, sinks, v_scale, num_rows, out_stride, line_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
 ):  # fmt: skip
-    """Folds the chunks of query after query and head after head."""
+    """Folds the chunks of each (query, head) pair; programs take pairs in turn."""
     HEADS: tl.constexpr = KV_HEADS * GROUP
     d = tl.arange(0, D_PADDED)
     reduced = starts + REDUCED * line_stride

@@ -1,10 +1,10 @@
-"""Tile sizes of attention, and the schedule: which program does what of a step, decided on the GPU.
+"""Tile sizes of attention, and the schedule, made on the GPU, that assigns a step's work to programs.
 
-Rows of few queries (decodes) go to programs that take one piece of work after another: the whole context of a row (v1),
-or one chunk of it, whose sums are reduced afterwards (v2). Rows of many queries go to programs for prefills. The host
-reads none of it and grids depend on shapes alone, so a captured graph stays valid for any rows.
+Rows of few queries (decodes) go to programs that loop over pieces of work: the whole context of a row (v1), or one
+chunk of it, whose sums are reduced afterwards (v2). Rows of many queries go to programs for prefills. The host never
+reads the schedule and grids depend on shapes alone, so a captured graph stays valid for any rows.
 
-Tile sizes are not measured yet; each says what it was reasoned from.
+Tile sizes are not measured yet; each comment gives the reasoning.
 """
 
 from dataclasses import dataclass
@@ -17,21 +17,23 @@ from kernels.kv_cache.layout import HeadShape
 from kernels.triton_common.device import arch_of
 from kernels.triton_common.jit import jit
 
-# Tokens of a partition of v2. Its sums are reduced in order, wherever they are computed, so that where a context is
-# split changes no bit; and a program that reads only one has 8 tiles to fill its pipeline with. A partition's sums take
-# under 1% of the bytes of its keys and values then.
+# Tokens of a chunk of v2. Chunks are reduced in order, whichever program computed them, so splitting a context changes
+# no bit. At 512, a program that reads a single chunk has 8 tiles to fill its pipeline with, and a chunk's sums take
+# under 1% of the bytes of its keys and values.
 CHUNK = 512
-# Shared memory that one block of threads may have, and all blocks of an SM, of which each takes 1 KiB more.
+# Shared memory, in bytes, that one thread block may use, and that all blocks of an SM may use together; each block
+# takes 1 KiB on top of its own.
 _SHARED_PER_BLOCK = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 _SHARED_PER_SM = {80: 164 << 10, 89: 100 << 10, 90: 228 << 10}
-# Keys and values that a program of a decode loads at once, at most. Three times that in flight, twice on an SM, is more
-# than an H200 reads in its latency (4.3 TB/s and 1 us: 33 KiB an SM); and an Ada has a fifth of the bandwidth.
+# The most bytes of keys and values that a decode program loads at once. Three such tiles in flight, in each of two
+# programs per SM, are more than an H200 reads within its latency (4.3 TB/s and 1 us: 33 KiB an SM); an Ada has a fifth
+# of the bandwidth.
 _TILE_BYTES = {80: 32 << 10, 89: 16 << 10, 90: 32 << 10}
 _MAX_BUFFERS = 3
-# Lanes of a tile in decodes: the least a tensor core takes.
+# Lanes of a decode tile: the fewest that a tensor core takes.
 _MIN_LANES = 16
-# Lanes under batch_invariant, for decodes and prefills alike: they share one program, since the order of a tensor
-# core's sums is another for other shapes. 64 is the least of wgmma; before it, more would not fit into registers.
+# Lanes under batch_invariant. Decodes and prefills share one program then, since a tensor core adds in another order
+# for another shape. 64 is the fewest that wgmma takes; without wgmma, more than 32 would not fit into registers.
 _INVARIANT_LANES = {80: 32, 89: 32, 90: 64}
 _WGMMA_LANES = 64
 MAX_GROUP = 128
@@ -44,10 +46,10 @@ class Tiles:
     # Tokens of keys and values that are loaded at once.
     tokens: int
     num_warps: int
-    # Of Triton. Looking up blocks takes as many stages as the loads that wait for it: n buffers of keys and values are
-    # 2n + 1 stages, or 2n - 1 with wgmma, whose operands stay where they are until it ends (as Triton 3.9 compiles it).
+    # Triton's num_stages. Looking up blocks takes as many stages as the loads that wait for it: n buffers of keys and
+    # values are 2n + 1 stages, or 2n - 1 with wgmma, whose operands stay in place until it ends (in Triton 3.9).
     num_stages: int
-    # How many programs an SM holds at once, and so how many are started where programs take work after work.
+    # Programs that an SM holds at once; so many per SM are started where programs loop over work.
     programs_per_sm: int
 
     def queries(self, group: int) -> int:
@@ -55,26 +57,26 @@ class Tiles:
 
 
 def padded(head_size: int) -> int:
-    """Tiles have powers of two; what is beyond the head size is masked."""
+    """The head size of tiles, a power of two; lanes beyond the real head size are masked."""
     return 1 << (head_size - 1).bit_length()
 
 
 def decode_tiles(heads: HeadShape, cache_dtype: torch.dtype, arch: int, *, batch_invariant: bool) -> Tiles:
-    """For few queries and long contexts, where memory decides: two programs an SM if they fit, so that one loads while
-    the other reduces, with as many tiles in flight as there is room for."""
+    """Tiles for few queries and long contexts, where memory is the limit: two programs per SM if they fit, so that one
+    loads while the other reduces, with as many tiles in flight as fit."""
     head_size = padded(heads.head_size)
     lanes = max(_INVARIANT_LANES[arch] if batch_invariant else _MIN_LANES, _power_of_two(heads.group_size))
     token_bytes = 2 * head_size * cache_dtype.itemsize
-    # More than 64 tokens of 64 lanes, or 32 of 256 numbers, don't fit into the registers of one and two warp groups.
+    # One and two warp groups have no registers for more than 64 tokens with 64 lanes, or 32 tokens of 256 numbers.
     most = 128 if lanes < _WGMMA_LANES else 64 if head_size <= 128 else 32
     if arch < 89 and cache_dtype.itemsize == 1:
-        # Converting e4m3 by bits takes registers.
+        # Converting e4m3 bit by bit takes registers.
         most = min(most, 64 if lanes < _WGMMA_LANES else 32)
     tokens = next((n for n in (128, 64) if n <= most and n * token_bytes <= _TILE_BYTES[arch]), 32)
-    # Before wgmma operands are in registers, too.
+    # Without wgmma, operands are in registers, too.
     room_of_4_warps = 64 * 128 if arch == 90 else 16 * 128 * cache_dtype.itemsize
     num_warps = 8 if lanes > _MIN_LANES and lanes * head_size > room_of_4_warps else 4
-    # Queries, weights, and what goes between warps; an e4m3 tile is multiplied as a copy of 16 bits.
+    # Queries, weights, and exchange between warps; an e4m3 tile is multiplied as a 16-bit copy.
     others = lanes * (head_size + tokens) * 2 + (4 << 10)
     if cache_dtype.itemsize == 1 and lanes >= _WGMMA_LANES:
         others += 2 * token_bytes * tokens
@@ -87,12 +89,12 @@ def decode_tiles(heads: HeadShape, cache_dtype: torch.dtype, arch: int, *, batch
 
 
 def prefill_tiles(heads: HeadShape, cache_dtype: torch.dtype, arch: int, *, has_chunks: bool) -> Tiles:
-    """For many queries, where tensor cores decide: 128 lanes on two warp groups of Hopper, and 128 tokens a tile, which
-    halve what is rescaled, where registers hold the scores of as many. has_chunks: queries see none but their own chunk
-    of positions, whose edge takes registers, too (255 and up to 56 bytes of stack with twice as many tokens)."""
+    """Tiles for many queries, where tensor cores are the limit: 128 lanes on two warp groups of Hopper, and, where
+    registers hold their scores, 128 tokens a tile, which halves the rescaling. has_chunks: queries see only their own
+    chunk of positions; its edge takes registers, too (255 and up to 56 bytes of stack with twice as many tokens)."""
     head_size = padded(heads.head_size)
     if arch == 90:
-        # Masks of padded head sizes, and copies of e4m3, take registers, too.
+        # Masks for padded head sizes and copies of e4m3 take registers, too.
         roomy = head_size == heads.head_size and cache_dtype.itemsize == 2 and not has_chunks
         lanes, tokens = 128, 32 if head_size > 128 else 128 if roomy else 64
     else:
@@ -113,21 +115,21 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-# A context is read in one pass if it is at most this part of what a program has to read on average, for then the last
-# pass to end makes nobody wait for long.
+# A context is read in one pass if its length is at most 1/4 of what an average program reads: then the last pass to end
+# delays the step only a little.
 _ONE_PASS_SHARE = 4
-# Of the partial sums. Contexts that don't fit any more are read in one pass.
+# Memory for the partial sums. Contexts whose sums don't fit are read in one pass.
 WORKSPACE_BYTES = 256 << 20
-# Lines of `AttentionSchedule.starts`: each row's first number of something, and behind the last row how many there are.
-# Pieces of work per KV head; partial sums (one for each query and chunk); queries whose sums are reduced; tiles of
-# prefills.
+# Lines of `AttentionSchedule.starts`: running totals, from 0 at the first row to the whole count after the last row.
+# They count pieces of work per KV head; partial sums (one for each query and chunk); queries whose sums are reduced;
+# tiles of prefills.
 WORK, PARTIALS, REDUCED, PREFILL = (tl.constexpr(line) for line in range(4))
-# Rows that the schedule's kernel looks at together.
+# Rows that the schedule's kernel processes at once.
 _ROWS = 1024
 
 
 class AttentionSchedule:
-    """A step's, for all layers of one head shape and window, in memory that stays where it is."""
+    """A step's schedule, for all layers of one head shape and window, updated in place: its memory never moves."""
 
     def __init__(
         self,
@@ -146,26 +148,26 @@ class AttentionSchedule:
         workspace_bytes: int = WORKSPACE_BYTES,
     ) -> None:
         """window: tokens that a query sees, itself included; 0: all before it. attention_chunk: positions are cut into
-        chunks of so many, and a query sees none but its own; 0: they are not.
+        chunks of this size, and a query sees only its own chunk; 0: no chunks.
 
         batch_invariant: a query's result has the same bits however its row is cut into chunks of prefill and decodes;
-        that it doesn't depend on other rows is so in any case. tiles: of a kernel for another cache than that of keys
-        and values (kernels.attention.latent), which computes all rows. chunk: tokens of a partition, a multiple of 128.
-        num_programs: that read decodes' contexts; None: as many as the GPU holds at once.
+        it never depends on other rows. tiles: the tiles of a kernel for another cache than keys and values
+        (kernels.attention.latent), which computes all rows. chunk: tokens of a chunk of v2, a multiple of 128.
+        num_programs: programs that read the contexts of decodes; None: as many as the GPU holds at once.
 
         Raises ValueError for head shapes and windows that the kernels don't know.
         """
         if heads.num_heads % heads.num_kv_heads or heads.group_size > MAX_GROUP:
             raise ValueError(
-                f"{heads.num_heads} heads on {heads.num_kv_heads} KV heads: there have to be equally many, {MAX_GROUP} "
-                "at most, on each"
+                f"{heads.num_heads} heads on {heads.num_kv_heads} KV heads: each KV head needs equally many heads, "
+                f"{MAX_GROUP} at most"
             )
         if window < 0:
-            raise ValueError(f"window {window}: 0 is none, others are above it")
+            raise ValueError(f"window {window}: it must be at least 0, which means none")
         if attention_chunk < 0:
-            raise ValueError(f"attention_chunk {attention_chunk}: 0 is none, others are above it")
+            raise ValueError(f"attention_chunk {attention_chunk}: it must be at least 0, which means none")
         if chunk % 128 or chunk < 128:
-            raise ValueError(f"chunk {chunk} is no multiple of 128, the largest tile")
+            raise ValueError(f"chunk {chunk} is not a multiple of 128, the largest tile")
         self.heads, self.window, self.attention_chunk = heads, window, attention_chunk
         self.chunk, self.batch_invariant = chunk, batch_invariant
         arch = tile_arch(device)
@@ -181,25 +183,25 @@ class AttentionSchedule:
         size = (self.num_partials, heads.num_heads)
         # int32 [4, max_num_seqs + 1].
         self.starts = torch.zeros(4, max_num_seqs + 1, dtype=torch.int32, device=device)
-        # Running softmaxes of a query, a head and a chunk: greatest score and sum of weights; sum of weighted values.
+        # Running softmaxes per query, head and chunk: greatest score and sum of weights; sum of weighted values.
         self.partial_sums = torch.empty(*size, 2, dtype=torch.float32, device=device)
         self.partial_values = torch.empty(*size, heads.head_size, dtype=torch.float32, device=device)
 
     @property
     def queries_per_tile(self) -> int:
-        """Rows of at most so many queries are decodes, unless all rows are treated alike."""
+        """Rows of at most this many queries are decodes, unless all rows are treated alike."""
         return self.decode.queries(self.heads.group_size)
 
     def update(self, query_starts: torch.Tensor, context_lens: torch.Tensor) -> None:
-        """From here on it is another step's. query_starts: int32 [S + 1], context_lens: int32 [S], on the GPU.
+        """Makes this the schedule of another step. query_starts: int32 [S + 1], context_lens: int32 [S], on the GPU.
 
         Padding rows have no queries, or a context of 0 tokens. Raises ValueError for more rows than there is room for.
         """
         num_rows, max_rows = len(context_lens), self.starts.shape[1] - 1
         if num_rows > max_rows or len(query_starts) != num_rows + 1:
             raise ValueError(
-                f"{num_rows} contexts and {len(query_starts)} starts of queries: one start more than contexts, and "
-                f"max_num_seqs={max_rows} contexts at most"
+                f"{num_rows} contexts and {len(query_starts)} query_starts: one start more than contexts is expected, "
+                f"and at most max_num_seqs={max_rows} contexts"
             )
         schedule_kernel[(1,)](
             query_starts, context_lens, self.starts, self.starts.stride(0), num_rows, self.num_programs,
@@ -212,18 +214,18 @@ class AttentionSchedule:
 
 
 def check_table_rows(table_rows: torch.Tensor | None, context_lens: torch.Tensor) -> None:
-    """Raises ValueError unless there is one for each context, if there are any."""
+    """Raises ValueError unless table_rows is None or has one int32 for each context."""
     if table_rows is not None and (table_rows.shape != context_lens.shape or table_rows.dtype is not torch.int32):
         raise ValueError(
             f"table_rows is {table_rows.dtype} {tuple(table_rows.shape)}: torch.int32 {tuple(context_lens.shape)}, one "
-            "for each context, is due"
+            "for each context, is expected"
         )
 
 
 def schedule_constants(
     heads: HeadShape, window: int, attention_chunk: int, chunk: int, decode: Tiles, prefill: Tiles | None
 ) -> dict[str, int]:
-    """What `schedule_kernel` is compiled for."""
+    """The constants that `schedule_kernel` is compiled for."""
     return {
         "KV_HEADS": heads.num_kv_heads,
         "WINDOW": window,
@@ -238,7 +240,7 @@ def schedule_constants(
 
 @jit
 def first_token(context, queries, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr):
-    """The first token that a row's first query sees, if its queries are the last of the context."""
+    """The first token that a row's first query sees; the row's queries are the last tokens of its context."""
     result = context * 0
     if WINDOW > 0:
         result = tl.maximum(context - queries - (WINDOW - 1), 0)
@@ -253,7 +255,7 @@ def _row_work(
     WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr, CHUNK: tl.constexpr, QUERIES: tl.constexpr,
     PREFILL_QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Of each row: queries, tiles of decodes and of prefills, tokens that a tile reads, and the chunks they lie in."""
+    """Counts for each row: queries, tiles of decodes and of prefills, tokens that a tile reads, and their chunks."""
     exists = row < num_rows
     queries = tl.load(query_starts + row + 1, exists, 0) - tl.load(query_starts + row, exists, 0)
     context = tl.load(context_lens + row, exists, 0)
@@ -301,17 +303,17 @@ def schedule_kernel(
 
 @jit
 def _store_starts(line, row, num_rows, before, numbers):
-    """Where the next row begins; a row's start is stored by the row before it, and the first one's is always 0."""
+    """Stores each row's running total as the next row's start (the first start is always 0); returns the new total."""
     tl.store(line + row + 1, before + tl.cumsum(numbers, axis=0), mask=row < num_rows)
     return before + tl.sum(numbers, axis=0)
 
 
 def tile_arch(device: torch.device | str) -> int:
-    """The newest one that there are tile sizes for and the device can do; the interpreter stands for Hopper."""
+    """The newest architecture that has tile sizes and that the device supports; the interpreter counts as Hopper."""
     arch = arch_of(device) or 90
     if arch < 80:
         raise ValueError(
-            f"{torch.cuda.get_device_name(device)} has compute capability {arch / 10:.1f}; 8.0 is the least"
+            f"{torch.cuda.get_device_name(device)} has compute capability {arch / 10:.1f}; it must be at least 8.0"
         )
     # 8.6 has as little shared memory as 8.9.
     return 80 if arch in (80, 87) else 89 if arch < 90 or arch >= 120 else 90

@@ -1,7 +1,7 @@
 """The parts that the attention kernels share: reading tiles of a paged cache, scores, and the running softmax.
 
-A running softmax is (m, w, acc) of each lane: the greatest score so far in units of log2, the sum of weights, and the
-sum of weighted values, weights being 2^(score - m). Nothing seen yet: (-inf, 0, 0).
+A running softmax is a triple (m, w, acc) per lane: the greatest score so far in units of log2, the sum of weights, and
+the sum of weighted values, where a weight is 2^(score - m). It starts as (-inf, 0, 0).
 """
 
 import triton.language as tl
@@ -30,7 +30,7 @@ def find_row(starts, item, num_rows):
 def load_lanes(
     tensor, first_token, lane_query, lane_head, active, token_stride, D: tl.constexpr, D_PADDED: tl.constexpr
 ):
-    """[lanes, D_PADDED] of a tensor [T, H, D]."""
+    """Loads [lanes, D_PADDED] from a tensor [T, H, D]."""
     d = tl.arange(0, D_PADDED)
     offsets = (first_token + lane_query).to(tl.int64) * token_stride + lane_head * D
     mask = active[:, None]
@@ -53,7 +53,7 @@ def store_lanes(
 
 @jit
 def table_of(block_tables, table_rows, row, table_stride):
-    """Where a row's block ids are. A row of padding has none, and no context that somebody would look up in it."""
+    """The address of a row's block ids. A padding row has none, and its empty context never looks one up."""
     if table_rows is not None:
         row = tl.load(table_rows + row)
     return block_tables + row.to(tl.int64) * table_stride
@@ -65,15 +65,15 @@ def load_tile(
     KV_HEADS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values [TOKENS, D_PADDED] of the tokens from `start` on, zeros (unread) where not low <= token < high.
+    """Keys and values [TOKENS, D_PADDED] of the tokens from `start` on; zeros, unread, unless low <= token < high.
 
-    A token's block is looked up for itself: programs gather whole rows of D numbers, whatever the block size is. If a
-    tile lies in one block, one look-up does.
+    Each token's block is looked up separately: programs gather whole rows of D numbers, whatever the block size. If a
+    tile lies in one block, one look-up suffices.
     """
     token = start + tl.arange(0, TOKENS)
     d = tl.arange(0, D_PADDED)
     if BLOCK_SIZE % TOKENS == 0:
-        # A tile that begins at `start` lies within the block that holds start; a row that reads it has that block.
+        # The tile lies within the block that holds `start`; a row that reads the tile has that block.
         block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
         offsets = block * (2 * KV_HEADS * BLOCK_SIZE * D) + (kv_head * BLOCK_SIZE + token % BLOCK_SIZE) * D
     else:
@@ -103,10 +103,10 @@ def attend_tile(
     SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr, TOKENS: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax after one tile more.
+    """The running softmax after one more tile.
 
-    lane_position: of each lane's query; -1 sees nothing. factor: what makes a product of query and key a score in units
-    of log2, or with SOFT_CAP in units of the cap.
+    lane_position: the position of each lane's query; -1 sees nothing. factor: turns a product of query and key into a
+    score in units of log2, or with SOFT_CAP in units of the cap.
     """
     token = start + tl.arange(0, TOKENS)
     s = dot(q, tl.trans(widen_to(k, q.dtype)), tl.zeros((q.shape[0], TOKENS), tl.float32))
@@ -138,8 +138,8 @@ def attend_tile(
 
 @jit
 def fold(m, w, acc, chunk_m, chunk_w, chunk_acc):
-    """Two running softmaxes as one. All kernels reduce chunks with it from left to right, the first one with what there
-    is before any. With nothing on either side the other comes out bit by bit; fma, so that no compiler chooses."""
+    """Merges two running softmaxes. All kernels reduce chunks with it from left to right, beginning with `before_any`.
+    If one side has seen nothing, the result is bitwise the other side. Explicit fma leaves compilers no choice."""
     m_new = tl.maximum(m, chunk_m)
     safe = _finite(m_new)
     shrink, chunk_shrink = tl.exp2(m - safe), tl.exp2(chunk_m - safe)
@@ -150,13 +150,13 @@ def fold(m, w, acc, chunk_m, chunk_w, chunk_acc):
 
 @jit
 def normalized(w, acc, value_scale):
-    """What comes out; zeros for a lane that saw nothing."""
+    """The attention result: weighted values over weights; zeros for a lane that saw nothing."""
     return acc * (value_scale / tl.where(w == 0.0, 1.0, w))[:, None]
 
 
 @jit
 def load_scale(scale, kv_head, PER_HEAD: tl.constexpr):
-    """Of an e4m3 cache; 1 if there is none."""
+    """The scale of an e4m3 cache; 1 if there is none."""
     if scale is None:
         result = 1.0
     elif PER_HEAD:

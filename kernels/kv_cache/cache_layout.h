@@ -1,4 +1,4 @@
-// Where the numbers of a token lie in the native KV cache.
+// The place of a token's numbers in the native KV cache.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 namespace octavo {
 
 // A layer's cache is [block][KV head][keys, values][numbers of a block]. Attention multiplies queries by the keys of 8
-// tokens at once and weights by 8 numbers of a value at once, so in float32 the keys of a block lie as [number][token]
-// and its values as [token][number]. In bf16 what is summed over lies in pairs: [pair of numbers][token][2] and
+// tokens at once, and weights by 8 numbers of a value at once. So in float32 a block's keys are [number][token] and its
+// values [token][number]. In bf16 the summed dim is stored in pairs, [pair of numbers][token][2] and
 // [pair of tokens][number][2], which halves the work of widening.
 template <class T>
 struct CacheLayout {
@@ -17,7 +17,7 @@ struct CacheLayout {
     int64_t part() const { return head_size * block_size; }
     int64_t keys(int64_t block, int64_t head) const { return (block * kv_heads + head) * 2 * part(); }
     int64_t values(int64_t block, int64_t head) const { return keys(block, head) + part(); }
-    // From the start of a block's keys, or values, to a number of a token.
+    // Offsets of number i of a token, from the start of a block's keys or values.
     int64_t key(int64_t token, int64_t i) const {
         return i / kPair * block_size * kPair + token * kPair + i % kPair;
     }

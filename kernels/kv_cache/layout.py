@@ -1,4 +1,4 @@
-"""The shapes of attention, and how their keys and values lie in a GPU's KV cache: one layer is one contiguous
+"""The shapes of attention, and the layout of keys and values in a GPU's KV cache: one layer is one contiguous
 tensor.
 
     cache[block, 0 | 1, kv_head, offset, :]    key | value, [N, 2, K, B, D]
@@ -6,18 +6,19 @@ tensor.
 
     N blocks, K KV heads, B tokens of a block, D head size, L latent size, R rope size; slot = block * B + offset
 
-A program reads one KV head of many blocks, so the tokens of one head lie side by side: a block of 16 tokens of head
-size 128 in bf16 is 4 KiB in one piece for keys and as much for values, whole lines whatever K is. Token-major order
-([N, B, 2, K, D], as a CPU's PyTorch backend has) would give each program 256 bytes of every K * 512. A whole block is
-one piece, too, which is what swaps move. Head sizes are not padded.
+A program reads one KV head of many blocks, so the tokens of one head are adjacent: a block of 16 tokens with head size
+128 in bf16 has 4 contiguous KiB of keys and as much of values, whole cache lines whatever K is. Token-major order
+([N, B, 2, K, D], as in the CPU's PyTorch backend) would give each program 256 bytes of every K * 512. A whole block,
+the unit of swaps, is contiguous, too. Head sizes are not padded.
 
-MLA's heads all read the same entry of a token: the whole is their key, the latent their value. An entry is one piece,
-1,152 bytes for DeepSeek's 512 + 64 in bf16, which a program brings into shared memory once and multiplies twice.
+MLA's heads all read the same entry of a token: the whole entry is their key, its latent their value. An entry is
+contiguous, 1,152 bytes for DeepSeek's 512 + 64 in bf16; a program loads it into shared memory once and multiplies it
+twice.
 
 The dtype is bf16, fp16, fp32 or e4m3 (`torch.float8_e4m3fn`). With e4m3, number = scale * stored; scales are float32 on
 the GPU, each [1] (per tensor) or [K] (per head).
 
-Padding tokens have slot -1: nothing is written for them. Block 0 is the null block, never given out.
+Padding tokens have slot -1: nothing is written for them. Block 0 is the null block, never allocated.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from kernels.triton_common.device import arch_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
-    """`num_heads` queries share `num_kv_heads` keys and values of `head_size`."""
+    """`num_heads` query heads share `num_kv_heads` heads of keys and values, all of size `head_size`."""
 
     num_heads: int
     num_kv_heads: int
@@ -43,7 +44,7 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
-    """`num_heads` queries share one latent vector a token, key and value at once, and one key part rotated by rope."""
+    """`num_heads` query heads share one latent per token, which is both key and value, and one key part under rope."""
 
     num_heads: int
     latent_size: int = 512
@@ -51,11 +52,11 @@ class LatentShape:
 
     @property
     def entry_size(self) -> int:
-        """Numbers of a token in the cache, and of a query."""
+        """Numbers per token in the cache, and per query."""
         return self.latent_size + self.rope_size
 
     def check_for_gpus(self) -> None:
-        """Raises ValueError for sizes that the Triton kernels don't know."""
+        """Raises ValueError for sizes that the Triton kernels don't support."""
         for name, size, least in (("latent", self.latent_size, 64), ("rope", self.rope_size, 16)):
             if size < least or size & (size - 1):
                 raise ValueError(f"{name} size {size}: powers of two from {least} on work")
@@ -67,7 +68,7 @@ class LatentShape:
 
 
 class KVScales(NamedTuple):
-    """One layer's: number = scale * stored. float32 [1], or [K] of a scale a KV head, on the cache's device."""
+    """One layer's scales: number = scale * stored. float32 [1], or [K] for one per KV head, on the cache's device."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -81,7 +82,7 @@ HEAD_SIZES = (64, 80, 96, 128, 192, 256)
 def gpu_cache_shape(
     *, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int
 ) -> tuple[int, int, int, int, int]:
-    """Of one layer, [N, 2, K, B, D]."""
+    """The shape of one layer, [N, 2, K, B, D]."""
     return num_blocks, 2, num_kv_heads, block_size, head_size
 
 
@@ -100,7 +101,7 @@ def check_gpu_cache(cache: torch.Tensor) -> None:
 
 
 def kernel_view(cache: torch.Tensor) -> torch.Tensor:
-    """The cache as kernels take it: e4m3 as its bits, uint8, on a GPU before sm_89, which knows no such type
+    """The cache as kernels take it: before sm_89, which has no e4m3 type, e4m3 is viewed as its bits, uint8
     (`kernels.triton_common.numbers` converts them)."""
     if cache.dtype is torch.float8_e4m3fn and (arch_of(cache.device) or 90) < 89:
         return cache.view(torch.uint8)
@@ -108,7 +109,7 @@ def kernel_view(cache: torch.Tensor) -> torch.Tensor:
 
 
 def mla_cache_shape(*, num_blocks: int, block_size: int, shape: LatentShape) -> tuple[int, int, int]:
-    """Of one layer, [N, B, L + R]."""
+    """The shape of one layer, [N, B, L + R]."""
     return num_blocks, block_size, shape.entry_size
 
 
@@ -125,7 +126,7 @@ def check_mla_cache(cache: torch.Tensor, entry_size: int) -> None:
 
 
 def check_mla_scale(cache: torch.Tensor, scale: torch.Tensor | None) -> None:
-    """Raises ValueError unless an e4m3 cache has a scale, float32 [1], and another has none."""
+    """Raises ValueError unless an e4m3 cache has a scale, float32 [1], and any other cache has none."""
     if cache.dtype is not torch.float8_e4m3fn:
         if scale is not None:
             raise ValueError(f"kv_scale is for a cache of float8_e4m3fn; kv_cache_dtype is {cache.dtype}")

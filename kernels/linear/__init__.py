@@ -1,5 +1,5 @@
-"""y = x W^T + b with weights packed once for the machine at hand, and what goes with it fused: a norm of the input, a
-gate, the addition to the residual stream."""
+"""y = x W^T + b with weights packed once for this machine, fused with what surrounds it: a norm of the input, a gate,
+the addition to the residual stream."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,12 +14,12 @@ from kernels.linear.torch_cpu import OneDnnLinear
 from kernels.linear.triton import GpuLinear
 from kernels.linear.weights import Fp8Weight, PackedWeight, Weight, concatenate, dequantize
 
-# The residual stream: on a GPU with what is not added yet.
+# The residual stream; on a GPU it carries what is not added yet.
 Stream = torch.Tensor | Residual
 
 
 class PackedLinear:
-    """One linear layer. Weights are packed when it is made; the tensors given are not kept.
+    """One linear layer. The constructor packs the weights, and keeps none of the tensors given.
 
     Legend: T tokens, I inputs, O outputs.
     """
@@ -37,11 +37,11 @@ class PackedLinear:
         gated: bool = False,
         activation: Activation = "silu",
     ) -> None:
-        """weight_OI: several are layers whose outputs lie side by side; one packed before is the `packed` of an equal
-        layer. norm_I: weights of an RMS norm (with `eps`) that the input goes through first. gated: the first half of
-        the outputs are gates of the other half, and the result, half as wide, is activation(gate) * other.
+        """weight_OI: a sequence stands for layers whose outputs are concatenated; a PackedWeight is the `packed` of an
+        equal layer. norm_I: weights of an RMS norm (with `eps`) of the input. gated: the first half of the outputs are
+        gates of the other half, and the result, half as wide, is activation(gate) * other.
         """
-        # Each takes the stream of its own device.
+        # One class per device; each takes its device's kind of stream.
         self._linear: Any
         self._is_fp8 = False
         if backend.native is not None:
@@ -62,7 +62,7 @@ class PackedLinear:
                 dtype=backend.compute_dtype,
             )
         elif isinstance(whole_OI, Fp8Weight):
-            # Triton takes half a second to import: not for workers on CPUs.
+            # Imported here, since importing Triton takes half a second, which workers on CPUs need not spend.
             from kernels.linear.triton_fp8 import GpuFp8Linear
 
             self._is_fp8 = True
@@ -78,23 +78,23 @@ class PackedLinear:
 
     @property
     def num_outputs(self) -> int:
-        """O, the width of the result."""
+        """The width of the result, O."""
         return self._linear.num_outputs
 
     @property
     def packed(self) -> PackedWeight | None:
-        """For the constructor of an equal layer, to save it the packing; None: oneDNN keeps how it packs to itself."""
+        """The packed weights, for the constructor of an equal layer. None if they cannot be shared (oneDNN, GPUs)."""
         return self._linear.packed
 
     @property
     def num_bytes(self) -> int:
-        """That the packed weights take."""
+        """Bytes that the packed weights take."""
         return self._linear.num_bytes
 
     def __call__(self, x_TI: Stream, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, O] of the backend's compute_dtype from contiguous x_TI (on a GPU T >= 1): of compute_dtype, or the
-        residual stream (on a CPU float32) if there is a norm. Sums are float32. out: memory that the result may be
-        put into, contiguous, of compute_dtype."""
+        """Returns [T, O] in the backend's compute_dtype. x_TI is contiguous, in compute_dtype, or, if there is a norm,
+        the residual stream (float32 on a CPU); on a GPU T >= 1. Sums are float32. out: contiguous memory in
+        compute_dtype that may receive the result."""
         return self._linear(x_TI, out)
 
     def add_to_(self, y_TO: Stream, x_TI: torch.Tensor) -> None:
@@ -104,9 +104,9 @@ class PackedLinear:
     def add_through_(
         self, last: "PackedLinear", x: Stream, between: Callable[[], torch.Tensor], *, into: Stream
     ) -> None:
-        """Adds last(self(x)) to a stream, in place; x is the residual stream, and may be the same. Of a gated layer
-        with a norm. between: gives memory for self(x), if that is put anywhere: from FP8 to FP8 it is quantized as it
-        comes."""
+        """Adds last(self(x)) to the stream `into`, in place. For a gated layer with a norm. x: the residual stream,
+        which may be `into` itself. between: returns memory for self(x); not called between FP8 layers, where self(x)
+        is quantized at once."""
         if self._is_fp8 and last._is_fp8:
             last._linear.add_to_(into, self._linear.gated_for(last._linear, x))
         else:
@@ -115,9 +115,9 @@ class PackedLinear:
     def argmax(
         self, x_TI: Stream, out: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids int64 [T], values float32 [T]) of each row's largest output, the lowest id among equals; of a row with
-        NaN, that of the first. The same as of what a call returns, which is not kept. out: memory for both. Not for
-        gated layers."""
+        """Returns (ids int64 [T], values float32 [T]) of each row's largest output: among equals the lowest id, in a
+        row with NaN the first NaN. The same as the argmax of a call's result, which is not stored. out: memory for
+        both. Not for gated layers."""
         return self._linear.argmax(x_TI, out)
 
 

@@ -15,10 +15,10 @@ _EPS = 1e-5
 
 
 def check(kernels: NativeKernels) -> None:
-    """Raises NativeKernelsError, naming dtype and error."""
+    """Raises NativeKernelsError, naming dtype and error, if results differ."""
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16):
-        # bfloat16 has 8 bits: where inputs are rounded to it, errors of 2^-8 add up like random steps.
+        # bfloat16 has 8 bits of mantissa: where inputs are rounded to it, errors of 2^-8 add up like a random walk.
         rounds_inputs = dtype is torch.bfloat16 and kernels.path.rounds_inputs
         _check_floats(kernels, dtype, generator, 2e-2 if rounds_inputs else 1e-4)
     _check_quantized(kernels, generator)

@@ -1,7 +1,7 @@
-// y = x W^T + b by register tiles over packed weights, for the vector V that a path has.
+// y = x W^T + b by register tiles over packed weights, for the vector type V of a path.
 //
-// Each sum runs over the inputs in their order, in one accumulator: a row's result has the same bits whatever the other
-// rows are, and however rows and columns are dealt out to tiles and threads.
+// Each sum runs over the inputs in order, in one accumulator: a row's result has the same bits whatever the other rows
+// are, and however rows and columns are divided among tiles and threads.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 
 namespace octavo {
 
-// R rows from row r on, times panels [begin, end). This is tile `nth` of `tiles` that read the same panels: each brings
-// its share of the next panel from memory while it computes, so that memory is read at an even pace.
+// Computes R rows from row r on, times panels [begin, end). This is tile `nth` of `tiles` that read the same panels:
+// each prefetches its share of the next panel while it computes, so that memory is read at an even pace.
 template <class V, int R, class A, class T, class Output>
 void tile(const Linear& linear, const Output& output, const A* a, int64_t lda, int64_t r, int64_t begin, int64_t end,
           int64_t nth, int64_t tiles) {
@@ -30,7 +30,7 @@ void tile(const Linear& linear, const Output& output, const A* a, int64_t lda, i
         V acc[R][N];
         const T* b[N];
         for (int v = 0; v < N; v++) {
-            // Past the end the last panel is computed again, and dropped.
+            // Past the end, the last panel is computed again and discarded.
             b[v] = panels + std::min(p + v / 2, end - 1) * panel_size + v % 2 * V::W * kPair;
             for (int i = 0; i < R; i++) acc[i][v] = V::zero();
         }
@@ -44,7 +44,7 @@ void tile(const Linear& linear, const Output& output, const A* a, int64_t lda, i
     }
 }
 
-// Rows [first, last) in tiles of nearly equal heights, for each panel or few: those stay in L1 for all tiles.
+// Computes a tile of `rows` rows, at most R, from row r on.
 template <class V, class A, class T, class Output, int R = kTileRows<V>>
 void tiles_of(int rows, const Linear& linear, const Output& output, const A* a, int64_t lda, int64_t r, int64_t begin,
               int64_t end, int64_t nth, int64_t tiles) {
@@ -52,6 +52,8 @@ void tiles_of(int rows, const Linear& linear, const Output& output, const A* a, 
     if constexpr (R > 1) tiles_of<V, A, T, Output, R - 1>(rows, linear, output, a, lda, r, begin, end, nth, tiles);
 }
 
+// Computes rows [first, last) in tiles of nearly equal height, for one or a few panels at a time, which stay in L1 for
+// all tiles.
 template <class V, class A, class T, class Output>
 void block(const Linear& linear, const Output& output, const A* a, int64_t lda, int64_t first, int64_t last,
            int64_t begin, int64_t end) {
@@ -67,7 +69,7 @@ void block(const Linear& linear, const Output& output, const A* a, int64_t lda, 
     }
 }
 
-// Inputs that the tiles read: x itself, or a normed or rounded copy.
+// Returns the inputs that the tiles read: x itself, or a normed or rounded copy.
 template <class A>
 const A* linear_inputs(const Linear& linear, const float* x, int64_t rows, int64_t& lda) {
     const int64_t inputs = linear.inputs;
@@ -86,16 +88,16 @@ const A* linear_inputs(const Linear& linear, const float* x, int64_t rows, int64
     return copy;
 }
 
-// Brings the sums of all panels for x[rows, inputs] to `output`.
+// Passes the sums of all panels for x[rows, inputs] to `output`.
 template <class V, class A, class T, class Output>
 void linear_forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
     int64_t lda;
     const A* a = linear_inputs<A>(linear, x, rows, lda);
-    // Rows of a block stay in half of a 512 KiB L2 while all panels pass by.
+    // The rows of a block stay in half of a 512 KiB L2 over all panels.
     const int64_t fitting = std::max<int64_t>(1, 196608 / (lda * sizeof(A)) / kTileRows<V>) * kTileRows<V>;
     const int64_t blocks = (rows + fitting - 1) / fitting;
     const int64_t panels = num_panels<V>(linear);
-    // Some tasks for each thread, so that one with a busy core does fewer.
+    // Several tasks per thread, so that a thread on a busy core does fewer.
     const int64_t groups = std::min(panels, std::max<int64_t>(1, (8 * threads() + blocks - 1) / blocks));
     parallel(blocks * groups, [&](int64_t task) {
         int64_t i = task / groups, g = task % groups;
@@ -104,7 +106,7 @@ void linear_forward(const Linear& linear, const float* x, int64_t rows, const Ou
     });
 }
 
-// Linears on floats: inputs are read as A, weights held as T.
+// Linears of floats: inputs are read as A, weights are stored as T.
 template <class Vector, class A, class T>
 struct FloatLinear {
     using V = Vector;

@@ -1,4 +1,4 @@
-"""Linear layers by the C++ kernels: linear.h and quantized.h beside this file."""
+"""Linear layers by the C++ kernels: linear.h and dots/quantized.h beside this file."""
 
 import ctypes
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class LinearStruct(ctypes.Structure):
 
 
 class WeightKind(IntEnum):
-    """As panels.h counts them."""
+    """`WeightKind` of panels.h."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -39,17 +39,17 @@ class WeightKind(IntEnum):
     INT4 = 4
 
 
-# As panels.h counts them.
+# `Activation` of panels.h.
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 
 
-# Numbers that are copied at a time to be packed: so many, or this part of a large layer, with work for all threads.
+# Numbers copied and packed at a time: at least _LEAST_PIECE, or 1/16 of a large layer, enough for all threads.
 _LEAST_PIECE = 2**20
 _NUM_PIECES = 16
 
 
 class NativeLinear:
-    """What PackedLinear is with C++ kernels. Holds the weights as panels."""
+    """PackedLinear with C++ kernels. Holds the weights as panels."""
 
     __slots__ = ("_address", "_bias_P", "_kernels", "_norm_I", "_struct", "num_outputs", "packed")
 
@@ -132,7 +132,7 @@ class NativeLinear:
 
 
 def _parts_of_all(weight: Weight | Sequence[Weight]) -> tuple[WeightKind, list[list[torch.Tensor]]]:
-    """The kind of layers whose outputs lie side by side, and the parts of each."""
+    """Returns the common kind of layers whose outputs are concatenated, and the parts of each."""
     weights = weight if isinstance(weight, Sequence) else [weight]
     found = [_parts(each) for each in weights]
     if len({kind for kind, _ in found}) > 1:
@@ -141,15 +141,15 @@ def _parts_of_all(weight: Weight | Sequence[Weight]) -> tuple[WeightKind, list[l
 
 
 def _pack(kernels: NativeKernels, whole: LinearStruct, layers: list[list[torch.Tensor]], panels: torch.Tensor) -> None:
-    """Some panels at a time, of copies of their rows, so that the rows of several layers never lie side by side as a
-    whole. What a panel holds, and where, depends on nothing but its own rows."""
+    """Packs some panels at a time from copies of their rows, so that several layers are never concatenated as a whole.
+    A panel's contents and place depend only on its own rows."""
     num_inputs = whole.inputs
     columns = kernels.panel_width(ctypes.addressof(whole)) // (2 if whole.gated else 1)
     num_panels = -(-whole.outputs // columns)
     assert panels.nbytes % num_panels == 0
     step = columns * max(_LEAST_PIECE // (columns * num_inputs), num_panels // _NUM_PIECES, 1)
     most = min(step, whole.outputs) * (2 if whole.gated else 1)
-    # For one piece after the other: malloc would find other memory for each.
+    # Reused for all pieces: malloc would find other memory for each.
     copies = [passing_memory((most, *part.shape[1:]), part.dtype) for part in layers[0]]
     for first in range(0, whole.outputs, step):
         count = min(step, whole.outputs - first)
@@ -170,7 +170,7 @@ def _pack(kernels: NativeKernels, whole: LinearStruct, layers: list[list[torch.T
 
 
 def _rows(layers: list[torch.Tensor], first: int, count: int) -> list[torch.Tensor]:
-    """So many rows, from the first on, of layers that lie side by side: what each has of them."""
+    """Returns rows first to first + count - 1 of concatenated layers, as one slice per layer that has some."""
     found = list[torch.Tensor]()
     for layer in layers:
         found.append(layer[max(first, 0) : max(first + count, 0)])
@@ -179,7 +179,7 @@ def _rows(layers: list[torch.Tensor], first: int, count: int) -> list[torch.Tens
 
 
 def _parts(weight: Weight) -> tuple[WeightKind, list[torch.Tensor]]:
-    """Its kind, and what is packed: values, scales, minima, as far as it has them. FP8 is packed as floats."""
+    """Returns the kind, and the tensors to pack: values, and scales and minima if any. FP8 is packed as floats."""
     if isinstance(weight, Int4Weight):
         return WeightKind.INT4, [weight.values_OI, weight.scales_OG, weight.minima_OG]
     if isinstance(weight, Int8Weight):
@@ -190,8 +190,8 @@ def _parts(weight: Weight) -> tuple[WeightKind, list[torch.Tensor]]:
 
 
 def _panel_order(num_rows: int, width: int, *, gated: bool) -> torch.Tensor:
-    """int64: the weight row behind each column of the panels, -1 for padding. Gated, a panel's first half holds gates
-    and its second half the ups that belong to them."""
+    """int64: the weight row of each column of the panels, -1 for padding. If gated, a panel's first half holds gates
+    and its second half the matching ups."""
     if not gated:
         rows = torch.arange(-(-num_rows // width) * width)
         return torch.where(rows < num_rows, rows, -1)

@@ -1,7 +1,7 @@
-// What becomes of a linear layer's sums.
+// Outputs of a linear layer: what is done with its sums.
 //
-// An Output has `void panel(const V (&acc)[2], int64_t r, int64_t p) const`: tiles call it once for each row r and
-// panel p of theirs, in any order and from any thread, with the sums of the panel's columns before the bias.
+// An Output has `void panel(const V (&acc)[2], int64_t r, int64_t p) const`: tiles call it once for each of their
+// rows r and panels p, in any order and from any thread, with the sums of the panel's columns, before the bias.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace octavo {
 
 enum Epilogue : int32_t { kStore, kAdd };
 
-// Columns i to i + 7 of panel p, of its sums.
+// Returns columns i to i + 7 of panel p's sums, with the bias.
 template <class V>
 V8 biased(const Linear& linear, const float* sums, int64_t i, int64_t p) {
     V8 value = V8::load(sums + i);
@@ -27,7 +27,7 @@ struct StoreOutput {
     float* y;
     Epilogue epilogue;
 
-    // Columns c to c + 7 of row r.
+    // Stores or adds columns c to c + 7 of row r.
     void put(V8 value, int64_t r, int64_t c) const {
         int64_t rest = linear.outputs - c;
         float* place = y + r * linear.outputs + c;
@@ -56,13 +56,13 @@ struct StoreOutput {
     }
 };
 
-// The largest output of each row, and its column: of equals the lowest, of NaN, which is larger than all, the first.
+// The largest output of each row, and its column: the lowest among equals. NaN is larger than all; the first NaN wins.
 //
-// A row's best so far is one number, which only grows: it ends up the same however columns are dealt to threads.
+// A row's best so far is one number that only grows, so it ends up the same however columns are divided among threads.
 template <class V>
 struct ArgmaxOutput {
     const Linear& linear;  // not gated
-    uint64_t* best;        // by row: from kNothing on, while panels come in
+    uint64_t* best;        // by row; starts as kNothing
 
     static constexpr uint64_t kNothing = 0;
 

@@ -1,4 +1,4 @@
-// The weights of a linear layer as panels of columns, for the vector V that a path has.
+// The weights of a linear layer as panels of columns, for the vector type V of a path.
 #pragma once
 
 #include <cstdint>
@@ -8,30 +8,30 @@
 
 namespace octavo {
 
-// As kernels/linear/native.py counts them.
+// The same numbers as in kernels/linear/native.py.
 enum WeightKind : int32_t { kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4 };
 
-// Of gates; as kernels/linear/native.py counts them.
+// Activations of gates; the same numbers as in kernels/linear/native.py.
 enum Activation : int32_t { kSilu, kGeluTanh };
 
-// As kernels/linear/native.py lays it out.
+// Matches LinearStruct in kernels/linear/native.py.
 struct Linear {
     const void* panels;  // see pack_linear, and the Dots of quantized weights
     const float* bias;   // in the order of the panels' columns, or null
     const float* norm;   // weights of an RMS norm of the input, or null
     float eps;
     int32_t inputs;
-    int32_t outputs;  // of the result: half as many as there are weight rows if gated
+    int32_t outputs;  // width of the result: half the weight rows if gated
     int32_t gated;    // the result is activation(first half of the outputs) * second half
     WeightKind weights;
     Activation activation;
 };
 
-// Weights as they are packed from, by weight rows.
+// Unpacked weights, by weight rows.
 struct WeightRows {
     const void* values;      // [rows, inputs]: float, bf16, or int8_t
-    const void* scales;      // of int8_t: float [rows], or halves [rows, blocks]
-    const uint16_t* minima;  // of int4: halves [rows, blocks]
+    const void* scales;      // for int8_t: float [rows], or halves [rows, blocks]
+    const uint16_t* minima;  // for int4: halves [rows, blocks]
 
     template <class T>
     const T* row(int64_t r, int64_t inputs) const {
@@ -48,7 +48,7 @@ int64_t num_panels(const Linear& linear) {
     return (linear.outputs + width - 1) / width;
 }
 
-// The weight row behind column c of panel p, or -1 for padding. A gated panel holds V::W gates, then their V::W ups.
+// The weight row of column c of panel p, or -1 for padding. A gated panel holds V::W gates, then their V::W ups.
 template <class V>
 int64_t weight_row(const Linear& linear, int64_t p, int64_t c) {
     if (!linear.gated) {
@@ -59,13 +59,13 @@ int64_t weight_row(const Linear& linear, int64_t p, int64_t c) {
     return row >= linear.outputs ? -1 : c < V::W ? row : row + linear.outputs;
 }
 
-// Elements of a row of inputs as tiles read it.
+// Elements per row of inputs, as tiles read it.
 template <class A>
 int64_t row_size(int64_t inputs) {
     return sizeof(A) == 2 ? (inputs + 1) / 2 * 2 : inputs;
 }
 
-// Steps of a panel's sums: a panel holds, for each, an element (float32) or two (16 bits) of each column.
+// Steps of a panel's sums: for each step a panel holds one element (float32) or two (16 bits) of each column.
 template <class T>
 int64_t panel_steps(int64_t inputs) {
     return sizeof(T) == 2 ? (inputs + 1) / 2 : inputs;
@@ -76,8 +76,8 @@ int64_t panels_bytes(const Linear& linear) {
     return num_panels<V>(linear) * panel_steps<T>(linear.inputs) * kPanel<V> * 4;
 }
 
-// From rows [weight rows, inputs] to panels: float32 as [panel][input][column], bf16 as [panel][pair of inputs]
-// [column][2], with zeros where there is no column or no second input.
+// Packs rows [weight rows, inputs] into panels: float32 as [panel][input][column], bf16 as
+// [panel][pair of inputs][column][2], with zeros where there is no column or no second input.
 template <class V, class T>
 void pack_linear(const Linear& linear, const T* rows, T* panels) {
     constexpr int kPair = sizeof(T) == 2 ? 2 : 1;

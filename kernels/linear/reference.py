@@ -14,13 +14,13 @@ def linear(x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | N
 def quantized_linear(
     x_TI: torch.Tensor, weight_OI: Int8Weight | Int4Weight, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
-    """On the integers, as the C++ kernels are to compute; sums of products of scales in float64.
+    """Computes on integers, like the C++ kernels; sums of scaled products are float64.
 
-    Inputs are rounded, too: for each 32 of a row, a = max |x| / 127 in float32, and q = round(x * (127 / max |x|)), of
-    two nearest the even one. Then y = sum over groups g of
+    Inputs are rounded, too: for each 32 of a row, a = max |x| / 127 in float32, and q = round(x * (127 / max |x|)),
+    ties to even. Then y = sum over groups g of
         s[g] a[g] dot(w[g], q[g]), and in 4 bits  + m[g] a[g] sum(q[g])
-    with w, s and m the weights' values, scales and minima; a scale for whole rows is multiplied last. Where an input is
-    infinite or undefined, a is NaN; where all of a group are below 2^-100, a is 0.
+    with w, s and m the weights' values, scales and minima; a scale for whole rows is applied last. If an input of a
+    group is infinite or NaN, a is NaN; if all are below 2^-100, a is 0.
     """
     values_TGI, scales_TG = quantized_inputs(x_TI)
     weights_OGI = _in_groups(weight_OI.values_OI.double())
@@ -34,7 +34,7 @@ def quantized_linear(
 
 
 def quantized_inputs(x_TI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values int8 [T, G, 32], scales float32 [T, G]) of float32 inputs; zeros fill a short last group."""
+    """Returns (values int8 [T, G, 32], scales float32 [T, G]) of float32 inputs; zeros fill a short last group."""
     groups_TGI = _in_groups(x_TI.float())
     largest_TG = groups_TGI.abs().amax(dim=2)
     scales_TG = torch.where(largest_TG >= 2.0**-100, largest_TG / 127, 0.0)

@@ -6,13 +6,13 @@ from kernels.elementwise.rms_norm import rms_norm
 from kernels.elementwise.silu_mul import Activation, silu_mul
 from kernels.sampling import greedy
 
-# oneDNN lays weights out for a number of rows. Packed for 64, M = 1 to 64 are as fast as packed for each (within 5%);
+# oneDNN packs weights for a number of rows. Packed for 64, M = 1 to 64 run as fast as packed for each M (within 5%);
 # packed for 1, M = 8 loses 40 to 60% (AVX2, 576x3072, 2 threads).
 PACKED_FOR_ROWS = 64
 
 
 class OneDnnLinear:
-    """What PackedLinear is without C++ kernels."""
+    """PackedLinear on a CPU without C++ kernels."""
 
     __slots__ = ("_activation", "_bias_O", "_dtype", "_eps", "_gated", "_norm_I", "_weight", "num_outputs")
 
@@ -43,7 +43,7 @@ class OneDnnLinear:
         return self._weight.nbytes
 
     def __call__(self, x_TI: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The result is in memory of its own, never in `out`."""
+        """See PackedLinear. The result is always in new memory, never in `out`."""
         x_TI = x_TI.to(self._dtype) if self._norm_I is None else rms_norm(x_TI, self._norm_I, self._eps, self._dtype)
         y_TO = torch.ops.mkldnn._linear_pointwise(x_TI, self._weight, self._bias_O, "none", [], "")
         return silu_mul(y_TO, activation=self._activation) if self._gated else y_TO

@@ -12,7 +12,7 @@ from kernels.linear.weights import Weight, dequantize
 
 
 class GpuLinear:
-    """What PackedLinear is on a GPU."""
+    """PackedLinear on a GPU, for floats."""
 
     __slots__ = ("_activation", "_bias_O", "_eps", "_gated", "_invariant", "_norm_I", "_weight_OI", "num_outputs")
 
@@ -28,7 +28,7 @@ class GpuLinear:
         dtype: torch.dtype,
         gpu: GpuBackend,
     ) -> None:
-        """dtype: of weights, inputs and outputs."""
+        """dtype: that of weights, inputs and outputs."""
         self._weight_OI = dequantize(weight_OI).to(gpu.device, dtype).contiguous()
         num_rows = len(self._weight_OI)
         self.num_outputs = num_rows // 2 if gated else num_rows
@@ -47,7 +47,7 @@ class GpuLinear:
         return self._weight_OI.nbytes
 
     def __call__(self, x: torch.Tensor | Residual, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, O] from [T, I] of the layer's dtype or, if there is a norm, from the residual stream."""
+        """Returns [T, O] from [T, I] in the layer's dtype, or from the residual stream if there is a norm."""
         if isinstance(x, Residual):
             assert self._norm_I is not None
             x = normed(x, self._norm_I, self._eps, self._weight_OI.dtype)
@@ -55,7 +55,7 @@ class GpuLinear:
         return gated(y_TO, self._activation, out) if self._gated else y_TO
 
     def add_to_(self, residual: Residual, x_TI: torch.Tensor) -> None:
-        """The result is what the residual stream has pending."""
+        """Leaves the result pending in the residual stream."""
         assert not residual.is_pending
         self(x_TI, out=residual.delta_TE)
         residual.is_pending = True
@@ -75,8 +75,8 @@ class GpuLinear:
 
 
 def normed(residual: Residual, norm_I: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
-    """The RMS norm of the stream, of `dtype`. Nothing is pending afterwards."""
-    # Triton takes half a second to import: not for workers on CPUs.
+    """The RMS norm of the stream, in `dtype`. Adds what is pending."""
+    # Imported here, since importing Triton takes half a second, which workers on CPUs need not spend.
     from kernels.elementwise.rms_norm.triton import rms_norm
 
     if not residual.is_pending:

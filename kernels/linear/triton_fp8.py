@@ -1,9 +1,9 @@
-"""Linear layers of e4m3 weights on a GPU: inputs become e4m3, too, in the kernel that makes them where one goes before
-(a norm, a gate), else in one of its own.
+"""Linear layers of e4m3 weights on a GPU. Inputs become e4m3, too: in the kernel that computes them if there is one (a
+norm, a gate), else in a separate kernel.
 
-Inputs have a scale for each token beside weights with scales of a tensor or of outputs, and for each 128 of a token
-beside weights with scales of blocks. None of them depends on other tokens, and none comes from the checkpoint: what one
-calibrated there cannot hold would be cut off.
+Inputs have a scale per token if weights have scales per tensor or output, and a scale per 128 numbers of a token if
+weights have scales per block. No scale depends on other tokens, and none comes from the checkpoint: inputs beyond a
+calibrated scale would be cut off.
 
 Legend: T tokens, I inputs, O outputs, E hidden size, X ceil(I / 128).
 """
@@ -24,14 +24,14 @@ from kernels.linear.weights import Fp8Weight
 
 
 class Fp8Rows(NamedTuple):
-    """Inputs as a layer computes with them: float8_e4m3fn, and float32 [T, 1] or [T, X]."""
+    """Quantized inputs of a layer: float8_e4m3fn values, and float32 scales [T, 1] or [T, X]."""
 
     values_TI: torch.Tensor
     scales: torch.Tensor
 
 
 class GpuFp8Linear:
-    """What PackedLinear is for e4m3 weights on a GPU."""
+    """PackedLinear on a GPU, for e4m3 weights."""
 
     __slots__ = ("_activation", "_bias_O", "_by_group", "_dtype", "_eps", "_gated", "_invariant", "_norm_I", "_scales",
                  "_values_OI", "num_outputs")  # fmt: skip
@@ -48,7 +48,7 @@ class GpuFp8Linear:
         dtype: torch.dtype,
         gpu: GpuBackend,
     ) -> None:
-        """dtype: of inputs and outputs. Raises ValueError for a GPU without e4m3 (before sm_89)."""
+        """dtype: that of inputs and outputs. Raises ValueError for a GPU without e4m3 (before sm_89)."""
         check_device(gpu.device)
         self._values_OI = weight.values_OI.to(gpu.device).contiguous()
         self._by_group = weight.has_blocks
@@ -56,7 +56,7 @@ class GpuFp8Linear:
         if weight.has_blocks:
             self._scales = _apart(scales)
         else:
-            # The GEMM takes [1] for a tensor, [O, 1] for outputs.
+            # The GEMM takes [1] for a scale per tensor, [O, 1] for scales per output.
             self._scales = scales[0] if len(scales) == 1 else scales.contiguous()
         self.num_outputs = len(self._values_OI) // 2 if gated else len(self._values_OI)
         self._bias_O = None if bias_O is None else bias_O.to(gpu.device, dtype).contiguous()
@@ -74,20 +74,20 @@ class GpuFp8Linear:
         return self._values_OI.nbytes + self._scales.nbytes
 
     def __call__(self, x: torch.Tensor | Residual, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, O] from [T, I] of the layer's dtype or, if there is a norm, from the residual stream."""
+        """Returns [T, O] from [T, I] in the layer's dtype, or from the residual stream if there is a norm."""
         if not self._gated:
             return self._multiplied(self._quantized(x), out)
         return silu_mul(self._multiplied(self._quantized(x), None), activation=self._activation, out=out)
 
     def add_to_(self, residual: Residual, x_TI: torch.Tensor | Fp8Rows) -> None:
-        """The result is what the residual stream has pending."""
+        """Leaves the result pending in the residual stream."""
         assert not residual.is_pending
         rows = x_TI if isinstance(x_TI, Fp8Rows) else self._quantized(x_TI)
         self._multiplied(rows, residual.delta_TE)
         residual.is_pending = True
 
     def gated_for(self, other: "GpuFp8Linear", x: torch.Tensor | Residual) -> Fp8Rows:
-        """What a call gives, as inputs of `other`: gated and quantized in one kernel."""
+        """Returns a call's result as inputs of `other`, gated and quantized in one kernel."""
         assert self._gated
         gate_up_T2O = self._multiplied(self._quantized(x), None)
         quantize = silu_mul_quantize_groups if other._by_group else silu_mul_quantize_tokens
@@ -118,7 +118,7 @@ class GpuFp8Linear:
 
 
 def _apart(scales_YX: torch.Tensor) -> torch.Tensor:
-    """With rows a multiple of 4 apart, which spares scaled_mm a copy in each call."""
+    """Returns scales with a row stride that is a multiple of 4, which saves scaled_mm a copy in each call."""
     num_rows, num_groups = scales_YX.shape
     padded = scales_YX.new_zeros(num_rows, -(-num_groups // 4) * 4)
     padded[:, :num_groups] = scales_YX

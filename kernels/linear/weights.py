@@ -1,4 +1,4 @@
-"""Weights of linear layers: floats, int8, int4 and e4m3, how they are quantized, sliced for ranks and packed.
+"""Weights of linear layers (floats, int8, int4 and e4m3), and their quantization, slicing for ranks, and packing.
 
 Legend: O outputs, I inputs, G groups of an output, Y x X blocks of e4m3.
 """
@@ -13,13 +13,13 @@ from kernels.gemm.quantize.reference import quantize_blocks, quantize_tokens
 
 BLOCK = 128
 
-# By their byte: looking a number up takes a core 2.5 ns, torch's conversion 9.
+# Indexed by byte: looking up a number takes a core 2.5 ns, torch's conversion 9.
 _E4M3_VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Weight:
-    """weight[o, i] = its scale * values[o, i]."""
+    """An e4m3 weight: weight[o, i] = its scale * values[o, i]."""
 
     values_OI: torch.Tensor  # float8_e4m3fn
     # float32: [1, 1] for the tensor, [O, 1] for outputs (channels), or [Y, X] for blocks of 128 x 128.
@@ -33,39 +33,39 @@ class Fp8Weight:
 
     @property
     def has_blocks(self) -> bool:
-        """One block alone is a tensor."""
+        """True for scales per block; a single block counts as a scale per tensor."""
         return self.scales.shape not in ((1, 1), (len(self.values_OI), 1))
 
 
 def quantize_fp8(weight_OI: torch.Tensor) -> Fp8Weight:
-    """A scale for each output: the largest of a row becomes 448. A row with an infinity or NaN has the scale NaN, and
-    so its outputs, which is noticed."""
+    """Quantizes with a scale per output: the largest number of a row becomes 448. A row with an infinity or NaN gets
+    the scale NaN, so that its outputs are NaN, which is noticed."""
     values_OI, scales_O1 = quantize_tokens(weight_OI)
     return Fp8Weight(values_OI=values_OI, scales=scales_O1)
 
 
 def quantize_fp8_blocks(weight_OI: torch.Tensor) -> Fp8Weight:
-    """A scale for each block. What is not finite makes its block NaN."""
+    """Quantizes with a scale per block. An infinity or NaN makes its whole block NaN."""
     values_OI, scales_YX = quantize_blocks(weight_OI)
     return Fp8Weight(values_OI=values_OI, scales=scales_YX)
 
 
 def in_blocks(weight: Fp8Weight) -> Fp8Weight | None:
-    """The same, with scales of blocks; None: those of outputs cannot be said so."""
+    """Returns the same weight with scales per block, or None for scales per output, which blocks cannot express."""
     if weight.has_blocks or len(weight.scales) == 1:
         return Fp8Weight(values_OI=weight.values_OI, scales=_scales_of_blocks(weight).contiguous())
     return None
 
 
 def e4m3_floats(values: torch.Tensor) -> torch.Tensor:
-    """float32 of float8_e4m3fn."""
+    """Converts float8_e4m3fn to float32."""
     if values.device.type != "cpu":
         return values.float()
     return torch.from_numpy(np.take(_E4M3_VALUES, values.view(torch.uint8).numpy()))
 
 
 def dequantize_fp8(weight: Fp8Weight) -> torch.Tensor:
-    """float32 [O, I]."""
+    """Returns float32 [O, I]."""
     floats_OI = e4m3_floats(weight.values_OI)
     if weight.has_blocks:
         return scaled_(floats_OI, weight.scales, (BLOCK, BLOCK))
@@ -73,7 +73,7 @@ def dequantize_fp8(weight: Fp8Weight) -> torch.Tensor:
 
 
 def scaled_(values_OI: torch.Tensor, scales_YX: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """Multiplied in place by the scales of blocks, so many outputs and inputs large; 0: all of them."""
+    """Multiplies in place by scales per block of `block` outputs x inputs; 0: all of them."""
     num_outputs, num_inputs = values_OI.shape
     scales_OX = scales_YX.repeat_interleave(block[0] or num_outputs, dim=0)[:num_outputs]
     for x, columns_OX in enumerate(values_OI.split(block[1] or num_inputs, dim=1)):
@@ -82,8 +82,8 @@ def scaled_(values_OI: torch.Tensor, scales_YX: torch.Tensor, block: tuple[int, 
 
 
 def map_fp8_rows(weight: Fp8Weight, move: Callable[[torch.Tensor], torch.Tensor]) -> Fp8Weight | torch.Tensor:
-    """With the outputs (dim 0) moved. float32 of blocks, whose outputs cannot leave them; unless `move` gives back what
-    it is given, as on GPUs, whose kernels take outputs in any order."""
+    """Returns the weight with its outputs (dim 0) moved. A weight with scales per block becomes float32, since outputs
+    cannot leave their blocks; unless `move` returns its argument, as on GPUs, whose kernels take any order."""
     if (moved_OI := move(weight.values_OI)) is weight.values_OI:
         return weight
     if weight.has_blocks:
@@ -92,9 +92,9 @@ def map_fp8_rows(weight: Fp8Weight, move: Callable[[torch.Tensor], torch.Tensor]
 
 
 def concatenate_fp8(weights: Sequence[Fp8Weight]) -> Fp8Weight:
-    """The outputs of all, side by side, with nothing rounded again wherever one layout of scales says what those of
-    the parts say: a tensor's is repeated for its outputs or blocks. Blocks whose outputs would not lie in blocks of the
-    whole, and blocks beside channels, are quantized anew from float32, with a scale for each output.
+    """Concatenates the outputs of all, without rounding again where one layout can express the scales of all parts: a
+    tensor's scale is repeated for its outputs or blocks. Blocks that would not align with blocks of the whole, and
+    blocks beside scales per output, are quantized anew from float32, with a scale per output.
     """
     values_OI = torch.cat([weight.values_OI for weight in weights])
     if all(weight.scales.shape[1] == 1 for weight in weights):
@@ -106,7 +106,7 @@ def concatenate_fp8(weights: Sequence[Fp8Weight]) -> Fp8Weight:
 
 
 def _scales_of_rows(weight: Fp8Weight) -> torch.Tensor:
-    """[O, 1]. Blocks have one scale a row where there is one of them across."""
+    """Returns [O, 1]. Scales per block give one scale a row if a single block spans the inputs."""
     num_outputs = len(weight.values_OI)
     if weight.has_blocks:
         return weight.scales.repeat_interleave(BLOCK, dim=0)[:num_outputs]
@@ -114,7 +114,7 @@ def _scales_of_rows(weight: Fp8Weight) -> torch.Tensor:
 
 
 def _scales_of_blocks(weight: Fp8Weight) -> torch.Tensor:
-    """[Y, X]"""
+    """Returns [Y, X]."""
     num_outputs, num_inputs = weight.values_OI.shape
     return weight.scales.expand(-(-num_outputs // BLOCK), -(-num_inputs // BLOCK))
 
@@ -124,9 +124,9 @@ GROUP = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int8Weight:
-    """weight[o, i] = scales[o, g] * values[o, i]: with float32 scales [O, 1] of whole rows, or float16 ones [O, G]."""
+    """weight[o, i] = scales[o, g] * values[o, i]: float32 scales [O, 1] for whole rows, or float16 scales [O, G]."""
 
-    values_OI: torch.Tensor  # int8; -128 is made by others only
+    values_OI: torch.Tensor  # int8; -128 occurs only in weights quantized elsewhere
     scales_OG: torch.Tensor
 
     @property
@@ -152,16 +152,16 @@ def num_groups(num_inputs: int) -> int:
 
 
 def quantize_int8(weight_OI: torch.Tensor) -> Int8Weight:
-    """Symmetric, a scale for each output: the largest of a row becomes 127."""
+    """Quantizes symmetrically, with a scale per output: the largest number of a row becomes 127."""
     weight_OI = weight_OI.float()
     scales_O1 = weight_OI.abs().amax(dim=1, keepdim=True) / 127
-    # The clamp is for scales so small that they are rounded themselves.
+    # The clamp is for scales so small that they are inexact.
     values_OI = _divided(weight_OI, scales_O1).round_().clamp_(-127, 127)
     return Int8Weight(values_OI=values_OI.to(torch.int8), scales_OG=scales_O1)
 
 
 def quantize_int4(weight_OI: torch.Tensor) -> Int4Weight:
-    """From each group's least value, which becomes 0, to its largest, which becomes 15."""
+    """Quantizes in groups: the least value of a group becomes 0, the largest 15."""
     groups_OGI = _grouped(weight_OI.float())
     minima_OG1 = groups_OGI.amin(dim=2, keepdim=True).half()
     scales_OG1 = ((groups_OGI.amax(dim=2, keepdim=True) - minima_OG1.float()) / 15).half()
@@ -174,7 +174,7 @@ def quantize_int4(weight_OI: torch.Tensor) -> Int4Weight:
 
 
 def dequantize(weight: Weight) -> torch.Tensor:
-    """[O, I]; float32 if it was quantized."""
+    """Returns [O, I]; float32 if the weight was quantized."""
     if isinstance(weight, torch.Tensor):
         return weight
     if isinstance(weight, Fp8Weight):
@@ -187,7 +187,7 @@ def dequantize(weight: Weight) -> torch.Tensor:
 
 
 def map_tensors(weight: Weight, change: Callable[[torch.Tensor], torch.Tensor]) -> Weight:
-    """With all that it consists of changed; on another device, say."""
+    """Applies `change` to each of the weight's tensors, for instance to move them to another device."""
     if isinstance(weight, torch.Tensor):
         return change(weight)
     if isinstance(weight, Fp8Weight):
@@ -200,14 +200,14 @@ def map_tensors(weight: Weight, change: Callable[[torch.Tensor], torch.Tensor]) 
 
 
 def map_rows(weight: Weight, move: Callable[[torch.Tensor], torch.Tensor]) -> Weight:
-    """With the outputs (dim 0) moved. FP8 with scales of blocks becomes floats."""
+    """Returns the weight with its outputs (dim 0) moved. FP8 with scales per block becomes floats."""
     return map_fp8_rows(weight, move) if isinstance(weight, Fp8Weight) else map_tensors(weight, move)
 
 
 def concatenate(weights: Sequence[Weight]) -> Weight:
-    """The outputs of all, side by side. Quantized parts of different kinds (some checkpoints hold one in 4 bits and
-    its neighbour in 8) become 8 bits with a scale for each output: kernels take one kind a layer. FP8 beside a part
-    that was left in floats becomes floats, too."""
+    """Concatenates the outputs of all. Quantized parts of different kinds (some checkpoints mix 4 and 8 bits) become 8
+    bits with a scale per output, since kernels take one kind per layer. FP8 beside an unquantized part becomes floats,
+    too."""
     if len(weights) == 1:
         return weights[0]
     floats = [weight for weight in weights if isinstance(weight, torch.Tensor)]
@@ -235,7 +235,7 @@ def concatenate(weights: Sequence[Weight]) -> Weight:
 
 
 def _grouped(weight_OI: torch.Tensor) -> torch.Tensor:
-    """[O, G, 32]; a short last group repeats its last value, which changes neither its least nor its largest."""
+    """Returns [O, G, 32]; a short last group repeats its last value, which changes neither minimum nor maximum."""
     missing = -weight_OI.shape[1] % GROUP
     if missing:
         weight_OI = torch.cat((weight_OI, weight_OI[:, -1:].expand(-1, missing)), dim=1)
@@ -243,19 +243,19 @@ def _grouped(weight_OI: torch.Tensor) -> torch.Tensor:
 
 
 def _spread(scales_OG: torch.Tensor, num_inputs: int) -> torch.Tensor:
-    """float32 [O, I], or [O, 1] of a scale for whole rows."""
+    """Returns float32 [O, I], or [O, 1] for scales of whole rows."""
     if scales_OG.shape[1] == 1:
         return scales_OG.float()
     return scales_OG.float().repeat_interleave(GROUP, dim=1)[:, :num_inputs]
 
 
 def _divided(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Where a scale is 0 all of its weights are 0, or so near that float16 has no scale for them."""
+    """weight / scales, and 0 where a scale is 0: its weights are then 0, or too small for a float16 scale."""
     return torch.where(scales > 0, weight / scales, 0.0)
 
 
 def slice_outputs(weight: Weight, part: slice) -> Weight:
-    """[part, I]. Raises ValueError for e4m3 blocks that the part would cut."""
+    """Returns [part, I]. Raises ValueError if the part would cut e4m3 blocks."""
     match weight:
         case Int8Weight():
             return Int8Weight(values_OI=weight.values_OI[part], scales_OG=weight.scales_OG[part])
@@ -270,12 +270,12 @@ def slice_outputs(weight: Weight, part: slice) -> Weight:
             elif len(scales) > 1:
                 scales = scales[part]
             return Fp8Weight(values_OI=weight.values_OI[part], scales=scales)
-    # A copy, so that the whole is not kept.
+    # A copy, so that the whole weight can be freed.
     return weight[part].clone()
 
 
 def slice_inputs(weight: Weight, part: slice) -> Weight:
-    """[O, part], contiguous. Raises ValueError for groups or blocks that the part would cut."""
+    """Returns [O, part], contiguous. Raises ValueError if the part would cut groups or blocks."""
     if isinstance(weight, torch.Tensor):
         return weight[:, part].contiguous()
     num_inputs = weight.values_OI.shape[1]
@@ -303,7 +303,7 @@ def _groups(part: slice, size: int, total: int, what: str) -> slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWeight:
-    """Good for the C++ kernels of one path, from the same sources. kind: how those number what a weight consists of."""
+    """A weight packed for the C++ kernels of one path and build. kind: their number of the kind of weight."""
 
     kind: int
     num_rows: int

@@ -1,1 +1,1 @@
-"""Kernels in C++ for the CPU at hand: built by the system's compiler when they are first needed, and kept."""
+"""C++ kernels for this machine's CPU: built by the system's compiler on first use, and cached."""

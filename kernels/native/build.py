@@ -1,5 +1,5 @@
-"""Picks the C++ source for this CPU's instructions, compiles it once and keeps the library, named by a digest of
-its sources.
+"""Picks the C++ source for this CPU's instructions, compiles it once and caches the library under a digest of its
+sources.
 """
 
 import fcntl
@@ -22,22 +22,22 @@ from kernels.native.cache_directory import CacheDirectoryError, cache_directory
 class NativePath:
     """A set of kernels: one C++ file, compiled for some instructions."""
 
-    # Stands in fingerprints and log lines.
+    # Appears in fingerprints and log lines.
     name: str
     source: str
-    # As /proc/cpuinfo calls the instructions.
+    # The instructions, by their names in /proc/cpuinfo.
     cpu_flags: frozenset[str]
     compiler_flags: tuple[str, ...]
-    # Whether its linears of bfloat16 weights round their inputs to bfloat16.
+    # True if linears with bfloat16 weights round their inputs.
     rounds_inputs: bool
-    # Whether its attention over a bfloat16 cache rounds queries and weights to bfloat16.
+    # True if attention over a bfloat16 cache rounds queries and weights to bfloat16.
     rounds_queries: bool
 
 
 _AVX512_CPU = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"})
 _AVX512_COMPILER = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-mf16c")
 
-# The first that a CPU can run is its path.
+# A CPU's path is the first one that it can run.
 PATHS = (
     # AMD from Zen 4 on; Intel's Cooper Lake, and Xeons from Sapphire Rapids on.
     NativePath(
@@ -69,13 +69,13 @@ PATHS = (
 
 
 def path_of_this_cpu() -> NativePath | None:
-    """None: there are no kernels for this CPU."""
+    """The best path for this CPU, or None if no kernels support it."""
     flags = flags_of_this_cpu()
     return next((path for path in PATHS if path.cpu_flags <= flags), None)
 
 
 def flags_of_this_cpu() -> frozenset[str]:
-    """Its instructions as /proc/cpuinfo calls them; none where there is no such file."""
+    """This CPU's instructions, by their names in /proc/cpuinfo; empty where there is no such file."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return frozenset()
@@ -88,8 +88,10 @@ def flags_of_this_cpu() -> frozenset[str]:
 _log = logging.getLogger("octavo.kernels")
 
 _KERNELS = Path(__file__).resolve().parent.parent
-# No contraction: where a product and a sum may become one operation is written in the sources, or two instantiations of
-# one template could round differently.
+# Filled by `python -m kernels.native.ship`; the compiler's version is not in these names, as there may be no compiler.
+_SHIPPED = _KERNELS / "native" / "shipped"
+# No contraction: the sources write fused multiply-adds explicitly. Otherwise two instantiations of one template could
+# round differently.
 _FLAGS = (
     "-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions", "-fno-rtti",
     "-fvisibility=hidden", "-fPIC", "-shared", "-pthread",
@@ -102,8 +104,10 @@ class BuildError(Exception):
 
 
 def build(path: NativePath) -> Path:
-    """The shared library of a path, from the cache or built now. Raises BuildError."""
-    compiler = _compiler()
+    """Returns the shared library of a path: shipped, from the cache, or built now. Raises BuildError."""
+    if (shipped := _shipped(path)).exists():
+        return shipped
+    compiler = find_compiler()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     try:
         directory = cache_directory("kernels")
@@ -113,12 +117,27 @@ def build(path: NativePath) -> Path:
     if library.exists():
         return library
     with _locked(directory / "lock"):
-        if not library.exists():  # nobody else has built it meanwhile
+        if not library.exists():  # another process may have built it meanwhile
             _compile(compiler, path, library)
     return library
 
 
-def _compiler() -> str:
+def ship(path: NativePath) -> Path:
+    """Compiles a path into this package, where every user may read it. Raises BuildError."""
+    library = _shipped(path)
+    library.parent.mkdir(exist_ok=True)
+    _compile(find_compiler(), path, library)
+    library.chmod(0o755)
+    return library
+
+
+def _shipped(path: NativePath) -> Path:
+    """The place of a path's library in an image. Sources that differ from those it was built of give another name."""
+    return _SHIPPED / f"{path.name}-{_digest(path, '')}.so"
+
+
+def find_compiler() -> str:
+    """Returns the path of the C++ compiler that kernels are built with. Raises BuildError."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         if name and (found := shutil.which(name)):
             return found
@@ -141,14 +160,14 @@ def _digest(path: NativePath, compiler_version: str) -> str:
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
     with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the end of the process, however it comes, lets go of it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends, however it ends
         yield
 
 
 def _compile(compiler: str, path: NativePath, library: Path) -> None:
     _log.info("compiling CPU kernels (%s) with %s, once", path.name, compiler)
     start = time.monotonic()
-    # In the same directory, so that the finished library appears under its name in one step.
+    # In the same directory, so that os.replace publishes the finished library atomically.
     handle, unfinished = tempfile.mkstemp(dir=library.parent, prefix=".building-", suffix=".so")
     os.close(handle)
     native = _KERNELS / "native" / "cpp"

@@ -1,4 +1,4 @@
-"""Where what is made once for this machine is kept: compiled kernels, packed weights."""
+"""The directory for what is made once per machine: compiled kernels, packed weights, tuned configurations."""
 
 import os
 from pathlib import Path
@@ -9,9 +9,10 @@ class CacheDirectoryError(OSError):
 
 
 def cache_directory(name: str) -> Path:
-    """Made if need be, for this user alone: whoever could write here could run code in every worker.
+    """Returns the directory, and creates it if needed. Only this user may write to it: its contents run in every
+    worker.
 
-    $OCTAVO_CACHE_DIR/name, or octavo/name in $XDG_CACHE_HOME or ~/.cache. Raises CacheDirectoryError.
+    It is $OCTAVO_CACHE_DIR/name, or octavo/name in $XDG_CACHE_HOME or ~/.cache. Raises CacheDirectoryError.
     """
     own, shared = os.environ.get("OCTAVO_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     home = Path(own).expanduser() if own else Path(shared or Path.home() / ".cache") / "octavo"
@@ -23,7 +24,7 @@ def cache_directory(name: str) -> Path:
             directory.chmod(0o700)
     except OSError as error:
         raise CacheDirectoryError(
-            f"{directory} cannot be used ({error}): set OCTAVO_CACHE_DIR to one of yours"
+            f"{directory} cannot be used ({error}): set OCTAVO_CACHE_DIR to a directory of yours"
         ) from None
     if status.st_uid != os.getuid():
         raise CacheDirectoryError(f"{directory} belongs to another user: set OCTAVO_CACHE_DIR to a directory of yours")

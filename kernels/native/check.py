@@ -1,5 +1,5 @@
-"""What the checks of C++ kernels share. A compiler, a virtual machine or a CPU can be wrong, and wrong logits look like
-logits."""
+"""The parts that the checks of C++ kernels share. A compiler, a virtual machine or a CPU can be wrong, and wrong logits
+look like logits."""
 
 import torch
 
@@ -14,6 +14,6 @@ def compare(kernels: NativeKernels, what: str, got: torch.Tensor, expected: torc
 
 def wrong(kernels: NativeKernels, what: str) -> NativeKernelsError:
     return NativeKernelsError(
-        f"the {kernels.path.name} kernels compute wrongly on this machine: {what}; another compiler (CXX=clang++) may "
-        "help"
+        f"the {kernels.path.name} kernels give wrong results on this machine: {what}; another compiler (CXX=clang++) "
+        "may help"
     )

@@ -10,29 +10,29 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def usable_cores() -> list[int]:
-    """Numbers of the cores that the system lets this process run on, in order."""
+    """The numbers of the cores that this process may run on, ascending."""
     return sorted(os.sched_getaffinity(0))
 
 
 def usable_cores_by_node() -> list[int]:
-    """The same, those of one NUMA node after those of another."""
+    """The same cores, grouped by NUMA node."""
     nodes = {core: number for number, cores in enumerate(_nodes(_NODES)) for core in cores}
     return sorted(usable_cores(), key=lambda core: (nodes.get(core, -1), core))
 
 
 def num_usable_cores() -> int:
-    """How many threads can compute at once: the cores, or fewer where a control group bounds CPU time (a container's
-    --cpus). At least 1.
+    """The number of threads that can compute at once: the cores, or fewer if a control group limits CPU time (a
+    container's --cpus). At least 1.
 
-    With a bound of 2.5 cores it is 3: two would leave half a core idle, and three stand still for a sixth of the time.
+    A limit of 2.5 cores gives 3: two threads would leave half a core idle; three stall for a sixth of the time.
     """
-    quota = cpu_quota(_own_cgroups())
+    quota = cpu_quota(control_groups("cpu"))
     cores = len(usable_cores())
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def cpu_quota(directories: list[Path]) -> float | None:
-    """Cores' worth of CPU time that the control groups of these directories leave; None: all."""
+    """The CPU time, in cores, that the control groups of these directories allow; None: unlimited."""
     quotas: list[float] = []
     for directory in directories:
         if (version2 := directory / "cpu.max").is_file():
@@ -46,14 +46,15 @@ def cpu_quota(directories: list[Path]) -> float | None:
     return min(quotas, default=None)
 
 
-def _own_cgroups() -> list[Path]:
-    """Of this process and those around it: a bound on any of them holds."""
+def control_groups(controller: str) -> list[Path]:
+    """The directories of this process's control groups for "cpu", "memory" or "pids", and their ancestors: a limit on
+    any of them applies."""
     if not _OWN_CGROUP.is_file():
         return []
     found: list[Path] = []
     for line in _OWN_CGROUP.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         root = _CGROUPS / controllers if controllers else _CGROUPS
         own = root / path.lstrip("/")
@@ -62,7 +63,7 @@ def _own_cgroups() -> list[Path]:
 
 
 def _nodes(directory: Path) -> list[set[int]]:
-    """Cores of each NUMA node, as /sys lists them ("0-3,8-11"); none if it does not."""
+    """The cores of each NUMA node, from /sys ("0-3,8-11"); empty if /sys has none."""
     found: list[set[int]] = []
     for file in sorted(directory.glob("node[0-9]*/cpulist")):
         cores: set[int] = set()

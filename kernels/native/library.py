@@ -52,11 +52,11 @@ class CallStruct(ctypes.Structure):
 
 
 class KernelTimes:
-    """What calls took, by op and the address of the struct that says what is computed."""
+    """The time that calls took, by op and the address of the struct that describes the operation."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[tuple[Op, int], float] = defaultdict(float)
-        # Added up when they are asked for: that must not count in what is measured.
+        # Added up on demand, so that the measurement does not include it.
         self._replayed: list[tuple[list[CallStruct], np.ndarray]] = []
 
     @property
@@ -68,14 +68,14 @@ class KernelTimes:
         return self._seconds
 
     def of(self, op: Op) -> float:
-        """Seconds, all calls together."""
+        """Seconds of all calls of an op together."""
         return sum(seconds for (each, _), seconds in self.seconds.items() if each is op)
 
     def add(self, op: Op, operation: int, seconds: float) -> None:
         self._seconds[op, operation] += seconds
 
     def add_replayed(self, calls: list[CallStruct], seconds: np.ndarray) -> None:
-        """seconds: float64, of each call."""
+        """seconds: float64, one for each call."""
         self._replayed.append((calls, seconds))
 
 
@@ -86,12 +86,12 @@ class ReplayFunction(Protocol):
 
 
 class Recording:
-    """What was called, in order. What the calls point to must stay where it is as long as they are made again."""
+    """Recorded calls, in order. The memory that they point to must stay valid as long as they are replayed."""
 
     def __init__(self, replay: ReplayFunction) -> None:
         self._replay = replay
         self._calls: list[CallStruct] = []
-        # The calls as an array, once they are made again, and its address.
+        # The calls as an array, made at the first replay, and its address.
         self._array: ctypes.Array[CallStruct] | None = None
         self._address = 0
 
@@ -100,7 +100,7 @@ class Recording:
         self._array = None
 
     def run(self, num_tokens: int, times: KernelTimes | None = None) -> None:
-        """Makes the calls again, with so many tokens."""
+        """Replays the calls with num_tokens tokens."""
         if self._array is None:
             self._array = (CallStruct * len(self._calls))(*self._calls)
             self._address = ctypes.addressof(self._array)
@@ -113,13 +113,14 @@ class Recording:
 
 
 class NativeKernelsError(RuntimeError):
-    """Kernels that were built compute something else than the reference."""
+    """The built kernels disagree with the reference."""
 
 
 class NativeKernels:
-    """A loaded set. Structs and tensors are passed by address: who calls keeps them alive and contiguous.
+    """A loaded library of kernels. Structs and tensors are passed by address: the caller keeps them alive and
+    contiguous.
 
-    Calls release the interpreter lock. One runs at a time, on the set's threads.
+    Calls release the interpreter lock. One call runs at a time, on the library's threads.
     """
 
     def __init__(self, path: NativePath, library: Path) -> None:
@@ -129,19 +130,19 @@ class NativeKernels:
         self.weights = WeightMemory()
         self._set_threads = _typed(functions.octavo_set_threads, c_int32, c_bool)
         self._set_cores = _typed(functions.octavo_set_cores, c_void_p, c_int32, result=c_int32)
-        # (linear): columns of a panel of its packed weights.
+        # (linear): the columns of a panel of its packed weights.
         self.panel_width = _typed(functions.octavo_panel_width, c_void_p, result=c_int32)
-        # (linear): bytes of its panels.
+        # (linear): the bytes of its panels.
         self.packed_bytes = _typed(functions.octavo_packed_bytes, c_void_p, result=c_int64)
         # (linear, rows of weights, their scales and minima or null, panels of zeros)
         self.pack = _typed(functions.octavo_pack, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
-        # (step, q, cache, scale, out). Not recorded: nor are steps of models with it.
+        # (step, q, cache, scale, out). Not recorded: steps of models with MLA never are.
         self.mla_attention = _typed(functions.octavo_mla_attention, c_void_p, c_void_p, c_void_p, c_float, c_void_p)
         # (draws, tokens)
         self.draw = _typed(functions.octavo_draw, c_void_p, c_void_p)
-        # (rows of a batch, those that decode, how many those are): see decode_rows.h, also for the result.
+        # (all rows and the batch, the rows that decode, their number): see decode_rows.h, also for the result.
         self.begin_decodes = _typed(functions.octavo_begin_decodes, c_void_p, c_char_p, c_int64, result=c_int64)
-        # (the same, sampled tokens, their logits; filled in: sequences, positions, token ids)
+        # (the same three, sampled tokens, their logits; outputs: sequences, positions, token ids)
         self.end_decodes = _typed(
             functions.octavo_end_decodes, c_void_p, c_char_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
             result=c_bool,
@@ -166,24 +167,24 @@ class NativeKernels:
         self._times: KernelTimes | None = None
 
     def set_threads(self, count: int) -> None:
-        """How many compute, the caller's included. They spin between calls if there is a core for each."""
+        """Sets the number of threads, including the caller's. They spin between calls if there is a core for each."""
         self._set_threads(count, count <= num_usable_cores())
 
     def bind_threads(self, cores: Sequence[int]) -> None:
-        """Binds the calling thread to the first of the cores, and the set's to the next ones; if there are more threads
-        than cores, they begin again. Raises OSError."""
+        """Binds the calling thread to the first of the cores, and the library's threads to the next ones, starting
+        again if there are more threads than cores. Raises OSError."""
         error = self._set_cores((c_int32 * len(cores))(*cores), len(cores))
         if error:
             raise OSError(error, os.strerror(error))
 
     def linear(self, linear: int, x: int, rows: int, y: int, epilogue: int) -> None:
-        """y [rows, outputs] from x. epilogue: whether to add to y."""
+        """Computes y [rows, outputs] from x. epilogue: 1 adds to y, 0 overwrites it."""
         call = CallStruct(op=Op.LINEAR, variant=epilogue, operation=linear, input=x, output=y)
         with self._observed(call):
             self._linear(linear, x, rows, y, epilogue)
 
     def linear_argmax(self, linear: int, x: int, rows: int, ids: int, values: int) -> None:
-        """Of each row's largest output: its column and itself."""
+        """Writes each row's largest output to values, and its column to ids."""
         call = CallStruct(op=Op.LINEAR, operation=linear, input=x, output=ids, largest=values)
         with self._observed(call):
             self._linear_argmax(linear, x, rows, ids, values)
@@ -204,7 +205,7 @@ class NativeKernels:
             self._attention(step, q, stride, cache, scale, out)
 
     def embedding(self, ids: int, tokens: int, table: int, size: int, scale: float, out: int, *, is_bf16: bool) -> None:
-        """size: numbers of a token. is_bf16: those of the table."""
+        """size: numbers of a token. is_bf16: True for a table in bf16, else float32."""
         call = CallStruct(
             op=Op.EMBEDDING, variant=is_bf16, input=table, size=size, scale=scale, numbers=ids, output=out
         )  # fmt: skip
@@ -212,7 +213,7 @@ class NativeKernels:
             self._embedding(ids, tokens, table, size, scale, out, is_bf16)
 
     def zero(self, x: int, rows: int, size: int) -> None:
-        """x [rows, size] becomes zeros."""
+        """Sets x [rows, size] to zeros."""
         with self._observed(CallStruct(op=Op.ZERO, output=x, size=size)):
             self._zero(x, rows, size)
 
@@ -226,17 +227,17 @@ class NativeKernels:
             self._cos_sin_table(rope, positions, tokens, cos_sin)
 
     def plan_attention(self, step: int, tokens: int, tile_rows: int) -> None:
-        """Makes the step's list of work. tile_rows: query heads of a tile."""
+        """Makes the step's list of work items. tile_rows: query heads of a tile."""
         with self._observed(CallStruct(op=Op.PLAN_ATTENTION, operation=step, size=tile_rows)):
             self._plan_attention(step, tokens, tile_rows)
 
     def replay(self, recording: Recording, num_tokens: int) -> None:
-        """Makes recorded calls again, with so many tokens."""
+        """Replays recorded calls with num_tokens tokens."""
         recording.run(num_tokens, self._times)
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
-        """What is called within the `with` block is done, and recorded: all ops but draw."""
+        """Records the calls within the `with` block, which also execute: all ops but draw."""
         assert self._recording is None, "recordings are never nested"
         self._recording = recording = Recording(self._replay)
         try:
@@ -246,7 +247,7 @@ class NativeKernels:
 
     @contextmanager
     def measuring(self) -> Iterator[KernelTimes]:
-        """What ops but draw take within the `with` block, replayed or not."""
+        """Measures calls within the `with` block, replayed or not: all ops but draw."""
         assert self._times is None, "measurements are never nested"
         self._times = times = KernelTimes()
         try:

@@ -1,4 +1,4 @@
-"""Choosing tokens from logits. `reference.py` says the same in the plainest way."""
+"""Choosing tokens from logits. `reference.py` has the plainest definition."""
 
 from kernels.sampling.native import draw_rows
 from kernels.sampling.numpy_cpu import apply_logit_bias, apply_penalties, draw, greedy, most_likely

@@ -1,88 +1,71 @@
-"""What kernels/sampling ships for GPUs."""
+"""Ahead-of-time builds of sampling: rows of logits that are scored, for vocabularies of 128,256 tokens."""
 
-from kernels.sampling.triton import CHUNK, NUM_WARPS, _choose_kernel
-from kernels.sampling.triton_adjust import _bitmask_kernel, _penalties_kernel
-from kernels.sampling.triton_filters import BINS, FIRST_BINS, NUM_PASSES, _bin_kernel, _kept_mass_kernel, _maxima_kernel
-from kernels.sampling.triton_verify import _verify_kernel
+from collections.abc import Callable
+
+import torch
+
+from kernels.sampling.triton import SamplingColumns, _choose_kernel, sample
+from kernels.sampling.triton_adjust import add_logit_bias, apply_bitmask, apply_penalties, ban_tokens, count_output
+from kernels.sampling.triton_filters import NUM_PASSES, _bin_kernel, _kept_mass_kernel, _maxima_kernel
+from kernels.sampling.triton_verify import verify
 from kernels.triton_common.kernel_build import KernelBuild
+from kernels.triton_common.recording import bf16, float32, int32, recorded, tensor
 
-# Pieces of a vocabulary of 128,256.
-_BLOCK_C = 32
-
-_ROWS = {"logits_LV": "*fp32", "rows_L": "*i32", "vocabulary": "i32", "stride": "i32"}
-_FILTERS = {"temperature_R": "*fp32", "top_k_R": "*i64", "top_p_R": "*fp64"}
-_SEARCH = {"maxima_LC": "*fp32", "states_PLX": "*i64", "counts_PLB": "*i64", "masses_PLB": "*i64", "num_scored": "i32"}
-
-
-def _build(name: str, fn: object, signature: dict[str, str], **constexprs: object) -> KernelBuild:
-    aligned = ("vocabulary", "stride") if "vocabulary" in signature else ()
-    return KernelBuild(
-        name=name,
-        fn=fn,
-        signature=signature,
-        constexprs=constexprs,
-        num_warps=NUM_WARPS,
-        num_stages=3,
-        multiples_of_16=aligned,
-    )
+_NUM_SCORED, _NUM_ROWS, _VOCABULARY = 8, 256, 128256
+# Entries of a row's bias, tokens that would end its output, drafts.
+_NUM_ENTRIES, _NUM_DRAFTS = 16, 3
 
 
 def shipped() -> list[KernelBuild]:
-    steps = [
-        _build(
-            name,
-            _bin_kernel,
-            {**_ROWS, **_FILTERS, **_SEARCH},
-            STEP=step,
-            NUM_BINS=BINS if step else FIRST_BINS,
-            FOR_TOP_P=step >= NUM_PASSES,
-            CHUNK=CHUNK,
-            BLOCK_C=_BLOCK_C,
-        )
-        for name, step in (("first-step", 0), ("top-k-step", 1), ("top-p-first-step", NUM_PASSES))
-    ]
-    kept = {**_ROWS, **_FILTERS, **_SEARCH, "min_p_R": "*fp32", "least_keys_L": "*i32", "masses_LC": "*i64"}
-    choose = {
-        **_ROWS,
-        "logits_LV": "*bf16",
-        "positions_L": "*i32",
-        "temperature_R": "*fp32",
-        "seed_R": "*i64",
-        "choice_R": "*i32",
-        "maxima_LC": "*fp32",
-        "tokens_LC": "*i32",
-        "least_keys_L": "*i32",
-        "masses_LC": "*i64",
-        "tokens_L": "*i32",
-        "num_chunks": "i32",
-    }
-    penalties = {
-        **_ROWS,
-        "prompt_mask_RW": "*i32",
-        "output_counts_RV": "*i32",
-        "repetition_R": "*fp32",
-        "presence_R": "*fp32",
-        "frequency_R": "*fp32",
-        "drafts_LD": "*i32",
-        "counts_stride": "i32",
-        "mask_stride": "i32",
-    }
-    bitmask = {
-        "logits_LV": "*fp32",
-        "mask_rows_L": "*i32",
-        "bitmask_MW": "*i32",
-        "vocabulary": "i32",
-        "stride": "i32",
-        "mask_stride": "i32",
-    }
-    verify = {"tokens_L": "*i32", "starts_N": "*i32", "num_drafts_N": "*i32", "drafts_ND": "*i32"}
-    verify |= {"tokens_ND1": "*i32", "counts_N": "*i32"}
+    rows_L, logits_LV = int32(_NUM_SCORED), float32(_NUM_SCORED, _VOCABULARY)
+    ids_RK, mask_RW = int32(_NUM_ROWS, _NUM_ENTRIES), int32(_NUM_ROWS, _VOCABULARY // 32)
+    counts_RV, counts_N = int32(_NUM_ROWS, _VOCABULARY), int32(_NUM_SCORED)
+    tokens_ND1, drafts_ND = int32(_NUM_SCORED, _NUM_DRAFTS + 1), int32(_NUM_SCORED, _NUM_DRAFTS)
+    bias_RK, column_R = float32(_NUM_ROWS, _NUM_ENTRIES), float32(_NUM_ROWS)
     return [
-        _build("maxima", _maxima_kernel, {**_ROWS, "maxima_LC": "*fp32", "tokens_LC": "*i32"}, CHUNK=CHUNK),
-        *steps,
-        _build("kept-mass", _kept_mass_kernel, kept, FILTERS=True, CHUNK=CHUNK, BLOCK_C=_BLOCK_C),
-        _build("choose-bf16", _choose_kernel, choose, DRAWS=True, CHUNK=CHUNK, BLOCK_C=_BLOCK_C),
-        _build("penalties", _penalties_kernel, penalties, NUM_DRAFTS=3, CHUNK=CHUNK),
-        _build("bitmask", _bitmask_kernel, bitmask, CHUNK=CHUNK),
-        _build("verify", _verify_kernel, verify, WIDTH=4, BLOCK_D=4),
+        recorded("maxima", _sample(), kernel=_maxima_kernel),
+        recorded("first-step", _sample(), kernel=_bin_kernel, nth=0),
+        recorded("top-k-step", _sample(), kernel=_bin_kernel, nth=1),
+        recorded("top-p-first-step", _sample(), kernel=_bin_kernel, nth=NUM_PASSES),
+        recorded("kept-mass", _sample(), kernel=_kept_mass_kernel),
+        recorded("kept-mass-unfiltered", _sample(filters=False), kernel=_kept_mass_kernel),
+        recorded("choose", _sample(), kernel=_choose_kernel),
+        recorded("choose-bf16", _sample(bf16), kernel=_choose_kernel),
+        recorded("choose-greedy", _sample(draws=False, filters=False), kernel=_choose_kernel),
+        recorded("bias", lambda: add_logit_bias(logits_LV, rows_L, ids_RK, bias_RK)),
+        recorded("ban", lambda: ban_tokens(logits_LV, rows_L, rows_L, int32(_NUM_ROWS), ids_RK)),
+        recorded("bitmask", lambda: apply_bitmask(logits_LV, rows_L, mask_RW)),
+        recorded("count-output", lambda: count_output(counts_RV, counts_N, tokens_ND1, counts_N)),
+        recorded(
+            "penalties",
+            lambda: apply_penalties(
+                logits_LV,
+                rows_L,
+                mask_RW,
+                counts_RV,
+                repetition_R=column_R,
+                presence_R=column_R,
+                frequency_R=column_R,
+                drafts_LD=int32(_NUM_SCORED, _NUM_DRAFTS),
+            ),
+        ),
+        recorded("verify", lambda: verify(rows_L, counts_N, counts_N, drafts_ND, tokens_ND1, counts_N)),
     ]
+
+
+def _sample(
+    logits: Callable[[int, int], torch.Tensor] = float32, *, draws: bool = True, filters: bool = True
+) -> Callable[[], None]:
+    """A call as worker.sampling.filters makes it, with columns of its dtypes."""
+    columns = SamplingColumns(
+        temperature_R=float32(_NUM_ROWS),
+        top_k_R=int32(_NUM_ROWS),
+        top_p_R=tensor(torch.float64, _NUM_ROWS),
+        min_p_R=float32(_NUM_ROWS),
+        seed_R=tensor(torch.int64, _NUM_ROWS),
+        choice_R=int32(_NUM_ROWS),
+    )
+    scored_L = int32(_NUM_SCORED)
+    return lambda: sample(
+        logits(_NUM_SCORED, _VOCABULARY), scored_L, scored_L, columns, scored_L, draws=draws, filters=filters
+    )

@@ -10,7 +10,8 @@ from kernels.sampling.reference import filtered_cdf_reference
 
 
 def check(kernels: NativeKernels) -> None:
-    """With uniforms in the middle of what a token has of the CDF: rounding cannot make it another one."""
+    """Draws with uniforms in the middle of a token's share of the CDF, so that rounding cannot change the token. Raises
+    NativeKernelsError if other tokens come out."""
     logits_LV = np.random.default_rng(0).standard_normal((4, 1003)).astype(np.float32) * 3
     top_k_N, top_p_N, min_p_N = [0, 40, 0, 700], [1.0, 0.8, 0.9, 0.7], [0.0, 0.01, 0.0, 0.0]
     uniforms: list[float] = []

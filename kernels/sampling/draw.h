@@ -1,7 +1,7 @@
-// Draws of one token from each of many rows: kernels/sampling/numpy_cpu.py says what is drawn.
+// Draws one token from each of many rows, as defined by kernels/sampling/numpy_cpu.py.
 //
-// A row is one thread's, and its sums run in one order: its token does not depend on the others. A row is looked at by
-// blocks; filters gather the few tokens that they can keep, by a bound on their logits, and then take weights of those.
+// One thread computes a row, with sums in a fixed order: its token does not depend on other rows. A row is read in
+// blocks. Filters gather the few tokens that they may keep, by a bound on logits, and compute only their weights.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,10 @@
 
 namespace octavo {
 
-// As kernels/sampling/native.py lays it out. Arrays have an element for each draw.
+// Matches DrawsStruct in kernels/sampling/native.py. Arrays have one element per draw.
 struct Draws {
     const float* logits;        // [rows, vocabulary]
-    const int64_t* rows;        // whose logits
+    const int64_t* rows;        // the row of logits
     const float* temperatures;  // above 0
     const double* uniforms;     // in [0, 1)
     const int64_t* top_k;       // 0: off
@@ -28,12 +28,12 @@ struct Draws {
 };
 
 constexpr int64_t kDrawBlock = 256;
-// Logits that are looked at together when few tokens are wanted: fewer, and the branches cost more than the copies.
+// Logits tested together when few tokens are wanted: with fewer, branches would cost more than the copies they save.
 constexpr int64_t kTogether = 64;
-// How far to trust that light tokens together weigh less than their number says, at first and then. Of SmolLM2's logits
-// at temperature 1, half the cuts for top_p 0.9 to 0.99 are found with the first, nearly all with the second.
+// Guesses of how much less light tokens weigh together than their number allows, from bold to safe. With SmolLM2's
+// logits at temperature 1, the first finds half the cuts for top_p 0.9 to 0.99, the second nearly all.
 constexpr double kTrust[] = {24, 6, 1};
-constexpr float kNever = -std::numeric_limits<float>::infinity();  // the logit of what has no weight
+constexpr float kNever = -std::numeric_limits<float>::infinity();  // the logit of a token without weight
 
 // One draw.
 struct Draw {
@@ -44,7 +44,7 @@ struct Draw {
     float most;                  // the largest logit; NaN if one is NaN
     double* sums;                // of weights, by block
     float *maxima, *ranked;      // of logits, by block
-    float *weights, *selection;  // of gathered tokens; like ids, a block larger than all need
+    float *weights, *selection;  // of gathered tokens; like ids, with one block of slack
     int32_t* ids;                // of gathered tokens
     float* last;                 // the last block of logits, filled up
 
@@ -68,10 +68,10 @@ struct Draw {
 
     const float* block(int64_t b) const { return b < blocks - 1 ? logits + b * kDrawBlock : last; }
 
-    // 2^0 for the likeliest token.
+    // The weight of a logit; 2^0 for the likeliest token.
     V8 weight(V8 logit) const { return exp2((logit - V8::all(most)) * V8::all(scale)); }
 
-    // Of each block, and of the row: NaN if one is NaN.
+    // Fills the blocks' maxima and returns the row's: NaN if a logit is NaN.
     float find_maxima() const {
         V8 nan = V8::zero();
         float largest_yet = kNever;
@@ -89,7 +89,7 @@ struct Draw {
         return _mm256_movemask_ps(nan.x) ? kNaN : largest_yet;
     }
 
-    // All tokens' weights, by block, and in all.
+    // Sums all tokens' weights by block, and returns the total.
     double sum_all() const {
         double total = 0;
         for (int64_t b = 0; b < blocks; b++) {
@@ -101,7 +101,7 @@ struct Draw {
         return total;
     }
 
-    // Gathers the tokens whose logits are at least `bound`, with their weights, in order of id. How many they are.
+    // Gathers the tokens whose logits are at least `bound`, with weights, in order of id. Returns their number.
     int64_t gather(float bound) const {
         const __m256i in_order = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
         int64_t found = 0;
@@ -125,7 +125,7 @@ struct Draw {
         return found;
     }
 
-    // Copies the gathered weights of at least `bound` to `selection`. How many they are.
+    // Copies the gathered weights of at least `bound` to `selection`. Returns their number.
     int64_t choose(int64_t found, float bound) const {
         int64_t chosen = 0;
         for (int64_t i = 0; i < found; i += 8) {
@@ -135,14 +135,14 @@ struct Draw {
         return chosen;
     }
 
-    // What a token must weigh for top_k and top_p, as far as the gathered ones tell; 0 if they are too few for that.
-    // total: of all weights, if top_k is 0.
+    // The least weight that top_k and top_p keep, judging by the gathered tokens; 0 if these are too few to tell.
+    // total: the sum of all weights, if top_k is 0.
     float least_weight(int64_t found, int64_t top_k, double top_p, double total) const {
         float least = 0.0f;
         if (top_k > 0) {
             if (found < top_k) return 0.0f;
             least = select<Count>(selection, choose(found, 0.0f), static_cast<double>(top_k));
-            // Of several equals at the end of the top_k likeliest, as many as there is room for.
+            // Equal tokens at the end of the top_k likeliest count only as far as there is room.
             const int64_t heavier = choose(found, std::nextafter(least, 2.0f));
             total = Weight::of(selection, heavier, 0.0f) + static_cast<double>(top_k - heavier) * least;
         }
@@ -150,14 +150,14 @@ struct Draw {
         return std::max(least, select<Weight>(selection, choose(found, least), top_p * total));
     }
 
-    // The first token, by number, at which the running sum of weights exceeds uniform * total. weights_of(b): those of
-    // block b, whose sum is sums[b].
+    // The first token, by number, at which the running sum of weights exceeds uniform * total. weights_of(b): the
+    // weights of block b, whose sum is sums[b].
     template <class WeightsOf>
     int64_t invert(int64_t num_blocks, double uniform, WeightsOf&& weights_of) const {
         double target = 0;
         for (int64_t b = 0; b < num_blocks; b++) target += sums[b];
         target *= uniform;
-        // uniform < 1, but its product with the total can round up to the total: then the last block with any weight.
+        // uniform < 1, but its product with the total can round up to the total: then it is the last block with weight.
         double before = 0, sum = 0;
         int64_t at = 0;
         for (int64_t b = 0; b < num_blocks && sum <= target; b++) {
@@ -166,7 +166,7 @@ struct Draw {
             before = sum;
             sum += sums[b];
         }
-        // A block's sum, in another order, can be larger than the running sum: then the last token with any weight.
+        // A block's sum, added in another order, can exceed the running sum: then it is the last token with weight.
         const float* block_weights = weights_of(at);
         int64_t found = 0;
         for (int64_t i = 0; i < kDrawBlock && before <= target; i++) {
@@ -177,7 +177,7 @@ struct Draw {
         return at * kDrawBlock + found;
     }
 
-    // The token, if none is filtered, after sum_all.
+    // The token drawn without filters; call sum_all first.
     int64_t of_all(double uniform) const {
         return invert(blocks, uniform, [&](int64_t b) {
             const float* from = block(b);
@@ -186,7 +186,7 @@ struct Draw {
         });
     }
 
-    // The token, if those are kept that are gathered and weigh at least `least`.
+    // The token drawn from gathered tokens that weigh at least `least`.
     int64_t of_gathered(int64_t found, float least, double uniform) const {
         const int64_t num_blocks = (found + kDrawBlock - 1) / kDrawBlock;
         std::fill(weights + found, weights + num_blocks * kDrawBlock, 0.0f);
@@ -202,38 +202,39 @@ struct Draw {
         return ids[invert(num_blocks, uniform, [&](int64_t b) { return weights + b * kDrawBlock; })];
     }
 
-    // A logit so far below that no token less likely can weigh as much, however its weight is rounded.
+    // A logit so far below `logit` that no token under it can weigh as much, whatever the rounding.
     float below(float logit) const {
         const float margin = (1.0f / scale + (most - logit)) * 0x1p-18f;
         return logit - margin - (std::fabs(most) + std::fabs(logit)) * 0x1p-22f;
     }
 
-    // The logit behind a weight.
+    // The logit of a weight.
     float logit_of(double weight) const {
         return std::min(most, most + static_cast<float>(std::log2(weight)) / scale);
     }
 
-    // The `rank`-th largest of the blocks' maxima: at least so many tokens are as likely.
+    // The `rank`-th largest of the blocks' maxima: at least `rank` tokens are as likely.
     float ranked_maximum(int64_t rank) const {
         std::copy(maxima, maxima + blocks, ranked);
         std::nth_element(ranked, ranked + rank - 1, ranked + blocks, std::greater<float>());
         return ranked[rank - 1];
     }
 
-    // The token drawn; -1 if a logit is NaN or infinite, or none is finite.
+    // Draws the token; -1 if a logit is NaN or infinite, or none is finite.
     int64_t token(double uniform, int64_t top_k, double top_p, float min_p) const {
         if (!std::isfinite(most)) return -1;
         if (top_k >= vocabulary) top_k = 0;
         const double total = top_k == 0 && (top_p < 1.0 || min_p == 0.0f) ? sum_all() : 0.0;
         if (top_k == 0 && top_p == 1.0 && min_p == 0.0f) return of_all(uniform);
-        // From which logit on to gather. Only the last is sure to be low enough to tell what filters keep.
+        // Logits from which on to gather, tried in order. Only the last is surely low enough to decide what filters
+        // keep.
         float logits_from[3];
         for (int i = 0; i < 3; i++) {
             if (top_k > 0) {
                 const float lowest = logit_of(top_p < 1.0 ? 0.0 : min_p);
                 logits_from[i] = i == 0 ? std::max(lowest, ranked_maximum(std::min(top_k, blocks))) : lowest;
             } else {
-                // Tokens lighter than this, all together, weigh less than what top_p may cut.
+                // All tokens lighter than this together weigh less than top_p may cut.
                 const double light = (1.0 - top_p) * 0.5 * total / static_cast<double>(vocabulary);
                 logits_from[i] = logit_of(std::max<double>(min_p, light * kTrust[i]));
             }

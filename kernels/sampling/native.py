@@ -1,5 +1,4 @@
-"""Draws for many rows: by the C++ kernels, all at once on their threads (draw.h), or one after another
-(numpy_cpu.py)."""
+"""Draws for many rows: by the C++ kernels, in parallel on their threads (draw.h), or one by one (numpy_cpu.py)."""
 
 import ctypes
 from ctypes import c_int64, c_void_p
@@ -37,11 +36,12 @@ def draw_rows(
     min_p_N: np.ndarray,
     kernels: NativeKernels | None,
 ) -> np.ndarray:
-    """What `draw` says of N rows of logits_LV, int64 [N]; -1 of a row with NaN, infinity, or nothing finite.
+    """Returns the tokens of N draws from rows of logits_LV, int64 [N]; -1 for a row with NaN, infinity, or nothing
+    finite.
 
-    logits_LV: float32, contiguous. The others are [N]: which rows, and the parameters of `draw`. A token is a function
-    of its own row and parameters alone. The two ways take exponentials of their own: where the uniform is within
-    rounding of a step of the CDF, they may differ.
+    logits_LV: float32, contiguous. The other arrays are [N]: the rows, and the parameters of `draw`. A token depends
+    only on its own row and parameters. C++ and NumPy have different exponentials: where the uniform is within rounding
+    of a step of the CDF, their tokens may differ.
     """
     if not len(rows_N):
         return np.empty(0, np.int64)

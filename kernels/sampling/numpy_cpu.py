@@ -1,4 +1,4 @@
-"""Sampling in numpy: penalties, logit bias, and one row's draw by top-k, top-p and min-p without sorting the
+"""Sampling in NumPy: penalties, logit bias, and a draw from one row with top-k, top-p and min-p, without sorting the
 vocabulary.
 """
 
@@ -16,12 +16,12 @@ def apply_penalties(
     presence: float = 0.0,
     frequency: float = 0.0,
 ) -> None:
-    """Makes tokens that occurred less likely.
+    """Makes tokens that have occurred less likely.
 
-    logits_V: float32, changed in place. token_ids_N: distinct ids that occur in prompt or output. output_counts_N: how
-    often each occurs in the output (0: in the prompt alone). repetition: above 0; divides positive logits and
-    multiplies negative ones, for prompt and output (Keskar et al., CTRL, 2019). presence, frequency: subtracted once,
-    and once for each occurrence, for output tokens (OpenAI's definition).
+    logits_V: float32, changed in place. token_ids_N: distinct ids that occur in prompt or output. output_counts_N:
+    their occurrences in the output (0: in the prompt alone). repetition: above 0; divides positive logits and
+    multiplies negative ones, for prompt and output (Keskar et al., CTRL, 2019). presence, frequency: subtracted from
+    output tokens, presence once and frequency for each occurrence (OpenAI's definition).
     """
     logits_N = logits_V[token_ids_N]
     if repetition != 1.0:
@@ -41,7 +41,7 @@ def apply_logit_bias(logits_V: np.ndarray, token_ids_N: np.ndarray, bias_N: np.n
 
 # Weights are searched, summed and bounded in two levels: 192 blocks of 256 for a vocabulary of 49,152.
 _BLOCK = 256
-# Blocks whose maxima bound the first guess at a nucleus. A wrong guess costs another pass over the row.
+# The number of block maxima that bound the first guess at a nucleus. A wrong guess costs another pass over the row.
 _FIRST_GUESS = 64
 
 
@@ -49,7 +49,7 @@ def greedy(logits_SV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The likeliest token of each row, the lowest id among equals.
 
     logits_SV: float32. Returns (token ids int64 [S], their logits float32 [S]). The logit of a row with a NaN is NaN,
-    so that finiteness of what is returned tells whether the row can be sampled.
+    so the row can be sampled if and only if the returned logit is finite.
     """
     # 0.3 ms for 64 x 49,152, where torch's argmax takes 3.5 ms (measured).
     tokens_S = logits_SV.argmax(axis=-1)
@@ -57,7 +57,7 @@ def greedy(logits_SV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def most_likely(logits_V: np.ndarray, count: int) -> np.ndarray:
-    """The ids (int64) of the `count` likeliest tokens, or of all if there are fewer; equals by id.
+    """The ids (int64) of the `count` likeliest tokens, or of all if there are fewer; ties in order of id.
 
     logits_V: finite or -inf.
     """
@@ -74,9 +74,10 @@ def draw(
     logits_V: float32, finite or -inf. temperature: above 0. uniform: in [0, 1). top_k: 0 is off. top_p: in (0, 1].
     min_p: in [0, 1].
 
-    Each filter is a least weight, exp((logit - largest) / temperature): that of the k-th likeliest token (top_k); that
-    of the token with which the k likeliest, added up from the top, reach top_p of their sum (top_p); min_p (min_p).
-    Tokens as likely as the last one kept are kept too: which of several equals stays is no accident of sorting.
+    A token's weight is exp((logit - largest) / temperature). Each filter sets a least weight: top_k that of the k-th
+    likeliest token; top_p that of the token with which the k likeliest, added up from the top, reach top_p of their
+    sum; min_p itself. Tokens as likely as the last one kept are kept, too, so that sorting does not decide among
+    equals.
     """
     largest, divisor = logits_V.max(), np.float32(temperature)
     if top_k:
@@ -102,7 +103,7 @@ def draw(
 
 
 def _weights(logits_V: np.ndarray, largest: np.float32, temperature: np.float32) -> np.ndarray:
-    # The least of logits may overflow to -inf, whose weight is 0 as it should be.
+    # The lowest logits may overflow to -inf, whose weight is 0, as it should be.
     with np.errstate(over="ignore"):
         return np.exp((logits_V - largest) / temperature)
 
@@ -116,9 +117,10 @@ def _block_maxima(row_V: np.ndarray) -> np.ndarray:
 
 
 def _at_least(row_V: np.ndarray, maxima_B: np.ndarray, count: int) -> np.ndarray:
-    """Ids of tokens among which are the `count` largest and all their equals, and few more if blocks are more."""
+    """Ids of tokens that include the `count` largest and all their equals; few more if there are at least `count`
+    blocks."""
     if count <= len(maxima_B):
-        # At least `count` tokens are as large as the count-th largest maximum, and none above it is missed.
+        # At least `count` tokens reach the count-th largest maximum, so none of the `count` largest is below it.
         bound = np.partition(maxima_B, -count)[-count]
     elif count < len(row_V):
         bound = np.partition(row_V, -count)[-count]
@@ -128,9 +130,9 @@ def _at_least(row_V: np.ndarray, maxima_B: np.ndarray, count: int) -> np.ndarray
 
 
 def _nucleus(weights_V: np.ndarray, mass: float) -> np.float32:
-    """The weight of the token with which the row, added up from the top, reaches `mass`."""
+    """The weight of the token at which the row's weights, added up from the largest, reach `mass`."""
     maxima_B = _block_maxima(weights_V)
-    # A nucleus is small as a rule; sorting a whole row takes 230 us.
+    # A nucleus is usually small; sorting a whole row takes 230 us.
     for count in (_FIRST_GUESS, len(maxima_B)):
         if count <= len(maxima_B):
             ids_C = _at_least(weights_V, maxima_B, count)
@@ -138,7 +140,7 @@ def _nucleus(weights_V: np.ndarray, mass: float) -> np.float32:
             if cut is not None:
                 return cut
     cut = _cut(np.sort(weights_V)[::-1], mass)
-    # By rounding, all together may not reach the mass: nothing is cut.
+    # Because of rounding, even all weights together may not reach the mass: then nothing is cut.
     return np.float32(0) if cut is None else cut
 
 
@@ -155,21 +157,22 @@ def _cut(sorted_C: np.ndarray, mass: float) -> np.float32 | None:
 
 
 def _running_sums(weights_V: np.ndarray) -> np.ndarray:
-    """Up to and with each block, float64 [B]."""
+    """The sum of weights up to and including each block, float64 [B]."""
     return np.add.reduceat(weights_V, _block_starts(weights_V)).cumsum(dtype=np.float64)
 
 
 def _first_above(weights_V: np.ndarray, sums_B: np.ndarray, uniform: float) -> int:
-    """Index of the first weight at which the running sum exceeds uniform * total. Any weight but not all may be 0."""
+    """Index of the first weight at which the running sum exceeds uniform * total. Some weights may be 0, but not
+    all."""
     target = uniform * sums_B[-1]
     block = int(sums_B.searchsorted(target, side="right"))
     if block == len(sums_B):
-        # uniform < 1, but its product with the total can round up to the total: the last block that has any weight.
+        # uniform < 1, but its product with the total can round up to the total: it is then the last block with weight.
         block = int(sums_B.searchsorted(sums_B[-1]))
     target -= sums_B[block - 1] if block else 0.0
     block_weights = weights_V[block * _BLOCK : (block + 1) * _BLOCK]
     index = int(block_weights.cumsum(dtype=np.float64).searchsorted(target, side="right"))
     if index == len(block_weights):
-        # The block's float32 sum was rounded up: the last token that has any weight.
+        # The block's float32 sum was rounded up: it is the last token with weight.
         index = int(np.flatnonzero(block_weights)[-1])
     return block * _BLOCK + index

@@ -1,10 +1,10 @@
-"""The ops of this folder in the plainest way: one row, a full sort, float64 sums."""
+"""The ops of this folder in their plainest form: one row, a full sort, float64 sums."""
 
 import torch
 
 
 def draw_reference(logits_V: torch.Tensor, *, temperature: float, uniform: float, **filters: float) -> int:
-    """`draw`. logits_V: float32. filters: as of filtered_cdf_reference."""
+    """`draw`. logits_V: float32. filters: as for filtered_cdf_reference."""
     cdf_V = filtered_cdf_reference(logits_V, temperature=temperature, **filters)
     return int(torch.searchsorted(cdf_V, uniform, right=True))
 
@@ -35,7 +35,7 @@ def penalties_reference(
     presence: float = 0.0,
     frequency: float = 0.0,
 ) -> torch.Tensor:
-    """`apply_penalties`, one token after the other, into a new tensor."""
+    """`apply_penalties`, one token at a time, into a new tensor."""
     result_V = logits_V.clone()
     for token in set(prompt) | set(output):
         logit = result_V[token]
@@ -59,7 +59,7 @@ def uniform_reference(seed: int, choice: int, position: int) -> float:
 
 
 def verify_reference(drawn: list[int], drafts: list[int]) -> list[int]:
-    """What a row says: drawn[i] is its draw at its last token (i = 0) or after drafts[i - 1], -1 if that failed."""
+    """A row's output. drawn[i]: its draw after its last token (i = 0) or after drafts[i - 1]; -1 if the draw failed."""
     said = []
     for i, token in enumerate(drawn):
         said.append(token)

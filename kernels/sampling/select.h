@@ -1,4 +1,4 @@
-// Partial selection among weights: the least of those that, largest first, are needed to reach a goal.
+// Partial selection: the smallest of the largest values that together reach a goal.
 #pragma once
 
 #include <array>
@@ -10,9 +10,9 @@
 
 namespace octavo {
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();  // which is at least nothing
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();  // fails every `at_least` test
 
-// The first elements of 8, and `rest` in place of those from `count` on.
+// Loads the first `count` of 8 elements, with `rest` in place of the others.
 inline V8 load_first(const float* p, int64_t count, float rest) {
     if (count >= 8) return V8::load(p);
     float values[8];
@@ -23,10 +23,10 @@ inline V8 load_first(const float* p, int64_t count, float rest) {
 inline V8 where_at_least(V8 v, V8 bound) { return {_mm256_cmp_ps(v.x, bound.x, _CMP_GE_OQ)}; }
 inline int at_least(V8 v, V8 bound) { return _mm256_movemask_ps(where_at_least(v, bound).x); }
 
-// Zero in place of what is less than `bound`.
+// Replaces elements below `bound` by 0.
 inline V8 kept(V8 v, V8 bound) { return {_mm256_and_ps(v.x, where_at_least(v, bound).x)}; }
 
-// For each mask of 8 bits: the numbers of those that are set, in order.
+// For each mask of 8 bits, the numbers of the bits that are set, in order.
 constexpr std::array<std::array<uint8_t, 8>, 256> chosen_by_mask() {
     std::array<std::array<uint8_t, 8>, 256> chosen{};
     for (int mask = 0; mask < 256; mask++) {
@@ -37,7 +37,7 @@ constexpr std::array<std::array<uint8_t, 8>, 256> chosen_by_mask() {
     return chosen;
 }
 
-// Writes the elements that `mask` names to `place`, in order, and something behind them: 8 in all. How many they are.
+// Writes the elements in `mask` to `place`, in order, and pads them to 8 with garbage. Returns their number.
 inline int64_t store_chosen(__m256i v, int mask, void* place) {
     static constexpr auto kChosen = chosen_by_mask();
     __m128i order = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kChosen[mask].data()));
@@ -46,7 +46,7 @@ inline int64_t store_chosen(__m256i v, int mask, void* place) {
     return __builtin_popcount(mask);
 }
 
-// A sum in float64: four of them, added up in one order.
+// A float64 sum in four parts, added up in a fixed order.
 struct Sum {
     __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
     void add(V8 v) {
@@ -60,7 +60,7 @@ struct Sum {
     }
 };
 
-// Ways to measure the values of at least `bound`: how many they are, and their sum.
+// Measures of the values of at least `bound`: their number, and their sum.
 struct Count {
     static double of(const float* values, int64_t count, float bound) {
         int64_t found = 0;
@@ -79,7 +79,7 @@ struct Weight {
     }
 };
 
-// Drops all values but those that are at least `bound`, or but the others. How many are left.
+// Keeps the values of at least `bound`, or only the others, and drops the rest. Returns the number left.
 inline int64_t leave(float* values, int64_t count, float bound, bool at_least_it) {
     int64_t left = 0;
     for (int64_t i = 0; i < count; i += 8) {
@@ -91,10 +91,10 @@ inline int64_t leave(float* values, int64_t count, float bound, bool at_least_it
     return left;
 }
 
-// The largest t such that the values of at least t, measured, reach `goal`, which is above 0; 0 if all together do not.
-// Values are not negative. They are overwritten, and 8 floats behind them.
+// Returns the largest t such that the measure of values of at least t reaches `goal`, which is above 0; 0 if even all
+// values do not. Values are not negative. They are overwritten, and so are the 8 floats after them.
 //
-// Each round halves the range of bits from the least to the largest of the values in question, and drops those outside.
+// Each round halves the range of bits from the least to the largest candidate, and drops values outside.
 template <class Measure>
 float select(float* values, int64_t count, double goal) {
     double above = 0;

@@ -1,9 +1,9 @@
-"""Choosing tokens on a GPU, without a host read: what can be put into a graph.
+"""Choosing tokens on a GPU, without reads by the host, so that it can be captured in a graph.
 
-The definition is kernels/sampling/numpy_cpu.py's. A token differs from the CPU's only where the uniform, or a
-filter's cut, is within rounding of a step of the CDF: weights are float32 of the GPU's own exponential; sums, in
-integers, are exact but for weights below 2^-43 of the largest, which count as nothing. A row's token depends on its
-own logits and parameters alone, and on no launch's shape.
+kernels/sampling/numpy_cpu.py has the definition. A token differs from the CPU's only where the uniform, or a filter's
+cut, is within rounding of a step of the CDF: weights are float32 from the GPU's own exponential; sums are exact, in
+integers, except that weights below 2^-43 of the largest count as 0. A row's token depends only on its own logits and
+parameters, not on the shape of the launch.
 
 L scored positions, R permanent rows, V vocabulary, C chunks of it, P steps of a search, B bins, X numbers of a state.
 """
@@ -40,8 +40,8 @@ from kernels.sampling.triton_weights import (
 )
 from kernels.triton_common.jit import jit
 
-# Tokens a program looks at: one row of 128,256 is then 32 programs, enough for its bandwidth to come from many SMs, and
-# 32 numbers for each of 128 threads are in registers.
+# Tokens per program. A row of 128,256 is then 32 programs, which use the bandwidth of many SMs, and each of 128 threads
+# holds 32 numbers in registers.
 CHUNK = 4096
 NUM_WARPS = 4
 
@@ -50,14 +50,14 @@ _LOGITS_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingColumns:
-    """How each permanent row samples: tensors [R] on the logits' device."""
+    """Sampling parameters of each permanent row: tensors [R] on the logits' device."""
 
     temperature_R: torch.Tensor  # float32; 0 is greedy
-    top_k_R: torch.Tensor  # int32 or int64; 0, or no fewer than the vocabulary, is off
+    top_k_R: torch.Tensor  # int32 or int64; off if 0, or at least the vocabulary's size
     top_p_R: torch.Tensor  # float64, in (0, 1]
     min_p_R: torch.Tensor  # float32, in [0, 1]
-    seed_R: torch.Tensor  # uint64, or int64 of the same bits
-    choice_R: torch.Tensor  # uint32, or int32 of the same bits
+    seed_R: torch.Tensor  # uint64, or int64 with the same bits
+    choice_R: torch.Tensor  # uint32, or int32 with the same bits
 
 
 def sample(
@@ -70,14 +70,14 @@ def sample(
     draws: bool = True,
     filters: bool = True,
 ) -> None:
-    """Writes each position's token to tokens_L (int32): the likeliest, the lowest of equals, of rows whose temperature
-    is 0, else that which the number of (seed, choice, position) draws; -1 if a logit is NaN or infinite, or none is
-    finite.
+    """Writes each position's token to tokens_L (int32). With temperature 0 it is the likeliest, the lowest among
+    equals; otherwise the one drawn by the uniform of (seed, choice, position). -1 if a logit is NaN or infinite, or
+    none is finite.
 
-    logits_LV: float32, bf16 or fp16, any row stride; -inf is a token that cannot be drawn. rows_L: int32, whose
-    parameters hold; negative is padding, of which nothing is read or written. positions_L: int32, index of the token in
-    the row's output. draws: false says that no row has a temperature above 0. filters: false says that no row has
-    top_k, top_p or min_p; what was said is part of a captured graph.
+    logits_LV: float32, bf16 or fp16, any row stride; -inf marks a token that cannot be drawn. rows_L: int32, the row
+    whose parameters apply; negative is padding, for which nothing is read or written. positions_L: int32, index of the
+    token in the row's output. draws: False if no row has a temperature above 0. filters: False if no row has top_k,
+    top_p or min_p. A captured graph fixes both.
 
     Raises ValueError for a vocabulary of more than 2^19 tokens and for logits of another dtype.
     """
@@ -85,7 +85,7 @@ def sample(
     if vocabulary > MAX_VOCABULARY:
         raise ValueError(f"logits of {vocabulary} tokens; masses are exact for up to {MAX_VOCABULARY}")
     if logits_LV.dtype not in _LOGITS_DTYPES:
-        raise ValueError(f"logits of {logits_LV.dtype}; {', '.join(map(str, _LOGITS_DTYPES))} are possible")
+        raise ValueError(f"logits of {logits_LV.dtype}; {', '.join(map(str, _LOGITS_DTYPES))} are supported")
     assert logits_LV.stride(1) == 1
     assert rows_L.shape == positions_L.shape == tokens_L.shape == (num_scored,)
     assert columns.top_p_R.dtype == torch.float64
@@ -99,7 +99,7 @@ def sample(
     maxima_LC = torch.empty(num_scored, num_chunks, dtype=torch.float32, device=device)
     tokens_LC = torch.empty(num_scored, num_chunks, dtype=torch.int32, device=device)
     _maxima_kernel[grid](logits_LV, rows_L, maxima_LC, tokens_LC, vocabulary, stride, CHUNK=CHUNK, num_warps=NUM_WARPS)
-    least_keys_L, masses_LC = tokens_L, maxima_LC  # read by no greedy row
+    least_keys_L, masses_LC = tokens_L, maxima_LC  # placeholders: greedy rows read neither
     if draws:
         least_keys_L = torch.empty(num_scored, dtype=torch.int32, device=device)
         masses_LC = torch.empty(num_scored, num_chunks, dtype=torch.int64, device=device)
@@ -128,8 +128,8 @@ def sample(
 
 
 def greedy(logits_LV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest token of each position, the lowest id among equals, and its logit: int32 [L], float32 [L]; the
-    logit is not finite if one of the position's is NaN or infinite or none is finite, and the token means nothing then.
+    """Returns the likeliest token of each position, the lowest id among equals, and its logit: int32 [L], float32 [L].
+    The logit is not finite, and the token undefined, if a logit of the position is NaN or infinite, or none is finite.
 
     logits_LV: float32, bf16 or fp16, any row stride.
     """
@@ -149,10 +149,10 @@ def greedy(logits_LV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def uniforms(seeds_N: torch.Tensor, choices_N: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
-    """The numbers that `sample` draws with, bit for bit worker.sampling.uniforms's: float64 [N] in [0, 1), multiples of
-    2^-53.
+    """The uniforms that `sample` draws with, bitwise those of worker.sampling.uniforms: float64 [N] in [0, 1),
+    multiples of 2^-53.
 
-    seeds_N: uint64, or int64 of the same bits. choices_N, positions_N: uint32, or int32 of the same bits.
+    seeds_N: uint64, or int64 with the same bits. choices_N, positions_N: uint32, or int32 with the same bits.
     """
     count = len(seeds_N)
     uniforms_N = torch.empty(count, dtype=torch.float64, device=seeds_N.device)
@@ -167,7 +167,7 @@ def _uniforms_kernel(seeds_N, choices_N, positions_N, uniforms_N, count, BLOCK_N
     there = n < count
     seeds = tl.load(seeds_N + n, mask=there).to(tl.uint64)
     bits = uniform_bits(seeds, tl.load(choices_N + n, mask=there), tl.load(positions_N + n, mask=there))
-    # Below 2^53, so exact.
+    # Exact, since bits are below 2^53.
     tl.store(uniforms_N + n, bits.to(tl.int64).to(tl.float64) * (1.0 / (1 << 53)), mask=there)
 
 
@@ -207,7 +207,7 @@ def _choose_kernel(
     if temperature > 0:
         masses = tl.load(masses_LC + at * num_chunks + chunks, mask=there, other=0)
         bits = uniform_bits(tl.load(seed_R + row).to(tl.uint64), tl.load(choice_R + row), tl.load(positions_L + at))
-        # The uniform's part of the total, rounded down; always below the total, so a token is always found.
+        # uniform * total, rounded down: always below the total, so a token is always found.
         target = tl.umulhi(bits << 11, tl.sum(masses).to(tl.uint64)).to(tl.int64)
         chunk = count_of(tl.cumsum(masses) <= target)
         before = sum_of(masses, chunks < chunk)

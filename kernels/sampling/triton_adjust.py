@@ -1,7 +1,6 @@
-"""Adjustments of logits on a GPU, in place, before a token is chosen. The definitions are
-kernels/sampling/numpy_cpu.py's.
+"""Adjusts logits on a GPU, in place, before a token is chosen. kernels/sampling/numpy_cpu.py has the definitions.
 
-The order is logit bias, penalties, bans of min_tokens, grammar: then what is banned stays banned.
+The order is logit bias, penalties, bans of min_tokens, grammar, so that banned tokens stay banned.
 
 L scored positions, R permanent rows, V vocabulary, W words of 32 tokens, K entries of a row's list, D drafts.
 """
@@ -12,7 +11,7 @@ import triton.language as tl
 
 from kernels.triton_common.jit import jit
 
-# As kernels/sampling/triton.py's: pieces of a row.
+# Chunks of a row, as in kernels/sampling/triton.py.
 CHUNK = 4096
 NUM_WARPS = 4
 
@@ -46,11 +45,11 @@ def apply_penalties(
     frequency_R: torch.Tensor,
     drafts_LD: torch.Tensor | None = None,
 ) -> None:
-    """Makes tokens less likely that occurred in the row's prompt (repetition) or output (all three).
+    """Makes tokens less likely that have occurred in the row's prompt (repetition) or output (all three).
 
     logits_LV: float32. rows_L: int32; negative is padding. prompt_mask_RW: int32, token v is bit v % 32 of word v //
-    32. output_counts_RV: int32. The parameters: float32 [R]; 1, 0 and 0 are off. drafts_LD: int32, tokens drafted
-    between the row's last token and each position: they count as output; -1 where there are fewer than D.
+    32. output_counts_RV: int32. The parameters are float32 [R]; 1, 0 and 0 mean off. drafts_LD: int32, tokens drafted
+    between the row's last token and each position, which count as output; -1 where there are fewer than D.
     """
     num_scored, vocabulary = _scored(logits_LV, rows_L), logits_LV.shape[1]
     assert output_counts_RV.shape[1] == vocabulary
@@ -70,7 +69,7 @@ def ban_tokens(
     min_tokens_R: torch.Tensor,
     token_ids_RK: torch.Tensor,
 ) -> None:
-    """Takes from each row the tokens that may not end an output of fewer than min_tokens tokens.
+    """Bans the tokens that would end an output of fewer than min_tokens tokens.
 
     logits_LV: float32. rows_L: int32; negative is padding. positions_L: int32, index in the output of the token to be
     chosen. min_tokens_R: int32. token_ids_RK: int32, -1 where a row has fewer than K.
@@ -86,7 +85,7 @@ def ban_tokens(
 def apply_bitmask(logits_LV: torch.Tensor, mask_rows_L: torch.Tensor, bitmask_MW: torch.Tensor) -> None:
     """Leaves each position only the tokens that its grammar allows.
 
-    logits_LV: float32, bf16 or fp16. mask_rows_L: int32, which row of the masks is a position's; negative: it has none.
+    logits_LV: float32, bf16 or fp16. mask_rows_L: int32, each position's row of the masks; negative: no mask.
     bitmask_MW: int32, token v is allowed if bit v % 32 of word v // 32 is set.
     """
     num_scored, vocabulary = _scored(logits_LV, mask_rows_L), logits_LV.shape[1]
@@ -101,9 +100,9 @@ def apply_bitmask(logits_LV: torch.Tensor, mask_rows_L: torch.Tensor, bitmask_MW
 def count_output(
     output_counts_RV: torch.Tensor, rows_N: torch.Tensor, tokens_ND: torch.Tensor, counts_N: torch.Tensor
 ) -> None:
-    """Counts what rows have said: tokens_ND[n, : counts_N[n]] are row rows_N[n]'s.
+    """Counts output tokens: tokens_ND[n, : counts_N[n]] are those of row rows_N[n].
 
-    All int32; a negative row is padding, a negative token is not counted. Rows are different.
+    All int32; a negative row is padding, a negative token is not counted. Rows are distinct.
     """
     if len(rows_N):
         _count_kernel[(len(rows_N),)](
@@ -168,7 +167,7 @@ def _penalties_kernel(
     repeated = tl.where(logits > 0, tl.div_rn(logits, repetition), logits * repetition)
     # A tiny penalty may overflow; infinity would make the row unusable.
     repeated = tl.minimum(tl.maximum(repeated, -_LARGEST), _LARGEST)
-    # What was not finite stays so: a ban, or a row that cannot be sampled.
+    # Logits that are not finite stay so: a ban, or a row that cannot be sampled.
     logits = tl.where((in_prompt | (counts > 0)) & (tl.abs(logits) < float("inf")), repeated, logits)
     logits -= frequency * counts.to(tl.float32)
     logits -= tl.where(counts > 0, presence, 0.0)
@@ -206,7 +205,7 @@ def _count_kernel(output_counts_RV, rows_N, tokens_ND, counts_N, counts_stride, 
     row = tl.load(rows_N + n).to(tl.int64)
     if row < 0:
         return
-    # One after the other: a row may say a token twice.
+    # One at a time, since a token may occur twice in a row.
     for i in range(tl.load(counts_N + n)):
         token = tl.load(tokens_ND + n * tokens_stride + i)
         place = output_counts_RV + row * counts_stride + token

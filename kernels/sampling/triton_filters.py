@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p on a GPU without a sort: a search by histograms for the least weight that stays."""
+"""Top-k, top-p and min-p on a GPU without a sort: a search by histograms for the least weight that is kept."""
 
 import triton.language as tl
 
@@ -19,13 +19,13 @@ from kernels.triton_common.numbers import widen
 
 NUM_PASSES = 7
 NUM_STEPS = 2 * NUM_PASSES - 1
-# The first pass has a bin for every two exponents, 22 in all; the others have 16, for 4 bits: more would cost
-# instructions for each token, fewer would take more passes.
+# The first pass has one bin per two exponents, 22 in all; the others have 16, for 4 bits. More bins would cost
+# instructions per token, fewer bins more passes.
 FIRST_BINS, BINS = 22, 16
 _FIRST_SHIFT = tl.constexpr(24)
 _BITS = tl.constexpr(4)
 MAX_BINS = tl.constexpr(32)
-# int64 numbers of a search before a step: see _store.
+# int64 numbers of a search's state before a step: see enter_step.
 STATE_SIZE = tl.constexpr(8)
 
 _LAST_TOP_K_STEP = tl.constexpr(NUM_PASSES - 1)
@@ -34,7 +34,7 @@ _LAST_STEP = tl.constexpr(NUM_STEPS - 1)
 
 @jit
 def bin_shift(STEP: tl.constexpr):
-    """Bits of a key that a step leaves to those after it."""
+    """The bits of a key that a step leaves to later steps."""
     if STEP <= _LAST_TOP_K_STEP:
         shift: tl.constexpr = _FIRST_SHIFT - STEP * _BITS
     else:
@@ -44,9 +44,9 @@ def bin_shift(STEP: tl.constexpr):
 
 @jit
 def enter_step(states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p, writes, STEP: tl.constexpr):
-    """Of the search at `at`, before STEP: the least key's bits so far, and whether they already say what is kept. One
-    of the programs that enter writes this down for the next step. top_k: int64, above 0 if that is what STEP searches
-    for."""
+    """Returns the state of the search at `at` before STEP: the least key's bits so far, and whether they already decide
+    what is kept. The program with `writes` stores the state for the next step. top_k: int64, 0 if off; it is searched
+    for before top_p."""
     zero = tl.full((), 0, tl.int64)
     low = tl.full((), 0, tl.int32)
     if STEP == 0:
@@ -70,7 +70,7 @@ def enter_step(states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p,
 
 @jit
 def least_key(states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p):
-    """What both searches found, after all steps."""
+    """The least key that both searches have found, after all steps."""
     least = tl.full((), 0, tl.int32)
     if top_k > 0:
         low, _, _, _, _, _ = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, _LAST_TOP_K_STEP)
@@ -105,11 +105,11 @@ def _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, STEP: tl.constexp
 @jit
 def _narrow(
     low,  # the least key's bits so far
-    count_above,  # tokens, and their mass, in the bins above those in question
+    count_above,  # tokens in the bins above the candidates, and their mass
     mass_above,
-    goal,  # of count or mass
-    kept_mass,  # what top_k keeps, of several equals at the end as many as there is room for; known when settled
-    settled,  # whether all keys from `low` on are kept, so that the bits that are missing do not matter
+    goal,  # the count or mass to reach
+    kept_mass,  # mass that top_k keeps, with only as many equals at the end as fit; known when settled
+    settled,  # true if all keys from `low` on are kept, so that missing bits do not matter
     counts_PLB,
     masses_PLB,
     at,
@@ -124,7 +124,7 @@ def _narrow(
         reached = mass_above + tl.cumsum(masses, reverse=True) >= goal
     else:
         reached = count_above + tl.cumsum(counts, reverse=True) >= goal
-    # If all together do not reach the goal, the lowest.
+    # The lowest bin if even all of them do not reach the goal.
     chosen = tl.max(tl.where(reached, bins, 0))
     new_low = low + (chosen << bin_shift(STEP))
     new_count = count_above + sum_of(counts, bins > chosen)
@@ -136,7 +136,7 @@ def _narrow(
     else:
         room = goal - new_count
         new_settled = count <= room
-        # Unless the bin is kept whole, this is right after the last step only, when it holds one key.
+        # If the bin is not kept whole, this is right only after the last step, when a bin holds a single key.
         whole = sum_of(masses, bins == chosen)
         new_kept = new_mass + tl.where(new_settled, whole, room * mass_of(weight_of_key(new_low)))
     is_settled = settled > 0
@@ -152,7 +152,7 @@ def _narrow(
 
 @jit
 def load_chunk(logits_LV, at, stride, chunk, vocabulary, CHUNK: tl.constexpr):
-    """float32 logits of a chunk of one position; -inf behind the vocabulary's end."""
+    """float32 logits of a chunk of one position; -inf beyond the vocabulary's end."""
     tokens = chunk * CHUNK + tl.arange(0, CHUNK)
     logits = tl.load(logits_LV + at.to(tl.int64) * stride + tokens, mask=tokens < vocabulary, other=float("-inf"))
     return widen(logits)
@@ -173,12 +173,12 @@ def _maxima_kernel(
         return
     logits = load_chunk(logits_LV, at, stride, chunk, vocabulary, CHUNK)
     tokens = chunk * CHUNK + tl.arange(0, CHUNK)
-    # Maxima leave NaN out on a GPU.
+    # Maxima ignore NaN on a GPU.
     has_nan = count_of(logits != logits) > 0
     largest = tl.max(tl.where(logits == logits, logits, float("-inf")))
     first = tl.min(tl.where(logits == largest, tokens, vocabulary))
     place = at * tl.num_programs(0) + chunk
-    # A row with an infinite maximum cannot be sampled, as one with a NaN.
+    # An infinite maximum, as for NaN, marks a row that cannot be sampled.
     tl.store(maxima_LC + place, tl.where(has_nan, float("inf"), largest))
     tl.store(tokens_LC + place, first)
 
@@ -214,7 +214,7 @@ def _bin_kernel(
     if FOR_TOP_P:
         wanted = top_p < 1.0
     else:
-        # The first step also puts all tokens into top_p's bins.
+        # The first step also fills top_p's first bins, with all tokens.
         wanted = (top_k > 0) | ((STEP == 0) & (top_p < 1.0))
     if (temperature <= 0) | (not wanted) | (not is_finite(largest)):
         return
@@ -280,6 +280,6 @@ def _kept_mass_kernel(
 
 @jit
 def _top_k_of(top_k_R, row, vocabulary):
-    """int64; 0 is off."""
+    """A row's top_k, int64; 0 if off."""
     top_k = tl.load(top_k_R + row).to(tl.int64)
     return tl.where(top_k >= vocabulary, 0, top_k)

@@ -1,6 +1,6 @@
 """Verification of drafts by exact match on a GPU.
 
-N rows, L scored positions: each row's last token before its drafts, then each draft; D drafts at most, and 1.
+N rows, L scored positions (each row's last token before its drafts, then each draft), D the most drafts, D1 = D + 1.
 """
 
 import torch
@@ -18,15 +18,15 @@ def verify(
     tokens_ND1: torch.Tensor,
     counts_N: torch.Tensor,
 ) -> None:
-    """What each row says: its own draws, up to and including the first that differs from the draft after it.
+    """Writes each row's output: its draws, up to and including the first that differs from the draft at its place.
 
-    tokens_L: what `sample` chose at each position; -1 where it could not. starts_N: row n's positions are those from
-    starts_N[n] on, one more than it has drafts. num_drafts_N: negative is padding, of which nothing is read or written.
+    tokens_L: the token that `sample` chose at each position, or -1. starts_N: row n's positions begin at starts_N[n];
+    there is one more than it has drafts. num_drafts_N: negative is padding, for which nothing is read or written.
     drafts_ND: entries beyond num_drafts_N are not read. Writes tokens_ND1[n, : counts_N[n]]; the last of them may be
     -1. All int32, contiguous.
 
-    A draft is accepted if and only if the draw of (seed, choice, position) says the same token: so output never depends
-    on drafts, and counts_N[n] - 1 are accepted.
+    A draft is accepted if and only if the draw of (seed, choice, position) gives the same token, so output never
+    depends on drafts; counts_N[n] - 1 drafts are accepted.
     """
     num_rows, width = tokens_ND1.shape
     assert drafts_ND.shape == (num_rows, width - 1)
@@ -55,7 +55,7 @@ def _verify_kernel(
     d = tl.arange(0, BLOCK_D)
     said = tl.load(tokens_L + tl.load(starts_N + n) + d, mask=d <= num_drafts, other=-1)
     drafts = tl.load(drafts_ND + n * (WIDTH - 1) + d, mask=d < num_drafts, other=-1)
-    # The first position whose token is not the draft after it; the last position has no draft.
+    # The first position whose token differs from its draft; the last position has no draft.
     last = tl.min(tl.where((said != drafts) | (said < 0), d, BLOCK_D))
     tl.store(tokens_ND1 + n * WIDTH + d, said, mask=d <= last)
     tl.store(counts_N + n, last + 1)  # pyright: ignore[reportOperatorIssue]

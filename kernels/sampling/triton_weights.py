@@ -1,16 +1,16 @@
-"""What all passes of a draw on a GPU share: uniforms and weights.
+"""Uniforms and weights, shared by all passes of a draw on a GPU.
 
 A weight is 2^((logit - largest) * log2(e) / temperature), float32, so the likeliest token weighs 1. Its mass is the
-weight in units of 2^-43, rounded down to an integer: sums of masses are exact, whatever their order and wherever the
-vocabulary is cut, so atomics may take them. Its key is the weight's bits, less those of 2^-43: keys are ordered as the
-weights are, and negative for what has no mass.
+weight in units of 2^-43, rounded down to an integer: sums of masses are exact, whatever their order and the cuts of the
+vocabulary, so atomics may add them. Its key is the weight's bits minus those of 2^-43: keys have the order of weights,
+and are negative for weights without mass.
 """
 
 import triton.language as tl
 
 from kernels.triton_common.jit import jit
 
-# 2^19 tokens that all weigh 1 have a mass of 2^62.
+# 2^19 tokens of weight 1 have a mass of 2^62.
 _MASS_OF_ONE = tl.constexpr(float(1 << 43))
 MAX_VOCABULARY = 1 << 19
 # float32's bits of 2^-43 and of 1: keys are from 0 to 0x15800000.
@@ -18,15 +18,15 @@ _KEY_OF_ZERO = tl.constexpr((127 - 43) << 23)
 LOG2_E = tl.constexpr(1.4426950408889634)
 _LARGEST = tl.constexpr(3.4028234663852886e38)
 
-# No exponential errs by so many units in the last place: a block is skipped only if its likeliest token is below by
-# more.
+# More units in the last place than any exponential errs by: a chunk is skipped only if its likeliest token is further
+# below.
 _KEY_MARGIN = tl.constexpr(64)
 
 
 @jit
 def uniform_bits(seed, choice, position):
-    """worker.sampling.uniforms's number for (seed, choice, position), times 2^53: uint64. seed: uint64. The others:
-    below 2^32."""
+    """The uniform of worker.sampling.uniforms for (seed, choice, position), times 2^53, as uint64. seed: uint64. The
+    others are below 2^32."""
     zero = (position * 0).to(tl.uint32)
     first, second, _, _ = tl.philox(seed, position.to(tl.uint32), choice.to(tl.uint32), zero, zero)
     return ((first >> 5).to(tl.uint64) << 26) | (second >> 6).to(tl.uint64)
@@ -34,14 +34,14 @@ def uniform_bits(seed, choice, position):
 
 @jit
 def row_maximum(maxima_LC, at, num_chunks, BLOCK_C: tl.constexpr):
-    """Of the chunks' maxima of scored position `at`."""
+    """The largest of the chunks' maxima of scored position `at`."""
     chunks = tl.arange(0, BLOCK_C)
     return tl.max(tl.load(maxima_LC + at * num_chunks + chunks, mask=chunks < num_chunks, other=float("-inf")))
 
 
 @jit
 def count_of(which):
-    """int32."""
+    """The number of true elements, int32."""
     return tl.sum(which.to(tl.int32))
 
 
@@ -57,7 +57,7 @@ def is_finite(x):
 
 @jit
 def scale_of(temperature):
-    """From differences of logits to exponents of 2. temperature: float32, above 0."""
+    """The factor from differences of logits to exponents of 2. temperature: float32, above 0."""
     return tl.minimum(LOG2_E / temperature, _LARGEST)
 
 
@@ -84,5 +84,5 @@ def weight_of_key(key):
 
 @jit
 def cannot_reach(chunk_maximum, largest, scale, least_key):
-    """Whether no key of a chunk is as large as least_key."""
+    """True if no key of a chunk reaches least_key."""
     return key_of(weigh(chunk_maximum, largest, scale)) + _KEY_MARGIN < least_key

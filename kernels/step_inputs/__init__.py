@@ -1,1 +1,1 @@
-"""What a worker on a GPU keeps of its rows there, and how a step's few numbers from the host become a batch."""
+"""Expands the few numbers that the host sends per step into a batch, with state of rows kept by the worker."""

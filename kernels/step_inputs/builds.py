@@ -1,4 +1,4 @@
-"""How step inputs ship."""
+"""Ahead-of-time builds of step inputs."""
 
 import torch
 

@@ -1,4 +1,4 @@
-// What a step whose rows all decode takes from the arrays of worker/step/rows.py, and gives back to them.
+// A step whose rows all decode: fills its batch from the arrays of worker/step/rows.py, and updates them afterwards.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,8 @@
 
 namespace octavo {
 
-// The arrays of all rows, and those of a batch (worker/step/batch.py), as kernels/native/library.py lays them out.
+// The arrays of all rows, and those of a batch (worker/step/batch.py). Matches DecodeRowsStruct in
+// kernels/step_inputs/native.py.
 struct DecodeRows {
     int32_t* token_ids;        // [num_rows][token_stride]
     const int32_t* block_ids;  // [num_rows][block_stride]
@@ -31,15 +32,15 @@ struct DecodeRows {
     }
 };
 
-// Counts the last token of each row as computed, and fills the batch with them. Returns how many blocks the longest
-// context has; 0, with nothing counted, if that is not what all rows can do next: there is no such row, it is named
-// twice, more or nothing of it is to be computed, its blocks do not suffice.
+// Counts the last token of each row as computed, and fills the batch with these tokens. Returns the number of blocks of
+// the longest context; 0, with nothing changed, if a row cannot decode: it does not exist, occurs twice, has more or
+// fewer than one token to compute, or too few blocks.
 inline int64_t begin_decodes(const DecodeRows& all, const uint16_t* rows, int64_t count) {
     if (count < 1 || count > all.most_rows) return 0;
     int64_t longest = 0;
     for (int64_t i = 0; i < count; i++) {
         const int64_t row = rows[i];
-        if (!all.decodes(row)) {  // nor does a row that has been counted already
+        if (!all.decodes(row)) {  // also fails for a row that has been counted already
             while (i-- > 0) all.num_computed_tokens[rows[i]]--;
             return 0;
         }
@@ -61,8 +62,8 @@ inline int64_t begin_decodes(const DecodeRows& all, const uint16_t* rows, int64_
     return blocks;
 }
 
-// Appends the sampled tokens[i] to rows[i], and fills in each one's sequence, place in the output and id. Returns false,
-// with nothing done, if a row has failed before, or its likeliest token's logit is not finite.
+// Appends the sampled tokens[i] to rows[i], and fills in the token's sequence, position in the output, and id. Returns
+// false, with nothing changed, if a row has failed before or its likeliest token's logit is not finite.
 inline bool end_decodes(const DecodeRows& all, const uint16_t* rows, int64_t count, const int64_t* tokens,
                         const float* logits, int64_t* sequences, int32_t* positions, int32_t* token_ids) {
     for (int64_t i = 0; i < count; i++) {

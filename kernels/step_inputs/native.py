@@ -1,4 +1,4 @@
-"""The C++ form of a CPU's rows and batch, as decode_rows.h declares it."""
+"""The C++ struct of a CPU's rows and batch, declared in decode_rows.h."""
 
 import ctypes
 from ctypes import c_int64, c_void_p

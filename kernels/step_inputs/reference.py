@@ -1,4 +1,4 @@
-"""The ops of this folder, a token, an entry or a row at a time."""
+"""The ops of this folder, one token, entry or row at a time."""
 
 import torch
 
@@ -13,7 +13,7 @@ def expand(
     *,
     block_size: int,
 ) -> tuple[list[int], list[int], list[int]]:
-    """(token ids, positions, slots)."""
+    """Returns (token ids, positions, slots)."""
     num_tokens = len(host_token_ids_T)
     token_ids, positions, slots = [-1] * num_tokens, [0] * num_tokens, [-1] * num_tokens
     starts = query_starts.tolist()

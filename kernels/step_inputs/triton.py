@@ -1,4 +1,4 @@
-"""A step's batch, made on the GPU: the host sends a few numbers a row, and never learns the last tokens in time.
+"""Makes a step's batch on the GPU: the host sends a few numbers a row, and need not know the last sampled tokens.
 
 S rows of the batch, T tokens with padding, R permanent rows, B blocks of a row's table, C changed entries, M new rows,
 N sampling rows.
@@ -11,7 +11,7 @@ import triton.language as tl
 from kernels.sampling.triton import SamplingColumns
 from kernels.triton_common.jit import jit
 
-# Items of a program: a step of 256 decodes is two of them.
+# Items per program: a step of 256 decodes takes two programs.
 _BLOCK = 128
 _NUM_WARPS = 4
 
@@ -33,11 +33,11 @@ def expand(
 
     rows_S: int32, permanent rows; negative is padding. query_starts: int32 [S + 1], begins with 0, not descending: row
     i's tokens are query_starts[i] : query_starts[i + 1]. context_lens_S: int32, tokens of each row, these included.
-    host_token_ids_T: int32; negative where the row's last token is meant, which last_tokens_R (int32) has.
+    host_token_ids_T: int32; negative stands for the row's last token, which is in last_tokens_R (int32).
     block_tables_RB: int32, contiguous.
 
-    Writes token_ids_T and positions_T (int32) and slots_T (int64), all of them: tokens of padding, and those beyond
-    query_starts[-1], have token id -1, position 0 and slot -1.
+    Writes all of token_ids_T and positions_T (int32) and slots_T (int64): padding tokens, and tokens beyond
+    query_starts[-1], get token id -1, position 0 and slot -1.
     """
     num_rows, num_tokens = len(rows_S), len(token_ids_T)
     assert query_starts.shape == (num_rows + 1,)
@@ -55,7 +55,7 @@ def expand(
 def write_tables(
     block_tables_RB: torch.Tensor, rows_C: torch.Tensor, places_C: torch.Tensor, block_ids_C: torch.Tensor
 ) -> None:
-    """block_tables_RB[rows_C[i], places_C[i]] = block_ids_C[i]. All int32; places are distinct."""
+    """Sets block_tables_RB[rows_C[i], places_C[i]] = block_ids_C[i]. All int32; places are distinct."""
     assert block_tables_RB.is_contiguous()
     assert rows_C.shape == places_C.shape == block_ids_C.shape
     if num_changes := len(rows_C):
@@ -66,7 +66,7 @@ def write_tables(
 
 
 def write_columns(columns: SamplingColumns, rows_M: torch.Tensor, new: SamplingColumns) -> None:
-    """How distinct rows sample from now on: columns' entry rows_M[i] becomes new's i-th, bit for bit.
+    """Sets the sampling parameters of distinct rows: copies entry i of `new` to entry rows_M[i] of `columns`, bitwise.
 
     rows_M: int32. Both columns have the same dtypes.
     """
@@ -86,10 +86,10 @@ def write_columns(columns: SamplingColumns, rows_M: torch.Tensor, new: SamplingC
 def remember_tokens(
     last_tokens_R: torch.Tensor, rows_N: torch.Tensor, tokens_ND1: torch.Tensor, counts_N: torch.Tensor | None = None
 ) -> None:
-    """The last token sampled for each row: last_tokens_R[rows_N[n]] = tokens_ND1[n, counts_N[n] - 1].
+    """Stores the last token sampled for each row: last_tokens_R[rows_N[n]] = tokens_ND1[n, counts_N[n] - 1].
 
-    All int32. rows_N: distinct; negative is padding. tokens_ND1: contiguous rows; [N] if counts_N is None: one
-    each. -1, of a row whose logits were not finite, is remembered like any other.
+    All int32. rows_N: distinct; negative is padding. tokens_ND1: contiguous rows; [N], one token each, if
+    counts_N is None. The -1 of a row whose logits were not finite is stored like any token.
     """
     num_rows = len(rows_N)
     assert len(tokens_ND1) == num_rows
@@ -121,7 +121,7 @@ def _expand_kernel(
 ):
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     there = t < num_tokens
-    # The token's row is the first that ends behind it: as many as end before are between low and high.
+    # Binary search for the token's row, the first one that ends after the token.
     low = tl.zeros([BLOCK_T], tl.int32)
     high = low + num_rows
     for _ in range(num_halvings):

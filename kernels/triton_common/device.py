@@ -1,4 +1,4 @@
-"""Which GPU kernels are for."""
+"""The GPU architecture that kernels are launched or recorded for."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ _recorded_arch: ContextVar[int | None] = ContextVar("recorded_arch", default=Non
 
 
 def arch_of(device: torch.device | str) -> int | None:
-    """The GPU's compute capability, 90 for 9.0, or what builds are recorded for; None: kernels are interpreted."""
+    """The GPU's compute capability, 90 for 9.0, or the one that builds are recorded for; None: interpreted kernels."""
     if torch.device(device).type != "cuda":
         return _recorded_arch.get()
     major, minor = torch.cuda.get_device_capability(device)
@@ -19,7 +19,7 @@ def arch_of(device: torch.device | str) -> int | None:
 
 @contextmanager
 def recording_for(arch: int) -> Iterator[None]:
-    """Whatever is no GPU counts as one of this compute capability."""
+    """Within the block, a device that is not a GPU counts as one of this compute capability."""
     token = _recorded_arch.set(arch)
     try:
         yield

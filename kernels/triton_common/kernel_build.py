@@ -1,4 +1,4 @@
-"""How a kernel ships: everything that decides what code a GPU runs."""
+"""A shipped kernel: everything that determines the code that a GPU runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,32 +6,32 @@ from typing import Any
 
 # Compute capabilities: A100, L40S and RTX 40, H100 and H200.
 ARCHS = (80, 89, 90)
-# Those whose instructions convert and multiply e4m3.
+# Architectures with instructions that convert and multiply e4m3.
 FP8_ARCHS = (89, 90)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelBuild:
-    """One configuration that is launched in production, for compiling it without a GPU."""
+    """One configuration used in production, described so that it compiles without a GPU."""
 
-    # Says which configuration, unique within the op: "decode-bf16-d128".
+    # Names the configuration, unique within the op: "decode-bf16-d128".
     name: str
-    # What @triton.jit made.
+    # The result of @triton.jit.
     fn: Any
-    # Triton's type of each argument that is no constexpr: "*bf16", "*fp8e4nv", "*i32", "i32", "fp32".
+    # Triton's type of each argument that is not a constexpr: "*bf16", "*fp8e4nv", "*i32", "i32", "fp32".
     signature: Mapping[str, str]
-    # Of all others; None for a pointer that is None at launch.
+    # The values of all other arguments; None for a pointer that is None at launch.
     constexprs: Mapping[str, Any]
     num_warps: int
     num_stages: int
-    # Integer arguments that are multiples of 16 at launch, such as strides of tensors with whole rows; Triton reads
-    # more numbers at once then. Pointers always are.
+    # Integer arguments that are multiples of 16 at launch, such as strides of tensors with whole rows; they let Triton
+    # read more numbers at once. Pointers always are multiples of 16.
     multiples_of_16: tuple[str, ...] = ()
-    # Whether a dot of it must become Hopper's wgmma.
+    # True if one of its dots must become Hopper's wgmma.
     expects_wgmma: bool = False
-    # The only shape of it that there may be, such as "m64n128k16", for builds whose results have the same bits.
+    # The only wgmma shape allowed, such as "m64n128k16", for builds whose results must have the same bits.
     wgmma_shape: str = ""
-    # Whether it must read 16 bytes a thread at a time, and write as many, or 8 where 2 bytes became 1: a mask or a
-    # stride that Triton cannot see through takes that away without a word.
+    # True if a thread must read 16 bytes at a time, and write 16, or 8 where 2 bytes become 1. A mask or a stride that
+    # Triton cannot analyse silently prevents this.
     expects_vectors: bool = False
     archs: tuple[int, ...] = ARCHS

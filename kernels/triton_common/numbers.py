@@ -1,8 +1,8 @@
 """Device functions that kernels share: dots, conversions between dtypes, and the order of tiles.
 
-The interpreter (TRITON_INTERPRET=1) computes with numpy, which knows neither bf16 nor e4m3: dots of bf16 are wrong by
-factors of 1e10, bf16 stores truncate, and e4m3 stores miss by an ulp now and then. These functions give what a GPU
-gives.
+The interpreter (TRITON_INTERPRET=1) computes with numpy, which has neither bf16 nor e4m3: dots of bf16 are wrong by
+factors of 1e10, bf16 stores truncate, and e4m3 stores are sometimes off by an ulp. These functions give a GPU's
+results under the interpreter, too.
 """
 
 import triton.language as tl
@@ -13,8 +13,8 @@ from kernels.triton_common.jit import jit
 
 @jit
 def tile_of_program(tiles_m, tiles_n, group_m):
-    """(row, column) of tiles of program_id(0). Programs of successive numbers go down group_m tiles, then on to the
-    next column of tiles: those that run at the same time share rows and columns, which they find in L2."""
+    """The (row, column) of program_id(0)'s tile. Successive programs go down group_m tiles, then on to the next column
+    of tiles, so that programs that run at the same time share rows and columns in L2."""
     program = tl.program_id(0)
     band = program // (group_m * tiles_n)
     in_band = program % (group_m * tiles_n)
@@ -29,10 +29,10 @@ E4M3_MAX = tl.constexpr(448.0)
 
 @jit
 def dot(a, b, acc):
-    """acc + a @ b in float32; a and b of one dtype: bf16, fp16, e4m3 or fp32, the last without rounding to tf32."""
+    """acc + a @ b in float32; a and b have the same dtype: bf16, fp16, e4m3 or fp32, which is not rounded to tf32."""
     if INTERPRETED:
-        # In float64, so that a row's result does not depend on where in the tile it is: numpy adds up in an order that
-        # differs from row to row, a tensor core does not.
+        # In float64, so that a row's result does not depend on its place in the tile: numpy's order of additions
+        # differs from row to row, a tensor core's does not.
         a64, b64 = a.to(tl.float32).to(tl.float64), b.to(tl.float32).to(tl.float64)
         result = tl.dot(a64, b64, acc.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
     else:
@@ -42,7 +42,7 @@ def dot(a, b, acc):
 
 @jit
 def widen(x):
-    """float32 of x: fp16, bf16, fp32, e4m3, or the bits of e4m3 as uint8."""
+    """Converts x to float32: fp16, bf16, fp32, e4m3, or the bits of e4m3 as uint8."""
     if x.dtype == tl.uint8:
         result = _e4m3_bits_to_fp16(x).to(tl.float32)
     else:
@@ -52,7 +52,8 @@ def widen(x):
 
 @jit
 def widen_to(x, dtype: tl.constexpr):
-    """x as an operand of a dot; x as of `widen`, no wider than dtype. Exact: bf16 and fp16 hold every e4m3."""
+    """Converts x, as for `widen` and no wider than dtype, to an operand of a dot. Exact: bf16 and fp16 hold every
+    e4m3."""
     if x.dtype == tl.uint8:
         if dtype == tl.float16:
             result = _e4m3_bits_to_fp16(x)
@@ -65,7 +66,7 @@ def widen_to(x, dtype: tl.constexpr):
 
 @jit
 def narrow(x, dtype: tl.constexpr):
-    """float32 x to dtype, to nearest, ties to even: fp32, fp16, bf16, e4m3 or uint8, which gets the bits of e4m3.
+    """Rounds float32 x to dtype, ties to even: fp32, fp16, bf16, e4m3, or uint8 for the bits of e4m3.
 
     e4m3 saturates, and keeps NaN.
     """
@@ -75,7 +76,7 @@ def narrow(x, dtype: tl.constexpr):
         if INTERPRETED:
             result = _to_e4m3_bits(x).to(tl.float8e4nv, bitcast=True)
         else:
-            # The conversion saturates by itself, and has no other mode on a GPU.
+            # On a GPU the conversion always saturates.
             result = x.to(tl.float8e4nv)
     elif dtype == tl.bfloat16 and INTERPRETED:
         bits = x.to(tl.uint32, bitcast=True)
@@ -88,8 +89,8 @@ def narrow(x, dtype: tl.constexpr):
 
 @jit
 def _e4m3_bits_to_fp16(bits):
-    """Exponent and mantissa move to their places in fp16, whose bias is 8 more; subnormals come right with them. NaN
-    becomes 480."""
+    """Moves exponent and mantissa to their places in fp16, whose bias is 8 more; also right for subnormals. NaN becomes
+    480."""
     wide = bits.to(tl.uint16)
     fp16 = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
     return fp16.to(tl.float16, bitcast=True) * 256.0
@@ -101,7 +102,7 @@ def _to_e4m3_bits(x):
     sign = (bits >> 24) & 0x80
     size = tl.minimum(tl.abs(x), E4M3_MAX)
     size_bits = size.to(tl.uint32, bitcast=True)
-    # Half of the last place kept is added, less one if that place is even; 120 is the difference of the biases.
+    # Adds half of the last place kept, less one if that place is even; 120 is the difference of the biases.
     normal = ((size_bits + 0x7FFFF + ((size_bits >> 20) & 1)) >> 20) - (120 << 3)
     # 16384's last place is 2^-9, the smallest e4m3: adding it rounds to multiples of that.
     subnormal = (size + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000

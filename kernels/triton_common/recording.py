@@ -1,5 +1,5 @@
-"""Records how public functions launch their kernels: an op's builds.py calls them with tensors that have no memory, and
-so lists what a GPU would compile.
+"""Records how public functions launch their kernels: an op's builds.py calls them with tensors without memory, which
+lists what a GPU would compile.
 
     recorded("plain-576", lambda: rms_norm(bf16(8, 576), bf16(576), 1e-5), expects_vectors=True)
 
@@ -23,7 +23,7 @@ _TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
     torch.float8_e4m3fn: "fp8e4nv", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
-# What Triton takes where a launch doesn't say.
+# Triton's defaults.
 _OPTIONS = {"num_warps": 4, "num_stages": 3}
 
 
@@ -53,8 +53,8 @@ def recorded(
     archs: tuple[int, ...] = ARCHS,
     **expects: Any,
 ) -> KernelBuild:
-    """The build of the only kernel that `launch` launches; with `kernel`, of its nth launch. archs: for which the
-    launch is the same. expects: fields of KernelBuild that a launch doesn't tell."""
+    """Returns the build of the only kernel that `launch` launches or, with `kernel`, of that kernel's nth launch.
+    archs: architectures with the same launch. expects: fields of KernelBuild that are not part of a launch."""
     launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def record(function: Any, grid: object) -> Callable[..., None]:
@@ -68,7 +68,7 @@ def recorded(
 
 
 def _specialized(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What Triton compiles for these arguments, by the rules of triton.runtime.jit."""
+    """The specialization that Triton compiles for these arguments, by the rules of triton.runtime.jit."""
     options = {name: kwargs.pop(name, value) for name, value in _OPTIONS.items()}
     interpreted = isinstance(function, InterpretedFunction)
     general = (function.kwargs["do_not_specialize"] if interpreted else function.do_not_specialize) or ()

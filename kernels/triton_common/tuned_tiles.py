@@ -11,21 +11,21 @@ from kernels.native.cache_directory import cache_directory
 
 
 class TileError(ValueError):
-    """A tile that cannot be computed; the message names the key, the value and what would work."""
+    """An unsupported tile; the message names the key, the value and what would work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """Rows, columns and depth of what one program has in shared memory at a time, and how it is launched."""
+    """Rows, columns and depth of a program's tile in shared memory, and its launch parameters."""
 
     block_m: int
     block_n: int
     block_k: int
-    # So many rows of tiles are computed beside each other before the next columns, which keeps those in L2.
+    # Tiles computed down the rows before the next column of tiles, which keeps columns in L2.
     group_m: int = 1
     num_warps: int = 4
     num_stages: int = 3
-    # Parts of K computed by programs of their own, then added in order: for a GEMM of few tiles.
+    # Parts of K computed by separate programs, then added in order: for a GEMM of few tiles.
     split_k: int = 1
 
     def as_json(self) -> dict[str, int]:
@@ -56,12 +56,12 @@ _POWERS_OF_TWO = {
 _COUNTS = {"GROUP_SIZE_M": (1, 1024), "num_stages": (1, 8)}
 
 
-# Inputs of a block-quantized GEMM that share a scale: a tile's K never reaches over two groups.
+# Inputs of a block-quantized GEMM that share a scale: a tile's K never spans two groups.
 MAX_FP8_BLOCK_K = 128
 
 
 def tile_from_json(values: Any, *, max_block_k: int = MAX_FP8_BLOCK_K) -> Tile:
-    """From an object of a configuration file. Raises TileError."""
+    """Returns the tile of an object of a configuration file. Raises TileError."""
     if not isinstance(values, Mapping):
         raise TileError(f"{values!r} is no object with the keys {', '.join(_NAMES)}")
     unknown = [key for key in values if key not in _NAMES]
@@ -86,7 +86,7 @@ def _checked(key: str, value: Any, max_block_k: int) -> int:
 
 
 FOLDER_VARIABLE = "OCTAVO_TUNED_CONFIG_FOLDER"
-# A note of which Triton a file was made with, beside the batch sizes.
+# A key beside the batch sizes: the Triton version that a file was made with.
 _NOTES = {"triton_version"}
 
 
@@ -95,12 +95,12 @@ class TunedConfigError(ValueError):
 
 
 def first_folder(given: str | Path | None) -> str:
-    """The one given, or the environment's; "": neither."""
+    """The folder given, or the environment's; "" if there is neither."""
     return str(given or os.environ.get(FOLDER_VARIABLE) or "")
 
 
 def find_file(name: str, *, op: str, folder: str, shipped: Path | None = None) -> Path | None:
-    """folder: of `first_folder`. Raises TunedConfigError if there is none of that name."""
+    """The file, or None. folder: from `first_folder`. Raises TunedConfigError if the folder does not exist."""
     # Some of vLLM's files have a space in the block shape.
     names = (name, name.replace("[128,128]", "[128, 128]"))
     if folder and not Path(folder).is_dir():
@@ -112,7 +112,7 @@ def find_file(name: str, *, op: str, folder: str, shipped: Path | None = None) -
 
 
 def write_tiles(path: Path, tiles: Mapping[int, Tile]) -> None:
-    """All at once: a reader finds the old file or the new one. tiles: by batch size."""
+    """Writes a file atomically: a reader finds the old file or the new one. tiles: by batch size."""
     text = json.dumps({str(M): tiles[M].as_json() for M in sorted(tiles)}, indent=4)
     partial = path.with_name(path.name + ".tmp")
     partial.write_text(text + "\n")
@@ -120,11 +120,11 @@ def write_tiles(path: Path, tiles: Mapping[int, Tile]) -> None:
 
 
 def read_tiles(path: Path, *, max_block_k: int = MAX_FP8_BLOCK_K) -> dict[int, Tile]:
-    """By batch size, in ascending order. Raises TunedConfigError."""
+    """Returns tiles by batch size, ascending. Raises TunedConfigError."""
     try:
         values: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise TunedConfigError(f"{path} cannot be read as JSON: {error}; remove it, or make it anew") from None
+        raise TunedConfigError(f"{path} cannot be read as JSON: {error}; remove it, or make it again") from None
     if not isinstance(values, dict):
         raise TunedConfigError(f"{path}: {values!r} is no object that maps batch sizes to tiles")
     tiles = {}
@@ -143,5 +143,5 @@ def read_tiles(path: Path, *, max_block_k: int = MAX_FP8_BLOCK_K) -> dict[int, T
 
 
 def nearest(M: int, tiles: Mapping[int, Tile]) -> Tile:
-    """That of the nearest batch size; of two the smaller one's."""
+    """The tile of the nearest batch size, the smaller one if two are equally near."""
     return tiles[min(tiles, key=lambda batch: (abs(batch - M), batch))]

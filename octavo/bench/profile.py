@@ -1,4 +1,4 @@
-"""Splits steps into GEMM with what is fused into linears, attention, rope with the cache write, scheduling, Python."""
+"""Splits a step's time into GEMM with fused ops, attention, rope with the cache write, scheduling and Python."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from kernels.linear import PackedLinear
 from kernels.native.library import KernelTimes, Op
 from octavo.local.engine import Engine
 
-# By op, the functions that PyTorch's path calls for it; those of one op do not call each other.
+# The functions that PyTorch's path calls for each op. Functions of one op do not call each other.
 _FUNCTIONS: dict[Op, tuple[tuple[Any, str], ...]] = {
     Op.LINEAR: ((PackedLinear, "__call__"), (PackedLinear, "add_to_"), (PackedLinear, "argmax")),
     Op.ROPE_CACHE_WRITE: ((RopeCacheWrite, "__call__"),),
@@ -22,7 +22,7 @@ _FUNCTIONS: dict[Op, tuple[tuple[Any, str], ...]] = {
 
 
 class OpTimes:
-    """What each op takes, within a `with` block: by the C++ kernels' own clock, or around PyTorch's functions."""
+    """Times each op within a `with` block: by the C++ kernels' own clock, or around PyTorch's functions."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -73,9 +73,9 @@ class StepProfile:
         self._ops.__exit__(kind, error, trace)
 
     def split(self) -> dict[str, object]:
-        """Mean milliseconds of a profiled step, and of its parts, which add up to it.
+        """Mean milliseconds of a profiled step and of its parts, which add up to it.
 
-        python is what is left beside the others: the interpreter's time, and that of small ops of PyTorch and numpy.
+        python is the remainder: the interpreter, and small ops of PyTorch and numpy.
         """
         times = self._engine.times
         steps, total, scheduling = (

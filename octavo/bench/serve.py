@@ -1,7 +1,7 @@
 """Measures a running cluster as its clients see it.
 
-It speaks the wire directly rather than through AsyncClient: the machine that is measured may be this one, and a client
-that keeps results costs more than one that counts tokens.
+It calls the gRPC stub directly rather than AsyncClient: the measured cluster may run on this machine, and a client that
+keeps results costs more than one that counts tokens.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from protos import inference_pb2_grpc as rpc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is sent. rate: requests a second, arriving at random; inf: all at once. concurrency: at most so many at a
-    time; 0: no bound."""
+    """The requests to send. rate: per second, arriving at random; inf: all at once. concurrency: most requests in
+    flight at once; 0: no limit."""
 
     target: str
     num_requests: int
@@ -37,9 +37,9 @@ class Load:
 
 
 async def measure(load: Load, on_done: Callable[[RequestTrace], None]) -> Report:
-    """Sends the load and waits for its end. on_done: called with each request that ended.
+    """Sends the load and waits until all requests have ended. on_done: called with each request that ended.
 
-    A request that fails is counted, not raised. Raises OctavoError if the cluster cannot take such requests at all.
+    A failed request is counted, not raised. Raises OctavoError if the cluster cannot take such requests at all.
     """
     async with AsyncClient(load.target, retry_for=0.0) as client:
         model = await client.model()
@@ -51,7 +51,7 @@ async def measure(load: Load, on_done: Callable[[RequestTrace], None]) -> Report
     arrivals = arrival_times(load.num_requests, load.rate, load.seed)
     places = asyncio.Semaphore(load.concurrency or load.num_requests)
     async with grpc.aio.insecure_channel(load.target, options=CHANNEL_OPTIONS) as channel:
-        # The generated stub's types are those of the synchronous one.
+        # The generated stub's types are those of synchronous channels.
         stub: Any = rpc.InferenceStub(channel)
         start = time.perf_counter()
 
@@ -80,7 +80,7 @@ def _report(load: Load, model: ModelInfo, traces: list[RequestTrace]) -> Report:
 
 
 def _request(load: Load, prompt: list[int], index: int) -> pb.GenerateRequest:
-    """Greedy, and of exactly output_len tokens."""
+    """A greedy request for exactly output_len tokens."""
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt))
     sampling = request.sampling
     sampling.temperature, sampling.seed, sampling.ignore_eos = 0.0, load.seed + index, True

@@ -15,9 +15,9 @@ from octavo.plan.costs.samples import EngineSettings, StepRecorder
 from octavo.reports import Report, RequestTrace
 from protos import inference_pb2 as pb
 
-# Enough for every shape of a step to have been seen once.
+# Enough to run every shape of a step once.
 _WARM_UP_TOKENS = 4
-# A profiled step makes some thousands of events: so many steps are plenty.
+# A profiled step makes thousands of events, so few steps are enough.
 _PROFILED_TOKENS = 32
 
 
@@ -25,8 +25,8 @@ class Bench:
     """One loaded engine, measured at several concurrencies."""
 
     def __init__(self, options: Options, *, prompt_len: int, output_len: int, seed: int) -> None:
-        """Loads the model. Raises as octavo.local.engine.build_engine, and InvalidRequest for lengths it cannot
-        take."""
+        """Loads the model. Raises what octavo.local.engine.build_engine raises, and InvalidRequest for lengths that
+        exceed max_model_len."""
         self._engine: Engine = build_engine(options)
         self._prompt_len, self._output_len = prompt_len, output_len
         self._groups = itertools.count(1)
@@ -45,7 +45,8 @@ class Bench:
             )
 
     def measure(self, concurrency: int, *, profile: bool, on_tokens: Callable[[int], None]) -> Report:
-        """So many requests that begin together, to their end. on_tokens: called with the output tokens of each step."""
+        """Runs `concurrency` requests that start together. on_tokens: called with the number of output tokens of each
+        step."""
         self._run(concurrency, min(_WARM_UP_TOKENS, self._output_len), lambda count: None)
         before = _copy(self._engine.times)
         start = time.perf_counter()
@@ -53,7 +54,7 @@ class Bench:
         traces = self._run(concurrency, self._output_len, on_tokens, steps)
         duration = time.perf_counter() - start
         extra = _time_split(before, self._engine.times)
-        # What `octavo plan --fit` makes a cost model of.
+        # `octavo plan --fit` makes a cost model from these.
         extra |= {"engine_settings": asdict(self._settings), "steps": steps.as_json()}
         if profile:
             with StepProfile(self._engine) as profiled:
@@ -77,7 +78,7 @@ class Bench:
         on_tokens: Callable[[int], None],
         steps: StepRecorder | None = None,
     ) -> list[RequestTrace]:
-        """Prompts are new ones each time, so that no run finds the blocks of another."""
+        """Runs requests with new prompts, so that no run finds another run's blocks in the prefix cache."""
         engine = self._engine
         prompts = random_prompts(concurrency, self._prompt_len, engine.model.vocab_size, next(self._seeds))
         sampling = pb.SamplingParams(
@@ -114,7 +115,7 @@ def _copy(times: StepTimes) -> StepTimes:
 
 
 def _time_split(before: StepTimes, after: StepTimes) -> dict[str, object]:
-    """Mean milliseconds of a step, and of its parts; `other` is the runner's work around the model."""
+    """Mean milliseconds of a step and of its parts; `other` is the runner's work around the model."""
     steps = after.num_steps - before.num_steps
 
     def mean_ms(part: str) -> float:

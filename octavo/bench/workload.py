@@ -10,7 +10,7 @@ def random_prompts(count: int, length: int, vocab_size: int, seed: int) -> list[
 
 
 def arrival_times(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds from the start at which requests arrive: a Poisson process of `rate` a second; inf: all at once."""
+    """Seconds from the start at which requests arrive: a Poisson process of `rate` per second; inf: all at once."""
     if rate == float("inf"):
         return [0.0] * count
     return np.random.default_rng(seed).exponential(1.0 / rate, count).cumsum().tolist()

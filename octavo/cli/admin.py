@@ -1,4 +1,4 @@
-"""`octavo explain`, `octavo migrate` and `octavo cache`: commands for those who run a cluster."""
+"""`octavo explain`, `octavo migrate` and `octavo cache`: commands for operators of a cluster."""
 
 import dataclasses
 import json
@@ -9,10 +9,10 @@ import typer
 from octavo.cli.flags import TARGET, TLS, TLS_CA, TLS_CERT, TLS_KEY, connection, note_unreachable, reaching
 
 
-def register_cache(app: typer.Typer) -> None:
-    cache = typer.Typer(no_args_is_help=True, help="The prefix caches of a running cluster.")
+def register_cache(app: typer.Typer, group: str) -> None:
+    cache = typer.Typer(no_args_is_help=True, help="Empty the prefix caches of a running cluster.")
     cache.command()(reset)
-    app.add_typer(cache, name="cache")
+    app.add_typer(cache, name="cache", rich_help_panel=group)
 
 
 def reset(
@@ -22,9 +22,9 @@ def reset(
     tls_cert: TLS_CERT = None,
     tls_key: TLS_KEY = None,
 ) -> None:
-    """Forget what is cached: later requests share no blocks with earlier ones. What runs goes on undisturbed.
+    """Empty the prefix caches, for measurements that must start cold.
 
-    For measurements that must begin cold.
+    Later requests share no blocks with earlier ones; running requests are not disturbed.
     """
     from octavo.client.admin import Admin
 
@@ -32,20 +32,22 @@ def reset(
     with reaching(target), Admin(target, **to) as admin:
         reset = admin.reset_prefix_cache()
     note_unreachable(reset.unreachable)
-    typer.echo(f"{reset.num_blocks:,} KV blocks were cached and can't be found any more")
+    typer.echo(f"{reset.num_blocks:,} cached KV blocks were forgotten")
 
 
-def register_migrate(app: typer.Typer) -> None:
-    app.command()(migrate)
+def register_migrate(app: typer.Typer, group: str) -> None:
+    app.command(rich_help_panel=group)(migrate)
 
 
 def migrate(
     request_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The request's id, as clients and logs have it.", show_default=False)
+        str, typer.Argument(metavar="ID", help="The request's id, as clients and logs show it.", show_default=False)
     ],
     to: Annotated[
         str,
-        typer.Option(metavar="ADDRESS", help="A replica, as scheduler_addresses has it. Empty: the router chooses."),
+        typer.Option(
+            metavar="ADDRESS", help="The replica to move to, as in scheduler_addresses. Empty: the router chooses."
+        ),
     ] = "",
     target: TARGET = "localhost:50051",
     tls: TLS = False,
@@ -53,9 +55,9 @@ def migrate(
     tls_cert: TLS_CERT = None,
     tls_key: TLS_KEY = None,
 ) -> None:
-    """Have another replica go on with a live request: the same tokens, after a pause.
+    """Move a running request to another replica without losing tokens.
 
-    The target is the router that streams it.
+    Its stream pauses, then continues with the tokens it would have had. --target is the router that streams it.
     """
     from octavo.client.admin import Admin
 
@@ -65,25 +67,28 @@ def migrate(
     typer.echo(f"moved after {done.num_output_tokens:,} output tokens, from {done.moved_from} to {done.moved_to}")
 
 
-def register_explain(app: typer.Typer) -> None:
-    app.command()(explain)
+def register_explain(app: typer.Typer, group: str) -> None:
+    app.command(rich_help_panel=group)(explain)
 
 
 def explain(
     request_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The request's id, as clients and logs have it.", show_default=False)
+        str, typer.Argument(metavar="ID", help="The request's id, as clients and logs show it.", show_default=False)
     ],
     target: TARGET = "localhost:50051",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line and timeline, for programs.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each timeline as a line of JSON, for programs.")
+    ] = False,
     tls: TLS = False,
     tls_ca: TLS_CA = None,
     tls_cert: TLS_CERT = None,
     tls_key: TLS_KEY = None,
 ) -> None:
-    """Show what happened to a request, and where its time went: queued, prefill, decode, preempted.
+    """Show what happened to a request and where its time went.
 
-    Each replica knows the requests it has now and the latest that have finished. `octavo chat -v` and `octavo complete
-    -v` show a request's id; in Python it is `request_id` of a result.
+    Splits its time into queued, prefill, decode and preempted. Each replica knows its live requests and those that
+    finished last. `octavo chat -v` and `octavo complete -v` print a request's id; in Python, it is `request_id` of a
+    result.
 
     Example: [bold]octavo explain 7d5ad9f3cd6f4ac8a3e9e8cd2b7ff3e4[/]
     """

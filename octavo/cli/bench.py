@@ -27,43 +27,52 @@ class Scales(StrEnum):
 
 def kernels(
     tune: Annotated[
-        Tunable | None, typer.Option(help="Look for the fastest tiles of this kernel, and write them to a file.")
+        Tunable | None, typer.Option(help="The kernel whose fastest tile sizes are searched for and written to a file.")
     ] = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option(metavar="N,K", help="Outputs and inputs of a linear layer. May be given several times."),
+        typer.Option(metavar="N,K", help="Number of outputs and inputs of a linear layer. May be given several times."),
     ] = None,
     scales: Annotated[
-        Scales, typer.Option(help="Of 128 x 128 blocks and groups of 128 inputs, or of channels and tokens.")
+        Scales,
+        typer.Option(
+            help="block: one per 128 x 128 weights and per 128 inputs of a token. channel: one per output channel "
+            "and per token."
+        ),
     ] = Scales.BLOCK,
     batch_sizes: Annotated[
-        str, typer.Option(metavar="M,M,...", help="Default: 1 to 4096, those of vLLM's files.")
+        str,
+        typer.Option(
+            metavar="M,M,...", help="Batch sizes to tune for. Default: those of vLLM's files, from 1 to 4096."
+        ),
     ] = "",
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="For the files. Default: $OCTAVO_TUNED_CONFIG_FOLDER, else fp8_gemm/ in the cache directory; kernels "
-            "look there."
+            help="Where the files go. Default: where kernels look for them, $OCTAVO_TUNED_CONFIG_FOLDER or else "
+            "fp8_gemm/ in the cache directory."
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, for programs; no progress bar.")
+        bool, typer.Option("--json", help="Print one JSON object per line, for programs, and no progress bar.")
     ] = False,
 ) -> None:
-    """Tune kernels on the GPUs of this machine, all that are visible at once.
+    """Tune kernels on all visible GPUs of this machine.
 
-    Interrupt it at any time: the same command goes on where it was.
+    It can be interrupted at any time: the same command continues where it stopped.
 
     Example: [bold]octavo bench kernels --tune fp8_gemm --shape 4096,7168 --shape 7168,2048[/]
     """
     if tune is None:
         raise typer.BadParameter(
-            f"is needed, with one of {', '.join(Tunable)}; `python -m benchmarks.gpu.run_all` in the repository "
+            f"is needed: one of {', '.join(Tunable)}; `python -m benchmarks.gpu.run_all` in the repository "
             "measures all kernels",
             param_hint="--tune",
         )
     if not shape:
-        raise typer.BadParameter("is needed, such as 4096,7168; workers name those they miss", param_hint="--shape")
+        raise typer.BadParameter(
+            "is needed, such as 4096,7168; the logs of workers name the shapes that lack a file", param_hint="--shape"
+        )
 
     from octavo.bench.tune.problem import Shape
 
@@ -125,36 +134,38 @@ def _numbers(text: str, flag: str, wanted: str, count: int | None = None) -> lis
     return [int(part) for part in parts]
 
 
-PROMPT_LEN = Annotated[int, typer.Option(min=1, help="Tokens of each prompt, drawn at random.")]
-OUTPUT_LEN = Annotated[int, typer.Option(min=1, help="Tokens of each output, exactly.")]
-SEED = Annotated[int, typer.Option(min=0, help="Of prompts and arrival times.")]
-JSON = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs; no progress bar.")]
+PROMPT_LEN = Annotated[int, typer.Option(min=1, help="Tokens in each prompt, drawn at random.")]
+OUTPUT_LEN = Annotated[int, typer.Option(min=1, help="Tokens in each output, exactly.")]
+SEED = Annotated[int, typer.Option(min=0, help="Seed for prompts and arrival times.")]
+JSON = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object per line, for programs, and no progress bar.")
+]
 
 
-def register(app: typer.Typer) -> None:
-    bench = typer.Typer(no_args_is_help=True, help="Measure a running cluster, the engine alone, or kernels.")
+def register(app: typer.Typer, group: str) -> None:
+    bench = typer.Typer(no_args_is_help=True, help="Measure a running cluster or the engine alone; tune GPU kernels.")
     bench.command()(serve)
     bench.command(context_settings=SNAKE_CASE_FLAGS)(with_option_flags(throughput))
     bench.command()(kernels)
-    app.add_typer(bench, name="bench")
+    app.add_typer(bench, name="bench", rich_help_panel=group)
 
 
 def serve(
-    target: Annotated[str, typer.Option(metavar="HOST:PORT", help="The router.")] = "localhost:50051",
-    num_requests: Annotated[int, typer.Option(min=1, help="How many are sent.")] = 64,
+    target: Annotated[str, typer.Option(metavar="HOST:PORT", help="The router to measure.")] = "localhost:50051",
+    num_requests: Annotated[int, typer.Option(min=1, help="How many requests are sent.")] = 64,
     request_rate: Annotated[
-        float, typer.Option(metavar="R|inf", help="Requests a second, arriving at random; inf: all at once.")
+        float, typer.Option(metavar="R|inf", help="Requests per second, arriving at random. inf: all at once.")
     ] = math.inf,
-    concurrency: Annotated[int, typer.Option(min=0, help="Requests under way at most; 0: no bound.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=0, help="Most requests in flight at once. 0: no limit.")] = 0,
     prompt_len: PROMPT_LEN = 128,
     output_len: OUTPUT_LEN = 128,
     seed: SEED = 0,
     as_json: JSON = False,
 ) -> None:
-    """Measure a running cluster as its clients see it: throughput, and latencies with their percentiles.
+    """Measure a running cluster as its clients see it.
 
-    TTFT is the time to the first token, ITL the time between tokens, e2e that of the whole request. Exits with 1 if a
-    request failed.
+    Reports throughput, and percentiles of latencies: TTFT is the time to the first token, ITL the time between tokens,
+    e2e the time of the whole request. Exits with 1 if a request failed.
 
     Example: [bold]octavo bench serve --num-requests 200 --request-rate 4[/]
     """
@@ -186,21 +197,25 @@ def serve(
 def throughput(
     config: CONFIG_FLAG = None,
     concurrency: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Requests at once; one measurement for each number.")
+        str, typer.Option(metavar="N,N,...", help="Requests in flight at once; one measurement for each number.")
     ] = "1,8,32,64",
     prompt_len: PROMPT_LEN = 128,
     output_len: OUTPUT_LEN = 128,
     seed: SEED = 0,
     profile: Annotated[
         bool,
-        typer.Option("--profile", help="Also run torch's profiler, in a pass of its own: GEMM, attention, other ops."),
+        typer.Option(
+            "--profile",
+            help="Also split the time of a step, in a separate pass: GEMM, attention, rope, scheduling, Python.",
+        ),
     ] = False,
     as_json: JSON = False,
     **flags: Any,
 ) -> None:
-    """Measure the engine alone: scheduler core and worker in one process, without router or sockets.
+    """Measure the engine alone, without router or sockets.
 
-    For each concurrency, so many requests begin together and run to their end; a short run before it warms up.
+    Scheduler core and worker run in one process. For each concurrency, that many requests start together and run to
+    their end; a short run warms up first.
 
     Example: [bold]octavo bench throughput --concurrency 1,64 --worker-threads 2[/]
     """
@@ -228,5 +243,5 @@ def _counts(text: str) -> list[int]:
     except ValueError:
         counts = []
     if not counts or min(counts) < 1:
-        raise typer.BadParameter(f"{text!r} is no list of numbers above 0, such as 1,8,32", param_hint="--concurrency")
+        raise typer.BadParameter(f"{text!r} is not a list of numbers above 0, as in 1,8", param_hint="--concurrency")
     return counts

@@ -19,14 +19,16 @@ TARGETS = Annotated[
     typer.Option(
         "--target",
         metavar="HOST:PORT",
-        help="A router; several, comma-separated or in several flags, stand in for each other.",
+        help="A router. If you name several, comma-separated or in several flags, any of them may answer.",
     ),
 ]
-MODEL = Annotated[str, typer.Option(help="The served model's name. Empty: whichever is served.")]
-SYSTEM = Annotated[str, typer.Option(metavar="TEXT", help="A system message before the user's.")]
-TIMEOUT = Annotated[float | None, typer.Option(metavar="SECONDS", help="For the whole request.")]
+MODEL = Annotated[str, typer.Option(help="The served model's name. Empty: the one that is served.")]
+SYSTEM = Annotated[str, typer.Option(metavar="TEXT", help="A system message, sent before yours.")]
+TIMEOUT = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="Time limit for the whole request. Default: none.")
+]
 VERBOSE = Annotated[
-    bool, typer.Option("-v", "--verbose", help="Show the request's id on stderr, for `octavo explain`.")
+    bool, typer.Option("-v", "--verbose", help="Print the request's id on stderr, for `octavo explain`.")
 ]
 PANEL = "Sampling (unset: the model's own defaults)"
 
@@ -35,19 +37,24 @@ def _sampling(help: str) -> typer.models.OptionInfo:
     return typer.Option(help=help, rich_help_panel=PANEL, show_default=False)
 
 
-SEED = Annotated[int | None, _sampling("Equal seeds give equal output.")]
-MAX_TOKENS = Annotated[int | None, _sampling("Output tokens at most.")]
-STOP = Annotated[list[str] | None, _sampling("End before this text; may be given several times.")]
-IGNORE_EOS = Annotated[bool, typer.Option("--ignore-eos", help="Go on to max_tokens.", rich_help_panel=PANEL)]
+SEED = Annotated[int | None, _sampling("The same seed gives the same output.")]
+MAX_TOKENS = Annotated[int | None, _sampling("Most output tokens.")]
+STOP = Annotated[list[str] | None, _sampling("Stop before this text. May be given several times.")]
+IGNORE_EOS = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-eos", help="Continue to max_tokens, past the model's end-of-sequence token.", rich_help_panel=PANEL
+    ),
+]
 
 
-def register(app: typer.Typer) -> None:
+def register(app: typer.Typer, group: str) -> None:
     for command in (chat, complete):
-        app.command()(_with_numbers(command))
+        app.command(rich_help_panel=group)(_with_numbers(command))
 
 
 def _with_numbers(command: Callable[..., None]) -> Callable[..., None]:
-    """In place of its **numbers, gives a command a flag for each number of configs.sampling, before `seed`."""
+    """Replaces a command's **numbers by a flag for each number of configs.sampling, placed before `seed`."""
     signature = inspect.signature(command)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     place = list(signature.parameters).index("seed")
@@ -89,7 +96,7 @@ def _sampling_params(
 
 
 def chat(
-    message: Annotated[str, typer.Argument(help="What you say to the model.", show_default=False)],
+    message: Annotated[str, typer.Argument(help="Your message to the model.", show_default=False)],
     target: TARGETS = ["localhost:50051"],  # noqa: B006 (typer copies it)
     system: SYSTEM = "",
     model: MODEL = "",
@@ -116,7 +123,7 @@ def chat(
 
 
 def complete(
-    prompt: Annotated[str, typer.Argument(help="Text to continue, used as it is.", show_default=False)],
+    prompt: Annotated[str, typer.Argument(help="The text to continue, without a chat template.", show_default=False)],
     target: TARGETS = ["localhost:50051"],  # noqa: B006 (typer copies it)
     model: MODEL = "",
     timeout: TIMEOUT = None,
@@ -131,7 +138,9 @@ def complete(
     tls_key: TLS_KEY = None,
     **numbers: float | None,
 ) -> None:
-    """Have a running cluster continue a text (at most 128 tokens, unless --max-tokens says otherwise).
+    """Let a running cluster continue a text and stream what it adds.
+
+    It adds at most 128 tokens, unless --max-tokens is given.
 
     Example: [bold]octavo complete "The capital of France is" --max-tokens 8[/]
     """

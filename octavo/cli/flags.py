@@ -1,5 +1,5 @@
-"""Flags that several commands share: one for each option, made from its definition, and those for connecting to a
-cluster.
+"""Flags that several commands share: one for each option, made from its definition, and the flags for connecting to
+a cluster.
 """
 
 import contextlib
@@ -27,13 +27,15 @@ SNAKE_CASE_FLAGS = {"token_normalize_func": lambda flag: flag.replace("_", "-")}
 CONFIG_FLAG = Annotated[
     Path | None,
     typer.Option(
-        "-c", "--config", help="YAML file of options, such as configs/local.yaml. Flags and OCTAVO_... variables win."
+        "-c",
+        "--config",
+        help="YAML file of options, such as configs/local.yaml. Flags and OCTAVO_... variables override it.",
     ),
 ]
 
 
 def with_option_flags(command: Callable[..., Any], names: Collection[str] = Options.model_fields) -> Callable[..., Any]:
-    """Adds a flag for every option of Options, or those of these names, to a command that takes them as `**flags`."""
+    """Adds a flag for each option in `names` (default: all) to a command that takes them as `**flags`."""
     signature = inspect.signature(command)
     own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     clashes = {p.name for p in own} & set(names)
@@ -45,7 +47,7 @@ def with_option_flags(command: Callable[..., Any], names: Collection[str] = Opti
 
 
 def options_from_flags(config: Path | None, flags: dict[str, Any]) -> Options:
-    """The options of file, environment and the flags that were given. Raises ConfigError."""
+    """The options from the file, the environment and the flags that were given. Raises ConfigError."""
     return load_options(config, {name: value for name, value in flags.items() if value is not None})
 
 
@@ -54,20 +56,22 @@ def _flag(name: str, info: FieldInfo) -> inspect.Parameter:
     kind = _plain_type(info.annotation)
     long = "--" + name.replace("_", "-")
     declaration = f"{long}/--no-{long[2:]}" if kind is bool else long
+    # The backslash keeps rich from taking octavo[otel] for markup.
+    description = (info.description or "").replace("[", r"\[")
     option = typer.Option(
         declaration,
-        help=f"{info.description} {_range_and_default(info)}",
+        help=f"{description} {_range_and_default(info)}",
         rich_help_panel=str(info.json_schema_extra["group"]),
         metavar=None if kind is bool else _metavar(kind),
         show_default=False,
     )
-    # Values stay text: configs.load checks them all in one place, whatever they came by.
+    # Values stay text: configs.load checks all values in one place, wherever they come from.
     annotation = Annotated[(bool if kind is bool else str) | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _plain_type(annotation: Any) -> Any:
-    """Without Annotated, and a tuple for all its items."""
+    """Strips Annotated."""
     if get_origin(annotation) is Annotated:
         return _plain_type(get_args(annotation)[0])
     return annotation
@@ -92,37 +96,43 @@ def _range_and_default(info: FieldInfo) -> str:
             case annotated_types.Le(le=value):
                 high = f"up to {value:,}"
     default = info.get_default(call_default_factory=True, validated_data={})
-    shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default
-    parts = [f"default {shown}" if shown not in ("", ()) else "", " ".join(filter(None, (low, high)))]
+    if isinstance(default, bool):
+        default = "on" if default else "off"
+    elif isinstance(default, tuple):
+        default = ",".join(map(str, default))
+    parts = [f"default {default}" if default != "" else "", " ".join(filter(None, (low, high)))]
     return f"[dim]({'; '.join(filter(None, parts))})[/]" if any(parts) else ""
 
 
 TARGET = Annotated[str, typer.Option(metavar="HOST:PORT", help="A router, or one scheduler.")]
 _PANEL = "Connection"
-TLS = Annotated[bool, typer.Option("--tls", help="Speak TLS, and trust the usual CAs.", rich_help_panel=_PANEL)]
+TLS = Annotated[bool, typer.Option("--tls", help="Use TLS and trust the CAs that gRPC trusts.", rich_help_panel=_PANEL)]
 TLS_CA = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Speak TLS, and trust these CAs (PEM).", rich_help_panel=_PANEL)
+    str | None, typer.Option(metavar="FILE", help="Use TLS and trust these CAs (PEM).", rich_help_panel=_PANEL)
 ]
 TLS_CERT = Annotated[
-    str | None, typer.Option(metavar="FILE", help="A certificate of yours, if asked for one.", rich_help_panel=_PANEL)
+    str | None,
+    typer.Option(metavar="FILE", help="Your certificate, if the server asks for one (PEM).", rich_help_panel=_PANEL),
 ]
-TLS_KEY = Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's key.", rich_help_panel=_PANEL)]
-# From the environment alone: everybody on a machine sees the flags of its processes.
+TLS_KEY = Annotated[
+    str | None, typer.Option(metavar="FILE", help="The private key of your certificate (PEM).", rich_help_panel=_PANEL)
+]
+# Only from the environment: every user of a machine can see the flags of its processes.
 _API_KEY = "OCTAVO_API_KEY"
 
 
 class Connection(TypedDict):
-    """The arguments that all clients have."""
+    """The arguments that all clients take."""
 
     api_key: str
     credentials: "grpc.ChannelCredentials | None"
 
 
 def connection(tls: bool, ca_file: str | None, cert_file: str | None, key_file: str | None) -> Connection:
-    """As flags and the environment say. Raises typer.BadParameter."""
+    """Reads the connection's arguments from flags and the environment. Raises typer.BadParameter."""
     credentials = None
     if tls or ca_file or cert_file or key_file:
-        from octavo.client.connection import tls_credentials  # imports gRPC, which `--help` needs not wait for
+        from octavo.client.connection import tls_credentials  # imports gRPC, which `--help` does not need
 
         try:
             credentials = tls_credentials(ca_file, cert_file, key_file)
@@ -132,7 +142,7 @@ def connection(tls: bool, ca_file: str | None, cert_file: str | None, key_file: 
 
 
 def separate(targets: Iterable[str]) -> list[str]:
-    """Of a flag that may be given several times, or name several, comma-separated. Raises typer.BadParameter."""
+    """Splits the values of a flag that may be repeated or comma-separated. Raises typer.BadParameter."""
     found = [part.strip() for target in targets for part in target.split(",") if part.strip()]
     if not found:
         raise typer.BadParameter("--target is empty: give HOST:PORT of a router")
@@ -141,7 +151,7 @@ def separate(targets: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def reaching(*targets: str) -> Iterator[None]:
-    """Says in Unavailable what to do about it."""
+    """Adds to Unavailable what to do about it."""
     try:
         yield
     except Unavailable as error:
@@ -152,6 +162,6 @@ def reaching(*targets: str) -> Iterator[None]:
 
 
 def note_unreachable(replicas: Iterable[str]) -> None:
-    """On stderr: the answer is not that of all replicas."""
+    """Warns on stderr that the answer is not from all replicas."""
     for replica in replicas:
         print(f"octavo: not reached: {replica}", file=sys.stderr)

@@ -1,14 +1,18 @@
 """The entry point of the `octavo` command."""
 
+import inspect
+import re
 import sys
+from collections.abc import Callable
 
 import typer
 
 import runtime.quiet_grpc  # noqa: F401 (before grpc)
 from configs.load import ConfigError
-from octavo.cli import admin, bench, call, keys, plan, replay, up, version
+from octavo.cli import admin, bench, call, doctor, keys, plan, pull, replay, up, version
 from octavo.client.errors import OctavoError
 from octavo.cluster.errors import ClusterError
+from runtime.hub.errors import HubError
 from runtime.model_files import ModelNotFoundError
 
 USAGE_ERROR = 2
@@ -16,18 +20,36 @@ FAILURE = 1
 
 app = typer.Typer(
     name="octavo",
-    help="Serve large language models over gRPC, and talk to them.",
+    help="Serve large language models on one machine or many, and talk to them.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for register in (
-    up.register, call.register, admin.register_explain, admin.register_migrate, admin.register_cache, bench.register,
-    plan.register, replay.register, keys.register, version.register,
-):  # fmt: skip
-    register(app)
+# The panels of `octavo --help`, in order: what a user wants to do, and the commands for it.
+GROUPS: dict[str, tuple[Callable[[typer.Typer, str], None], ...]] = {
+    "Serve a model": (up.register, pull.register, doctor.register),
+    "Ask a model": (call.register,),
+    "Look inside": (admin.register_explain, replay.register, version.register),
+    "Measure and plan": (bench.register, plan.register),
+    "Operate a cluster": (admin.register_migrate, admin.register_cache, keys.register),
+}
+for group, registers in GROUPS.items():
+    for register in registers:
+        register(app, group)
+
+
+def _unwrap(commands: typer.Typer) -> None:
+    """Joins the lines of each paragraph of help: typer would break them where the docstring does."""
+    for command in commands.registered_commands:
+        command.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(command.callback) or "")
+    for subcommands in commands.registered_groups:
+        assert subcommands.typer_instance is not None
+        _unwrap(subcommands.typer_instance)
+
+
+_unwrap(app)
 
 
 def main() -> None:
@@ -36,7 +58,7 @@ def main() -> None:
         app()
     except (ConfigError, ModelNotFoundError) as error:
         _fail(error, USAGE_ERROR)
-    except (ClusterError, OctavoError) as error:
+    except (ClusterError, HubError, OctavoError) as error:
         _fail(error, FAILURE)
     except KeyboardInterrupt:
         sys.exit(130)

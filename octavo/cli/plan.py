@@ -11,7 +11,7 @@ from configs.load import ConfigError
 from configs.options import Options
 from octavo.cli.flags import CONFIG_FLAG, SNAKE_CASE_FLAGS, with_option_flags
 
-# Flags of their own here, for they take lists.
+# These take lists here, so they have their own flags.
 _LISTS = {"max_num_seqs", "max_num_batched_tokens", "data_parallel_size"}
 _OPTION_FLAGS = {
     name
@@ -21,15 +21,22 @@ _OPTION_FLAGS = {
     and name not in _LISTS
 }
 _NOTHING_WITHIN_LIMITS = 1
-_COSTS, _WORKLOAD, _GRID, _OUTPUT = "Costs: measured, or of GPUs", "Workload", "Grid: one number, or N,N,...", "Output"
+_COSTS, _WORKLOAD, _GRID, _OUTPUT = (
+    "Costs: from measurements (--fit) or a GPU's data sheet (--gpu)",
+    "Workload",
+    "Settings to try: N or N,N,...",
+    "Output",
+)
 
 
 def _list_flag(help: str) -> Any:
     return typer.Option(metavar="N,N,...", help=help, rich_help_panel=_GRID)
 
 
-def register(app: typer.Typer) -> None:
-    app.command(name="plan", context_settings=SNAKE_CASE_FLAGS)(with_option_flags(plan, _OPTION_FLAGS))
+def register(app: typer.Typer, group: str) -> None:
+    app.command(name="plan", rich_help_panel=group, context_settings=SNAKE_CASE_FLAGS)(
+        with_option_flags(plan, _OPTION_FLAGS)
+    )
 
 
 def plan(
@@ -39,14 +46,14 @@ def plan(
         typer.Option(
             metavar="FILE",
             rich_help_panel=_COSTS,
-            help="What `octavo bench throughput --json` printed on the machine in question: its steps are the costs. "
-            "Lines of `octavo bench serve --json` say what a cluster adds. May be given several times.",
+            help="Output of `octavo bench throughput --json` from the machine in question: its steps give the costs. "
+            "Output of `octavo bench serve --json` adds the costs of a cluster. May be given several times.",
         ),
     ] = None,
     gpu: Annotated[
         str,
         typer.Option(
-            metavar="NAME", rich_help_panel=_COSTS, help="A GPU, such as H200, whose data sheet is the costs."
+            metavar="NAME", rich_help_panel=_COSTS, help="A GPU, such as H200, whose data sheet gives the costs."
         ),
     ] = "",
     model: Annotated[
@@ -61,7 +68,9 @@ def plan(
     num_gpus: Annotated[
         int,
         typer.Option(
-            min=0, rich_help_panel=_COSTS, help="With --gpu: try every TP x PP x DP on so many, and recommend one."
+            min=0,
+            rich_help_panel=_COSTS,
+            help="With --gpu: try every TP x PP x DP on this many GPUs, and recommend one.",
         ),
     ] = 0,
     interconnect: Annotated[
@@ -73,77 +82,97 @@ def plan(
             "Default: the GPU's fastest.",
         ),
     ] = "",
-    gpus_per_node: Annotated[int, typer.Option(min=1, rich_help_panel=_COSTS, help="GPUs of one host.")] = 8,
+    gpus_per_node: Annotated[int, typer.Option(min=1, rich_help_panel=_COSTS, help="GPUs in one host.")] = 8,
     gpu_memory_utilization: Annotated[
-        float, typer.Option(rich_help_panel=_COSTS, help="Share of a GPU's memory that is used.")
+        float, typer.Option(rich_help_panel=_COSTS, help="Fraction of a GPU's memory to use.")
     ] = 0.9,
     quantization: Annotated[
         str,
         typer.Option(
             metavar="none|fp8|int8|int4",
             rich_help_panel=_COSTS,
-            help="Of the layers' weights: fp8 and int8 in 8 bits, int4 in 4 and what their scales take.",
+            help="How the layers' weights are stored: fp8 and int8 take 8 bits each, int4 takes 4, plus scales.",
         ),
     ] = "none",
     kv_cache_dtype: Annotated[
-        str, typer.Option(metavar="auto|fp8", rich_help_panel=_COSTS, help="fp8: KV in 8 bits. auto: in 16.")
+        str, typer.Option(metavar="auto|fp8", rich_help_panel=_COSTS, help="fp8: 8 bits per KV value. auto: 16 bits.")
     ] = "auto",
-    num_requests: Annotated[int, typer.Option(min=1, rich_help_panel=_WORKLOAD, help="How many are sent.")] = 1000,
+    num_requests: Annotated[
+        int, typer.Option(min=1, rich_help_panel=_WORKLOAD, help="How many requests are sent.")
+    ] = 1000,
     request_rate: Annotated[
         float,
         typer.Option(
-            metavar="R|inf", rich_help_panel=_WORKLOAD, help="A second, arriving at random; inf: all at once."
+            metavar="R|inf",
+            rich_help_panel=_WORKLOAD,
+            help="Requests per second, arriving at random. inf: all at once.",
         ),
     ] = math.inf,
     concurrency: Annotated[
-        int, typer.Option(min=0, rich_help_panel=_WORKLOAD, help="Requests under way at most; 0: no bound.")
+        int, typer.Option(min=0, rich_help_panel=_WORKLOAD, help="Most requests in flight at once. 0: no limit.")
     ] = 0,
     prompt_len: Annotated[
         str,
         typer.Option(
-            metavar="LENGTH", rich_help_panel=_WORKLOAD, help="Tokens: N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA."
+            metavar="LENGTH",
+            rich_help_panel=_WORKLOAD,
+            help="Tokens in a prompt: N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA.",
         ),
     ] = "128",
     output_len: Annotated[
-        str, typer.Option(metavar="LENGTH", rich_help_panel=_WORKLOAD, help="As prompt_len.")
+        str, typer.Option(metavar="LENGTH", rich_help_panel=_WORKLOAD, help="Tokens in an output: as --prompt-len.")
     ] = "128",
     shared_prefix: Annotated[
         float,
-        typer.Option(min=0, max=1, rich_help_panel=_WORKLOAD, help="Share of a prompt that others begin with, too."),
+        typer.Option(
+            min=0,
+            max=1,
+            rich_help_panel=_WORKLOAD,
+            help="Fraction of each prompt that is a prefix shared with others.",
+        ),
     ] = 0.0,
-    num_prefixes: Annotated[int, typer.Option(min=1, rich_help_panel=_WORKLOAD, help="Different beginnings.")] = 1,
+    num_prefixes: Annotated[
+        int, typer.Option(min=1, rich_help_panel=_WORKLOAD, help="How many different shared prefixes there are.")
+    ] = 1,
     arrivals: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.csv",
             rich_help_panel=_WORKLOAD,
-            help="Requests from a file instead: arrival_s,prompt_len,output_len[,prefix_id], with this header.",
+            help="Take the requests from a file instead. Its header: arrival_s,prompt_len,output_len[,prefix_id].",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, rich_help_panel=_WORKLOAD, help="Of lengths and arrivals.")] = 0,
-    max_num_seqs: Annotated[str, _list_flag("Sequences that run at once in a replica.")] = "",
-    max_num_batched_tokens: Annotated[str, _list_flag("Token budget of a step.")] = "",
+    seed: Annotated[int, typer.Option(min=0, rich_help_panel=_WORKLOAD, help="Seed for lengths and arrivals.")] = 0,
+    max_num_seqs: Annotated[str, _list_flag("Most sequences that a replica runs at once.")] = "",
+    max_num_batched_tokens: Annotated[str, _list_flag("Token budget of one step.")] = "",
     data_parallel_size: Annotated[str, _list_flag("Replicas; each request goes to the least loaded.")] = "",
     tensor_parallel_size: Annotated[str, _list_flag("With --gpu: GPUs that share each layer.")] = "",
-    pipeline_parallel_size: Annotated[str, _list_flag("With --gpu: stages, each with a part of the layers.")] = "",
+    pipeline_parallel_size: Annotated[str, _list_flag("With --gpu: stages, each with some of the layers.")] = "",
     max_itl_ms: Annotated[
-        float | None, typer.Option(min=0, rich_help_panel=_OUTPUT, help="What the 99th percentile of ITL may be.")
+        float | None,
+        typer.Option(
+            min=0, rich_help_panel=_OUTPUT, help="Limit for the 99th percentile of ITL, the time between tokens."
+        ),
     ] = None,
     max_ttft_ms: Annotated[
-        float | None, typer.Option(min=0, rich_help_panel=_OUTPUT, help="What the 99th percentile of TTFT may be.")
+        float | None,
+        typer.Option(
+            min=0, rich_help_panel=_OUTPUT, help="Limit for the 99th percentile of TTFT, the time to the first token."
+        ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", rich_help_panel=_OUTPUT, help="Also draw the outcomes.")
+        Path | None, typer.Option(metavar="FILE.png", rich_help_panel=_OUTPUT, help="Also plot the outcomes.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="One JSON object a line, for programs.")
+        bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="Print one JSON object per line, for programs.")
     ] = False,
     **flags: Any,
 ) -> None:
-    """Predict throughput and latencies of a setting, or find the best of many, without running anything.
+    """Predict throughput and latency of settings without running them.
 
-    The real scheduling core plans every step of the workload; a model of costs says how long each takes. It is fitted
-    to measured steps (--fit), or made from a GPU's data sheet and a model's config.json (--gpu).
+    Tries one setting, or finds the best of many. The real scheduling core plans every step of the workload; a cost
+    model says how long each step takes. The cost model is fitted to measured steps (--fit), or made from a GPU's data
+    sheet and a model's config.json (--gpu).
 
     Example: [bold]octavo bench throughput --json > steps.jsonl[/], then
     [bold]octavo plan --fit steps.jsonl --concurrency 32 --max-num-batched-tokens 128,512,2048[/]

@@ -15,23 +15,28 @@ _DIFFERS = 1
 _UNREADABLE = 2
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(replay)
+def register(app: typer.Typer, group: str) -> None:
+    app.command(rich_help_panel=group)(replay)
 
 
 def replay(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Traces, in any order: FILE, FILE.1.", show_default=False)
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="The files of one trace or more, in any order, such as FILE and FILE.1.",
+            show_default=False,
+        ),
     ],
     request_id: Annotated[
         str, typer.Option("--explain", metavar="ID", help="Also show what happened to this request.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a file, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per file, for programs.")] = False,
 ) -> None:
-    """Verify that the scheduler's core, told again what `octavo up --trace FILE` recorded, makes the same plans.
+    """Replay a trace and check that the scheduler plans the same steps.
 
-    Needs no model and no cluster. Exits with 0 if every plan is equal; with 1 at the first one that is not, after
-    saying where; with 2 if a file is not a trace, or is damaged.
+    `octavo up --trace FILE` records traces; replaying one needs no model and no cluster. Exits with 0 if every plan is
+    equal, with 1 at the first that differs, after saying where, and with 2 if a file is not a trace or is damaged.
 
     Example: [bold]octavo replay run.0.trace.1 run.0.trace[/]
     """
@@ -56,7 +61,7 @@ def replay(
     difference = outcomes[-1].difference
     if difference is None and not as_json:
         num_plans = sum(outcome.num_plans for outcome in outcomes)
-        typer.echo(f"every plan is equal: {num_plans:,} in {seconds:.1f} s, {num_plans / seconds:,.0f} a second")
+        typer.echo(f"every plan is equal: {num_plans:,} in {seconds:.1f} s, {num_plans / seconds:,.0f} per second")
     if request_id and not as_json:
         _explain(request_id, outcomes)
     if difference is not None:
@@ -79,7 +84,7 @@ def _print(outcome: "Replayed") -> None:
         f"workers lost {outcome.num_epochs_lost} times"
     )
     if outcome.num_torn_bytes:
-        typer.echo(f"  its last {outcome.num_torn_bytes} bytes are part of a record that was cut off: not replayed")
+        typer.echo(f"  its last {outcome.num_torn_bytes} bytes are part of a truncated record and were not replayed")
     if outcome.difference is not None:
         _print_difference(outcome.difference)
 
@@ -88,7 +93,7 @@ def _print_difference(difference: "Difference") -> None:
     typer.echo(f"  step {difference.step}, {difference.time:.6f} s after the first call: {difference.field} differs")
     typer.echo(f"    in the trace  {difference.expected}")
     typer.echo(f"    replayed      {difference.got}")
-    typer.echo("  the calls up to it:")
+    typer.echo("  the calls up to that step:")
     for call in difference.calls:
         typer.echo(f"    {call}")
 
@@ -103,7 +108,7 @@ def _explain(request_id: str, outcomes: "list[Replayed]") -> None:
     console = Console()
     found = [(timeline, outcome) for outcome in outcomes for timeline in outcome.timelines]
     if not found:
-        typer.echo(f"octavo: no request of these traces has the id {request_id!r}", err=True)
+        typer.echo(f"octavo: no request in these traces has the id {request_id!r}", err=True)
     for timeline, outcome in found:
         message = timeline_message(timeline, str(outcome.origin.replica), outcome.now)
         console.print()

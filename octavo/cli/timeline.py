@@ -12,19 +12,19 @@ from octavo.client.admin import RequestTimeline, TimelineEntry
 
 
 class Phase(StrEnum):
-    """What a choice was at."""
+    """What a choice spent its time on."""
 
     QUEUED = "queued"
-    # Of the prompt, or of what it has to compute again.
+    # Computing the prompt, or recomputing what a preemption lost.
     PREFILL = "prefill"
     DECODE = "decode"
-    # Without its blocks, until it comes back.
+    # Waiting without blocks, until it resumes.
     PREEMPTED = "preempted"
-    # Between the entries kept of a very long timeline.
+    # The gap where a very long timeline dropped entries.
     NOT_KEPT = "not kept"
 
 
-# What begins with a moment. A finished choice is at nothing.
+# The phase that each moment begins. `finished` begins none.
 _BEGINS = {
     "queued": Phase.QUEUED,
     "admitted": Phase.PREFILL,
@@ -46,12 +46,12 @@ class Span:
 
 
 def choices_of(timeline: RequestTimeline) -> list[int]:
-    """In order."""
+    """The indices of the choices, in order."""
     return sorted({entry.choice for entry in timeline.entries})
 
 
 def spans_of(timeline: RequestTimeline, choice: int) -> list[Span]:
-    """A choice's time without gaps, from its first entry to its end or, if it lives, to now; none of them is empty."""
+    """The spans of a choice, without gaps, from its first entry to its end, or to now if it is live. None is empty."""
     before, after = _kept(timeline)
     parts = [[entry for entry in part if entry.choice == choice] for part in (before, after)]
     if timeline.num_dropped and parts[0]:
@@ -63,18 +63,18 @@ def spans_of(timeline: RequestTimeline, choice: int) -> list[Span]:
 
 
 def seconds_by_phase(spans: list[Span]) -> dict[Phase, float]:
-    """Every phase, in order."""
+    """Seconds in every phase, in the order of Phase."""
     return {phase: sum(span.end - span.begin for span in spans if span.phase is phase) for phase in Phase}
 
 
 def _kept(timeline: RequestTimeline) -> tuple[tuple[TimelineEntry, ...], tuple[TimelineEntry, ...]]:
-    """The entries before and after those dropped; as many are kept of the beginning as of the end."""
+    """The entries before and after the dropped ones: a timeline keeps as many at its beginning as at its end."""
     middle = len(timeline.entries) // 2 if timeline.num_dropped else len(timeline.entries)
     return timeline.entries[:middle], timeline.entries[middle:]
 
 
 def _spans(entries: list[TimelineEntry], until: float | None = None) -> Iterator[tuple[Phase, float, float]]:
-    """until: the end of what the last entry begins; None: unknown."""
+    """Yields phase, begin and end. until: when the phase of the last entry ends; None: unknown."""
     ends = [entry.time for entry in entries[1:]]
     if until is not None:
         ends.append(until)
@@ -84,7 +84,7 @@ def _spans(entries: list[TimelineEntry], until: float | None = None) -> Iterator
             yield phase, entry.time, end
 
 
-# Told apart without colours, too.
+# Distinct even without colours.
 _GLYPHS = {
     Phase.QUEUED: "░",
     Phase.PREFILL: "▒",
@@ -113,14 +113,14 @@ _TOKENS = {
 _REASONS = {
     "no_blocks": "others needed its KV blocks",
     "workers_lost": "its workers were lost",
-    "set_aside": "another is computed alone",
+    "set_aside": "another request is computed alone",
 }
 _LONGEST_BAR = 60
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A line of the table: an entry, or consecutive chunks of one choice."""
+    """A row of the table: an entry, or consecutive chunks of one choice."""
 
     entries: list[TimelineEntry]
 
@@ -143,7 +143,7 @@ class _Row:
 
 
 def draw(timeline: RequestTimeline, console: Console) -> None:
-    """One timeline: what happened, and where the time of each choice went."""
+    """Draws one timeline: what happened, and where the time of each choice went."""
     console.print(_title(timeline), highlight=False, soft_wrap=True)
     console.print(_table(timeline))
     console.print(_bars(timeline, console.width))
@@ -180,7 +180,7 @@ def _table(timeline: RequestTimeline) -> Table:
 
 
 def _rows(timeline: RequestTimeline, gap: int) -> Iterator[tuple[int, _Row]]:
-    """With the index of each one's first entry. No row spans the gap."""
+    """Yields each row with the index of its first entry. No row spans the gap."""
     start, entries = 0, timeline.entries
     for index in range(1, len(entries) + 1):
         if index < len(entries) and index != gap:
@@ -210,11 +210,11 @@ def _bars(timeline: RequestTimeline, width: int) -> RenderableType:
 
 
 def _bar(spans: list[Span], end: float, width: int) -> Text:
-    """Cells of equal time from 0 to `end`. A span shorter than half a cell may have none."""
+    """A bar of `width` cells of equal time, from 0 to `end`. A span shorter than half a cell may have no cell."""
     bar, filled = Text(no_wrap=True), 0
     for span in spans:
         until = round(span.end / end * width)
-        # What came before the choice's first entry is left blank.
+        # The time before the choice's first entry is left blank.
         blank = max(round(span.begin / end * width) - filled, 0)
         bar.append(" " * blank)
         bar.append(_GLYPHS[span.phase] * (until - filled - blank), _STYLES[span.phase])

@@ -1,4 +1,4 @@
-"""The client of those who run a cluster: what happened to a request, where it goes on, and a fresh prefix cache."""
+"""The operator's client: explains a request, migrates it, and resets prefix caches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _DEFAULT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEntry:
-    """Something that happened to a choice; the fields are those of `TimelineEntry` in protos/admin.proto."""
+    """An event of a choice; the fields are those of `TimelineEntry` in protos/admin.proto."""
 
     moment: str
     time: float
@@ -30,12 +30,12 @@ class TimelineEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimeline:
-    """One attempt at a request on one replica. Times are in seconds since the first entry; now: when it was asked."""
+    """One attempt at a request on one replica. Times are seconds since the first entry; now: the time of the answer."""
 
     request_id: str
     replica_id: str
     entries: tuple[TimelineEntry, ...]
-    # Of the middle.
+    # Entries dropped from the middle.
     num_dropped: int
     finished: bool
     now: float
@@ -64,7 +64,7 @@ class RequestTimeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """timelines: the oldest first. unreachable: replicas that could not be asked, with addresses and causes."""
+    """Timelines of a request, oldest first. unreachable: replicas that did not answer, with addresses and causes."""
 
     timelines: tuple[RequestTimeline, ...]
     unreachable: tuple[str, ...]
@@ -72,7 +72,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReset:
-    """num_blocks: that could be found before, over all replicas. unreachable: replicas that were not told."""
+    """num_blocks: blocks that were forgotten, over all replicas. unreachable: replicas that were not reached."""
 
     num_blocks: int
     unreachable: tuple[str, ...]
@@ -80,7 +80,7 @@ class CacheReset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """moved_from, moved_to: replicas, as scheduler_addresses has them. num_output_tokens: that the client had then."""
+    """moved_from, moved_to: replicas as in scheduler_addresses. num_output_tokens: those the client had by then."""
 
     moved_from: str
     moved_to: str
@@ -107,22 +107,22 @@ class Admin:
         self._timeout = timeout
 
     def explain(self, request_id: str) -> Explanation:
-        """What happened to a request, live or recently finished, at every attempt. Raises RequestNotFound."""
+        """Returns what happened to a live or recently finished request, at every attempt. Raises RequestNotFound."""
         answer = self._call(self._stub.Explain, pb.ExplainRequest(request_id=request_id))
         return Explanation(
             timelines=tuple(map(RequestTimeline.from_proto, answer.timelines)), unreachable=tuple(answer.unreachable)
         )
 
     def reset_prefix_cache(self) -> CacheReset:
-        """From now on no request finds blocks that were computed before."""
+        """Empties the prefix caches: later requests find no blocks that were computed before."""
         answer = self._call(self._stub.ResetPrefixCache, pb.ResetPrefixCacheRequest())
         return CacheReset(num_blocks=answer.num_blocks, unreachable=tuple(answer.unreachable))
 
     def migrate(self, request_id: str, replica: str = "") -> Migration:
-        """Has another replica go on with a live request of this router; its client sees a pause.
+        """Moves a live request of this router to another replica; its client sees a pause.
 
-        replica: which one, as scheduler_addresses has it; empty: the router chooses. Raises RequestNotFound, and
-        InvalidRequest if there is no such replica, or none that can go on exactly.
+        replica: the target, as in scheduler_addresses; empty: the router chooses. Raises RequestNotFound, and
+        InvalidRequest if there is no such replica, or none that can continue exactly.
         """
         answer = self._call(self._stub.Migrate, pb.MigrateRequest(request_id=request_id, replica=replica))
         return Migration(

@@ -1,7 +1,7 @@
-"""What a client holds of one request: a pure state machine that both clients drive.
+"""The client's state of one request: a pure state machine that both clients drive.
 
-It takes the messages of any number of calls, of whichever routers, and puts them together as one output. What it holds
-is at any time enough to go on elsewhere: `next_call` says so in a Resume.
+It assembles the messages of any number of calls, to any routers, into one output. Its state is always enough to
+continue at another router: `next_call` puts it into a Resume.
 """
 
 from octavo.client.errors import ProtocolError
@@ -46,7 +46,7 @@ class Assembly:
         self._attempt = 0
         self._num_resumes = 0
         self.num_calls = 0
-        # Whether the last of these has said Started.
+        # True if the last call has said Started.
         self.is_answered = False
         self._choices: dict[int, _ChoiceState] = {}
         self._prompt_logprobs: list[PositionLogprobs] = []
@@ -70,9 +70,9 @@ class Assembly:
         return len(self._prompt_logprobs) + sum(len(choice.token_ids) for choice in self._choices.values())
 
     def next_call(self) -> pb.GenerateRequest:
-        """The request to call with: the original one until a call has started, then one that resumes.
+        """The request for the next call: the original one until a call has started, then one that resumes.
 
-        Each resume is a new attempt, above all made before, because a lost call may still be live at its router.
+        Each resume has a higher attempt than all calls before it, because a lost call may still be live at its router.
         """
         self.num_calls += 1
         self.is_answered = False
@@ -100,7 +100,7 @@ class Assembly:
         return request
 
     def accept(self, message: pb.GenerateResponse) -> StreamEvent | None:
-        """What is new in the message; None if it holds nothing new. Raises ProtocolError."""
+        """Takes a message and returns what is new in it, or None. Raises ProtocolError."""
         kind = message.WhichOneof("event")
         if kind == "started":
             return self._accept_started(message.started)
@@ -117,7 +117,7 @@ class Assembly:
         raise ProtocolError("a message with no event that this client knows: is the server newer?")
 
     def generation(self) -> Generation:
-        """What has arrived so far, or the whole result once finished."""
+        """The output so far, or the whole result once finished."""
         started = self._started or pb.Started(request_id=self.request_id)
         return Generation(
             request_id=self.request_id,
@@ -179,7 +179,7 @@ class Assembly:
             raise ProtocolError(f"choice {chunk.index}: a gap; tokens {held} to {chunk.first_token - 1} are missing")
         if state.finish_reason is not None or chunk.first_token < held:
             if chunk.first_token + len(chunk.token_ids) > held:
-                # Its text cannot be cut at a token's border.
+                # The text of a chunk cannot be cut between tokens.
                 raise ProtocolError(
                     f"choice {chunk.index}: a chunk from token {chunk.first_token} reaches past the {held} held"
                 )
@@ -187,7 +187,7 @@ class Assembly:
         logprobs = tuple(map(PositionLogprobs.from_proto, chunk.logprobs))
         state.token_ids.extend(chunk.token_ids)
         state.logprobs.extend(logprobs)
-        # The next replica may be as the first one was; what another gave in between stays as it is.
+        # Once inexact, always inexact: tokens from a replica of other numerics stay in the output.
         state.exact = state.exact and chunk.exact
         if chunk.text:
             state.texts.append(chunk.text)

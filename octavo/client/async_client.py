@@ -26,7 +26,7 @@ from protos import inference_pb2 as pb
 
 
 class AsyncGenerationStream(BaseStream, AsyncIterator[StreamEvent]):
-    """The events of one request. It goes on by itself after a lost connection; closing it early cancels the request."""
+    """The events of one request. It survives lost connections by resuming; closing it early cancels the request."""
 
     def __aiter__(self) -> "AsyncGenerationStream":
         return self
@@ -69,7 +69,7 @@ class AsyncGenerationStream(BaseStream, AsyncIterator[StreamEvent]):
 
 
 class AsyncClient(BaseClient[AsyncGenerationStream]):
-    """Talks to one router, or to several that stand in for each other.
+    """Talks to one router, or to several that replace each other on failure.
 
     async with AsyncClient("localhost:50051") as client:
         async for event in client.stream([{"role": "user", "content": "What is the capital of France?"}]):
@@ -85,10 +85,10 @@ class AsyncClient(BaseClient[AsyncGenerationStream]):
         prompt: Prompt,
         sampling: SamplingParams | None = None,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 (the server is told, too)
+        timeout: float | None = None,  # noqa: ASYNC109 (the server gets it, too)
         **options: Unpack[RequestOptions],
     ) -> Generation:
-        """The whole result for text, messages (rendered with the chat template) or token ids."""
+        """Returns the whole result for text, messages (rendered with the chat template) or token ids."""
         async with self.stream(prompt, sampling, timeout=timeout, **options) as stream:
             async for _ in stream:
                 pass
@@ -99,10 +99,10 @@ class AsyncClient(BaseClient[AsyncGenerationStream]):
         messages: str | Sequence[Message],
         sampling: SamplingParams | None = None,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 (the server is told, too)
+        timeout: float | None = None,  # noqa: ASYNC109 (the server gets it, too)
         **options: Unpack[RequestOptions],
     ) -> Generation:
-        """The assistant's answer to messages; plain text stands for one message of the user."""
+        """Returns the assistant's answer to messages; plain text is taken as one user message."""
         return await self.generate(as_messages(messages), sampling, timeout=timeout, **options)
 
     async def tokenize(self, prompt: str | Sequence[Message], *, model: str = "") -> Tokenized:
@@ -112,12 +112,14 @@ class AsyncClient(BaseClient[AsyncGenerationStream]):
         return await self._run(detokenize_call(token_ids, model, skip_special_tokens))
 
     async def model(self, name: str = "") -> ModelInfo:
-        """What is served."""
+        """Describes the served model."""
         return await self._run(model_call(name))
 
     async def cancel(self, request_id: str) -> bool:
-        """Ends a live request, whose stream then raises Cancelled. False if no target knows it; those that can't be
-        reached are passed over. Raises Unavailable if none can."""
+        """Ends a live request; its stream then raises Cancelled. Returns False if no target knows the request.
+
+        Skips targets that cannot be reached; raises Unavailable if none can be.
+        """
         tally = CancelTally()
         for call in self._cancel_calls(request_id):
             try:

@@ -1,4 +1,4 @@
-"""What the synchronous and the asynchronous client share: everything but the waiting for answers."""
+"""The code that the synchronous and the asynchronous client share: everything except waiting for answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class BaseStream:
-    """The events of one request. It goes on by itself after a lost connection; closing it early cancels the request."""
+    """The events of one request. It survives lost connections by resuming; closing it early cancels the request."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class BaseStream:
         self._targets = client.new_targets()
         self._deadline = Deadline(timeout)
         self._policy = RetryPolicy(self._targets, self._deadline, client.retry_for, client.retry_budget, self._assembly)
-        # The call under way. Its messages are read without tenacity; where it fails, the first try raises that error.
+        # The current call. Its messages are read without tenacity; if it fails, the first try raises its error.
         self._call: Any = None
         self._failure: OctavoError | None = None
 
@@ -52,7 +52,7 @@ class BaseStream:
 
     @property
     def generation(self) -> Generation:
-        """What has arrived so far; the whole result once the stream has ended."""
+        """The output so far; the whole result once the stream has ended."""
         return self._assembly.generation()
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class BaseStream:
             self._call = None
 
     def _begin_try(self) -> None:
-        """Makes a call if none is under way. Raises the failure of the last one if the retry policy has not seen it."""
+        """Makes a call if there is none. First raises the last call's failure if the retry policy has not seen it."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -73,7 +73,7 @@ class BaseStream:
             )
 
     def _lost(self, error: grpc.RpcError) -> OctavoError:
-        """The call under way failed."""
+        """Drops the current call, which failed, and returns its error as an OctavoError."""
         self._call = None
         return from_rpc_error(error)
 
@@ -86,7 +86,7 @@ Stream = TypeVar("Stream", bound=BaseStream)
 
 @dataclass(frozen=True, slots=True)
 class UnaryCall(Generic[Result]):
-    """A call with one answer. method: of the stub. convert: makes the result from the answer."""
+    """A call with one answer. method: its name in the stub. convert: makes the result from the answer."""
 
     method: str
     request: Any
@@ -107,7 +107,7 @@ def model_call(name: str) -> UnaryCall[ModelInfo]:
 
 
 class CancelTally:
-    """The answers of targets that do not know a request, or cannot be reached."""
+    """Collects the answers of targets that do not know a request, or cannot be reached."""
 
     def __init__(self) -> None:
         self._is_unknown = False
@@ -117,23 +117,23 @@ class CancelTally:
         self._is_unknown = True
 
     def note_failure(self, error: grpc.RpcError) -> None:
-        """Raises what is no Unavailable."""
+        """Records Unavailable; raises any other error."""
         failure = from_rpc_error(error)
         if not isinstance(failure, Unavailable):
             raise failure from None
         self._unavailable = failure
 
     def result(self) -> bool:
-        """False once a target was reached. Raises Unavailable if none was."""
+        """Returns False if any target was reached. Raises Unavailable if none was."""
         if self._unavailable is not None and not self._is_unknown:
             raise self._unavailable
         return False
 
 
 class BaseClient(Generic[Stream]):
-    """Talks to one router, or to several that stand in for each other."""
+    """Talks to one router, or to several that replace each other on failure."""
 
-    # The client's own.
+    # Set by each client.
     _stream_type: type[Stream]
     _open_channel: Callable[[str, grpc.ChannelCredentials | None], Any]
 
@@ -146,13 +146,15 @@ class BaseClient(Generic[Stream]):
         api_key: str = "",
         credentials: grpc.ChannelCredentials | None = None,
     ):
-        """target: HOST:PORT or unix:PATH, or several of them. timeout: seconds that a request may take in all, unless
-        the call says otherwise; None: no bound. retry_for: seconds without progress during which a request whose
-        connection broke, or which no replica could take, is tried again through the next target. A stream goes on where
-        it was, token for token. What is refused because servers are too busy is tried again after the time that they
-        ask for, if timeout and retry_for leave it, and as long as few of this client's requests are refused
-        (octavo.client.retry). api_key: of a router that asks for one. credentials: for TLS, of `octavo.tls_credentials`
-        or grpc.ssl_channel_credentials; None: no TLS. Errors are those of `octavo.client.errors`.
+        """target: HOST:PORT or unix:PATH, or several of them.
+
+        timeout: seconds for a whole request, unless the call gives its own; None: no limit. retry_for: seconds without
+        progress during which a request whose connection broke, or which no replica could take, is retried through the
+        next target; a stream continues where it was, token for token. Requests refused because servers are too busy
+        are retried after the delay that the servers ask for, if timeout and retry_for allow it and as long as few of
+        this client's requests are refused (octavo.client.retry). api_key: for a router that asks for one. credentials:
+        for TLS, from `octavo.tls_credentials` or grpc.ssl_channel_credentials; None: no TLS. Errors are those of
+        `octavo.client.errors`.
         """
         self._targets = target
         self._timeout = timeout
@@ -169,21 +171,21 @@ class BaseClient(Generic[Stream]):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> Stream:
-        """The events of a request as they come. The request is sent with the first one asked for."""
+        """Returns a request's events as they arrive. The request is sent when the first event is read."""
         request = generate_request(prompt, sampling, options)
         metadata = (*self._key, *trace_metadata(options.get("trace_headers")))
         return self._stream_type(self, request, self._timeout if timeout is None else timeout, metadata)
 
     def stub(self, target: str) -> Any:
-        """For streams. The generated stub's types are those of synchronous channels."""
+        """The stub of a target. The generated stub's types are those of synchronous channels."""
         return rpc.InferenceStub(self._channels[target])
 
     def new_targets(self) -> Targets:
-        """For streams: each request goes through the targets on its own."""
+        """The targets for one request: each request advances through them on its own."""
         return Targets(self._targets)
 
     def _tries(self, unary: UnaryCall[Any]) -> tuple[Callable[[], Any], RetryPolicy]:
-        """A function that makes the call at the current target, and the policy by which it is tried again."""
+        """A function that makes the call at the current target, and its retry policy."""
         targets, deadline = self.new_targets(), Deadline(self._timeout)
 
         def call() -> Any:
@@ -193,7 +195,7 @@ class BaseClient(Generic[Stream]):
         return call, RetryPolicy(targets, deadline, self.retry_for, self.retry_budget)
 
     def _cancel_calls(self, request_id: str) -> list[Callable[[], Any]]:
-        """A function for each target, which calls Cancel there."""
+        """A function per target that calls Cancel there."""
         arguments = {"timeout": self._timeout, "metadata": self._key}
         request = pb.CancelRequest(request_id=request_id)
         return [partial(self.stub(target).Cancel, request, **arguments) for target in self.new_targets().all]

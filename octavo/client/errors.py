@@ -1,20 +1,20 @@
 """The exceptions of the clients, and the one place where gRPC status codes become them.
 
     OctavoError
-    ├── InvalidRequest      the request cannot be served as it is: a bad parameter, a prompt that is too long
-    ├── AccessDenied        the router needs another API key than the one given, if any was
+    ├── InvalidRequest      the request is invalid: a bad parameter, a prompt that is too long
+    ├── AccessDenied        the API key is missing, unknown, or not allowed to do this
     ├── ModelNotFound       the named model is not served here
-    ├── RequestNotFound     no replica knows the request (any more)
+    ├── RequestNotFound     no replica knows the request, or no longer does
     ├── DuplicateRequest    a live request has this request_id
-    ├── Superseded          another call went on with this request
+    ├── Superseded          another call took over this request
     ├── Overloaded          queues are full, or the reader is too slow
     ├── Unavailable         nothing answers, no replica is ready, or the connection broke
     ├── DeadlineExceeded    the timeout passed
     ├── Cancelled           the request was cancelled
-    ├── ServerError         the server failed at it
+    ├── ServerError         the server failed at the request
     └── ProtocolError       the server broke the contract of the wire: a gap, a message out of order
 
-Messages are the server's own words wherever a server said them.
+If the server sent a message, it is the exception's message.
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 class OctavoError(Exception):
     """Base of all errors of a client. `code` is the gRPC status behind it, if there is one. `retry_after_s`: seconds
-    that the server asks to wait before another try; None: it says nothing of that."""
+    that the server asks to wait before a retry; None: it did not ask."""
 
     def __init__(self, message: str, *, code: "grpc.StatusCode | None" = None, retry_after_s: float | None = None):
         super().__init__(message)
@@ -36,11 +36,11 @@ class OctavoError(Exception):
 
 
 class InvalidRequest(OctavoError, ValueError):
-    """The request cannot be served as it is; the message names the field, the value and what would work."""
+    """The request is invalid; the message names the field, the value and what would work."""
 
 
 class AccessDenied(OctavoError):
-    """The router needs an API key, does not know this one, or does not allow it this."""
+    """The router needs an API key, does not know this one, or does not allow it this call."""
 
 
 class ModelNotFound(OctavoError):
@@ -48,7 +48,7 @@ class ModelNotFound(OctavoError):
 
 
 class RequestNotFound(OctavoError):
-    """No replica knows the request, or none does any more."""
+    """No replica knows the request, or no longer does."""
 
 
 class DuplicateRequest(OctavoError):
@@ -56,7 +56,7 @@ class DuplicateRequest(OctavoError):
 
 
 class Superseded(OctavoError):
-    """Another call, of a higher attempt, went on with this request."""
+    """Another call, with a higher attempt, took over this request."""
 
 
 class Overloaded(OctavoError):
@@ -83,7 +83,7 @@ class ProtocolError(OctavoError):
     """The server broke the contract of the wire."""
 
 
-# By the names of gRPC's codes: whoever catches these exceptions need not have gRPC imported.
+# By the names of gRPC's codes, so that this module does not import gRPC.
 _BY_CODE: dict[str, type[OctavoError]] = {
     "INVALID_ARGUMENT": InvalidRequest,
     "OUT_OF_RANGE": InvalidRequest,
@@ -100,24 +100,25 @@ _BY_CODE: dict[str, type[OctavoError]] = {
 
 
 def from_rpc_error(error: "grpc.RpcError", *, not_found: type[OctavoError] = ModelNotFound) -> OctavoError:
-    """The exception that stands for a failed call. not_found: what this call can fail to find."""
-    import grpc  # is there, for whoever has such an error
+    """The exception for a failed call. not_found: the class for NOT_FOUND, by what this call looks up."""
+    import grpc  # imported already: the error comes from it
 
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     code: grpc.StatusCode = error.code()
     kind = not_found if code.name == "NOT_FOUND" else _BY_CODE.get(code.name, ServerError)
     if code.name == error.details() == "CANCELLED":
-        # Not by Cancel, of which a router says so: gRPC's own word for calls that a server drops when it shuts down.
+        # Not caused by Cancel, for which a router gives details: gRPC reports calls like this that a server drops at
+        # shutdown.
         kind = Unavailable
     return kind(error.details() or code.name, code=code, retry_after_s=_retry_after(error.trailing_metadata()))
 
 
 def _retry_after(metadata: "Iterable[tuple[str, str | bytes]] | None") -> float | None:
-    """Of the RetryInfo among a status's details (google.rpc, AIP-193); None if there is none that can be read."""
+    """Seconds from the RetryInfo in a status's details (google.rpc, AIP-193); None if there is no readable one."""
     packed = next((value for key, value in metadata or () if key == "grpc-status-details-bin"), None)
     if not isinstance(packed, bytes):
         return None
-    from google.protobuf.message import DecodeError  # likewise
+    from google.protobuf.message import DecodeError  # imported only for such errors
     from google.rpc.error_details_pb2 import RetryInfo
     from google.rpc.status_pb2 import Status
 

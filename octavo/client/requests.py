@@ -1,4 +1,4 @@
-"""What a client asks for: a prompt, sampling parameters and options, as the message that goes to the router."""
+"""Builds the request message for the router from a prompt, sampling parameters and options."""
 
 import json
 import sys
@@ -41,7 +41,7 @@ class SamplingParams:
     skip_special_tokens: bool | None = None
 
     def to_proto(self) -> pb.SamplingParams:
-        """Raises InvalidRequest for a value that the wire cannot carry, such as a negative count."""
+        """Converts to the wire message. Raises InvalidRequest for a value it cannot carry, such as a negative count."""
         message = pb.SamplingParams()
         for each in fields(self):
             value = getattr(self, each.name)
@@ -62,7 +62,7 @@ class SamplingParams:
 
     @classmethod
     def from_proto(cls, message: pb.SamplingParams) -> "SamplingParams":
-        """The fields that are set; the others stay None."""
+        """Takes the fields that are set; the others stay None."""
         values: dict[str, object] = {}
         for each in fields(cls):
             described = message.DESCRIPTOR.fields_by_name[each.name]
@@ -78,8 +78,8 @@ class SamplingParams:
 
 
 def trace_metadata(given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    """The call's metadata. given: W3C's headers, of which `traceparent` is passed on; None: the calling program's
-    OpenTelemetry span at this moment, if it is in one.
+    """The trace metadata of a call. given: W3C headers, of which `traceparent` is passed on; None: the current
+    OpenTelemetry span of the calling program, if it is in one.
 
     Raises InvalidRequest if `given` holds a bad traceparent.
     """
@@ -88,12 +88,14 @@ def trace_metadata(given: Mapping[str, str] | None) -> tuple[tuple[str, str], ..
     else:
         traceparent = next((value for name, value in given.items() if name.lower() == TRACEPARENT), "")
         if traceparent and not valid_traceparent(traceparent):
-            raise InvalidRequest(f"trace_headers: traceparent={traceparent!r}: W3C's has the form 00-TRACE-SPAN-FLAGS")
+            raise InvalidRequest(
+                f"trace_headers: traceparent={traceparent!r}: it must have W3C's form 00-TRACE-SPAN-FLAGS"
+            )
     return ((TRACEPARENT, traceparent),) if traceparent else ()
 
 
 def _current_traceparent() -> str:
-    # A program that is in a span has imported this; whoever has not pays nothing.
+    # A program that is in a span has imported this; other programs should not pay for the import.
     if "opentelemetry.trace" not in sys.modules:
         return ""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -103,34 +105,33 @@ def _current_traceparent() -> str:
     return headers.get(TRACEPARENT, "")
 
 
-# {"role": ..., "content": ...}, and what else the model's template shows: {..., "tool_calls": [...]}.
+# {"role": ..., "content": ...}, and other keys that the model's template uses: {..., "tool_calls": [...]}.
 Message = Mapping[str, Any]
 # Plain text, messages for the chat template, or token ids.
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a call can say besides prompt and sampling."""
+    """The options of a call besides prompt and sampling."""
 
-    # The served_model_name; empty: whichever is served.
+    # The served_model_name; empty: the one that is served.
     model: str
-    # Unique among the caller's live requests; empty: one is made.
+    # Unique among the caller's live requests; empty: the client makes one.
     request_id: str
-    # Lower runs first, under scheduling_policy=priority.
+    # Lower values run first, under scheduling_policy=priority.
     priority: int
-    # Prefix-cache blocks are shared between requests of equal salt only.
+    # Only requests with the same salt share prefix-cache blocks.
     cache_salt: str
     # Requests of one session go to one replica, under routing_policy=consistent_hash.
     session_key: str
-    # More variables for the chat template.
+    # Extra variables for the chat template.
     template_arguments: Mapping[str, Any]
-    # W3C's headers (traceparent) of the caller's span. Without them those of OpenTelemetry's current span, if there is
-    # one.
+    # W3C headers (traceparent) of the caller's span. Default: OpenTelemetry's current span, if there is one.
     trace_headers: Mapping[str, str]
 
 
 def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions) -> pb.GenerateRequest:
-    """Always with a request_id, so that a retry before the first message is recognised as the same request.
+    """Builds a request, always with a request_id, so that a retry before the first message is recognised as the same.
 
     Raises InvalidRequest.
     """
@@ -156,7 +157,7 @@ def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: R
 
 
 def chat_prompt(messages: Sequence[Message], template_arguments: Mapping[str, Any] | None) -> pb.ChatPrompt:
-    """Raises InvalidRequest."""
+    """Converts messages to a ChatPrompt. Raises InvalidRequest."""
     chat = pb.ChatPrompt()
     for message in messages:
         fields = dict(message)
@@ -173,15 +174,15 @@ def _types(message: Message) -> str:
 
 
 def _json(fields: Mapping[str, Any], name: str) -> str:
-    """Nothing if there are none. Raises InvalidRequest."""
+    """The fields as JSON, or an empty string if there are none. Raises InvalidRequest."""
     try:
         return json.dumps(dict(fields), allow_nan=False) if fields else ""
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{name} are no JSON: {error}") from None
+        raise InvalidRequest(f"{name} cannot be written as JSON: {error}") from None
 
 
 def as_messages(messages: str | Sequence[Message]) -> Sequence[Message]:
-    """Text stands for one message of the user."""
+    """Makes messages; text becomes one user message."""
     return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
 
 

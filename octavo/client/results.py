@@ -1,4 +1,4 @@
-"""What the clients return: whole results, and the events of a stream."""
+"""The results of the clients: whole generations, and the events of a stream."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,7 +28,7 @@ FINISH_REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprob:
-    """A candidate. logprob: natural logarithm; rank: 1 is the likeliest; token: its bytes, maybe no whole character."""
+    """A candidate token. logprob: natural log; rank: 1 is the likeliest; token: bytes, maybe part of a character."""
 
     token_id: int
     logprob: float
@@ -54,7 +54,7 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts. cached_tokens: of the prompt, found in the prefix cache; completion_tokens: over all choices."""
+    """Token counts. cached_tokens: prompt tokens found in the prefix cache; completion_tokens: over all choices."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -71,20 +71,20 @@ class Choice:
     logprobs: tuple[PositionLogprobs, ...]
     finish_reason: FinishReason | None
     stop: str | int | None
-    # False if it was resumed on a replica of other numerics, so that other tokens could have come.
+    # False if it was resumed on a replica of other numerics, so its tokens may differ from an uninterrupted run.
     exact: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A request's result. num_resumes: how often the client went on after a lost connection."""
+    """The result of a request. num_resumes: how often the client resumed after a lost connection."""
 
     request_id: str
     model: str
     seed: int
     prompt_token_ids: tuple[int, ...]
     choices: tuple[Choice, ...]
-    # For prompt positions 1 and up, if asked for.
+    # For prompt positions from 1, if requested.
     prompt_logprobs: tuple[PositionLogprobs, ...]
     # None until the stream has finished.
     usage: Usage | None
@@ -93,13 +93,13 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """Of the first choice."""
+        """The text of the first choice."""
         return self.choices[0].text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The request is admitted; it comes once, before anything else."""
+    """The request was admitted. Comes once, before any other event."""
 
     request_id: str
     model: str
@@ -109,7 +109,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptScored:
-    """Logprobs of the next prompt positions, first_position being that of logprobs[0]."""
+    """Logprobs of the next prompt positions; first_position is the position of logprobs[0]."""
 
     first_position: int
     logprobs: tuple[PositionLogprobs, ...]
@@ -117,7 +117,7 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """The next piece of one choice. text may lag behind token_ids: only whole, certain characters are shown.
+    """The next piece of one choice. text may lag behind token_ids: it holds only complete, final characters.
 
     finish_reason and stop are set on the last piece of the choice.
     """
@@ -132,7 +132,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Every choice has finished; nothing follows."""
+    """Every choice has finished. The last event."""
 
     usage: Usage
 
@@ -152,7 +152,7 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What is served; see `ModelInfo` in protos/inference.proto."""
+    """The served model; see `ModelInfo` in protos/inference.proto."""
 
     name: str
     architecture: str

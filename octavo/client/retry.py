@@ -1,6 +1,4 @@
-"""Decides when and where a client calls again, for both clients, and how often it may while servers are
-overloaded.
-"""
+"""Decides when and where both clients retry, and how often they may while servers are overloaded."""
 
 import logging
 import random
@@ -16,16 +14,16 @@ from octavo.client.errors import DeadlineExceeded, DuplicateRequest, Overloaded,
 
 
 class RetryBudget:
-    """Of one client, all of whose threads and requests share it.
+    """Limits the retries of one client; all its threads and requests share the budget.
 
-    Every request pays in a fifth of a retry, and every retry of what a server refused for its load takes a whole one
-    (unless the client holds tokens of it): so retries add a fifth to what a client asks for, however busy servers are.
-    A reserve lets one that has asked for little try again, too. After Finagle's RetryBudget (Twitter) and gRPC's retry
-    throttling (proposal A6).
+    Each request adds a fifth of a retry. Each retry after a refusal for overload takes a whole one, unless the client
+    holds tokens of the request. So retries add at most a fifth to a client's load, however busy the servers are. A
+    reserve lets clients with few requests retry, too. After Finagle's RetryBudget (Twitter) and gRPC's retry throttling
+    (proposal A6).
     """
 
     def __init__(self, *, per_request: float = 0.2, reserve: int = 10) -> None:
-        """reserve: retries that are there at first, and the most that are ever saved up."""
+        """reserve: retries available at first, and the most that are ever saved up."""
         self._per_request, self._reserve = per_request, reserve
         self._level = float(reserve)
         self._lock = threading.Lock()
@@ -35,7 +33,7 @@ class RetryBudget:
             self._level = min(self._level + self._per_request, self._reserve)
 
     def take(self) -> bool:
-        """A retry; False if there is none left."""
+        """Takes one retry; returns False if none is left."""
         with self._lock:
             if self._level < 1:
                 return False
@@ -45,9 +43,9 @@ class RetryBudget:
 
 logger = logging.getLogger("octavo.client")
 
-# Seconds without a message during which a lost call is tried again: a restarted worker is back in about half of it.
+# Seconds without a message during which a lost call is retried: a restarted worker is back in about half of it.
 DEFAULT_RETRY_FOR = 60.0
-# A call that has started and lives so long does not count as a failed try.
+# A call that has started and lives this long does not count as a failed try.
 _STEADY_S = 5.0
 
 
@@ -72,14 +70,14 @@ class Targets:
 
 
 class Deadline:
-    """A timeout from now on; None is none."""
+    """A timeout that starts now; None: no timeout."""
 
     def __init__(self, timeout: float | None):
         self._timeout = timeout
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def remaining(self) -> float | None:
-        """Seconds, for gRPC. Raises DeadlineExceeded."""
+        """Seconds left, for gRPC; None: no timeout. Raises DeadlineExceeded."""
         if self._end is None:
             return None
         left = self._end - time.monotonic()
@@ -95,7 +93,7 @@ class Deadline:
 
 
 class RetryPolicy:
-    """What tenacity needs to know about one request."""
+    """The retry rules of one request, as callbacks for tenacity."""
 
     def __init__(
         self,
@@ -107,24 +105,24 @@ class RetryPolicy:
         *,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """budget: the client's."""
+        """budget: shared by all requests of the client."""
         self._targets = targets
         self._deadline = deadline
         self._retry_for = retry_for
         self._budget = budget
         self._assembly = assembly
         self._clock = clock
-        # Since when nothing new has come, and what there was then.
+        # When the request stopped making progress, and what had been received by then.
         self._failing_since: float | None = None
         self._num_received = 0
-        # When the call began that is under way, and how many calls have been lost: all of them if none is under way.
+        # When the current call began, and how many calls have been lost: all of them if there is no current call.
         self._call_began = clock()
         self._num_lost = 0
         self._backoff = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
         budget.note_request()
 
     def arguments(self) -> dict[str, Any]:
-        """For Retrying or AsyncRetrying. Each use counts its own attempts; any progress starts the time anew."""
+        """Arguments for Retrying or AsyncRetrying. Each use counts its own attempts; progress restarts the clock."""
         return {
             "before": self._note_call,
             "retry": tenacity.retry_if_exception(self._is_worth_retrying),
@@ -140,28 +138,28 @@ class RetryPolicy:
             return True
         has_begun = self._assembly is not None and self._assembly.started
         if isinstance(error, Overloaded):
-            # One that had begun and was read too slowly goes on where it was, too.
+            # A stream that had begun and was read too slowly can resume, too.
             return error.retry_after_s is not None or has_begun
-        # The call before this one still counts as live, until its router notices that the connection is gone.
+        # The previous call still counts as live until its router notices that the connection is gone.
         return isinstance(error, DuplicateRequest) and self._assembly is not None and self._assembly.num_calls > 1
 
     def _note_call(self, state: tenacity.RetryCallState) -> None:
-        # A try that finds a call under way is about its failure.
+        # A try that finds a current call only handles its failure.
         if self._assembly is None or self._assembly.num_calls == self._num_lost:
             self._call_began = self._clock()
 
     def _note_failure(self) -> None:
         now, assembly = self._clock(), self._assembly
         num_received = 0 if assembly is None else assembly.num_received
-        # One that had started and waited for its tokens in peace was not failing meanwhile.
+        # A call that had started and stayed up was not failing while it waited for tokens.
         was_steady = assembly is not None and assembly.is_answered and now - self._call_began >= _STEADY_S
         self._num_lost = 0 if assembly is None else assembly.num_calls
         if self._failing_since is None or num_received != self._num_received or was_steady:
             self._failing_since, self._num_received = now, num_received
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
-        """What the server asks for, at least, if it is too busy: so is every other router of its schedulers. Else only
-        where there is no other to be asked."""
+        """Seconds before the next try: at least what an overloaded server asks for, because its schedulers are just as
+        busy behind other routers. What an unavailable server asks for counts only if there is no other target."""
         backoff, error = self._backoff(state), _error_of(state)
         asked = error.retry_after_s if isinstance(error, Overloaded | Unavailable) else None
         if asked is None or (isinstance(error, Unavailable) and len(self._targets) > 1):
@@ -174,7 +172,7 @@ class RetryPolicy:
         assert self._failing_since is not None
         seconds = self._clock() - self._failing_since
         if isinstance(_error_of(state), Overloaded):
-            # To wait for longer than that would be in vain. Of what has begun nothing is given up to save retries.
+            # Waiting beyond retry_for is pointless. Streams that have started do not draw on the retry budget.
             in_time = seconds + state.upcoming_sleep < self._retry_for
             return not (in_time and (self._num_received or self._budget.take()))
         return state.attempt_number >= len(self._targets) and seconds >= self._retry_for
@@ -199,7 +197,7 @@ class RetryPolicy:
 
 
 def _error_of(state: tenacity.RetryCallState) -> BaseException:
-    """Of a try that failed."""
+    """The error of a failed try."""
     error = state.outcome and state.outcome.exception()
     assert error is not None
     return error

@@ -25,7 +25,7 @@ from protos import inference_pb2 as pb
 
 
 class GenerationStream(BaseStream, Iterator[StreamEvent]):
-    """The events of one request. It goes on by itself after a lost connection; closing it early cancels the request."""
+    """The events of one request. It survives lost connections by resuming; closing it early cancels the request."""
 
     def __iter__(self) -> "GenerationStream":
         return self
@@ -67,7 +67,7 @@ class GenerationStream(BaseStream, Iterator[StreamEvent]):
 
 
 class Client(BaseClient[GenerationStream]):
-    """Talks to one router, or to several that stand in for each other. Safe to use from several threads.
+    """Talks to one router, or to several that replace each other on failure. Safe to use from several threads.
 
     with Client("localhost:50051") as client:
         print(client.chat("What is the capital of France?", SamplingParams(temperature=0)).text)
@@ -84,7 +84,7 @@ class Client(BaseClient[GenerationStream]):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> Generation:
-        """The whole result for text, messages (rendered with the chat template) or token ids."""
+        """Returns the whole result for text, messages (rendered with the chat template) or token ids."""
         with self.stream(prompt, sampling, timeout=timeout, **options) as stream:
             for _ in stream:
                 pass
@@ -98,7 +98,7 @@ class Client(BaseClient[GenerationStream]):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> Generation:
-        """The assistant's answer to messages; plain text stands for one message of the user."""
+        """Returns the assistant's answer to messages; plain text is taken as one user message."""
         return self.generate(as_messages(messages), sampling, timeout=timeout, **options)
 
     def tokenize(self, prompt: str | Sequence[Message], *, model: str = "") -> Tokenized:
@@ -108,12 +108,14 @@ class Client(BaseClient[GenerationStream]):
         return self._run(detokenize_call(token_ids, model, skip_special_tokens))
 
     def model(self, name: str = "") -> ModelInfo:
-        """What is served."""
+        """Describes the served model."""
         return self._run(model_call(name))
 
     def cancel(self, request_id: str) -> bool:
-        """Ends a live request, whose stream then raises Cancelled. False if no target knows it; those that can't be
-        reached are passed over. Raises Unavailable if none can."""
+        """Ends a live request; its stream then raises Cancelled. Returns False if no target knows the request.
+
+        Skips targets that cannot be reached; raises Unavailable if none can be.
+        """
         tally = CancelTally()
         for call in self._cancel_calls(request_id):
             try:

@@ -1,12 +1,12 @@
-"""The first thing a child of `octavo up` runs: it ties its life to the launcher's, then becomes the real program.
+"""The first program in a child of `octavo up`: it ties its life to the launcher's, then execs the real program.
 
     python -I -S octavo/cluster/child.py LAUNCHER_PID SIGNAL PROGRAM [ARGUMENT ...]
 
-SIGNAL, a number, is what it gets when the launcher has ended.
+SIGNAL is the number of the signal that the child gets when the launcher ends.
 
-The tie (PR_SET_PDEATHSIG) outlives exec. Done here, in the child, it needs no code between fork and exec, which is
-unsafe in a program with threads. Run as a file, without site-packages, and alone: importing a module of ours to do it
-would cost each process of a cluster 30 ms.
+The tie (PR_SET_PDEATHSIG) survives exec. Setting it here avoids code between fork and exec, which is unsafe in a
+program with threads. This file runs without site-packages and imports none of our modules: an import would cost each
+process of a cluster 30 ms.
 """
 
 import ctypes

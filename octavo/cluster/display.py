@@ -1,4 +1,4 @@
-"""What `octavo up` shows: a calm table while the cluster loads, and the processes' lines."""
+"""The output of `octavo up`: a table while the cluster loads, and the processes' log lines."""
 
 import re
 import time
@@ -20,10 +20,10 @@ _CALM_LINE = re.compile(r'\[(debug|info)\s*\]|"level": "(debug|info)"')
 
 
 class Display:
-    """Shows the states of processes until `loaded`, and lines at any time.
+    """Shows the states of processes until `loaded`, and their lines at any time.
 
-    On a terminal that is a table that updates in place, with the processes' informative lines held back (unless
-    verbose); elsewhere, a plain line for each change.
+    On a terminal, the states are a table that updates in place, and info lines of processes are hidden unless verbose.
+    Elsewhere, each change is a plain line.
     """
 
     def __init__(self, specs: Sequence[ProcessSpec], console: Console, *, verbose: bool):
@@ -33,7 +33,7 @@ class Display:
         self._styles = {spec.name: _STYLES[spec.stage] for spec in specs}
         self._well: set[str] = set()
         self._hold_back = console.is_terminal and not verbose
-        # None: lines are printed as they come.
+        # None: lines are printed as they arrive.
         self._held: list[str] | None = None
         self._began = time.monotonic()
         self._spinner = Spinner("dots")
@@ -43,35 +43,35 @@ class Display:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it was made."""
+        """Seconds since this display was made."""
         return time.monotonic() - self._began
 
     def state(self, spec: ProcessSpec, text: str, well: bool) -> None:
-        """What a process says of itself."""
+        """Shows the state that a process reports."""
         if well:
             self._well.add(spec.name)
         else:
             self._well.discard(spec.name)
         before, self._states[spec.name] = self._states[spec.name], text
-        # Without a terminal a growing percentage is no news.
+        # Without a terminal, a growing percentage is not worth a line.
         if not self._console.is_terminal and _without_digits(before) != _without_digits(text):
             self.line(spec, text)
 
     def line(self, spec: ProcessSpec, text: str) -> None:
-        """A line that a process wrote."""
+        """Shows a line that a process wrote."""
         if self._hold_back and _CALM_LINE.search(text):
             return
         self._print(f"[{self._styles[spec.name]}]{spec.name:<{self._width}}[/] | {escape(text)}")
 
     def event(self, spec: ProcessSpec, text: str) -> None:
-        """What became of a process."""
+        """Shows an event of a process, such as its death."""
         self._states[spec.name] = text
         self._well.discard(spec.name)
         self._print(f"[bold yellow]{spec.name}[/] {escape(text)}")
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """What is said meanwhile comes afterwards: no line of a process gets into text that is being streamed."""
+        """Holds lines back until the block ends, so that they do not mix with streamed text."""
         held = self._held = list[str]()
         try:
             yield
@@ -81,7 +81,7 @@ class Display:
                 self._print(text)
 
     def loaded(self) -> None:
-        """Ends the table; from here on every line is shown."""
+        """Ends the table; from now on every line is shown."""
         self._live.stop()
         self._hold_back = False
 

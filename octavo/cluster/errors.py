@@ -1,4 +1,4 @@
-"""Why a cluster does not start, or stops."""
+"""The errors that keep a cluster from starting, or stop it."""
 
 
 class ClusterError(Exception):
@@ -6,4 +6,4 @@ class ClusterError(Exception):
 
 
 class ProcessFailed(ClusterError):
-    """A process of the cluster ended for good; the message has its last words."""
+    """A process of the cluster ended and is not restarted; the message has its last lines."""

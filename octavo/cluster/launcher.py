@@ -1,4 +1,4 @@
-"""`octavo up`: one cluster, from its first process to its last."""
+"""Runs `octavo up`: starts a cluster, follows it, and stops it."""
 
 import asyncio
 import os
@@ -16,18 +16,18 @@ from octavo.cluster.readiness import read_health, router_targets
 from octavo.cluster.runtime_files import child_environment, locked_runtime_dir, write_options
 from octavo.cluster.supervisor import Supervisor
 
-# What a drained scheduler or worker needs to end.
+# Seconds that a drained scheduler or worker needs to end.
 _STOP_GRACE = 10.0
 _HEALTH_INTERVAL = 0.5
 FORCED_EXIT = 130
 
 
 def run_cluster(options: Options, *, console: Console, first_prompt: str = "", verbose: bool = False) -> int:
-    """Starts the cluster and serves until SIGINT or SIGTERM, which drain it; a second one ends it at once.
+    """Starts the cluster and serves until SIGINT or SIGTERM, which drain it; a second signal ends it at once.
 
     first_prompt: a chat message that is answered, token by token, once the cluster is ready.
-    Returns the exit code: 0 after an orderly end. Raises ClusterError, and ProcessFailed with the cause once a process
-    has ended for good.
+    Returns the exit code: 0 after an orderly end. Raises ClusterError, and ProcessFailed with the cause if a process
+    ends and is not restarted.
     """
     with locked_runtime_dir(options.runtime_dir) as directory:
         options = resolve_ports(options)
@@ -43,20 +43,20 @@ def run_cluster(options: Options, *, console: Console, first_prompt: str = "", v
 class Fleet(Protocol):
     """The processes of a cluster."""
 
-    # They have been told to start.
+    # Set once the first processes have been told to start.
     first_wave_begun: asyncio.Event
 
     async def run(self) -> None:
-        """Starts all and keeps them running until `stop` has ended them. Raises ProcessFailed once one of them has
-        ended for good; the others have been stopped by then."""
+        """Starts all and keeps them running until `stop` has ended them. Raises ProcessFailed if one of them ends and
+        is not restarted; the others have been stopped by then."""
         ...
 
     async def watch(self) -> None:
-        """Shows how far they are, until it is cancelled."""
+        """Shows the processes' progress until cancelled."""
         ...
 
     async def stop(self, grace: Mapping[Stage, float]) -> None:
-        """Ends all, stage after stage, with so many seconds for each (5 by default)."""
+        """Ends all, stage after stage. grace: seconds for each stage (5 by default)."""
         ...
 
     def kill(self) -> None:
@@ -65,7 +65,7 @@ class Fleet(Protocol):
 
 
 class _LocalFleet(Supervisor):
-    """Of this machine."""
+    """The processes on this machine."""
 
     def __init__(self, options: Options, specs: list[ProcessSpec], display: Display):
         super().__init__(
@@ -95,7 +95,7 @@ class _LocalFleet(Supervisor):
 
 
 class Launcher:
-    """Shows a cluster as it starts, and ends it when it is told to."""
+    """Shows a cluster as it starts, and stops it on a signal."""
 
     def __init__(self, options: Options, console: Console, first_prompt: str, display: Display, fleet: Fleet):
         self._options = options
@@ -108,7 +108,7 @@ class Launcher:
         self._forced = False
 
     async def run(self) -> int:
-        """Until SIGINT or SIGTERM. As run_cluster."""
+        """Serves until SIGINT or SIGTERM; result and errors as in run_cluster."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
@@ -142,9 +142,9 @@ class Launcher:
         await self._fleet.stop({Stage.SCHEDULER: _STOP_GRACE, Stage.WORKER: _STOP_GRACE} | grace)
 
     async def _greet(self) -> None:
-        """Follows the loading, then says how to call the cluster."""
+        """Follows the loading, then prints how to call the cluster."""
         await self._fleet.first_wave_begun.wait()
-        # gRPC and the client take 0.1 s of CPU to import: while the processes load, not before they start.
+        # Importing gRPC and the client takes 0.1 s of CPU: do it while the processes load, not before they start.
         from octavo.cluster.serving import wait_until_healthy, wait_until_serving
         from octavo.cluster.welcome import first_completion, how_to_call, is_guarded
 
@@ -166,6 +166,6 @@ class Launcher:
 
 
 async def _cancel(task: asyncio.Task) -> None:
-    """Ends a task and waits for that; its outcome is the business of whoever awaits it."""
+    """Cancels a task and waits until it has ended. Its outcome is left to those who await it."""
     task.cancel()
     await asyncio.wait([task])

@@ -1,6 +1,6 @@
-"""Checks before anything starts that a cluster's ports are free, and claims those that several processes share.
+"""Checks that a cluster's ports are free before anything starts, and claims those that several processes share.
 
-A bind that fails later would show up as a process that dies again and again. And gRPC's servers set SO_REUSEPORT, so
+A bind that fails later would look like a process that dies again and again. Also, gRPC's servers set SO_REUSEPORT, so
 two routers, or two clusters, could silently share one port.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from configs.options import Options
 from octavo.cluster.errors import ClusterError
 
-# For ports in a row: some of those that the system gives have a neighbour.
+# For ports in a row: the port that the system picks may have no free neighbour.
 _MOST_TRIES = 100
 
 
@@ -27,24 +27,55 @@ class _Port:
 
 
 def resolve_ports(options: Options) -> Options:
-    """The options with port=0 replaced by a free port, with free ones after it for further routers.
+    """Returns the options with port=0 replaced by a free port, followed by free ports for further routers.
 
     Raises ClusterError, naming the option, if a port is taken.
     """
-    if options.port == 0:
-        options = options.model_copy(update={"port": _free_ports(options.host, options.num_routers)})
+    options = with_port(options)
+    for taken in unusable_ports(options):
+        raise ClusterError(f"{taken.option}={_show(getattr(options, taken.option))}: {taken.found}; {taken.advice}")
+    return options
+
+
+def with_port(options: Options) -> Options:
+    """Replaces port=0 by a free port, with free ones after it for further routers. Raises ClusterError."""
+    if options.port:
+        return options
+    return options.model_copy(update={"port": _free_ports(options.host, options.num_routers)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnusablePort:
+    """A port that nothing of ours can listen on. found: what is wrong. advice: what would work."""
+
+    option: str
+    host: str
+    port: int
+    found: str
+    advice: str
+
+
+def unusable_ports(options: Options) -> Iterator[UnusablePort]:
+    """Yields the ports that the options name and that cannot be had. port: not 0 (`with_port`)."""
     for each in _ports(options):
         error = _bind_error(each.host, each.port)
         if error is None:
             continue
-        value = getattr(options, each.option)
         if error.errno == errno.EADDRINUSE:
-            raise ClusterError(
-                f"{each.option}={_show(value)}: port {each.port} of {each.host} is in use; stop what listens there, or "
-                f"give another with {each.flag}{_suggestion(options, each)}"
-            )
-        raise ClusterError(f"{each.option}={_show(value)}: cannot listen on {each.host}:{each.port}: {error.strerror}")
-    return options
+            found = f"port {each.port} of {each.host} is in use"
+            advice = f"stop what listens there, or give another with {each.flag}{_suggestion(options, each)}"
+        else:
+            found = f"cannot listen on {each.host}:{each.port}: {error.strerror}"
+            advice = f"give an address of this machine, and a port above 1023 unless you are root, with {each.flag}"
+        yield UnusablePort(option=each.option, host=each.host, port=each.port, found=found, advice=advice)
+
+
+def ports_by_option(options: Options) -> dict[str, list[int]]:
+    """Maps each option that names ports to these ports."""
+    found: dict[str, list[int]] = {}
+    for each in _ports(options):
+        found.setdefault(each.option, []).append(each.port)
+    return found
 
 
 def _ports(options: Options) -> list[_Port]:
@@ -66,14 +97,14 @@ def _ports(options: Options) -> list[_Port]:
     for replica, address in enumerate(options.step_addresses):
         if address.startswith("tcp://"):
             host, _, port = address.removeprefix("tcp://").rpartition(":")
-            # Heartbeats use the next one, and the coordinator of replicas in lockstep the one after that.
+            # Heartbeats use the next port, and the coordinator of replicas in lockstep uses the one after that.
             count = 3 if options.in_lockstep and replica == 0 else 2
             ports += [_Port("step_addresses", "--step-addresses", host, int(port) + i) for i in range(count)]
     return ports
 
 
 def _suggestion(options: Options, taken: _Port) -> str:
-    """A value that would work, for the options that are one number."""
+    """A value that would work, for options that are a single number."""
     if taken.option == "port":
         return f", such as {_free_ports(taken.host, options.num_routers)}, or 0 for any free one"
     if taken.option == "http_port":
@@ -100,7 +131,7 @@ def _bind_error(host: str, port: int) -> OSError | None:
 
 
 def _free_ports(host: str, count: int) -> int:
-    """The first of so many in a row. Raises ClusterError."""
+    """The first of `count` free ports in a row. Raises ClusterError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(_MOST_TRIES):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -108,16 +139,16 @@ def _free_ports(host: str, count: int) -> int:
             first: int = probe.getsockname()[1]
         if first + count <= 65_536 and are_free(host, first, count):
             return first
-    raise ClusterError(f"num_routers={count}: found no {count} free ports in a row at {host}")
+    raise ClusterError(f"num_routers={count}: could not find {count} free ports in a row at {host}")
 
 
 def are_free(host: str, first: int, count: int) -> bool:
-    """Nothing listens at any of the ports."""
+    """True if nothing listens at any of the `count` ports from `first`."""
     return all(_bind_error(host, first + i) is None for i in range(count))
 
 
 def _bare(host: str) -> str:
-    """Without the brackets of an IPv6 address."""
+    """Strips the brackets of an IPv6 address."""
     return host.strip("[]")
 
 
@@ -127,18 +158,19 @@ def _show(value: object) -> str:
 
 @contextmanager
 def claimed_ports(options: Options) -> Iterator[None]:
-    """Lets no other `octavo up` share the ports that this one's routers share among their processes, until the block
-    ends, or the process does. Raises ClusterError.
+    """Claims the ports that processes of one router share, so that no other `octavo up` can share them.
 
-    A claim is a socket with an abstract name. Such names belong to the same network namespace as ports do, and leave
-    nothing behind. A socket that is bound to the port itself would not do: with SO_REUSEADDR, which a port needs that
-    was in use a minute ago, two can be bound to it as long as neither listens.
+    The claim lasts until the block or the process ends. Raises ClusterError.
+
+    A claim is a socket with an abstract name: such names belong to the same network namespace as ports and leave
+    nothing behind. A socket bound to the port itself would not work: a recently used port needs SO_REUSEADDR, and with
+    that, two sockets can be bound to it as long as neither listens.
     """
     with ExitStack() as claims:
         if options.api_server_count > 1:
             if sys.platform != "linux":
                 raise ClusterError(
-                    f"api_server_count={options.api_server_count} needs Linux, which deals connections out to the "
+                    f"api_server_count={options.api_server_count} needs Linux, which distributes connections over "
                     "processes that share a port; use num_routers instead"
                 )
             for router in range(options.num_routers):

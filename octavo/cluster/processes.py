@@ -1,4 +1,4 @@
-"""Which processes make up a cluster, and how each is started."""
+"""Defines the processes of a cluster, and the command that starts each."""
 
 import sys
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from configs.options import Options
 
 
 class Stage(IntEnum):
-    """Draining goes in this order: each kind ends before what it depends on."""
+    """A kind of process. Draining goes in this order: each kind ends before those it depends on."""
 
     ROUTER = 0
     SCHEDULER = 1
@@ -19,8 +19,8 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """One process. name: for people, such as "worker 0.0". health_port: of its /health; 0: it has none. wave: which
-    processes it is started along with."""
+    """One process. name: for people, such as "worker 0.0". health_port: the port of its /health; 0: none. wave:
+    processes with the same number start together."""
 
     name: str
     stage: Stage
@@ -32,10 +32,9 @@ class ProcessSpec:
 def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list[ProcessSpec]:
     """The routers, and each replica's scheduler and workers, all reading `config`.
 
-    Workers come first: they take longest to load. Each of a replica's processes keeps a core busy while it starts, so a
-    wave has as many replicas as the cores are for: with fewer cores than that the replicas would all be ready late
-    rather than the first one early. What needs each other is not divided: the workers of a replica, and replicas in
-    lockstep.
+    Workers come first: they take longest to load. Each process of a replica keeps a core busy while it starts, so a
+    wave has only as many replicas as there are cores for: otherwise all replicas would be ready late, instead of the
+    first one early. The workers of a replica start together, and so do replicas in lockstep.
     """
     replicas_a_wave = max(1, num_cores // (options.world_size + 1))
     if options.in_lockstep:
@@ -86,5 +85,5 @@ def _router_name(options: Options, router: int, process: int) -> str:
 
 
 def _sharing(options: Options, process: int) -> tuple[str, ...]:
-    """Lets processes of one router, and no others, share its ports."""
+    """Arguments that let the processes of one router, and only those, share its ports."""
     return () if options.api_server_count == 1 else ("--process", str(process))

@@ -1,4 +1,4 @@
-"""Asks the processes of a cluster how far they are."""
+"""Asks the processes of a cluster for their state."""
 
 import asyncio
 import http.client
@@ -7,7 +7,7 @@ from configs.options import Options
 
 
 async def read_health(host: str, port: int) -> tuple[bool, str] | None:
-    """What a process's /health says: whether it is well, and its line of text. None if it does not listen yet."""
+    """Reads a process's /health: (is it well, its line of text). None if it does not listen yet."""
     return await asyncio.to_thread(_read_health, host, port)
 
 
@@ -24,7 +24,7 @@ def _read_health(host: str, port: int) -> tuple[bool, str] | None:
 
 
 def connectable(host: str) -> str:
-    """The address by which a server bound to `host` is reached from this machine."""
+    """The address at which this machine reaches a server that is bound to `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(host, host).strip("[]")
 
 
@@ -34,5 +34,5 @@ def grpc_target(host: str, port: int) -> str:
 
 
 def router_targets(options: Options) -> tuple[str, ...]:
-    """By which clients on this machine reach each router."""
+    """The targets at which clients on this machine reach each router."""
     return tuple(grpc_target(options.host, options.router_port(router)) for router in range(options.num_routers))

@@ -1,4 +1,4 @@
-"""The files of a running cluster in its runtime directory: a lock, and the resolved options."""
+"""The files of a running cluster in its runtime directory: a lock and the resolved options."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ from runtime.process import private_directory
 
 @contextmanager
 def locked_runtime_dir(path: Path) -> Iterator[Path]:
-    """Makes the directory this cluster's own until the block ends, or the process does. Raises ClusterError."""
+    """Reserves the directory for this cluster until the block or the process ends. Raises ClusterError."""
     try:
         directory = private_directory(path)
         lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -40,7 +40,7 @@ def locked_runtime_dir(path: Path) -> Iterator[Path]:
 
 
 def write_options(options: Options, directory: Path) -> Path:
-    """The resolved options as a file that every process of the cluster reads; for its owner only."""
+    """Writes the resolved options to a file that all processes of the cluster read. Only its owner can read it."""
     path = directory / "options.yaml"
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -49,9 +49,9 @@ def write_options(options: Options, directory: Path) -> Path:
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment without options: they are in the file, where flags have been taken into account.
+    """This process's environment without options: the file has them, with flags applied.
 
-    numpy's BLAS, which nothing here calls, would start a thread for each core in each process.
+    numpy's BLAS, which nothing here calls, would start a thread per core in each process.
     """
     options = {f"{ENV_PREFIX}{name.upper()}" for name in Options.model_fields} | {"OCTAVO_CONFIG"}
     kept = {name: value for name, value in os.environ.items() if name not in options}

@@ -1,4 +1,4 @@
-"""Waits until routers serve, as gRPC's health service or its /health tells it."""
+"""Waits until routers serve, by gRPC's health service or by /health."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from octavo.cluster.errors import ClusterError
 from octavo.cluster.readiness import read_health
 
 SERVICE = "octavo.v1.Inference"
-# A router starts to listen a second or two after it is asked for the first time.
+# A router starts to listen one or two seconds after the first query.
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -21,9 +21,9 @@ _HEALTH_INTERVAL_S = 0.25
 
 
 async def wait_until_healthy(options: Options) -> None:
-    """The same, of routers that speak TLS: whoever starts them need not be able to call them. Raises ClusterError."""
+    """Waits for routers with TLS by /health: this process may lack what it takes to call them. Raises ClusterError."""
     if not options.metrics_port:
-        raise ClusterError("metrics_port=0 with tls_cert_file: without /health nobody knows when the router serves")
+        raise ClusterError("metrics_port=0 with tls_cert_file: `octavo up` needs /health to see when the router serves")
     ports = range(options.metrics_port, options.metrics_port + options.num_router_processes)
     await asyncio.gather(*(_wait_for_health(options.metrics_host, port) for port in ports))
 
@@ -37,14 +37,14 @@ async def _wait_for_health(host: str, port: int) -> None:
 
 
 async def wait_until_serving(*targets: str) -> None:
-    """Returns once each router says that requests are served; it may start later, and start again."""
+    """Returns once each router reports that it serves. Routers may start later, or restart."""
     await asyncio.gather(*map(_wait_for_router, targets))
 
 
 async def _wait_for_router(target: str) -> None:
     request = health_pb2.HealthCheckRequest(service=SERVICE)
     async with grpc.aio.insecure_channel(target, options=_OPTIONS) as channel:
-        # The generated stub's types are those of the synchronous one.
+        # The generated stub's types are those of synchronous channels.
         stub: Any = health_pb2_grpc.HealthStub(channel)
         while True:
             try:
@@ -52,6 +52,6 @@ async def _wait_for_router(target: str) -> None:
                     if response.status == health_pb2.HealthCheckResponse.SERVING:
                         return
             except grpc.aio.AioRpcError as error:
-                # It went away; the channel waits for the next one.
+                # The router went away; the channel waits for its successor.
                 if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                     raise

@@ -1,4 +1,4 @@
-"""Keeps the processes of a cluster running: restarts what dies, gives up on what cannot live, and ends all in order."""
+"""Keeps a cluster's processes running: restarts those that die, gives up on hopeless ones, and ends all in order."""
 
 import asyncio
 import collections
@@ -14,14 +14,14 @@ from octavo.cluster.errors import ProcessFailed
 from octavo.cluster.processes import ProcessSpec, Stage
 from octavo.cluster.readiness import read_health
 
-# The exit code of a process that would fail in the same way again: a bad option, no such model, a corrupt file.
+# The exit code of a process that would fail again in the same way: a bad option, a missing model, a corrupt file.
 PERMANENT_FAILURE = 2
 RESTART_WINDOW = 60.0
 MAX_RESTART_DELAY = 32.0
-# Between two questions whether a worker is there still.
+# Seconds between two checks of a worker's /health, once it serves.
 _HEALTH_INTERVAL = 2.0
 _LOADING_INTERVAL = 0.25
-# Schedulers and routers have imported what they need by then, and half of their cores' time is free.
+# By then, schedulers and routers have finished importing, and half of their cores' time is free.
 _WAVE_INTERVAL = 1.0
 _CHILD = Path(__file__).with_name("child.py")
 _LAST_LINES = 20
@@ -29,16 +29,16 @@ _LONGEST_LINE = 64 * 1024
 
 
 class ManagedProcess:
-    """One place in the cluster, held by one process after the other."""
+    """A place in the cluster, held by one process after another."""
 
     def __init__(self, spec: ProcessSpec):
         self.spec = spec
         self.process: asyncio.subprocess.Process | None = None
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-        # The one that runs, or was the last, has been well: its /health has said so.
+        # The current or last process has reported by /health that it is well.
         self.has_served = False
         self._restarts: collections.deque[float] = collections.deque()
-        # Restarts of processes, the latest in a row, that have not served since.
+        # Restarts in a row since a process last served.
         self._num_in_vain = 0
 
     @property
@@ -60,8 +60,8 @@ class ManagedProcess:
 
     @property
     def restart_delay(self) -> float:
-        """At once after the first death, and after one of a process that had served: streams wait for what was killed.
-        Otherwise after 1, 2, 4 s and so on."""
+        """Seconds until the restart: 0 after the first death, and after the death of a process that had served, because
+        streams wait for it. Otherwise 1, 2, 4 and so on."""
         count = 0 if self.has_served else min(self._num_in_vain, self.num_recent_restarts)
         return min(2.0 ** (count - 1), MAX_RESTART_DELAY) if count else 0.0
 
@@ -72,11 +72,11 @@ class ManagedProcess:
 
 
 class Supervisor:
-    """Restarts processes that die, and ends workers that hang.
+    """Restarts processes that die, and kills workers that hang.
 
-    metrics_host: where their /health is; a worker that was well, and then does not answer for `silence_timeout`
-    seconds, is killed. on_line: called with each line a process writes. on_event: with what became of a process, for
-    people. death_signal: what the processes get if this one ends before them, however it ends.
+    metrics_host: the host of their /health; a worker that was well and then does not answer for `silence_timeout`
+    seconds is killed. on_line: called with each line that a process writes. on_event: called with each event of a
+    process, as text for people. death_signal: sent to the processes if this one ends before them, for any reason.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Supervisor:
     async def run(self) -> None:
         """Starts all processes and keeps them running until `stop` has ended them.
 
-        Raises ProcessFailed once one of them ends for good; the others have been stopped by then.
+        Raises ProcessFailed if one of them ends and is not restarted; the others have been stopped by then.
         """
         tasks = [asyncio.create_task(self._keep_running(each)) for each in self.processes]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -162,12 +162,12 @@ class Supervisor:
             await self._pause(delay)
 
     async def _pause(self, seconds: float) -> None:
-        """At most so long: `stop` ends it."""
+        """Sleeps, at most until `stop` is called."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _run_once(self, each: ManagedProcess) -> int:
-        """The exit code of one life, negative for a signal."""
+        """Runs one process and returns its exit code, negative for a signal."""
         each.last_lines.clear()
         each.has_served = False
         process = each.process = await asyncio.create_subprocess_exec(
@@ -176,33 +176,33 @@ class Supervisor:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            # Out of the terminal's process group: Ctrl-C reaches the launcher alone, which ends them in order.
+            # Outside the terminal's process group: Ctrl-C reaches only the launcher, which ends them in order.
             start_new_session=True,
             env=self._environment,
         )
         if all(other.process is not None for other in self.processes if other.spec.wave == 0):
             self.first_wave_begun.set()
         if self._stopping.is_set():
-            # `stop` could not see it yet.
+            # `stop` ran before this process existed.
             process.kill()
         reading = asyncio.create_task(self._read_lines(each, process))
         watching = asyncio.create_task(self._watch_service(each))
         code = await process.wait()
         watching.cancel()
-        # A grandchild may hold the pipe open; the last words are there already.
+        # A grandchild may hold the pipe open; the last lines are already there.
         await asyncio.wait([reading], timeout=1.0)
         reading.cancel()
         return code
 
     async def _watch_service(self, each: ManagedProcess) -> None:
-        """Notes that it serves, and kills a worker that hangs.
+        """Notes when a process serves, and kills a worker that hangs.
 
-        One that is stopped, or stuck where Python can't run, ends by nothing else. Workers only, and once they have
-        loaded: loading may hold the interpreter for long.
+        Nothing else ends a worker that is stopped, or stuck where Python cannot run. Only loaded workers are killed:
+        loading may hold the interpreter for long.
         """
         spec, silent_since = each.spec, None
         while spec.health_port and not (each.has_served and spec.stage is not Stage.WORKER):
-            # Often until it serves: a worker that hangs before that was seen would be left alone.
+            # Often until it serves: a worker that hangs before it was seen serving would never be killed.
             await asyncio.sleep(min(_HEALTH_INTERVAL if each.has_served else _LOADING_INTERVAL, self._silence_timeout))
             health, now = await read_health(self._metrics_host, spec.health_port), time.monotonic()
             if health is not None:
@@ -221,7 +221,7 @@ class Supervisor:
             self._on_line(each.spec, line)
 
     def _obituary(self, each: ManagedProcess, code: int) -> str:
-        words = "\n".join(f"  {line}" for line in each.last_lines) or "  (it said nothing)"
+        words = "\n".join(f"  {line}" for line in each.last_lines) or "  (it wrote nothing)"
         return f"{each.spec.name} {_describe_exit(code)}. Its last words:\n{words}"
 
 
@@ -232,7 +232,7 @@ def _describe_exit(code: int) -> str:
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Lines without their ends; one longer than 64 KiB comes in pieces."""
+    """Yields lines without line ends; a line longer than 64 KiB comes in pieces."""
     rest = b""
     while chunk := await reader.read(_LONGEST_LINE):
         *whole, rest = (rest + chunk).split(b"\n")

@@ -1,7 +1,10 @@
-"""What `octavo up` prints once the cluster serves: a first completion, the addresses, and calls to copy."""
+"""The text that `octavo up` prints once the cluster serves: a first completion, addresses, and calls to copy."""
 
+import shutil
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -35,12 +38,12 @@ async def first_completion(targets: Sequence[str], prompt: str, console: Console
 
 
 def is_guarded(options: Options) -> bool:
-    """Whether a call needs what this process does not have: a key, or CAs to trust."""
+    """True if a call needs what this process does not have: an API key, or CAs to trust."""
     return bool(options.api_keys_file or options.tls_cert_file)
 
 
 def how_to_call(options: Options) -> str:
-    """Addresses and three calls to copy."""
+    """The addresses, and calls to copy."""
     target, *further = router_targets(options)
     at_default = options.port == 50051 and not further
     flag = "" if at_default else f" --target {','.join((target, *further))}"
@@ -56,13 +59,17 @@ def how_to_call(options: Options) -> str:
                 lines.append(f"metrics   http://{connectable(options.metrics_host)}:{port}/metrics")
     if is_guarded(options):
         needs = {"a key in OCTAVO_API_KEY": options.api_keys_file, "--tls-ca FILE": options.tls_cert_file}
-        lines += ["", f"octavo chat and its kin need {' and '.join(name for name, on in needs.items() if on)}", ""]
+        lines += [
+            "",
+            f"octavo chat and the other clients need {' and '.join(name for name, on in needs.items() if on)}",
+            "",
+        ]
         return "\n".join(lines)
     lines += [
         "",
         "Try it, from a shell:",
         "",
-        f'  .venv/bin/octavo chat{flag} "{_QUESTION}"',
+        f'  {command()} chat{flag} "{_QUESTION}"',
         "",
         "from Python:",
         "",
@@ -79,6 +86,15 @@ def how_to_call(options: Options) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def command() -> str:
+    """The command `octavo` of this environment, as one can type it here: by its path unless PATH finds it."""
+    script = Path(sys.executable).with_name("octavo")
+    found = shutil.which("octavo")
+    if not script.exists() or (found is not None and script.samefile(found)):
+        return "octavo"
+    return str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script)
 
 
 def _http(options: Options, router: int) -> str:

@@ -1,4 +1,4 @@
-"""A scheduling core and a runner in one process, driven in one loop: no router, no sockets, token ids only."""
+"""Runs a scheduling core and a runner in one loop of one process: no router, no sockets, token ids only."""
 
 import time
 from collections import deque
@@ -18,35 +18,35 @@ from worker.step.runner import PendingResult, StepRunner
 
 @dataclass(slots=True)
 class StepTimes:
-    """Where the time of all steps so far went, in seconds. The other parts lie within `total`, unless a GPU computes
+    """The time of all steps so far and its parts, in seconds. The parts lie within `total`, unless a GPU computes
     while steps are planned."""
 
     num_steps: int = 0
     total: float = 0.0
-    # The core's decisions and bookkeeping, and the plan's and the result's way over the wire format.
+    # The core's decisions and bookkeeping, and the encoding and decoding of plans and results.
     scheduling: float = 0.0
-    # The model, and choosing tokens. (On a GPU, `forward` is both.)
+    # Running the model, and choosing tokens. (On a GPU, `forward` includes both.)
     forward: float = 0.0
     sampling: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class SequenceOutput:
-    """What one step gave one sequence: tokens, the first of them at output position first_token, an end, or both."""
+    """One step's output for one sequence: tokens, an end, or both. first_token: output position of the first token."""
 
     key: SequenceKey
     first_token: int = 0
     token_ids: Sequence[int] = ()
-    # One a token, if the sequence asked for them.
+    # One per token, if the sequence asked for them.
     logprobs: Sequence[object] = ()
     end: SequenceEnd | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutput:
-    """What one step gave. Prompt logprobs come before output index 0 of their sequence."""
+    """The output of one step. Prompt logprobs come before output index 0 of their sequence."""
 
-    # That was computed.
+    # The plan that was computed.
     plan: Plan
     prompt_logprobs: Sequence[tuple[SequenceKey, pb.PromptLogprobs]]
     sequences: Sequence[SequenceOutput]
@@ -54,16 +54,16 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One that was begun and whose result has not been taken."""
+    """A step that has begun and whose result has not been taken."""
 
     plan: Plan
     pending: PendingResult
-    # That beginning it took. A step that is computed meanwhile is charged when its turn comes.
+    # Time that beginning the step took; it is charged when the step's result is taken.
     seconds: float
 
 
 class Engine:
-    """Submit requests, then call `step` while it `has_work`. Not for several threads."""
+    """Computes requests: `submit` them, then call `step` while it `has_work`. Not thread-safe."""
 
     def __init__(self, runner: StepRunner, options: Options) -> None:
         self.model = runner.model_info
@@ -71,7 +71,7 @@ class Engine:
         self._runner = runner
         self._core = Core(core_settings(options, self.model, runner.num_swap_blocks))
         self._codec = StepCodec(epoch=0)
-        # max_steps_in_flight at most.
+        # At most max_steps_in_flight.
         self._in_flight: deque[_Step] = deque()
 
     @property
@@ -80,13 +80,13 @@ class Engine:
 
     @property
     def num_preemptions(self) -> int:
-        """Sequences that lost their KV blocks to others so far, and came or will come back."""
+        """Preemptions so far: sequences that lost their KV blocks to others, to be resumed later."""
         return self._core.stats.num_preemptions
 
     def submit(self, group: int, prompt_token_ids: Sequence[int], sampling: pb.SamplingParams) -> None:
-        """Queues a request under a number of the caller's, never used before.
+        """Queues a request under a number that the caller chooses and has never used before.
 
-        sampling: resolved, with every field set that applies (router.intake.validation.resolve_sampling).
+        sampling: resolved, with every applicable field set (router.intake.validation.resolve_sampling).
         Raises InvalidRequest.
         """
         request = GroupRequest(
@@ -107,18 +107,18 @@ class Engine:
             raise InvalidRequest(rejection.message)
 
     def cancel(self, group: int, choices: Collection[int] | None = None) -> list[SequenceEnd]:
-        """Ends choices of a group (None: all), and returns the ends of those that were live; nothing more comes of
-        them."""
+        """Ends choices of a group (None: all), and returns the ends of those that were live. They give no further
+        output."""
         return self._core.cancel(group, choices, time.monotonic())
 
     def step(self) -> EngineOutput:
         """Begins as many steps as may be in flight, and waits for the first of them.
 
-        Raises RuntimeError if requests wait that can never run.
+        Raises RuntimeError if requests are waiting that can never run.
         """
         start = time.perf_counter()
         seconds_begun = 0.0
-        # Through the bytes that ranks get: what is measured here is what a scheduler does, too.
+        # Plans go through the wire format: so the measured time includes what a real scheduler does.
         while (plan := self._core.schedule(time.monotonic())) is not None:
             message = step_pb2.SchedulerToWorker.FromString(self._codec.encode(plan))
             planned = time.perf_counter()
@@ -126,7 +126,7 @@ class Engine:
             self._in_flight.append(_Step(plan, pending, time.perf_counter() - planned))
             seconds_begun += self._in_flight[-1].seconds
         if not self._in_flight:
-            raise RuntimeError("no request can run, though some wait: the KV cache is too small for them")
+            raise RuntimeError("requests are waiting, but none can run: the KV cache is too small for them")
         step = self._in_flight.popleft()
         before_result = time.perf_counter()
         result = step.pending.result()
@@ -163,16 +163,16 @@ def _by_sequence(outputs: StepOutputs) -> list[SequenceOutput]:
 
 
 def build_engine(options: Options) -> Engine:
-    """Loads the model that the options name into this process, with all cores for it unless worker_threads says less.
+    """Loads the options' model into this process; it uses all cores unless worker_threads is smaller.
 
-    Raises ValueError (a model that is not there, weights that are damaged, options that ask for several workers) or
+    Raises ValueError (missing model, damaged weights, options that ask for several workers) or
     worker.errors.PermanentError.
     """
     if options.world_size > 1:
         raise ValueError(
             f"tensor_parallel_size={options.tensor_parallel_size}, pipeline_parallel_size="
-            f"{options.pipeline_parallel_size}: one process computes alone here; `octavo up` starts a worker for each "
-            f"rank, and octavo.Client calls them"
+            f"{options.pipeline_parallel_size}: both must be 1 here, in one process; `octavo up` starts a worker for "
+            f"each rank, and octavo.Client calls the cluster"
         )
     # These import torch, which takes seconds.
     from worker.cpu.threads import prepare_threads

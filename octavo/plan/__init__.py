@@ -1,1 +1,1 @@
-"""Capacity on paper: the scheduling core under a virtual clock, with a model of what a step costs."""
+"""Capacity planning on paper: the scheduling core under a virtual clock, with a cost model of steps."""

@@ -1,4 +1,4 @@
-"""The settings to try, and what simulations say of each."""
+"""Makes the grid of settings, simulates each, and picks the best."""
 
 import itertools
 import time
@@ -11,14 +11,14 @@ from octavo.plan.simulate import Run, simulate
 from octavo.plan.targets import Setting, Target
 from octavo.plan.workload import Workload
 
-# The options with a setting's values.
+# Returns the options with a setting's values.
 OptionsOf = Callable[[Setting], Options]
 AXES = tuple(field.name for field in fields(Setting))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Milliseconds that the 99th percentile may take; None: any."""
+    """Limits of 99th percentiles, in milliseconds; None: no limit."""
 
     itl_ms: float | None = None
     ttft_ms: float | None = None
@@ -26,24 +26,24 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A setting, and its run; or why it cannot run."""
+    """A setting and its run, or the reason why it cannot run."""
 
     setting: Setting
     run: Run | None = None
-    # DoesNotFit's words.
+    # The message of DoesNotFit.
     obstacle: str = ""
-    # Seconds of real time that the simulation took.
+    # Real seconds that the simulation took.
     wall_time: float = 0.0
 
 
 def parse_axis(text: str, name: str) -> tuple[int, ...]:
-    """A list such as 64,128,256. Raises PlanError."""
+    """Parses a list such as 64,128,256. Raises PlanError."""
     try:
         values = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         values = ()
     if not values or min(values) < 1:
-        raise PlanError(f"{name}={text!r} is no list of numbers above 0, such as 64,128,256")
+        raise PlanError(f"{name}={text!r} is not a list of numbers above 0, such as 64,128,256")
     return values
 
 
@@ -59,9 +59,9 @@ def try_settings(
     workload: Workload,
     on_done: Callable[[int], None] = lambda count: None,
 ) -> list[Outcome]:
-    """Simulates the workload with each. on_done is called with 1 after each.
+    """Simulates the workload with each setting. on_done is called with 1 after each.
 
-    Raises PlanError for what is wrong with all of them, such as a request that can never be served.
+    Raises PlanError for errors that no setting avoids, such as a request that can never be served.
     """
     outcomes = []
     for setting in settings:
@@ -81,7 +81,7 @@ def _try(setting: Setting, target: Target, options_of: OptionsOf, workload: Work
 
 
 def violations(run: Run, limits: Limits) -> list[str]:
-    """In which respects the run exceeds the limits, in words."""
+    """The limits that the run exceeds, as text for people."""
     found = []
     for name, seconds, limit in (("ITL", run.gaps, limits.itl_ms), ("TTFT", run.ttft, limits.ttft_ms)):
         if limit is not None and (value := run.percentile_ms(seconds)) > limit:
@@ -90,10 +90,10 @@ def violations(run: Run, limits: Limits) -> list[str]:
 
 
 def best_of(outcomes: Iterable[Outcome], limits: Limits) -> Outcome | None:
-    """The one with the most output tokens a second within the limits; None if there is none.
+    """The outcome with the most output tokens/s within the limits; None if there is none.
 
-    Those within 3% of the most are taken to be equal (a workload that all keep up with gives all the same), and of
-    them the one whose requests take the least time wins.
+    Outcomes within 3% of the most count as equal (a light workload gives all settings the same throughput); among
+    them, the one whose requests take the least time wins.
     """
     within = [(outcome, outcome.run) for outcome in outcomes if outcome.run and not violations(outcome.run, limits)]
     most = max((run.output_tokens_per_second for _, run in within), default=0.0)

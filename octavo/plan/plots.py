@@ -22,14 +22,14 @@ _SHORT = {
     "data_parallel_size": "DP",
 }
 _MAX_BARS = 24
-# Points that differ by less, as a share of the plot, get one label.
+# Points closer than this fraction of the plot get one label.
 _SAME_PLACE = 0.025
 
 _Ran = Sequence[tuple[Outcome, Run]]
 
 
 def draw(path: Path, outcomes: Sequence[Outcome], limits: Limits, best: Outcome | None, *, title: str) -> None:
-    """Throughput against latency; over two axes of the grid as a map, if it has them; and where steps spend their time.
+    """Draws throughput against latency, a map over two axes of the grid if it has two, and how steps spend their time.
 
     Raises PlanError if no setting ran, or the file cannot be written.
     """
@@ -67,11 +67,11 @@ def _scatter(
     column: Callable[[Run], np.ndarray],
     limit: float | None,
 ) -> None:
-    """A point a setting, with its number in the chart below."""
+    """Draws a point per setting, labelled with its number in the chart below."""
     points = np.array([(run.percentile_ms(column(run)), run.output_tokens_per_second) for _, run in ran])
     colors = [_BEST if o is best else _OVER if violations(run, limits) else _WITHIN for o, run in ran]
     plot.scatter(*points.T, c=colors, s=45, zorder=3)
-    # Those that no other beats in both.
+    # The Pareto front: no other point is better in both.
     order = np.lexsort((-points[:, 1], points[:, 0]))
     front = [i for n, i in enumerate(order) if points[i, 1] > max(points[order[:n], 1], default=0.0)]
     plot.plot(*points[front].T, color=_WITHIN, alpha=0.4, linewidth=1)
@@ -94,7 +94,7 @@ def _scatter(
 
 
 class _Cells:
-    """The settings over the two axes with the most values; of those in one cell, the one with the most throughput."""
+    """A map over the two axes with the most values. Each cell shows its setting with the most throughput."""
 
     def __init__(self, ran: _Ran, axes: Sequence[str]) -> None:
         def values_of(axis: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""From what a user asks to what they get: the steps of `octavo plan`."""
+"""The steps of `octavo plan`, from the flags to the printed answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +19,13 @@ from octavo.reports import progress_bar
 
 _OPTION_AXES = ("max_num_seqs", "max_num_batched_tokens", "data_parallel_size")
 _LAYOUT_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-# By quantization. A scale for each output is next to nothing; int4 has two of 16 bits for 32 weights.
+# By quantization. One scale per output is negligible; int4 has two 16-bit numbers per 32 weights.
 _LAYER_PARAM_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 4 / 32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuQuery:
-    """name: empty if the costs are measured. num_gpus: 0, or how many to find a layout for."""
+    """The flags for GPUs. name: empty if the costs are measured. num_gpus: GPUs to find a layout for, or 0."""
 
     name: str
     model: str
@@ -52,11 +52,11 @@ class WorkloadQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Flags of the command as they came, those of options and of axes as text."""
+    """The flags of the command as given; those of options and axes are text."""
 
     config: Path | None
     option_flags: Mapping[str, object]
-    # By name, of all AXES; empty: one value, the option's.
+    # By name, for all AXES; empty: the option's value only.
     axes: Mapping[str, str]
     fit: Sequence[Path]
     gpu: GpuQuery
@@ -66,9 +66,9 @@ class Query:
 
 
 def answer(query: Query, *, plot: Path | None, as_json: bool) -> bool:
-    """Simulates, and prints what came of it. False if no setting keeps the limits.
+    """Simulates the settings and prints the outcomes. Returns False if no setting keeps the limits.
 
-    Raises PlanError (and ConfigError of options, ModelNotFoundError), also if no setting fits.
+    Raises PlanError, also if no setting fits, ConfigError and ModelNotFoundError.
     """
     target = _target(query)
     settings = _settings(query, target)
@@ -81,7 +81,7 @@ def answer(query: Query, *, plot: Path | None, as_json: bool) -> bool:
     with progress_bar("settings", len(settings), hidden=as_json) as advance:
         outcomes = try_settings(settings, target, options_of, workload, advance)
     if all(outcome.run is None for outcome in outcomes):
-        # The last one asks for the most GPUs.
+        # The last setting uses the most GPUs.
         raise PlanError(outcomes[-1].obstacle)
     best = best_of(outcomes, limits)
     recommendation = recommend(outcomes, limits, best) if query.gpu.num_gpus else None
@@ -99,7 +99,7 @@ def answer(query: Query, *, plot: Path | None, as_json: bool) -> bool:
 
 
 def _base_options(query: Query) -> Options:
-    """Of the one setting that all share, so far as there is one."""
+    """The options that all settings share: axes with several values keep their defaults."""
     single = {name: query.axes[name] for name in _OPTION_AXES if query.axes[name] and "," not in query.axes[name]}
     return load_options(query.config, {**query.option_flags, **single})
 
@@ -113,7 +113,9 @@ def _target(query: Query) -> Target:
     options = _base_options(query)
     if query.fit:
         if query.gpu.num_gpus:
-            raise PlanError(f"--num-gpus={query.gpu.num_gpus} needs --gpu: measured steps say nothing of other layouts")
+            raise PlanError(
+                f"--num-gpus={query.gpu.num_gpus} needs --gpu: measured steps tell nothing about other layouts"
+            )
         return measured_target(read_measurements(query.fit), options)
     return _gpu_target(query.gpu, options)
 
@@ -121,7 +123,7 @@ def _target(query: Query) -> Target:
 def _gpu_target(query: GpuQuery, options: Options) -> GpuTarget:
     gpu, model = find_gpu(query.name), read_shape(query.model or options.model)
     if not 0 < query.gpu_memory_utilization <= 1:
-        raise PlanError(f"--gpu-memory-utilization={query.gpu_memory_utilization:g} is not above 0 and up to 1")
+        raise PlanError(f"--gpu-memory-utilization={query.gpu_memory_utilization:g} must be above 0 and at most 1")
     for flag, value, known in (
         ("--quantization", query.quantization, ("none", *_LAYER_PARAM_BYTES)),
         ("--kv-cache-dtype", query.kv_cache_dtype, ("auto", "fp8")),

@@ -1,4 +1,4 @@
-"""Which TP x PP x DP to use on so many GPUs, and why."""
+"""Recommends a TP x PP x DP layout for a number of GPUs, with reasons."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ _IDLE = "waiting for work, or for other stages"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """best is None if no layout fits and keeps the limits."""
+    """The recommended layout, or None in `best` if no layout fits and keeps the limits."""
 
     best: Outcome | None
-    # Why this one.
+    # Why the best one is the best.
     reason: str
-    # Why not each of the others.
+    # Every other setting, with the reason against it.
     rejected: Sequence[tuple[Setting, str]]
 
     @property
     def reasons(self) -> dict[Setting, str]:
-        """For or against each setting."""
+        """The reason for or against each setting."""
         chosen = {self.best.setting: self.reason} if self.best else {}
         return chosen | dict(self.rejected)
 
 
 def layouts(num_gpus: int, model: ModelShape) -> list[tuple[int, int, int]]:
-    """(tensor, pipeline, data) parallel sizes that use all the GPUs and divide the model. Raises PlanError."""
+    """All (tensor, pipeline, data) parallel sizes that use all GPUs and divide the model. Raises PlanError."""
     found = []
     for tensor in _divisors(num_gpus):
         if model.divides_among(tensor):
@@ -49,7 +49,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def recommend(outcomes: Iterable[Outcome], limits: Limits, best: Outcome | None) -> Recommendation:
-    """best: the one that `grid.best_of` gives."""
+    """Explains the choice of `best`, the result of `grid.best_of`."""
     outcomes = list(outcomes)
     if best is None:
         return Recommendation(
@@ -66,7 +66,7 @@ def name_of(setting: Setting) -> str:
 
 
 def print_recommendation(recommendation: Recommendation) -> None:
-    """Under the table: the layout, the reason, and what speaks against each other one."""
+    """Prints the layout, the reason for it, and the reason against each other layout."""
     console = Console()
     best = recommendation.best
     if best:
@@ -83,7 +83,7 @@ def print_recommendation(recommendation: Recommendation) -> None:
 
 
 def _why(best: Outcome, outcomes: Sequence[Outcome], limits: Limits) -> str:
-    """What binds: memory, a limit, or a part of the step."""
+    """Names the bottleneck: memory, a limit, or a part of the step."""
     run, setting = best.run, best.setting
     assert run is not None
     reasons = []
@@ -91,22 +91,22 @@ def _why(best: Outcome, outcomes: Sequence[Outcome], limits: Limits) -> str:
     others = [outcome for outcome in outcomes if outcome is not best]
     smaller = [o for o in others if o.setting.num_gpus // o.setting.data_parallel_size < ranks]
     if smaller and all(outcome.run is None for outcome in smaller):
-        reasons.append(f"memory binds: fewer than {ranks} GPUs a replica do not hold the weights and their KV")
+        reasons.append(f"memory binds: fewer than {ranks} GPUs per replica cannot hold the weights and the KV cache")
     elif smaller and any(outcome.run and violations(outcome.run, limits) for outcome in smaller):
         late = next(v for o in smaller if o.run for v in violations(o.run, limits))
-        reasons.append(f"the latency target binds: with fewer GPUs a replica {late}")
+        reasons.append(f"the latency target binds: with fewer GPUs per replica, {late}")
     elif ranks == 1 and any(outcome.run for outcome in others):
-        reasons.append("the model fits on one GPU, so replicas share nothing and wait for nobody")
+        reasons.append("the model fits on one GPU, so no GPU waits for another")
     elif smaller:
-        reasons.append(f"{ranks} GPUs a replica beat fewer: {_compare(run, setting, _first_run(smaller))}")
+        reasons.append(f"{ranks} GPUs per replica beat fewer: {_compare(run, setting, _first_run(smaller))}")
     reasons.append(f"steps are bound by {largest_parts(run, 2)}")
     if run.num_preemptions:
-        reasons.append(f"{run.num_preemptions:,} preemptions: KV memory is short even so")
+        reasons.append(f"{run.num_preemptions:,} preemptions: KV memory is still short")
     return "; ".join(reasons)
 
 
 def _first_run(outcomes: Sequence[Outcome]) -> Outcome:
-    """The fastest of those that ran."""
+    """The outcome with the most throughput among those that ran."""
     ran = [(outcome.run.output_tokens_per_second, outcome) for outcome in outcomes if outcome.run]
     return max(ran, key=lambda pair: pair[0])[1]
 
@@ -118,7 +118,7 @@ def _compare(run: Run, setting: Setting, other: Outcome) -> str:
 
 
 def _why_out(outcome: Outcome, limits: Limits) -> str:
-    """Of one that does not fit, or exceeds a limit; empty of others."""
+    """Why an outcome is ruled out: it does not fit, or exceeds limits. Empty if neither."""
     if outcome.run is None:
         return outcome.obstacle
     return ", ".join(violations(outcome.run, limits))
@@ -132,21 +132,23 @@ def _why_not(outcome: Outcome, best: Outcome, limits: Limits) -> str:
     assert best_run is not None
     ratio = run.output_tokens_per_second / best_run.output_tokens_per_second
     if ratio > 0.97:
-        change = f"as many output tokens/s, and {run.e2e.mean() / best_run.e2e.mean():.2f} x the time for a request"
+        change = (
+            f"about the same output tokens/s, but {run.e2e.mean() / best_run.e2e.mean():.2f} x the time for a request"
+        )
     else:
         change = f"{1 - ratio:.0%} fewer output tokens/s"
     return f"{change}; it spends more on {_largest_excess(run, outcome.setting, best_run, best.setting)}"
 
 
 def _largest_excess(run: Run, setting: Setting, best_run: Run, best: Setting) -> str:
-    """The part on which `run` spends the most more GPU time a token than `best_run`, in words."""
+    """The part with the largest excess of GPU time per token over `best_run`, as text for people."""
     ours, theirs = _gpu_seconds(run, setting), _gpu_seconds(best_run, best)
     part = max(ours, key=lambda name: ours[name] - theirs[name])
-    return f"{part} ({ours[part] * 1e6:,.3g} us of GPU time an output token, not {theirs[part] * 1e6:,.3g})"
+    return f"{part} ({ours[part] * 1e6:,.3g} us of GPU time per output token, not {theirs[part] * 1e6:,.3g})"
 
 
 def _gpu_seconds(run: Run, setting: Setting) -> dict[str, float]:
-    """By part: GPU seconds an output token, over all GPUs; they add up to the GPUs times the duration."""
+    """GPU seconds per output token by part, over all GPUs. Times the tokens, they add up to GPUs times duration."""
     ranks = setting.num_gpus // setting.data_parallel_size
     seconds = {part: spent * ranks for part, spent in run.part_seconds.items()}
     seconds[_IDLE] = max(0.0, run.idle) * run.duration * setting.num_gpus

@@ -1,4 +1,4 @@
-"""What a plan says: for a program a JSON object a line, for a person a table."""
+"""The output of a plan: one JSON object per line for programs, a table for people."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -22,12 +22,12 @@ _SHORT = {
 
 
 def as_json(outcome: Outcome, limits: Limits, *, is_best: bool) -> dict[str, object]:
-    """Keys: those of the setting, best, and either does_not_fit or what a run has.
+    """An outcome as JSON. Keys: those of the setting, best, and either does_not_fit or those of a run.
 
-    As in `octavo bench`: num_requests, duration_s, requests_s, output_tok_s, total_tok_s; ttft_s, itl_ms, e2e_s, each a
-    mean, and with _p50, _p90, _p99; num_steps, step_ms. Besides: num_refused, num_preemptions, prefix_hit_rate,
-    kv_usage_mean, kv_usage_peak, idle, step_parts (share of the stages' busy time by part), violations, and
-    simulated_in_s, real seconds.
+    Keys of a run as in `octavo bench`: num_requests, duration_s, requests_s, output_tok_s, total_tok_s; ttft_s, itl_ms
+    and e2e_s, each as a mean and with _p50, _p90, _p99; num_steps, step_ms. More keys: num_refused, num_preemptions,
+    prefix_hit_rate, kv_usage_mean, kv_usage_peak, idle, step_parts (share of the stages' busy time by part),
+    violations, and simulated_in_s (real seconds).
     """
     values: dict[str, object] = {**asdict(outcome.setting), "best": is_best}
     run = outcome.run
@@ -58,7 +58,7 @@ def as_json(outcome: Outcome, limits: Limits, *, is_best: bool) -> dict[str, obj
 
 
 def step_split(run: Run) -> dict[str, float]:
-    """Share of each part in the time of all steps; parts that took none are left out."""
+    """Each part's share of the time of all steps, without parts that took no time."""
     busy = _busy(run)
     return {part: seconds / busy for part, seconds in run.part_seconds.items() if seconds} if busy else {}
 
@@ -70,7 +70,7 @@ def _busy(run: Run) -> float:
 def print_lines(
     outcomes: Sequence[Outcome], limits: Limits, best: Outcome | None, reasons: Mapping[Setting, str] | None = None
 ) -> None:
-    """JSON. reasons: for or against each setting, under the key reason."""
+    """Prints JSON lines. reasons: for or against each setting, printed under the key `reason`."""
     for outcome in outcomes:
         values = as_json(outcome, limits, is_best=outcome is best)
         if reasons is not None:
@@ -81,14 +81,15 @@ def print_lines(
 def print_table(
     outcomes: Sequence[Outcome], limits: Limits, best: Outcome | None, *, title: str, with_obstacles: bool = True
 ) -> None:
-    """One setting in full; of several a row each, the best one marked. with_obstacles: say why some don't fit."""
+    """Prints one setting in full, or several with a row each and the best marked. with_obstacles: print why some do not
+    fit."""
     console = Console()
     console.print(title, style="bold", highlight=False)
     if len(outcomes) == 1 and (run := outcomes[0].run):
         console.print(_details(as_json(outcomes[0], limits, is_best=True), run))
     else:
         console.print(_rows(outcomes, limits, best))
-        notes = "TTFT in s and ITL in ms: p50 / p99. step: what takes most of its time. * the best, ! over a limit"
+        notes = "TTFT in s and ITL in ms: p50 / p99. step: the largest part of its time. * the best, ! over a limit"
         console.print(notes, style="dim", highlight=False)
     for outcome in outcomes:
         if outcome.obstacle and with_obstacles:
@@ -117,7 +118,7 @@ def _details(values: dict[str, object], run: Run) -> Table:
 
 
 def _rows(outcomes: Sequence[Outcome], limits: Limits, best: Outcome | None) -> Table:
-    # Settings that are everywhere the same say nothing here.
+    # Only axes on which the settings differ.
     axes = [axis for axis in AXES if len({getattr(outcome.setting, axis) for outcome in outcomes}) > 1]
     table = Table(padding=(0, 0), box=SIMPLE_HEAD)
     for heading in (*(_SHORT[axis] for axis in axes), "tok/s", "TTFT", "ITL", "preempted", "KV peak"):
@@ -146,7 +147,7 @@ def _rows(outcomes: Sequence[Outcome], limits: Limits, best: Outcome | None) -> 
 
 
 def largest_parts(run: Run, count: int) -> str:
-    """What a step's time goes to most, in words."""
+    """The `count` largest parts of a step's time, as text for people."""
     parts = sorted(step_split(run).items(), key=lambda item: -item[1])[:count]
     return ", ".join(f"{part} {share:.0%}" for part, share in parts)
 

@@ -1,5 +1,5 @@
-"""Runs a workload through replicas under one virtual clock: the real scheduling core, with rows that only count
-and steps that only take time.
+"""Runs a workload through replicas under a virtual clock: the scheduling core is real, rows only count tokens, and
+steps only take time.
 """
 
 import heapq
@@ -27,27 +27,27 @@ from scheduler.core.messages import (
 
 
 class Replica:
-    """Takes requests and steps on one clock with others; times are in seconds."""
+    """A replica that shares a virtual clock with others; times are in seconds."""
 
     def __init__(self, settings: CoreSettings, cost: CostModel) -> None:
         self.core = Core(settings)
-        # Requests that have come and not ended.
+        # Requests that have arrived and not ended.
         self.num_outstanding = 0
         self.num_steps = 0
-        # Of one stage, summed over all steps.
+        # Seconds of one stage by part, summed over all steps.
         self.part_seconds = [0.0] * len(cost.parts)
         self.kv_usage_peak = 0.0
         self._settings, self._cost = settings, cost
         self._rows = PaperRows(settings.max_num_seqs)
         self._in_flight: deque[Result] = deque()
-        # When the scheduler and each stage have done what they have to do so far.
+        # When the scheduler and each stage will have finished their work so far.
         self._host_free = 0.0
         self._stage_free = [0.0] * cost.num_stages
-        # For the mean use of blocks over time.
+        # For the mean share of blocks in use over time.
         self._kv_usage, self._kv_usage_since, self._kv_usage_seconds = 0.0, 0.0, 0.0
 
     def submit(self, workload: Workload, index: int, now: float) -> bool:
-        """False if the queue is full. Raises PlanError for a request that can never be served."""
+        """Queues a request; returns False if the queue is full. Raises PlanError for one that can never be served."""
         rejection = self.core.submit(
             GroupRequest(
                 group=index,
@@ -69,7 +69,7 @@ class Replica:
         )
 
     def start_step(self, now: float) -> float | None:
-        """Plans a step if one can be planned now. Returns when its result will be there."""
+        """Plans a step if possible. Returns the time of its result, or None."""
         plan = self.core.schedule(now)
         if plan is None:
             return None
@@ -77,7 +77,7 @@ class Replica:
         self._in_flight.append(result)
         parts = self._cost.stage_seconds(shape)
         seconds = sum(parts)
-        # Lists: for so few numbers they are faster than arrays.
+        # Lists are faster than arrays for so few numbers.
         self.part_seconds = list(map(operator.add, self.part_seconds, parts))
         self.num_steps += 1
         self._note_kv_usage(now)
@@ -87,7 +87,7 @@ class Replica:
         return end
 
     def finish_step(self, now: float) -> StepOutputs:
-        """Takes in the result of the oldest step in flight."""
+        """Applies the result of the oldest step in flight."""
         outputs = self.core.apply(self._in_flight.popleft(), now)
         self.num_outstanding -= len(outputs.ends)
         if not self._in_flight:
@@ -95,7 +95,7 @@ class Replica:
         return outputs
 
     def mean_kv_usage(self, duration: float) -> float:
-        """Share of the blocks in use, over that many seconds from the start."""
+        """Mean share of the blocks in use, over `duration` seconds from the start."""
         return self._kv_usage_seconds / duration
 
     def _note_kv_usage(self, now: float) -> None:
@@ -107,10 +107,11 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What happened. Times in seconds; columns have one entry a request that ended, gaps one a token but the first."""
+    """The result of a simulation. Times are in seconds; ttft and e2e have an entry per request that ended, gaps one per
+    token but the first."""
 
     num_requests: int
-    # That a full queue turned away.
+    # Requests that a full queue refused.
     num_refused: int
     # From the first arrival to the last end.
     duration: float
@@ -120,14 +121,14 @@ class Run:
     num_prompt_tokens: int
     num_output_tokens: int
     num_steps: int
-    # By part of the cost model: seconds on one stage, summed over steps and replicas.
+    # Seconds on one stage by part of the cost model, summed over steps and replicas.
     part_seconds: dict[str, float]
-    # Share of all stages' time in which they had no step.
+    # Share of the stages' time without a step.
     idle: float
     num_preemptions: int
     num_prefix_queries: int
     num_prefix_hits: int
-    # Share of the blocks in use: mean over time and replicas, and the most that any replica had.
+    # Share of the blocks in use: mean over time and replicas, and the peak of any replica.
     kv_usage_mean: float
     kv_usage_peak: float
 
@@ -140,12 +141,13 @@ class Run:
 
     @staticmethod
     def percentile_ms(seconds: np.ndarray, percent: float = 99) -> float:
-        """Of one of the columns; 0 if it is empty."""
+        """A percentile in milliseconds; 0 for an empty array."""
         return float(np.percentile(seconds, percent)) * 1e3 if len(seconds) else 0.0
 
 
 def simulate(settings: CoreSettings, cost: CostModel, workload: Workload, *, num_replicas: int = 1) -> Run:
-    """Every request goes to the replica with the fewest under way, as the router's least-loaded policy has it.
+    """Simulates a workload. Each request goes to the replica with the fewest requests, as in the router's least-loaded
+    policy.
 
     Raises PlanError for a request that can never be served.
     """
@@ -159,7 +161,7 @@ class _Simulation:
         self._next_request = 0
         self._num_under_way = 0
         self._num_refused = 0
-        # (when a step's result is there, replica).
+        # (time of a step's result, replica).
         self._results: list[tuple[float, int]] = []
         count = len(workload)
         self._began = np.full(count, math.nan)
@@ -172,7 +174,7 @@ class _Simulation:
         now = 0.0
         while (event := self._next_event(now)) < math.inf:
             now = event
-            # All that happens at one time is known before the next steps are planned.
+            # Handle everything that happens at this time before planning the next steps.
             busy: set[int] = set()
             while self._results and self._results[0][0] <= now:
                 busy.add(self._finish_step(now))
@@ -180,14 +182,14 @@ class _Simulation:
             for index in sorted(busy):
                 while (end := self._replicas[index].start_step(now)) is not None:
                     heapq.heappush(self._results, (end, index))
-        assert not any(replica.core.has_work for replica in self._replicas), "requests wait that can never run"
+        assert not any(replica.core.has_work for replica in self._replicas), "requests are waiting that can never run"
         return self._summary(now)
 
     # --- Events
 
     @property
     def _may_enter(self) -> bool:
-        """Another request may come, as far as the workload's concurrency goes."""
+        """True if the workload's concurrency allows another request."""
         concurrency = self._workload.concurrency
         return self._next_request < len(self._workload) and (not concurrency or self._num_under_way < concurrency)
 
@@ -196,7 +198,7 @@ class _Simulation:
         return min(float(arrival), self._results[0][0] if self._results else math.inf)
 
     def _admit(self, now: float) -> set[int]:
-        """Lets in what has arrived; gives the replicas that got something."""
+        """Submits the requests that have arrived; returns the replicas that took one."""
         chosen = set()
         while self._may_enter and self._workload.arrivals[self._next_request] <= now:
             request = self._next_request
@@ -229,7 +231,7 @@ class _Simulation:
             self._ended[end.key[0]] = now
         self._num_under_way -= len(outputs.ends)
 
-    # --- The end
+    # --- Summary
 
     def _summary(self, now: float) -> Run:
         workload, replicas = self._workload, self._replicas

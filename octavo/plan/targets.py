@@ -1,8 +1,7 @@
-"""The systems that a plan is made for: a measured engine, or GPUs by name. Each turns a setting into a core and
-its costs.
+"""The systems to plan for: a measured engine, or GPUs by name. Each turns a setting into a core and its costs.
 
-A measured engine is calibrated first: what router, sockets and shared cores add to its steps comes from a measured
-cluster.
+A measured engine is calibrated with runs of a cluster: they tell what router, sockets and shared cores add to its
+steps.
 """
 
 from collections.abc import Sequence
@@ -26,17 +25,17 @@ from protos import inference_pb2
 from scheduler.core.messages import CoreSettings
 from scheduler.settings import core_settings
 
-# What the three numbers cost, so that a few noisy results do not choose them freely: a factor off by 10% as much as a
-# result missed by 1%, and 10% of the time on what is added as much as one missed by 7%. So the factor explains what all
-# results have in common, and the others what is different between few rows and many.
+# Priors on the three numbers, so that a few noisy results do not set them freely: a factor off by 10% costs as much as
+# a result missed by 1%; added seconds that take 10% of the time cost as much as one missed by 7%. So the factor
+# explains what all results have in common, and the added seconds what differs between few rows and many.
 _FACTOR_PRIOR, _ADDED_PRIOR = 0.1, 0.7
-# The number of steps hardly depends on how long they take: it settles at once.
+# Few rounds: the number of steps hardly depends on how long steps take.
 _NUM_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """A `CostModel`: the engine's seconds times `factor`, and seconds that each step and each output token add."""
+    """A `CostModel`: the engine's seconds times `factor`, plus seconds per step and per output token."""
 
     engine: Fitted
     factor: float = 1.0
@@ -63,9 +62,9 @@ class Calibrated:
 def calibrate(
     engine: Fitted, results: Sequence[ServeResult], settings: CoreSettings, *, num_replicas: int
 ) -> Calibrated:
-    """Chooses the three numbers so that simulations of these runs take as long as they took.
+    """Chooses factor, step_seconds and token_seconds so that simulated runs take as long as the measured ones.
 
-    results: of a cluster with these settings and replicas. All three are 0 or more, with the factor near 1.
+    results: from a cluster with these settings and replicas. All three are at least 0, and the factor is near 1.
     """
     found = Calibrated(engine=engine)
     for _ in range(_NUM_ROUNDS):
@@ -81,7 +80,7 @@ def calibrate(
 
 
 def _shares(result: ServeResult, found: Calibrated, settings: CoreSettings, num_replicas: int) -> tuple[float, ...]:
-    """What a factor of 1, and a second more each step and each token, take of the time measured."""
+    """Shares of the measured time that a factor of 1, one second per step, and one second per token take."""
     run = simulate(settings, found, _workload(result, settings.max_model_len), num_replicas=num_replicas)
     steps, tokens = run.num_steps / num_replicas, run.num_output_tokens / num_replicas
     engine = (run.duration - found.step_seconds * steps - found.token_seconds * tokens) / found.factor
@@ -104,7 +103,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Setting:
-    """One point of the grid; the names are those of the options."""
+    """A point of the grid; its fields are named as the options."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -120,20 +119,21 @@ class Setting:
 class Target(Protocol):
     @property
     def title(self) -> str:
-        """In words for people."""
+        """A title for people."""
         ...
 
     @property
     def max_model_len(self) -> int: ...
 
     def prepare(self, setting: Setting, options: Options) -> tuple[CoreSettings, CostModel]:
-        """options: with the setting's values. Raises DoesNotFit, or PlanError for what this target does not know."""
+        """options: with the setting's values. Raises DoesNotFit, or PlanError for a setting that this target cannot
+        judge."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTarget:
-    """The machine on which steps were measured."""
+    """The engine and machine on which steps were measured."""
 
     measurements: Measurements
     cost: Calibrated
@@ -147,21 +147,21 @@ class MeasuredTarget:
             return text
         return (
             f"{text} and {len(self.measurements.serve)} runs of a cluster: {self.cost.factor:.2f} x the engine, "
-            f"{self.cost.step_seconds * 1e3:.2f} ms a step, {self.cost.token_seconds * 1e6:.0f} us a token"
+            f"{self.cost.step_seconds * 1e3:.2f} ms per step, {self.cost.token_seconds * 1e6:.0f} us per token"
         )
 
     def prepare(self, setting: Setting, options: Options) -> tuple[CoreSettings, CostModel]:
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             if getattr(setting, name) != 1:
                 raise PlanError(
-                    f"{name}={getattr(setting, name)}: the measured engine is one rank, and says nothing of others; "
-                    "plan with --gpu for that"
+                    f"{name}={getattr(setting, name)}: the measured engine has one rank, which tells nothing about "
+                    "more; plan with --gpu for that"
                 )
         return _measured_settings(self.measurements, options), self.cost
 
 
 def measured_target(measurements: Measurements, options: Options) -> MeasuredTarget:
-    """options: of the cluster whose runs (`octavo bench serve`) are among the measurements."""
+    """Fits and calibrates. options: those of the cluster whose runs (`octavo bench serve`) are measurements."""
     engine = fit(measurements.samples)
     settings = _measured_settings(measurements, options)
     cost = Calibrated(engine=engine)
@@ -171,7 +171,7 @@ def measured_target(measurements: Measurements, options: Options) -> MeasuredTar
 
 
 def _measured_settings(measurements: Measurements, options: Options) -> CoreSettings:
-    """Blocks as measured, but for what the options say themselves about them."""
+    """The core's settings with the measured blocks, except where options are given for them."""
     engine, given = measurements.engine, options.model_fields_set
     block_size = options.block_size if "block_size" in given else engine.block_size
     num_blocks = engine.num_blocks * engine.block_size // block_size
@@ -183,7 +183,7 @@ def _measured_settings(measurements: Measurements, options: Options) -> CoreSett
     if options.preemption_mode == "swap":
         if not engine.kv_cache_memory:
             raise PlanError(
-                "preemption_mode=swap: how large a block is cannot be told from steps that were measured with "
+                "preemption_mode=swap: the size of a block is unknown, because the steps were measured with "
                 "num_blocks_override; measure without it"
             )
         num_swap_blocks = int(options.swap_space / engine.kv_cache_memory * engine.num_blocks)
@@ -194,7 +194,7 @@ def _measured_settings(measurements: Measurements, options: Options) -> CoreSett
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTarget:
-    """GPUs of one kind, a model's shape, and what connects them."""
+    """GPUs of one kind, their interconnect, and a model's shape."""
 
     gpu: Gpu
     model: ModelShape
@@ -240,7 +240,7 @@ class GpuTarget:
         swap_blocks = int(options.swap_space * _GIB // block_bytes) if options.preemption_mode == "swap" else 0
         settings = core_settings(options, info, swap_blocks)
         if "max_steps_in_flight" not in options.model_fields_set:
-            # On a GPU the scheduler's time is worth hiding, and every stage wants a step of its own.
+            # On GPUs the scheduler's time is worth hiding, and each stage needs its own step.
             settings = replace(settings, max_steps_in_flight=setting.pipeline_parallel_size + 1)
         cost = Roofline(
             model=self.model,

@@ -1,4 +1,4 @@
-"""The requests of a simulation: when they come, how long they are, what they share."""
+"""The requests of a simulation: arrival times, lengths, and shared prefixes."""
 
 import csv
 import math
@@ -13,33 +13,33 @@ from octavo.plan.errors import PlanError
 NO_PREFIX = -1
 _COLUMNS = ("arrival_s", "prompt_len", "output_len")
 _OPTIONAL_COLUMN = "prefix_id"
-# Far above what any replica takes; a typing error must not fill the memory.
+# Far above what any replica takes, so that a typing error does not fill the memory.
 _MAX_TOKENS = 16_777_216
-# Token ids from here on belong to one request alone; those below, to a prefix.
+# Token ids from here on belong to a single request; those below belong to a prefix.
 _OWN_TOKENS = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Columns, one entry a request, in order of arrival."""
+    """Columns with one entry per request, in order of arrival."""
 
     # Seconds from the start. All 0 in a closed loop.
     arrivals: np.ndarray
     prompt_lens: np.ndarray
     output_lens: np.ndarray
-    # Requests of one id begin with the same tokens; NO_PREFIX: nothing in common with anybody.
+    # Requests with the same id begin with the same tokens. NO_PREFIX: the request shares nothing.
     prefix_ids: np.ndarray
     prefix_lens: np.ndarray
-    # Requests under way at most: each end lets the next one in. 0: no bound.
+    # Most requests in flight: each end admits the next one. 0: no limit.
     concurrency: int = 0
 
     def __len__(self) -> int:
         return len(self.arrivals)
 
     def prompt(self, index: int) -> tuple[int, ...]:
-        """Token ids that equal those of another request exactly where the workload says so."""
+        """Token ids of a request: equal to another request's exactly in the shared prefix."""
         length, shared = int(self.prompt_lens[index]), int(self.prefix_lens[index])
-        # Ids mean nothing here: one number a prefix, and one a request.
+        # Ids have no meaning here: one number per prefix, and one per request.
         return (int(self.prefix_ids[index]),) * shared + (_OWN_TOKENS + index,) * (length - shared)
 
 
@@ -47,7 +47,7 @@ Lengths = Callable[[np.random.Generator, int], np.ndarray]
 
 
 def parse_lengths(text: str, option: str) -> Lengths:
-    """A distribution of lengths: N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA (sigma: of the logarithm).
+    """Parses a distribution of lengths: N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA (sigma of the logarithm).
 
     Raises PlanError.
     """
@@ -84,11 +84,11 @@ def synthesize(
     num_prefixes: int = 1,
     seed: int = 0,
 ) -> Workload:
-    """Requests drawn at random.
+    """Draws requests at random.
 
-    rate: a Poisson process of so many a second; inf: all at once. Drawn lengths are cut to what max_model_len leaves,
-    a prompt first, but a length that is always the same is not: the core refuses such requests. shared_prefix: share of
-    each prompt that requests of the same prefix have in common, of num_prefixes that are equally likely.
+    rate: requests per second of a Poisson process; inf: all at once. Random lengths are cut to max_model_len, prompts
+    first; a constant length is not cut: the core refuses such requests if they are too long. shared_prefix: share of
+    each prompt that all requests of the same prefix have in common. The num_prefixes prefixes are equally likely.
     """
     random = np.random.default_rng(seed)
     arrivals = np.zeros(num_requests)
@@ -112,10 +112,10 @@ def synthesize(
 
 
 def read_arrivals(path: Path, *, shared_prefix: float = 0.0) -> Workload:
-    """Requests from a CSV file with the columns arrival_s, prompt_len, output_len and, if some share one, prefix_id.
+    """Reads a CSV file with the columns arrival_s, prompt_len, output_len and, if prompts share prefixes, prefix_id.
 
-    What requests of one prefix_id have in common is `shared_prefix` of each prompt; 0: all but the last token of their
-    shortest prompt. Raises PlanError, naming the line.
+    Requests of one prefix_id share the fraction `shared_prefix` of each prompt; 0: all but the last token of their
+    shortest prompt. Raises PlanError that names the line.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -137,7 +137,7 @@ def read_arrivals(path: Path, *, shared_prefix: float = 0.0) -> Workload:
         if row
     ]
     if not requests:
-        raise PlanError(f"{path} holds no request: give a line {','.join(_COLUMNS)} for each")
+        raise PlanError(f"{path} holds no request: give one line per request, {','.join(_COLUMNS)}")
     requests.sort(key=lambda request: request[0])
     arrivals, prompts, outputs, prefixes = (np.array(column) for column in zip(*requests, strict=True))
     return Workload(
@@ -159,12 +159,12 @@ def _read_row(
     except ValueError:
         arrival = math.nan
     if not (arrival >= 0 and math.isfinite(arrival)):
-        raise PlanError(f"{where}: arrival_s={row[0]!r} is no number of seconds from 0 up")
+        raise PlanError(f"{where}: arrival_s={row[0]!r} is not a number of seconds from 0 up")
     lengths = []
     for name, text in zip(_COLUMNS[1:], row[1:3], strict=True):
         length = int(text) if text.strip().isdecimal() else 0
         if not 1 <= length <= _MAX_TOKENS:
-            raise PlanError(f"{where}: {name}={text!r} is no number of tokens from 1 to {_MAX_TOKENS:,}")
+            raise PlanError(f"{where}: {name}={text!r} is not a number of tokens from 1 to {_MAX_TOKENS:,}")
         lengths.append(length)
     name = row[3].strip() if num_columns == 4 else ""
     prefix = prefix_numbers.setdefault(name, len(prefix_numbers)) if name else NO_PREFIX

@@ -1,4 +1,4 @@
-"""Ray's actors and placement groups, behind what the fleet needs of them."""
+"""Wraps Ray's actors and placement groups in the interface that the fleet needs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,43 +8,43 @@ from octavo.cluster.processes import Stage
 from octavo.ray.host import ProcessHost
 from octavo.ray.placement import GroupPlan, Resources
 
-# Between two tries to reach an actor that is being started again.
+# Seconds between two tries to reach an actor that Ray is restarting.
 _RETRY_S = 0.25
 # Heads of Ray clusters often offer no CPU, so that no work is placed there.
 _ROUTER: Resources = {"CPU": 0}
 
 
 class ActorGone(Exception):
-    """The call has not been answered: the actor, its node or the way there is gone. Says which, in a few words."""
+    """A call got no answer: the actor, its node or the connection is gone. The message names Ray's error."""
 
 
 class Actor(Protocol):
-    """One octavo.ray.host.ProcessHost, wherever it is."""
+    """An octavo.ray.host.ProcessHost on any node."""
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Raises ActorGone, also while it is being started again."""
+        """Calls a method. Raises ActorGone, also while Ray restarts the actor."""
         ...
 
     async def call_patiently(self, method: str, *args: Any) -> Any:
-        """Again and again until it is there."""
+        """Calls a method, and retries until the actor answers."""
         ...
 
     def kill(self) -> None:
-        """For good."""
+        """Ends the actor; Ray does not restart it."""
         ...
 
 
 class Actors(Protocol):
     async def place(self, groups: Sequence[GroupPlan]) -> None:
-        """Returns once there is room for all; it is held from then on."""
+        """Returns once there is room for all groups; from then on the room is reserved."""
         ...
 
     def start(self, name: str, stage: Stage, at: tuple[int, int], resources: Resources) -> Actor:
-        """at: group and bundle."""
+        """Starts a ProcessHost. at: group and bundle."""
         ...
 
     def start_here(self, name: str, stage: Stage) -> Actor:
-        """On this node."""
+        """Starts a ProcessHost on this node."""
         ...
 
 
@@ -70,7 +70,7 @@ class RayActor:
 
 
 class RayActors:
-    """For one cluster; what it holds is given back when this program leaves Ray."""
+    """The actors of one cluster. Ray frees their resources when this program disconnects."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -99,7 +99,7 @@ class RayActors:
         handle = self._class.options(
             num_cpus=resources["CPU"],
             num_gpus=resources.get("GPU", 0),
-            # Ray starts it again for as long as this program lives.
+            # Ray restarts it as long as this program lives.
             max_restarts=-1,
             scheduling_strategy=strategy,
         ).remote(name, int(stage))

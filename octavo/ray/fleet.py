@@ -1,8 +1,7 @@
-"""The processes of a cluster as Ray's actors: placed, told where to find each other, and followed when they move.
+"""Runs the processes of a cluster as Ray actors: places them, connects them, and follows them when they move.
 
-Ray itself starts an actor again whose node has gone, in the bundle that it has placed elsewhere. What is left to do
-here: each scheduler says where it is now, the router gets to know it by a file, and the replica's workers are started
-with it.
+Ray itself restarts an actor whose node has gone, in a bundle that it places elsewhere. This module does the rest: each
+scheduler reports its new address, the router gets it in a file, and the replica's workers are restarted with it.
 """
 
 import asyncio
@@ -24,14 +23,14 @@ log = logging.getLogger("octavo.ray")
 
 _HEALTH_INTERVAL = 1.0
 _PATIENCE_S = 10.0
-# For the way to an actor, beside what its process may take to end.
+# Seconds for the call to an actor, on top of the time its process may take to end.
 _STOP_GRACE = 5.0
-# A scheduler's: for routers, for its workers, and for their heartbeats.
+# Ports of a scheduler: for routers, for its workers, and for their heartbeats.
 _NUM_PORTS = 3
 
 
 class RayFleet:
-    """octavo.cluster.launcher.Fleet."""
+    """An octavo.cluster.launcher.Fleet whose processes are Ray actors."""
 
     def __init__(
         self,
@@ -43,13 +42,13 @@ class RayFleet:
         display: Display,
         specs: list[ProcessSpec],
     ) -> None:
-        """keys: the files of a directory that `octavo keys` made, by name. specs: of all processes; their commands mean
-        nothing here."""
+        """keys: the files of a directory that `octavo keys` made, by name. specs: of all processes; their commands are
+        not used here."""
         self._options, self._actors, self._plan, self._needs, self._keys = options, actors, plan, needs, keys
         self._display = display
         self._specs = {spec.name: spec for spec in specs}
         self._hosts: dict[str, Actor] = {}
-        # Of each replica's scheduler, once it is known: the node's address, and its first port.
+        # Where each replica's scheduler is, once known: the node's address and its first port.
         self._places: dict[int, tuple[str, int]] = {}
         self._has_moved = asyncio.Condition()
         self._placing: asyncio.Task[None] | None = None
@@ -82,7 +81,7 @@ class RayFleet:
         for stage in Stage:
             members = [host for name, host in self._hosts.items() if self._specs[name].stage is stage]
             seconds = grace.get(stage, 5.0)
-            # An actor that Ray is moving has no process to be ended, or has it killed.
+            # An actor that Ray is moving has no process to end, or its process gets killed.
             await self._tell(members, seconds + _STOP_GRACE, "stop", seconds)
         await self._tell(list(self._hosts.values()), _STOP_GRACE, "clean_up")
         for task in self._keepers:
@@ -101,7 +100,7 @@ class RayFleet:
             host.kill()
 
     async def watch(self) -> None:
-        """Shows how far the processes are, until it is cancelled."""
+        """Shows the processes' progress until cancelled."""
         while True:
             for name, host in list(self._hosts.items()):
                 with contextlib.suppress(ActorGone):
@@ -109,10 +108,10 @@ class RayFleet:
                         self._display.state(self._specs[name], health[1], health[0])
             await asyncio.sleep(_HEALTH_INTERVAL)
 
-    # --- Where they are
+    # --- Placing processes
 
     async def _has_room(self) -> bool:
-        """Waits until Ray has, or until it is told to stop."""
+        """Waits until Ray has room. Returns False if `stop` was called first."""
         assert self._placing is not None
         while not (await asyncio.wait({self._placing}, timeout=_PATIENCE_S))[0]:
             bundles = [bundle for group in self._plan.groups for bundle in group.bundles]
@@ -143,7 +142,7 @@ class RayFleet:
             await self._has_moved.wait_for(lambda: self._places.get(replica, known) != known)
             return self._places[replica]
 
-    # --- Keeping them there
+    # --- Keeping them running
 
     def _all_keepers(self) -> list[Coroutine[Any, Any, None]]:
         keepers: list[Coroutine[Any, Any, None]] = [self._keep_router()]
@@ -190,7 +189,7 @@ class RayFleet:
             try:
                 await asyncio.wait({running, moving}, return_when=asyncio.FIRST_COMPLETED)
                 if not running.done():
-                    # It could not find its scheduler any more.
+                    # The scheduler has moved: the worker could no longer find it.
                     with contextlib.suppress(ActorGone):
                         await host.call("stop", 5.0)
                 await running
@@ -199,7 +198,7 @@ class RayFleet:
                 running.cancel()
 
     async def _run(self, name: str, host: Actor, settings: ProcessSettings) -> None:
-        """Until the process has been told to end, or its actor has gone. Raises ProcessFailed."""
+        """Runs a process until it was told to end, or its actor has gone. Raises ProcessFailed."""
         options = self._options
         spec = self._specs[name]
         try:
@@ -232,11 +231,11 @@ class RayFleet:
 
 
 def check(options: Options) -> None:
-    """Raises ClusterError for what can't be done on Ray."""
+    """Raises ClusterError for options that do not work on Ray."""
     if options.in_lockstep:
         raise ClusterError(
-            "enable_expert_parallel on Ray takes data_parallel_size=1: the schedulers of replicas that compute their "
-            "steps together have to know each other's addresses beforehand"
+            "enable_expert_parallel on Ray takes data_parallel_size=1: replicas that compute their steps "
+            "together need their schedulers' addresses in advance"
         )
     if options.num_router_processes > 1:
         raise ClusterError(
@@ -245,4 +244,6 @@ def check(options: Options) -> None:
         )
     for name in ("scheduler_addresses", "step_addresses", "curve_dir", "worker_host"):
         if getattr(options, name):
-            raise ClusterError(f"{name} is made by `octavo up --on ray` itself, once Ray has placed the processes")
+            raise ClusterError(
+                f"{name} is made by `octavo up --on ray` once Ray has placed the processes: leave it out"
+            )

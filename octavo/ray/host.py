@@ -1,6 +1,6 @@
-"""One process of a cluster on whatever node Ray has given it: an actor, called by the launcher.
+"""A Ray actor that runs one process of a cluster on the node where Ray placed it; the launcher calls it.
 
-Only text and numbers go in and out. What is secret comes with a call, never with the actor's creation, which Ray keeps.
+Calls carry only text and numbers. Secrets come with a call, never with the actor's creation, which Ray stores.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ _LOCK = "lock"
 
 
 class ProcessDirectory:
-    """Of mode 0700, and locked for as long as this process lives. Ray ends actors without a word: what those have left
-    is removed by the next one on their machine."""
+    """A directory of mode 0700, locked as long as this process lives. Ray ends actors without notice: the next actor on
+    the machine removes what they left."""
 
     def __init__(self) -> None:
         remove_left_ones()
         new = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX))
         self._lock = os.open(new / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # Only now can others find it.
+        # Other actors can find it only from here on, locked.
         self.path = new.rename(new.with_name(new.name.replace(_NEW_PREFIX, _PREFIX)))
 
     def remove(self) -> None:
@@ -44,7 +44,7 @@ class ProcessDirectory:
 
 
 def remove_left_ones() -> None:
-    """Directories that nobody holds any more; those of other users can't be looked into."""
+    """Removes directories that no live process holds. Those of other users cannot be opened and stay."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -59,20 +59,20 @@ def remove_left_ones() -> None:
             os.close(lock)
 
 
-# In texts that come from the launcher, which does not know where that is.
+# Stands for the directory in texts from the launcher, which does not know the path.
 DIRECTORY = "{directory}"
 
-# Below the ports that systems give to outgoing connections.
+# Below the ports that systems use for outgoing connections.
 _PORTS = range(20_000, 32_000)
 _MOST_NEWS = 1000
 
 
 class ProcessHost:
-    """Starts the process in a process group of its own, starts it again when it dies, and passes on what it says. When
-    this actor goes, however it goes, the process is killed: Ray starts another one elsewhere."""
+    """Starts the process in its own process group, restarts it when it dies, and passes on its output. When this actor
+    ends, for any reason, the process is killed: Ray starts another actor elsewhere."""
 
     def __init__(self, name: str, stage: int) -> None:
-        """name: for people. stage: of octavo.cluster.processes.Stage."""
+        """name: for people. stage: a value of octavo.cluster.processes.Stage."""
         self._name, self._stage = name, Stage(stage)
         self._directory = ProcessDirectory()
         self._news: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_MOST_NEWS)
@@ -80,8 +80,8 @@ class ProcessHost:
         self._health_at: tuple[str, int] = ("", 0)
 
     async def place(self, num_ports: int = 0, before: tuple[str, int] = ("", 0)) -> tuple[str, str, int]:
-        """This node, its address, and the first of so many free ports in a row. before: node and first port that the
-        actor before this one had; if it is here still, and the ports are free, they are taken again."""
+        """Returns this node, its address, and the first of `num_ports` free ports in a row. before: node and first port
+        from last time; on the same node the same ports are taken again if they are free."""
         ray = import_ray()
         node: str = ray.get_runtime_context().get_node_id()
         host: str = ray.util.get_node_ip_address()
@@ -89,7 +89,7 @@ class ProcessHost:
         return node, host, port or free_ports(host, num_ports)
 
     async def write(self, name: str, text: str) -> None:
-        """Makes or replaces a file of the process, for its owner only."""
+        """Makes or replaces a file of the process, readable by its owner only."""
         path = self._directory.path / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name(f"{path.name}.new")
@@ -110,10 +110,10 @@ class ProcessHost:
         health_port: int,
         silence_timeout: float,
     ) -> str:
-        """Keeps `python -m MODULE` running. Returns once it has ended: empty if it was told to, else its last words and
-        why it is not started again.
+        """Keeps `python -m MODULE` running. Returns once it has ended: an empty string if it was told to, else its last
+        lines and why it is not restarted.
 
-        options: as YAML. files: texts by name, beside it.
+        options: as YAML. files: text by name, written beside the options.
         """
         for name, text in {**files, "options.yaml": options.replace(DIRECTORY, str(self._directory.path))}.items():
             await self.write(name, text)
@@ -136,8 +136,8 @@ class ProcessHost:
         return ""
 
     async def news(self) -> list[tuple[str, str]]:
-        """What has been said since the last call, once there is some: ("line", what the process wrote) and ("event",
-        what became of it)."""
+        """Waits for news and returns all since the last call: ("line", text that the process wrote) and ("event", what
+        happened to it)."""
         news = [await self._news.get()]
         while not self._news.empty():
             news.append(self._news.get_nowait())
@@ -149,23 +149,23 @@ class ProcessHost:
         return await read_health(host, port) if port else None
 
     async def stop(self, grace: float) -> None:
-        """Ends the process: SIGTERM, and SIGKILL after so many seconds."""
+        """Ends the process: SIGTERM, then SIGKILL after `grace` seconds."""
         if self._supervisor is not None:
             await self._supervisor.stop({self._stage: grace})
 
     async def clean_up(self) -> None:
-        """Removes its files."""
+        """Removes the process's files."""
         self._directory.remove()
 
     def _tell(self, kind: str, text: str) -> None:
         if self._news.full():
-            # Nobody has listened for long; what comes last matters most.
+            # Nobody has read for long; the latest news matters most.
             self._news.get_nowait()
         self._news.put_nowait((kind, text))
 
 
 def free_ports(host: str, count: int) -> int:
-    """The first of so many in a row; 0 for none."""
+    """The first of `count` free ports in a row; 0 if count is 0."""
     while count:
         first = random.choice(_PORTS)
         if are_free(host, first, count):

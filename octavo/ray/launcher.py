@@ -1,4 +1,4 @@
-"""`octavo up --on ray`: one cluster on the nodes of a Ray cluster, followed and ended from here."""
+"""Runs `octavo up --on ray`: starts, follows and stops a cluster on the nodes of a Ray cluster."""
 
 import asyncio
 import tempfile
@@ -20,10 +20,10 @@ from runtime.security.curve import make_keys
 
 
 def run_cluster_on_ray(options: Options, *, console: Console, first_prompt: str = "", verbose: bool = False) -> int:
-    """As octavo.cluster.launcher.run_cluster. The router runs on this node, all else where Ray has room."""
+    """As octavo.cluster.launcher.run_cluster, but only the router runs on this node; Ray places the rest."""
     check(options)
     ray = import_ray()
-    # For everybody else, relative paths would mean something else.
+    # Processes on other nodes run in other directories, so the path has to be absolute.
     if Path(options.model).exists():
         options = options.model_copy(update={"model": str(Path(options.model).absolute())})
     options = resolve_ports(options)
@@ -46,7 +46,7 @@ async def _serve(ray: Any, options: Options, console: Console, first_prompt: str
 
 
 def _make_keys() -> dict[str, str]:
-    """For this cluster, and no longer than it lives."""
+    """Makes keys for this cluster only: name -> text."""
     with tempfile.TemporaryDirectory(prefix="octavo-keys-") as directory:
         keys = Path(directory) / "keys"
         make_keys(keys)

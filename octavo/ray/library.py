@@ -1,4 +1,4 @@
-"""Ray, which is installed only where it is wanted."""
+"""Imports Ray, an optional dependency, and connects to it."""
 
 import importlib
 import os
@@ -6,12 +6,12 @@ from typing import Any
 
 from octavo.cluster.errors import ClusterError
 
-# Of a Ray that is started here: nothing of ours goes through its object store but a few strings.
+# For a Ray that is started here: Octavo puts only a few strings into its object store.
 _OBJECT_STORE_BYTES = 80 * 2**20
 
 
 def import_ray() -> Any:
-    """The module. Raises ClusterError if it is not installed, or does not work here."""
+    """Imports Ray's module. Raises ClusterError if it is not installed, or does not work here."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -21,10 +21,10 @@ def import_ray() -> Any:
 
 
 def connect(ray: Any, *, num_cpus: int) -> None:
-    """Joins the Ray cluster that RAY_ADDRESS names, or that this machine is part of; if there is none, starts one of
-    this machine alone.
+    """Joins the Ray cluster that RAY_ADDRESS names, or that this machine is part of; otherwise starts one on this
+    machine alone.
 
-    num_cpus: that the latter says it has, if the machine has fewer. Raises ClusterError.
+    num_cpus: what a cluster started here offers at least, even on a machine with fewer. Raises ClusterError.
     """
     settings = {"log_to_driver": False, "logging_level": "warning", "namespace": "octavo"}
     try:
@@ -36,7 +36,7 @@ def connect(ray: Any, *, num_cpus: int) -> None:
                 f"RAY_ADDRESS={address}: no Ray cluster is there ({error}); run `ray start --address={address}` here, "
                 f"or unset it to start a Ray cluster of this machine alone"
             ) from None
-    # Ray reports how it is used to its makers unless told otherwise.
+    # By default, Ray reports usage statistics to its makers.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         address="local",

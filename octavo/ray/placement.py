@@ -1,8 +1,8 @@
-"""What a cluster asks of Ray's nodes, and how it is spread over them.
+"""Computes the resources that a cluster needs from Ray's nodes, and how it is spread over them.
 
-A replica's scheduler and workers take one bundle of a placement group together, which Ray never divides, and the
-replicas' bundles are spread over as many nodes as there are. Only if no node has room for a replica does each of its
-processes have a bundle of its own, in a group that Ray packs as tightly as it can.
+A replica's scheduler and workers share one bundle of a placement group, which Ray never divides, and the replicas'
+bundles are spread over as many nodes as possible. Only if no node has room for a whole replica, each of its processes
+gets its own bundle, in a group that Ray packs as tightly as it can.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Resources = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Of one process each."""
+    """The resources that one scheduler and one worker need."""
 
     scheduler: Resources
     worker: Resources
@@ -31,7 +31,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """One placement group. strategy: Ray's word."""
+    """A placement group. strategy: Ray's name for it, such as PACK."""
 
     strategy: str
     bundles: tuple[Resources, ...]
@@ -40,7 +40,7 @@ class GroupPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
     groups: tuple[GroupPlan, ...]
-    # All replicas share the one group, a bundle each.
+    # All replicas share one group, with a bundle each.
     is_whole: bool
 
     def scheduler_at(self, replica: int) -> tuple[int, int]:
@@ -52,7 +52,7 @@ class PlacementPlan:
 
 
 def needs_of(options: Options, *, has_gpus: bool) -> Needs:
-    """has_gpus: of the Ray cluster, for device=auto."""
+    """The needs of the options' processes. has_gpus: the Ray cluster has some, for device=auto."""
     on_gpus = options.device == "cuda" or (options.device == "auto" and has_gpus)
     worker: Resources = {"CPU": threads_of(options)}
     if on_gpus:
@@ -61,12 +61,12 @@ def needs_of(options: Options, *, has_gpus: bool) -> Needs:
 
 
 def threads_of(options: Options) -> int:
-    """Of one worker: as many as it asks for CPUs."""
+    """Threads of one worker, which are the CPUs it asks for."""
     return max(1, options.worker_threads)
 
 
 def plan_placement(needs: Needs, num_replicas: int, nodes: Sequence[Mapping[str, float]]) -> PlacementPlan:
-    """nodes: what each has in all, in use or not."""
+    """Plans the bundles. nodes: each node's total resources, in use or not."""
     replica = needs.replica
     if any(all(node.get(name, 0) >= count for name, count in replica.items()) for node in nodes):
         return PlacementPlan(groups=(GroupPlan(strategy="SPREAD", bundles=(replica,) * num_replicas),), is_whole=True)

@@ -1,4 +1,4 @@
-"""What each process of a cluster on Ray is started with, once it is known where its scheduler is."""
+"""The settings that each process of a cluster on Ray starts with, once its scheduler's address is known."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from configs.options import Options
 from octavo.ray.host import DIRECTORY
 from octavo.ray.placement import threads_of
 
-# Of the directory that `octavo keys` makes. A worker's node needs no more than these.
+# Files in the directory that `octavo keys` makes. A worker's node gets only these.
 _WORKER_KEYS = ("worker.key_secret", "scheduler.key")
 _SCHEDULER_KEYS = ("scheduler.key_secret", "allowed_workers/worker.key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
-    """For octavo.ray.host.ProcessHost.run."""
+    """The arguments of octavo.ray.host.ProcessHost.run."""
 
     module: str
     arguments: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class ProcessSettings:
 
 
 def router_settings(options: Options) -> ProcessSettings:
-    """It learns of each replica's address from a file, scheduler-<replica>."""
+    """The router's settings: it reads each replica's address from a file, scheduler-<replica>."""
     files = tuple(f"file:{DIRECTORY}/scheduler-{replica}" for replica in range(options.data_parallel_size))
     return ProcessSettings(module="router", options=_yaml(options, scheduler_addresses=files))
 
@@ -34,7 +34,7 @@ def router_settings(options: Options) -> ProcessSettings:
 def scheduler_settings(
     options: Options, keys: Mapping[str, str], replica: int, place: tuple[str, int]
 ) -> ProcessSettings:
-    """place: where it is: its node's address, and the first of its ports."""
+    """place: the scheduler's node address and the first of its ports."""
     return ProcessSettings(
         module="scheduler",
         arguments=("--replica", str(replica)),
@@ -46,7 +46,7 @@ def scheduler_settings(
 def worker_settings(
     options: Options, keys: Mapping[str, str], replica: int, rank: int, scheduler: tuple[str, int], address: str
 ) -> ProcessSettings:
-    """scheduler: where that one is. address: of the worker's own node."""
+    """scheduler: the scheduler's node address and first port. address: the worker's node address."""
     return ProcessSettings(
         module="worker",
         arguments=("--replica", str(replica), "--rank", str(rank)),
@@ -58,7 +58,7 @@ def worker_settings(
 
 
 def _addresses(options: Options, place: tuple[str, int]) -> dict[str, object]:
-    """A process asks for its own replica's only."""
+    """Addresses as lists of one per replica; a process reads only its own replica's entry."""
     host, port = place
     host = f"[{host}]" if ":" in host else host
     return {

@@ -20,10 +20,10 @@ Context = grpc.aio.ServicerContext
 
 
 class Migrates(Protocol):
-    """The intake."""
+    """The part of the intake that moves streams."""
 
     def migrate(self, request_id: str, address: str) -> Migration:
-        """request_id: of the caller. Raises RequestError."""
+        """Moves a live stream. request_id: the caller's. address: the target. Raises RequestError."""
         ...
 
 
@@ -70,12 +70,12 @@ class AdminService(AdminServicer):
         if not timelines:
             also = f"; not asked: {'; '.join(unreachable)}" if unreachable else ""
             raise UnknownRequest(
-                f"request_id={request_id!r}: no replica knows it; each keeps what it has now and the latest that have "
-                f"finished since it started{also}"
+                f"request_id={request_id!r}: no replica knows it; each keeps its live requests and the latest that "
+                f"have finished since it started{also}"
             )
         for timeline in timelines:
             timeline.request_id = request_id
-        # All were asked at about the same moment: what began the longest ago is the oldest.
+        # All were asked at about the same moment: the timeline with the largest `now` is the oldest.
         timelines.sort(key=lambda timeline: timeline.now, reverse=True)
         return pb.ExplainResponse(timelines=timelines, unreachable=unreachable)
 
@@ -102,5 +102,5 @@ class AdminService(AdminServicer):
 
 
 def _stub(channel: grpc.aio.Channel) -> Any:
-    """The generated stub's types are those of the synchronous one."""
+    """Returns a stub, as Any: the generated types are those of the synchronous one."""
     return AdminStub(channel)

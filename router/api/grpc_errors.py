@@ -1,7 +1,7 @@
-"""Ends a gRPC call with the status of what it raised, and with when to try again.
+"""Ends a gRPC call with the status of what it raised, and with a delay after which to retry.
 
-The delay is given twice: as google.rpc has it (AIP-193), for programs; and for retries by gRPC itself, of clients whose
-service config has a retryPolicy (gRFC A6, "pushback"), which need no code for it in any language.
+The delay is sent twice: as google.rpc.RetryInfo (AIP-193), for programs; and as pushback (gRFC A6), for the retries by
+gRPC itself in clients whose service config has a retryPolicy, which need no code for it in any language.
 """
 
 import contextlib
@@ -17,13 +17,14 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from router.errors import RequestError, status_of
+from router.security.identity import set_connection
 from router.telemetry.call_context import log_fields
 
 _DETAILS_KEY, _PUSHBACK_KEY = "grpc-status-details-bin", "grpc-retry-pushback-ms"
 
 
 def trailing_metadata(error: BaseException, code: grpc.StatusCode, message: str) -> tuple[tuple[str, str | bytes], ...]:
-    """For the abort of a call with this code and message; empty if there is nothing more to say."""
+    """Returns the metadata for an abort with this code and message; empty if the error has no delay."""
     if not isinstance(error, RequestError) or error.retry_after_s is None:
         return ()
     milliseconds = math.ceil(error.retry_after_s * 1000)
@@ -40,7 +41,9 @@ log = logging.getLogger("octavo.router.service")
 
 @contextlib.asynccontextmanager
 async def grpc_errors(context: grpc.aio.ServicerContext, request_id: str = "") -> AsyncIterator[None]:
-    """Ends the call with the status of what is raised inside. request_id: for the log."""
+    """Ends the call with the status of what is raised inside, where the connection is known (security.identity).
+    request_id: for the log."""
+    set_connection(context.peer())
     try:
         yield
     except RequestError as error:
@@ -51,7 +54,7 @@ async def grpc_errors(context: grpc.aio.ServicerContext, request_id: str = "") -
         raise
     except Exception as error:
         if isinstance(error, grpc.aio.InternalError) and context.done():
-            # Of a write to a client that has gone.
+            # Raised by a write to a client that has gone.
             log.debug("the client has gone: %s", error, extra=log_fields(request_id))
             return
         log.exception("failed", extra=log_fields(request_id))

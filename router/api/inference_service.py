@@ -9,7 +9,6 @@ import grpc.aio
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceServicer
 from router.api.grpc_errors import grpc_errors
-from router.errors import InvalidRequest
 from router.intake import validation
 from router.intake.intake import Intake
 from router.streams.outbox import bounded_reading
@@ -42,22 +41,14 @@ class InferenceService(InferenceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         async with grpc_errors(context):
             validation.check_model_name(request.model, self._intake.model_name)
-            kind = request.WhichOneof("input")
-            if kind is None:
-                raise InvalidRequest("no input: set prompt or chat")
-            if kind == "chat":
-                token_ids = await self._intake.encode_chat(request.chat)
-            else:
-                token_ids = await self._intake.tokenizer.encode(request.prompt)
+            token_ids = await self._intake.tokenize(request)
             return pb.TokenizeResponse(token_ids=token_ids, max_model_len=self._intake.max_model_len)
         raise AssertionError("unreachable")
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         async with grpc_errors(context):
             validation.check_model_name(request.model, self._intake.model_name)
-            validation.check_detokenized(request.token_ids)
-            tokenizer = self._intake.tokenizer
-            text = await tokenizer.decode(request.token_ids, skip_special_tokens=request.skip_special_tokens)
+            text = await self._intake.detokenize(request)
             return pb.DetokenizeResponse(text=text)
         raise AssertionError("unreachable")
 

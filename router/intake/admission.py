@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from router.errors import QueueFull, RouterFull
 from router.replicas.replica_set import ReplicaSet
 
-# The rate is that of the last so many seconds, or requests.
+# The completion rate is measured over the last _WINDOW_S seconds, or fewer if _MOST_ENDS requests end in them.
 _WINDOW_S = 10.0
 _MOST_ENDS = 1024
-# Bounds of what is asked for, before it is spread out; and what is asked for while nobody knows a rate.
+# Bounds of the delay before jitter; and the delay while the rate is unknown.
 _LEAST_S, _MOST_S, _UNKNOWN_S = 0.2, 30.0, 1.0
 
 
@@ -23,23 +23,23 @@ class RetryDelay:
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, draw: Callable[[float, float], float] = random.uniform
     ) -> None:
-        """clock: seconds, never backwards. draw: a number between two."""
+        """clock: seconds, never backwards. draw: a random number between two bounds."""
         self._clock, self._draw = clock, draw
         self._busy_since = clock()
         self._ends: deque[float] = deque(maxlen=_MOST_ENDS)
 
     def note_busy(self) -> None:
-        """There is something to do again: what went before says nothing of how fast it will be done."""
+        """Restarts the measurement: requests have come after an idle time, which must not lower the rate."""
         self._busy_since = self._clock()
         self._ends.clear()
 
     def note_finished(self) -> None:
-        """A request has got all it asked for."""
+        """Counts a request that has got all it asked for."""
         self._ends.append(self._clock())
 
     def seconds(self, num_requests: int) -> float:
-        """num_requests: that are here. Half to one and a half times of what it takes to finish them: clients that were
-        refused together do not come again together."""
+        """Returns 0.5 to 1.5 times what the requests in flight take to finish, so that clients refused together do not
+        come back together. num_requests: those in flight."""
         now = self._clock()
         since = max(self._busy_since, now - _WINDOW_S)
         if len(self._ends) == _MOST_ENDS:
@@ -51,7 +51,7 @@ class RetryDelay:
 
 
 class Admission:
-    """Counts requests from their first word to their last, and tells those it turns away when to come again."""
+    """Counts requests from arrival to end, and tells those it refuses when to try again."""
 
     def __init__(self, replicas: ReplicaSet, max_streams: int, retry_delay: RetryDelay | None = None) -> None:
         """max_streams: option of that name."""
@@ -61,10 +61,10 @@ class Admission:
         self._num_requests = 0
 
     @contextlib.contextmanager
-    def room(self, priority: int) -> Iterator[None]:
-        """For one request, as long as it is here. priority: its own.
+    def room(self, priority: int | None) -> Iterator[None]:
+        """Counts one request while inside. priority: the request's; None: no replica computes it, as for Tokenize.
 
-        Raises RouterFull or QueueFull, at the beginning or from what is done inside, with their retry_after_s.
+        Raises RouterFull or QueueFull, on entry or from the body, with retry_after_s set.
         """
         try:
             self._check(priority)
@@ -73,21 +73,24 @@ class Admission:
             self._num_requests += 1
             try:
                 yield
-                self._retry_delay.note_finished()
+                if priority is not None:
+                    self._retry_delay.note_finished()
             finally:
                 self._num_requests -= 1
         except (QueueFull, RouterFull) as error:
             error.retry_after_s = self._retry_delay.seconds(self._num_requests)
             raise
 
-    def _check(self, priority: int) -> None:
+    def _check(self, priority: int | None) -> None:
         if self._num_requests >= self._max_streams:
             raise RouterFull(
                 f"this router holds {self._num_requests} requests already and max_streams={self._max_streams}: try "
                 "again later or at another one"
             )
+        if priority is None:
+            return
         sessions = [each.session for each in self._replicas.replicas if each.usable and each.session is not None]
-        # Without any it is the placement that knows what to say.
+        # Without a Session the dispatcher raises NoReplica, which says why.
         if sessions and all(session.refuses(priority) for session in sessions):
             raise QueueFull(
                 "the queue of every replica is full (max_queued_requests, max_queued_tokens): try again later"

@@ -1,5 +1,6 @@
-"""Opens a stream for a request of any protocol: checks, tokenizes and resolves it, then has a replica compute it."""
+"""Opens a stream for a request of any protocol: checks, tokenizes and resolves it, then places it on a replica."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
@@ -15,13 +16,15 @@ from router.replicas.migrations import Migration, Migrations
 from router.replicas.replica_set import ReplicaSet
 from router.request import EndedRequest, Request, RequestTrace
 from router.security.identity import caller
+from router.streams.choices import SLICE_TOKENS, Choice, new_choices, refold
 from router.streams.outbox import Outbox, WriteQueue
 from router.streams.registry import StreamRegistry
 from router.streams.stream import Stream
 from router.telemetry.metrics import RouterMetrics
 from router.telemetry.requests import RequestTelemetry
 from router.text.chat_template import TemplateError
-from router.text.tokenizer import TokenizerPool
+from router.text.tokenizer import TooManyTokensError
+from router.text.tokenizer_pool import TokenizerPool
 
 
 class Intake:
@@ -53,16 +56,18 @@ class Intake:
         self._telemetry = telemetry
         self._buffer_bytes = buffer_bytes
         self._write_queue = WriteQueue()
+        # Large resumes fold a slice each in turn.
+        self._refold_turn = asyncio.Lock()
 
     def drain(self) -> None:
-        """Refuses new requests, and ends those that no replica computes: others may have one for them."""
+        """Refuses new requests, and ends those that no replica computes: another router may have a replica for them."""
         self.draining = True
         self._dispatcher.end_parked(
-            Draining("this router is shutting down, and no replica goes on with this request: resume at another router")
+            Draining("this router is shutting down, and no replica computes this request: resume at another router")
         )
 
     def stop(self) -> None:
-        """Refuses new requests, and ends all others, resumable."""
+        """Refuses new requests, and ends all live ones, which clients may resume."""
         self.draining = True
         self._registry.fail_all(Draining("this router is shutting down: resume at another one, or once it is back"))
 
@@ -72,7 +77,7 @@ class Intake:
 
     @property
     def model(self) -> pb.ModelInfo:
-        """Raises NoReplica."""
+        """The served model. Raises NoReplica."""
         model = self._replicas.model
         if model is None:
             raise NoReplica(f"no replica is ready: {self._replicas.describe()}; try again in a few seconds")
@@ -80,24 +85,23 @@ class Intake:
 
     @property
     def max_model_len(self) -> int:
-        """0: not known yet."""
+        """The served model's max_model_len; 0: not known yet."""
         model = self._replicas.model
         return 0 if model is None else model.max_model_len
 
     async def cancel(self, request_id: str) -> bool:
         """Ends a live request of the caller, at any router; False if none has this id.
 
-        Of other routers it finds the streams that a replica has, not those that wait for one. Raises NoReplica if the
+        At other routers it finds streams that a replica has, not those that wait for one. Raises NoReplica if the
         request is not known here and no replica answers.
         """
         scoped_id = caller().scoped_id(request_id)
         return self._registry.cancel(scoped_id) or await broadcast_cancel(self._replicas.replicas, scoped_id)
 
     def migrate(self, request_id: str, address: str) -> Migration:
-        """Moves a live stream of the caller. address: where to, as scheduler_addresses has it; empty: where the policy
-        says.
+        """Moves a live stream of the caller. address: the target, as in scheduler_addresses; empty: the policy chooses.
 
-        Raises UnknownRequest, InvalidRequest if there is no such replica, NotMigrated if none can take it exactly.
+        Raises UnknownRequest, InvalidRequest if there is no such replica, NotMigrated if none can continue it exactly.
         """
         stream = self._registry.find(caller().scoped_id(request_id))
         if stream is None:
@@ -106,9 +110,9 @@ class Intake:
 
     @contextlib.asynccontextmanager
     async def open(self, message: pb.GenerateRequest, seconds: float | None) -> AsyncIterator[Stream]:
-        """A stream for as long as its client's call lasts; whatever ends that frees what the stream holds.
+        """Opens a stream for as long as its client's call lasts, and frees what it holds when the call ends.
 
-        It is the caller's (security.identity.caller), and counts for the limits of the caller's key.
+        The stream belongs to the caller (security.identity.caller), and counts against the limits of the caller's key.
 
         message: with a request_id. seconds: until the client's deadline, if it has one. Raises RequestError.
         """
@@ -122,9 +126,10 @@ class Intake:
             with self._admission.room(identity.priority(message.priority)):
                 limits.begin_request()
                 request = await self._prepare(message, seconds, trace)
+                choices, backlog = await self._fold(request)
                 trace.prepared(request)
                 outbox = Outbox(self._buffer_bytes, self._write_queue)
-                stream = Stream(request, self.tokenizer.tokenizer, self._dispatcher, self._metrics, outbox)
+                stream = Stream(request, choices, backlog, self._dispatcher, self._metrics, outbox)
                 # No await from here to `add`: two requests of one id can't both get through.
                 self._registry.admit(request)
                 self._dispatcher.place(stream.placement)
@@ -134,7 +139,7 @@ class Intake:
                 try:
                     yield stream
                 finally:
-                    # A client may go as soon as it has the last message: that is no cancel.
+                    # A client may leave as soon as it has the last message: that is not a cancel.
                     if stream.outbox.is_delivered:
                         outcome = stream.outcome
                     stream.close()
@@ -165,6 +170,8 @@ class Intake:
             for i, choice in enumerate(message.resume.choices):
                 field = f"resume.choices[{i}].output_token_ids"
                 validation.check_token_ids(field, choice.output_token_ids, model.vocab_size)
+                if len(choice.output_token_ids) > SLICE_TOKENS:
+                    await asyncio.sleep(0)
         sampling = resolve_sampling(
             message.sampling,
             model.default_sampling,
@@ -188,6 +195,16 @@ class Intake:
             trace=trace,
         )
 
+    async def _fold(self, request: Request) -> tuple[list[Choice], list[pb.Chunk]]:
+        """Returns the request's choices, with what a resume brings, and what its client lacks. Raises
+        InvalidRequest."""
+        choices = new_choices(request.sampling, request.eos_token_ids, self.tokenizer.tokenizer)
+        if request.resume is None:
+            return choices, []
+        backlog = await refold(choices, request.resume, request.sampling, self._refold_turn)
+        self._refuse_if_draining()
+        return choices, backlog
+
     async def _prompt(self, message: pb.GenerateRequest, model: pb.ModelInfo) -> list[int]:
         if message.HasField("resume"):
             validation.check_prompt_length(len(message.resume.prompt_token_ids), model)
@@ -196,18 +213,48 @@ class Intake:
         if kind == "token_ids":
             validation.check_prompt_length(len(message.token_ids.ids), model)
             return list(message.token_ids.ids)
-        longest_token = self.tokenizer.tokenizer.longest_token
-        if kind == "chat":
-            validation.check_chat_length(message.chat, longest_token, model.max_model_len)
-            return await self.encode_chat(message.chat)
-        validation.check_text_length(message.prompt, longest_token, model.max_model_len)
-        return await self.tokenizer.encode(message.prompt)
-
-    async def encode_chat(self, chat: pb.ChatPrompt) -> list[int]:
-        """Raises InvalidRequest."""
-        validation.check_chat(chat)
         try:
-            return await self.tokenizer.encode_chat(chat)
+            if kind == "chat":
+                return await self._encode_chat(message.chat, model.max_model_len, model.max_model_len)
+            return await self._encode(message.prompt, model.max_model_len, model.max_model_len)
+        except TooManyTokensError as error:
+            validation.check_prompt_length(error.num_tokens, model)
+            raise
+
+    async def tokenize(self, message: pb.TokenizeRequest) -> list[int]:
+        """Answers a Tokenize, which counts as a request of the caller. Raises RequestError."""
+        kind = message.WhichOneof("input")
+        if kind is None:
+            raise InvalidRequest("no input: set prompt or chat")
+        # Texts are bounded as those of requests are; while no replica has told max_model_len, by the tokens alone.
+        max_len, most = self.max_model_len or validation.MAX_TOKENIZED, validation.MAX_TOKENIZED
+        with self._admission.room(None):
+            caller().limits.begin_request()
+            try:
+                if kind == "chat":
+                    return await self._encode_chat(message.chat, max_len, most)
+                return await self._encode(message.prompt, max_len, most)
+            except TooManyTokensError as error:
+                raise InvalidRequest(f"{error}: send it in parts") from None
+
+    async def detokenize(self, message: pb.DetokenizeRequest) -> str:
+        """Answers a Detokenize, which counts as a request of the caller. Raises RequestError."""
+        validation.check_detokenized(message.token_ids)
+        with self._admission.room(None):
+            caller().limits.begin_request()
+            return await self.tokenizer.decode(message.token_ids, skip_special_tokens=message.skip_special_tokens)
+
+    async def _encode(self, text: str, max_model_len: int, most_tokens: int) -> list[int]:
+        """Raises RequestError or TooManyTokensError."""
+        validation.check_text_length(text, self.tokenizer.tokenizer.longest_token, max_model_len)
+        return await self.tokenizer.encode(text, most_tokens)
+
+    async def _encode_chat(self, chat: pb.ChatPrompt, max_model_len: int, most_tokens: int) -> list[int]:
+        """Renders and encodes a chat. Raises RequestError or TooManyTokensError."""
+        validation.check_chat(chat)
+        validation.check_chat_length(chat, self.tokenizer.tokenizer.longest_token, max_model_len)
+        try:
+            return await self.tokenizer.encode_chat(chat, most_tokens)
         except TemplateError as error:
             raise InvalidRequest(f"chat: {error}") from None
 

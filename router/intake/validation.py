@@ -30,7 +30,7 @@ def pick_seed() -> int:
 def resolve_sampling(
     requested: SamplingParams, model_default: SamplingParams, *, num_prompt_tokens: int, max_model_len: int
 ) -> SamplingParams:
-    """A copy with every field filled in that applies; nothing in it is left to a default on a resume.
+    """Returns a copy with every applicable field filled in, so that a resume leaves nothing to a default.
 
     requested: validated (router.intake.validation). num_prompt_tokens: below max_model_len.
     """
@@ -51,11 +51,11 @@ def resolve_sampling(
 
 
 MAX_CHAT_MESSAGES = 16_384
-# What a template gets besides the messages: definitions of tools, mostly.
+# Bytes that a template gets besides the messages' text: mostly definitions of tools.
 MAX_TEMPLATE_ARGUMENTS_BYTES = 2**20
-# Of one Detokenize; more than any model's output.
-MAX_DETOKENIZED = 2**20
-# Of cache_salt and session_key.
+# Tokens of one Tokenize or Detokenize; more than any model's output.
+MAX_TOKENIZED = 2**20
+# Bytes of cache_salt, and of session_key.
 MAX_KEY_BYTES = 256
 # Submit.attempt holds 16 bits of it; see router.replicas.dispatcher.
 MAX_ATTEMPT = 2**16 - 1
@@ -70,7 +70,7 @@ def check_model_name(name: str, served: str) -> None:
 
 
 def check_request(request: GenerateRequest) -> None:
-    """All that can be told without the model. Raises InvalidRequest."""
+    """Checks all that can be checked without the model. Raises InvalidRequest."""
     if request.request_id and not _REQUEST_ID.fullmatch(request.request_id):
         raise InvalidRequest(
             f"request_id={_shown(request.request_id)}: use 1 to 128 characters of [A-Za-z0-9._:-], or leave it empty"
@@ -143,7 +143,7 @@ def check_chat(chat: ChatPrompt) -> None:
 
 
 def check_text_length(text: str, longest_token: int, max_model_len: int) -> None:
-    """Refuses at once a text that no tokenization can make short enough. longest_token: in characters."""
+    """Refuses a text that is too long however it is tokenized. longest_token: its characters. Raises InvalidRequest."""
     _check_length(len(text), longest_token, max_model_len)
 
 
@@ -151,7 +151,7 @@ def _check_length(num_chars: int, longest_token: int, max_model_len: int) -> Non
     if num_chars > max_model_len * longest_token:
         raise InvalidRequest(
             f"the prompt has {num_chars} characters: "
-            f"more than max_model_len={max_model_len} tokens however they are cut; shorten it"
+            f"more than max_model_len={max_model_len} tokens however it is tokenized; shorten it"
         )
 
 
@@ -163,15 +163,15 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> No
 
 
 def check_chat_length(chat: ChatPrompt, longest_token: int, max_model_len: int) -> None:
-    """As check_text_length, of all messages together. Raises InvalidRequest."""
+    """Does what check_text_length does, for all messages together. Raises InvalidRequest."""
     num_chars = sum(len(message.content) for message in chat.messages)
     _check_length(num_chars, longest_token, max_model_len)
 
 
 def check_detokenized(token_ids: Sequence[int]) -> None:
     """Raises InvalidRequest."""
-    if len(token_ids) > MAX_DETOKENIZED:
-        raise InvalidRequest(f"token_ids has {len(token_ids)} entries: use at most {MAX_DETOKENIZED}")
+    if len(token_ids) > MAX_TOKENIZED:
+        raise InvalidRequest(f"token_ids has {len(token_ids)} entries: use at most {MAX_TOKENIZED}")
 
 
 def check_prompt_length(num_prompt_tokens: int, model: ModelInfo) -> None:
@@ -186,7 +186,7 @@ def check_prompt_length(num_prompt_tokens: int, model: ModelInfo) -> None:
 
 
 def check_against_model(prompt_token_ids: Sequence[int], sampling: SamplingParams, model: ModelInfo) -> None:
-    """What depends on the model and the prompt's length. sampling: as requested. Raises InvalidRequest."""
+    """Checks what depends on the model and the prompt's length. sampling: as requested. Raises InvalidRequest."""
     num_prompt_tokens = len(prompt_token_ids)
     check_prompt_length(num_prompt_tokens, model)
     room = model.max_model_len - num_prompt_tokens

@@ -17,20 +17,20 @@ Answer = TypeVar("Answer")
 
 
 class BroadcastTarget(Protocol):
-    """A replica."""
+    """A replica that can be asked."""
 
     address: str
 
     @property
     def channel(self) -> grpc.aio.Channel | None:
-        """None until something has been tried."""
+        """None until a connection has been tried."""
         ...
 
 
 async def broadcast(
     replicas: Sequence[BroadcastTarget], ask: Callable[[grpc.aio.Channel], Awaitable[Answer]]
 ) -> tuple[list[Answer], list[str]]:
-    """The answers, and for each replica without one its address and the cause.
+    """Returns the answers, and the address and the cause for each replica without one.
 
     Raises NoReplica if there is no answer at all.
     """
@@ -52,8 +52,8 @@ async def broadcast(
 
 
 async def broadcast_cancel(replicas: Sequence[BroadcastTarget], scoped_id: str) -> bool:
-    """Ends a request (Request.scoped_id) at the replica that has it; False if none does. The router whose stream it is
-    hears that from the replica, and ends the stream. Raises NoReplica if none answers."""
+    """Ends a request (Request.scoped_id) at the replica that has it; False if none does. The replica tells the router
+    that holds the stream, which ends it. Raises NoReplica if none answers."""
 
     async def ask(channel: grpc.aio.Channel) -> CancelResponse:
         # The generated stub's types are those of the synchronous one.

@@ -16,15 +16,15 @@ from runtime.wire import SESSION_MESSAGE_BYTES
 log = logging.getLogger("octavo.router.replicas")
 
 _FILE = "file:"
-# A scheduler that comes back elsewhere has taken seconds to do so.
+# Short compared to the seconds that a scheduler takes to come back elsewhere.
 _FILE_CHECK_S = 0.25
 
 
 class AddressResolver:
     """Resolves an entry of scheduler_addresses: an address that gRPC knows, or file:PATH of a file that holds one.
 
-    A scheduler moves by replacing that file (a new one is written and renamed); until it exists, nobody knows where the
-    scheduler is.
+    A scheduler moves by replacing that file (a new one is written and renamed); until it exists, the scheduler's
+    address is unknown.
     """
 
     def __init__(self, entry: str) -> None:
@@ -32,7 +32,7 @@ class AddressResolver:
         self._entry, self._path = entry, Path(entry.removeprefix(_FILE))
 
     async def other_than(self, address: str) -> str:
-        """Waits for an address other than the given one; empty: for any. A fixed one stays."""
+        """Waits for an address other than `address`; empty: for any. A fixed address never changes."""
         if self.is_fixed:
             if address:
                 await asyncio.Event().wait()
@@ -59,30 +59,30 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # A channel of one's own, whose backoff nobody else has driven up.
+    # Own connections: failures of other channels do not raise this one's backoff.
     ("grpc.use_local_subchannel_pool", 1),
-    # A host that vanishes says nothing, and before the Welcome nothing is due. The scheduler allows a ping each 10 s.
+    # Finds a host that vanishes before its Welcome, when no message is due. The scheduler allows a ping every 10 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # A step or two may be under way to a router that lags. Its scheduler keeps the next ones, and sends them in one
-    # message: with 64 KB, and a third of a core for 1,000 streams of 30 tokens/s, a tenth of the tokens got through.
+    # Lets only a step or two be under way to a router that lags: the scheduler keeps later ones, and sends them in one
+    # message. With 64 KB, and a third of a core for 1,000 streams of 30 tokens/s, a tenth of the tokens got through.
     ("grpc.http2.lookahead_bytes", 8 * 1024),
     ("grpc.http2.bdp_probe", 0),
 ]
-# How often a replica without a Session looks whether its certificate has been renewed.
+# How often a replica without a Session checks for a renewed certificate of ours.
 _CERTIFICATE_CHECK_S = 1.0
 
-# Why a Session ended that this router has ended itself.
+# The cause of a Session's end if this router ended it itself.
 ENDED_HERE = "the Session ended"
 
 
 class SessionHolder(Protocol):
-    """A replica."""
+    """The replica that a Connection serves."""
 
     session: Session | None
 
     def note_address(self, address: str) -> None:
-        """The scheduler is there now; not called for an address that is fixed."""
+        """Takes the scheduler's new address; not called for a fixed address."""
         ...
 
     async def hold_sessions(self, channel: grpc.aio.Channel) -> None:
@@ -91,10 +91,10 @@ class SessionHolder(Protocol):
 
 
 class Connection:
-    """Keeps a channel to a scheduler: another one when that has moved or our certificate is renewed."""
+    """Keeps a channel to a scheduler; opens a new one when it moves or our certificate is renewed."""
 
     def __init__(self, entry: str, credentials: Callable[[], grpc.ChannelCredentials] | None) -> None:
-        """entry: of scheduler_addresses. credentials: those in force, which may change; None: no TLS."""
+        """entry: of scheduler_addresses. credentials: returns those in force, which may change; None: no TLS."""
         # None until `run` has begun.
         self.channel: grpc.aio.Channel | None = None
         # Why a Session ends, if this router ends it now.
@@ -107,7 +107,7 @@ class Connection:
         return self._resolver.is_fixed
 
     async def run(self, holder: SessionHolder) -> None:
-        """Until the task is cancelled."""
+        """Keeps connecting to the scheduler's current address until the task is cancelled."""
         address = ""
         while True:
             address = await self._resolver.other_than(address)
@@ -127,7 +127,7 @@ class Connection:
                 self.ended_here = ENDED_HERE
 
     async def _stay_connected(self, address: str, holder: SessionHolder) -> None:
-        """Until the task is cancelled. A renewed certificate of ours is shown once there is no Session."""
+        """Keeps a channel until the task is cancelled. Uses a renewed certificate of ours once there is no Session."""
         while True:
             credentials = self._current_credentials()
             async with open_channel(address, credentials, _CHANNEL_OPTIONS) as channel:

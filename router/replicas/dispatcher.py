@@ -22,34 +22,34 @@ from runtime.wire import SESSION_PART_TOKENS
 
 log = logging.getLogger("octavo.router.dispatcher")
 
-# Something is wrong with a request that so many replicas in a row have lost without a token of it.
+# Losses in a row without a new token that a request survives; after more, the request is the suspect.
 _MOST_LOSSES = 16
-# A scheduler knows a request's attempt as the client's attempt, then 16 bits that count the router's own resubmissions:
-# so a client's next attempt is above whatever its router has made of the last one.
+# Submit.attempt is the client's attempt, then 16 bits that count the router's resubmissions: a client's next attempt is
+# above every resubmission of the last one.
 _RESUBMISSION_BITS = 16
 _MOST_RESUBMISSIONS = (1 << _RESUBMISSION_BITS) - 1
 
 
 class Placement:
-    """Where a stream is computed: owns its group of a Session (session.GroupOwner), one after the other."""
+    """Where a stream is computed: owns its group (session.GroupOwner) in one Session after the other."""
 
     def __init__(self, stream: PlacedStream, dispatcher: "Dispatcher") -> None:
         self.stream = stream
         # None: no replica has the stream.
         self.session: Session | None = None
-        # The last one that had it, as its Welcome named it.
+        # The last replica that had the stream: Welcome.replica_id.
         self.replica = ""
-        # As Started says it.
+        # The one in Started.
         self.fingerprint = ""
         # How often the stream was lost or moved.
         self.num_resubmissions = 0
         # Sessions that refused it since it was placed or lost.
         self.refused_by: list[Session] = []
-        # It waits for a replica among the parked streams.
+        # True while the stream is parked.
         self.is_parked = False
         self._dispatcher = dispatcher
         self._group = 0
-        # How often in a row it was lost without a token in between, and how many it had the last time.
+        # Losses in a row without a token in between, and the output tokens at the last one.
         self._num_losses = self._num_tokens_when_lost = 0
 
     @property
@@ -58,7 +58,7 @@ class Placement:
 
     @property
     def can_leave(self) -> bool:
-        """Another replica can go on with the stream: that takes a message that brings its tokens so far."""
+        """True if another replica can continue the stream, whose tokens so far must fit into one message."""
         return (
             self.session is not None
             and not self.stream.done
@@ -80,7 +80,7 @@ class Placement:
         self.session, self.replica = session, session.welcome.replica_id
 
     def migrate_to(self, session: Session, cause: str) -> None:
-        """Has another replica go on; what the one that has it sends from now on is dropped. Only if `can_leave`."""
+        """Moves the stream to another replica; drops what the old one still sends. Only if `can_leave`."""
         assert self.can_leave
         self.stream.request.trace.left(f"moved: {cause}")
         self.leave(wire.CANCEL_REASON_MOVED)
@@ -88,17 +88,17 @@ class Placement:
         self.submit_to(session)
 
     def cancel_choice(self, index: int) -> None:
-        """A stop string has ended the choice."""
+        """Cancels a choice that a stop string has ended."""
         if self.session is not None:
             self.session.cancel(self._group, [index], wire.CANCEL_REASON_STOP)
 
     def give_up(self, cause: str) -> None:
-        """The replica has cancelled the stream, and nobody asked it to: another one goes on."""
+        """Moves the stream to another replica: its own has cancelled it unasked."""
         self.leave(wire.CANCEL_REASON_CLIENT)
         self._dispatcher.move(self, cause)
 
     def leave(self, reason: wire.CancelReason) -> None:
-        """Gives the group up, and has the replica drop what it still computes of it."""
+        """Gives up the group, and cancels what the replica still computes of it."""
         self.stream.request.trace.left()
         session, self.session = self.session, None
         if session is None:
@@ -109,7 +109,7 @@ class Placement:
         session.leave(self._group)
 
     def note_loss(self) -> int:
-        """Its replica is lost. Returns how many have been, in a row and without a new token."""
+        """Counts the loss of its replica. Returns the losses in a row without a new token."""
         num_tokens = self.stream.num_output_tokens
         if num_tokens > self._num_tokens_when_lost:
             self._num_losses = 0
@@ -149,7 +149,7 @@ class Placement:
             self._dispatcher.move(self, cause)
 
     def _submission(self, replica_id: str) -> wire.Submit:
-        """replica_id: as the replica's Welcome has it."""
+        """Builds the Submit for a replica. replica_id: Welcome.replica_id."""
         request = self.stream.request
         sampling = for_scheduler(request.sampling)
         if not self.stream.wants_prompt_logprobs:
@@ -164,7 +164,7 @@ class Placement:
             traceparent=request.trace.submitted(replica_id, self.num_resubmissions),
         )
         if request.deadline is not None:
-            # 0 would mean none.
+            # 0 would mean no deadline.
             submit.timeout = max(request.deadline - time.monotonic(), 0.001)
         return submit
 
@@ -179,7 +179,7 @@ class Dispatcher:
         replicas.subscribe(self._on_change)
 
     def open(self, stream: PlacedStream) -> Placement:
-        """For a new stream; `place` begins it."""
+        """Returns the placement of a new stream; `place` begins it."""
         return Placement(stream, self)
 
     def place(self, placement: Placement) -> None:
@@ -196,18 +196,18 @@ class Dispatcher:
         placement.submit_to(session)
 
     def move(self, placement: Placement, cause: str) -> None:
-        """Takes a stream that its replica has lost to another one, or to the same one once it is back."""
+        """Moves a stream whose replica is lost to another one, or to the same one once it is back."""
         num_losses = placement.note_loss()
         if num_losses > _MOST_LOSSES:
             placement.stream.fail(
                 Unavailable(
-                    f"{num_losses} replicas in a row lost this request without a token of it, the last: {cause}. "
+                    f"{num_losses} replicas in a row lost this request before its next token, the last: {cause}. "
                     "Resume later"
                 )
             )
         elif placement.num_resubmissions > _MOST_RESUBMISSIONS:
             placement.stream.fail(
-                Unavailable(f"this request was moved {_MOST_RESUBMISSIONS} times, as often as may be: resume it")
+                Unavailable(f"this request was moved {_MOST_RESUBMISSIONS} times, the maximum: resume it")
             )
         else:
             self._go_on(placement)
@@ -215,7 +215,7 @@ class Dispatcher:
     def retry(self, placement: Placement, rejected: wire.Rejected) -> None:
         """Tries one other replica if a queue was full, every other one if a replica drains.
 
-        A stream that had begun is parked if none takes it: what it has got must not be lost. A new one is refused.
+        If none takes it, a new stream is refused; one that had begun is parked, so that its tokens are not lost.
         """
         hints = placement.stream.request.routing_hints
         draining = rejected.reason == wire.REJECT_REASON_DRAINING
@@ -233,17 +233,17 @@ class Dispatcher:
             placement.stream.fail(Unavailable(rejected.message) if draining else QueueFull(rejected.message))
 
     def forget(self, placement: Placement) -> None:
-        """The stream has ended without a replica."""
+        """Drops a stream that has ended without a replica."""
         if placement.is_parked:
             placement.is_parked = False
             self._parked.forget(placement.stream)
 
     def end_parked(self, error: RequestError) -> None:
-        """This router stops: nothing is parked any more."""
+        """Ends the parked streams: this router stops, and parks no more."""
         self._parked.end(error)
 
     def placements_on(self, session: Session) -> list[Placement]:
-        """Those of the streams that a replica has now."""
+        """Returns the placements of the streams on a Session."""
         return [owner for owner in session.owners if isinstance(owner, Placement)]
 
     def _go_on(self, placement: Placement) -> None:
@@ -257,7 +257,7 @@ class Dispatcher:
             return
         self._metrics.resubmissions.inc()
         log.info(
-            "goes on on another replica after %d output tokens",
+            "continues on another replica after %d output tokens",
             stream.num_output_tokens,
             extra=stream.request.log_fields,
         )

@@ -16,18 +16,18 @@ from router.telemetry.metrics import RouterMetrics
 
 log = logging.getLogger("octavo.router.migrations")
 
-# Replicas that begin to drain at the same time, as when all are told to stop, keep their streams: none would be a place
-# to go to.
+# Delay of a look after a change, and its limit if changes continue: replicas that begin to drain together, as when all
+# are told to stop, keep their streams, which have nowhere to go.
 _SETTLE_S, _SETTLED_S = 0.25, 1.0
-# Streams that could not leave try again: a queue that was full says nothing when it has room.
+# Streams that could not leave try again: a full queue does not tell when it has room.
 _LOOK_AGAIN_S = 1.0
-# A move computes the whole context again: not for a stream that is about to end.
+# A move computes the whole context again, too much for a stream with no more tokens than this to come.
 _FEW_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """From where to where, as scheduler_addresses has them, and the output tokens that the client had."""
+    """A completed move: its replicas, as in scheduler_addresses, and the output tokens that the client had."""
 
     moved_from: str
     moved_to: str
@@ -40,14 +40,14 @@ class Migrations:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._next_look: asyncio.TimerHandle | None = None
-        # Changes put a look off, but not beyond that.
+        # Changes postpone a look, but not beyond this time.
         self._look_by: float | None = None
         replicas.subscribe(self._on_change)
 
     def migrate(self, placement: Placement, address: str) -> Migration:
-        """Moves one live stream. address: where to, as scheduler_addresses has it; empty: where the policy says.
+        """Moves one live stream. address: the target, as in scheduler_addresses; empty: the policy chooses.
 
-        Raises InvalidRequest if there is no such replica, NotMigrated if none can take it exactly.
+        Raises InvalidRequest if there is no such replica, NotMigrated if none can continue it exactly.
         """
         replicas = self._replicas.replicas
         known = [replica.address for replica in replicas]
@@ -55,16 +55,16 @@ class Migrations:
             raise InvalidRequest(f"replica={address!r}: this router knows {', '.join(known)}")
         here = next((replica for replica in replicas if replica.session is placement.session), None)
         if placement.session is None or here is None:
-            raise NotMigrated("no replica has the request now: it goes on at the first that takes it")
+            raise NotMigrated("no replica has the request now: it continues at the first that takes it")
         if not placement.can_leave:
-            raise NotMigrated("the request has all of its output, or too much for a message to another replica")
+            raise NotMigrated("the request is complete, or its output is too long for a message to another replica")
         if address == here.address:
             raise NotMigrated(f"the request is at {address} already")
         others = [each for each in replicas if each is not here and address in ("", each.address)]
         there = self._replicas.choose_ready(others, placement.stream.request.routing_hints, placement.fingerprint)
         if there is None:
             raise NotMigrated(
-                f"{address or 'no other replica'} is not ready to go on exactly as {here.address} does (fingerprint "
+                f"{address or 'no other replica'} is not ready to continue exactly as {here.address} does (fingerprint "
                 f"{placement.fingerprint[:12]}): {self._replicas.describe()}"
             )
         self._move(placement, there, "asked")
@@ -98,7 +98,7 @@ class Migrations:
             self._look_after(_LOOK_AGAIN_S)
 
     def _empty(self, replica: Replica) -> int:
-        """Returns how many streams stay, for there is no other replica for them."""
+        """Moves streams off a replica. Returns how many stay because no other replica can take them."""
         cause = "drain" if replica.draining else "stall"
         others = [each for each in self._replicas.replicas if each is not replica]
         num_moved = num_staying = 0
@@ -110,7 +110,7 @@ class Migrations:
             hints = placement.stream.request.routing_hints
             there = self._replicas.choose_ready(others, hints, placement.fingerprint)
             if there is None and replica.stalled:
-                # As good as lost: it goes on inexactly rather than not at all.
+                # A stalled replica is as good as lost: inexact is better than nothing.
                 there = self._replicas.choose_ready(others, hints)
             if there is None:
                 num_staying += 1
@@ -118,7 +118,7 @@ class Migrations:
                 self._move(placement, there, cause)
                 num_moved += 1
         if num_moved:
-            log.warning("%s: %d streams go on at other replicas (%s)", replica.address, num_moved, cause)
+            log.warning("%s: moved %d streams to other replicas (%s)", replica.address, num_moved, cause)
         return num_staying
 
 

@@ -1,5 +1,5 @@
-"""Parks streams that have begun and that no replica can take now: each waits for one, its deadline or the router's
-end.
+"""Parks streams that have begun and that no replica can take now: each waits for a replica, its deadline or the end of
+the router.
 """
 
 import asyncio
@@ -17,23 +17,23 @@ from router.replicas.placed_stream import PlacedStream
 
 log = logging.getLogger("octavo.router.held")
 
-# Those that every queue was too full for try again: so many at once, so often. They bring all their tokens with them.
+# Streams refused by full queues try again in batches, at intervals: each brings all its tokens with it.
 _TRIES, _TRY_AGAIN_S = 32, 0.25
-# An outage is told once, and not again for so long if streams come and go.
+# An outage is logged once, and not again for this long if streams come and go.
 _QUIET_S = 10.0
 
 
 class _Parked(NamedTuple):
     go_on: Callable[[], None]
-    # Of the deadline, if the stream has one.
+    # Fires at the deadline, if the stream has one.
     timer: asyncio.TimerHandle | None
 
 
 class ParkedStreams:
-    """In the order in which they came. They stay live meanwhile: they count, and can be cancelled."""
+    """Parked streams, in order of arrival. They stay live: they count, and can be cancelled."""
 
     def __init__(self, gauge: Gauge, describe: Callable[[], str]) -> None:
-        """gauge: of their number. describe: tells of the replicas, for the log."""
+        """gauge: shows their number. describe: returns the state of the replicas, for the log."""
         self._gauge = gauge
         self._describe = describe
         self._parked: dict[PlacedStream, _Parked] = {}
@@ -45,7 +45,7 @@ class ParkedStreams:
         return len(self._parked)
 
     def park(self, stream: PlacedStream, go_on: Callable[[], None]) -> None:
-        """go_on: submits the stream, or parks it again."""
+        """Parks a stream. go_on: submits it, or parks it again."""
         if self._ending is not None:
             stream.fail(self._ending)
             return
@@ -61,17 +61,17 @@ class ParkedStreams:
         self._changed()
 
     def forget(self, stream: PlacedStream) -> None:
-        """It has ended, however it did."""
+        """Drops a stream that has ended."""
         if stream in self._parked:
             self._unpark(stream)
             self._changed()
 
     def release(self) -> None:
-        """A replica can take requests: all go on."""
+        """Submits all streams, or parks them again: a replica can take requests."""
         self._try(len(self._parked))
 
     def end(self, error: RequestError) -> None:
-        """Ends all, and from now on each one that would be parked."""
+        """Ends all parked streams, and from now on every stream that would be parked."""
         self._ending = error
         for stream in list(self._parked):
             stream.fail(error)
@@ -94,7 +94,7 @@ class ParkedStreams:
     def _changed(self) -> None:
         self._gauge.set(len(self._parked))
         if self._parked and self._next_try is None:
-            # Several routers whose streams were refused together do not all come back together.
+            # Spread out, so that routers whose streams were refused together do not come back together.
             delay = _TRY_AGAIN_S * random.uniform(0.5, 1.5)
             self._next_try = asyncio.get_running_loop().call_later(delay, self._try_some)
         elif not self._parked and self._next_try is not None:
@@ -103,4 +103,4 @@ class ParkedStreams:
 
 
 def _expire(stream: PlacedStream) -> None:
-    stream.fail(DeadlineExceeded("the deadline passed while no replica could go on"), CANCEL_REASON_DEADLINE)
+    stream.fail(DeadlineExceeded("the deadline passed while no replica could continue"), CANCEL_REASON_DEADLINE)

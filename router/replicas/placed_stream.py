@@ -14,12 +14,12 @@ class PlacedStream(TokenSink, Protocol):
 
     @property
     def done(self) -> bool:
-        """Nothing more is computed for it, by success or failure."""
+        """True once nothing more is computed for it, after success or failure."""
         ...
 
     @property
     def complete(self) -> bool:
-        """Every choice has ended."""
+        """True once every choice has ended."""
         ...
 
     @property
@@ -27,12 +27,12 @@ class PlacedStream(TokenSink, Protocol):
 
     @property
     def num_tokens_to_come(self) -> int:
-        """At most, of the choice that has most to come."""
+        """Upper bound, for the choice with the most tokens to come."""
         ...
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Some of them, if it asks for any, have not come yet."""
+        """True while some prompt logprobs are missing, if the request asks for any."""
         ...
 
     def starts(self) -> Sequence[SequenceStart]:
@@ -40,17 +40,17 @@ class PlacedStream(TokenSink, Protocol):
         ...
 
     def begin(self, fingerprint: str, *, exact: bool) -> None:
-        """Sends Started, and what a resume lacks. exact: False if the fingerprint is not the resume's."""
+        """Sends Started, and what a resuming client lacks. exact: False if the fingerprint is not the resume's."""
         ...
 
     def note_inexact(self) -> None:
-        """From now on it is computed with another fingerprint."""
+        """Notes that it continues with another fingerprint."""
         ...
 
     def finish(self) -> None:
-        """Every choice has ended, and nothing more comes from a replica."""
+        """Ends the stream: every choice has ended, and nothing more comes from a replica."""
         ...
 
     def fail(self, error: RequestError, reason: CancelReason = CANCEL_REASON_CLIENT) -> None:
-        """Ends it; the replica that has it, if one has, is told the reason."""
+        """Ends the stream with an error. reason: for the replica that has it, if one has."""
         ...

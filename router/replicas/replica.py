@@ -18,12 +18,13 @@ from router.replicas.breaker import Breaker, Progress
 from router.replicas.connection import ENDED_HERE, Connection
 from router.replicas.policies.prefix_index import PrefixIndex
 from router.replicas.session import Session, SessionError, check_welcome
+from router.replicas.silence import Silence
 from router.telemetry.metrics import RouterMetrics
 from runtime.wire import PROTOCOL_VERSION
 
 log = logging.getLogger("octavo.router.replicas")
 
-# Between two tries to open a Session; from the first again after one that lasted _HELD_S.
+# Delay between attempts to open a Session; back to the first after a Session that lasted _HELD_S.
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
 _HELD_S = 1.0
 
@@ -38,7 +39,7 @@ class ReplicaOptions:
     silence_timeout: float
     # Seconds without a step, though there is something to run, after which it counts as stalled; 0: never.
     stall_timeout: float = 0.0
-    # Those in force, which may change; None: no TLS.
+    # Returns those in force, which may change; None: no TLS.
     credentials: Callable[[], grpc.ChannelCredentials] | None = None
 
 
@@ -55,10 +56,10 @@ class Replica:
         prefix_index: PrefixIndex | None,
         on_change: Callable[[], None],
     ) -> None:
-        """prefix_index: is told of its cache events, if there is one. on_change: is called when it becomes usable or
-        ready, or ceases to, or stalls."""
+        """prefix_index: takes in the replica's cache events. on_change: called when it becomes usable or ready, ceases
+        to be, or stalls."""
         self.number = number
-        # As scheduler_addresses has it.
+        # Its entry in scheduler_addresses.
         self.address = address
         self.session: Session | None = None
         self.breaker = Breaker()
@@ -69,7 +70,7 @@ class Replica:
         self._connection = Connection(address, options.credentials)
         self._progress = Progress(options.stall_timeout)
         # Why there is no Session, for people.
-        self._cause = "not connected yet" if self._connection.has_fixed_address else "nobody knows where it is yet"
+        self._cause = "not connected yet" if self._connection.has_fixed_address else "its address is not known yet"
         self._since = time.monotonic()
 
     @property
@@ -79,7 +80,7 @@ class Replica:
 
     @property
     def usable(self) -> bool:
-        """Takes requests, though it may queue them while its workers are away."""
+        """True if it takes requests, though it may queue them while its workers are away."""
         return self.session is not None and not self.session.load.draining
 
     @property
@@ -88,7 +89,7 @@ class Replica:
 
     @property
     def fingerprint(self) -> str:
-        """Empty while it is away."""
+        """Its model's fingerprint; empty while there is no Session."""
         return "" if self.session is None else self.session.welcome.model.fingerprint
 
     @property
@@ -97,11 +98,11 @@ class Replica:
 
     @property
     def stalled(self) -> bool:
-        """Its steps do not complete, and it is not on probation."""
+        """True if its steps do not complete and it is not on probation."""
         return self._progress.is_stalled and self.breaker.is_open(time.monotonic())
 
     def describe(self) -> str:
-        """In a few words, for people: why it is not ready, or gets no requests, and for how long."""
+        """Says in a few words, for people, why it is not ready or gets no requests, and for how long."""
         if self.session is None:
             return f"{self.address}: {self._cause} (for {self._seconds_so:.0f} s)"
         text = f"{self.address} is ready"
@@ -116,11 +117,11 @@ class Replica:
         return time.monotonic() - self._since
 
     async def run(self) -> None:
-        """Connects, reads, connects again, until the task is cancelled."""
+        """Connects, reads and reconnects until the task is cancelled."""
         await self._connection.run(self)
 
     def note_address(self, address: str) -> None:
-        """The scheduler is there now."""
+        """Takes the scheduler's new address."""
         log.info("%s: it is at %s", self.address, address)
         self._cause = "not connected yet"
 
@@ -133,7 +134,7 @@ class Replica:
             if cause != self._cause:
                 log.warning("%s: %s", self.address, cause)
             self._cause = cause
-            # One whose Sessions break as soon as they are open is no better than one that refuses them.
+            # A scheduler whose Sessions break as soon as they are open is no better than one that refuses them.
             has_held = welcomed and time.monotonic() - began >= _HELD_S
             retry = _FIRST_RETRY_S if has_held else min(2 * retry, _LONGEST_RETRY_S)
             await asyncio.sleep(retry)
@@ -152,9 +153,9 @@ class Replica:
         except grpc.aio.AioRpcError as error:
             return False, f"Session refused, {error.code().name}: {error.details()}"
         except SessionError as error:
-            return False, f"sent what no scheduler of this version sends: {error}"
+            return False, f"sent a message that breaks the protocol: {error}"
         except Exception as error:
-            # A message that no scheduler of ours sends must cost one Session, not the replica.
+            # A malformed message must cost one Session, not the replica.
             log.exception("%s sent what can't be read", self.address)
             return False, f"the router failed on a message: {error!r}"
         finally:
@@ -165,7 +166,7 @@ class Replica:
         if message is EOF:
             return False, f"Session refused, {(await call.code()).name}: {await call.details()}"
         if not message.HasField("welcome"):
-            return False, "its first message is no Welcome: is it a scheduler of this version?"
+            return False, "its first message is not a Welcome: is it a scheduler of this version?"
         name = message.welcome.model.name
         if name != self._options.model_name:
             return (
@@ -177,23 +178,22 @@ class Replica:
         self._open(session)
         writer = asyncio.create_task(_write(call, session))
         cause = ""
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._options.silence_timeout) as silence:
+            async with Silence(self._options.silence_timeout) as silence:
                 while message is not EOF:
                     was = self.usable, self.ready
                     session.receive(message)
                     if self._prefix_index is not None:
                         self._prefix_index.resize(self.number, session.welcome.model.num_blocks)
                         self._prefix_index.apply(self.number, message.cache_events)
-                    self._observe(session, message)
+                    self._observe(session, message, silence.awake_now)
                     if (self.usable, self.ready) != was:
                         self._note_change()
-                    silence.reschedule(loop.time() + self._options.silence_timeout)
                     message = await call.read()
+                    silence.end()
             cause = f"the Session ended, {(await call.code()).name}: {await call.details()}"
         except SessionError as error:
-            cause = f"sent what no scheduler of this version sends: {error}"
+            cause = f"sent a message that breaks the protocol: {error}"
         except TimeoutError:
             cause = f"silent for {self._options.silence_timeout:g} s"
         except grpc.aio.AioRpcError as error:
@@ -201,7 +201,7 @@ class Replica:
         finally:
             writer.cancel()
             try:
-                # Not `await writer`: its cancellation could not be told from this task's own, which must get through.
+                # Not `await writer`: its cancellation would look like this task's own, which must get through.
                 await asyncio.wait({writer})
             finally:
                 self._close(session, cause or self._connection.ended_here)
@@ -219,31 +219,34 @@ class Replica:
         self.session, self._cause = None, cause
         if self._prefix_index is not None:
             self._prefix_index.remove(self.number)
-        # What the router ends itself, when it stops, is nothing to be warned of.
+        # A Session that the router itself ends, when it stops, needs no warning.
         level = logging.INFO if cause == ENDED_HERE and not session.num_groups else logging.WARNING
         log.log(level, "%s: %s; %d requests were on it", self.address, cause, session.num_groups)
-        # One that shuts down, or is somewhere else now, is not at fault.
+        # A scheduler that shuts down or has moved is not at fault.
         if cause != self._connection.ended_here and not session.load.draining:
             self._note_if_left_out(self.breaker.broke(time.monotonic()))
         self._note_change()
         session.lose(f"{self.address}: {cause}")
 
-    def _observe(self, session: Session, message: SchedulerMessage) -> None:
-        """Learns from a message whether the replica computes what it gets."""
+    def _observe(self, session: Session, message: SchedulerMessage, awake_now: float) -> None:
+        """Updates the breaker from a message: from the requests that finished and the steps that completed.
+
+        awake_now: a clock without this router's own stalls, because a replica is not to be blamed for them.
+        """
         now, load = time.monotonic(), session.load
         for finish in message.outputs.finishes:
             if finish.reason == FINISH_REASON_ERROR:
                 self._note_if_left_out(self.breaker.failed(now))
             elif finish.reason != FINISH_REASON_CANCELLED:
                 self.breaker.finished(now)
-        if self._progress.advance(now, epoch=session.welcome.epoch, last_step=load.last_step):
+        if self._progress.advance(awake_now, epoch=session.welcome.epoch, last_step=load.last_step):
             self.breaker.delivered(now)
-        elif self._progress.is_overdue(now, has_work=session.num_groups > 0 or session.num_sequences > 0):
+        elif self._progress.is_overdue(awake_now, has_work=session.num_groups > 0 or session.num_sequences > 0):
             self._note_if_left_out(self.breaker.stalled(now, self._options.stall_timeout))
             self._note_change()
 
     def _note_if_left_out(self, opened: bool) -> None:
-        """opened: its breaker."""
+        """Counts and logs that the replica is left out. opened: its breaker has just opened."""
         if opened:
             self._metrics.replicas_left_out.labels(self.address).inc()
             log.warning("%s is %s", self.address, self.breaker.describe(time.monotonic()))
@@ -254,7 +257,7 @@ class Replica:
 
 
 async def _write(call, session: Session) -> None:
-    """Ends with the call; the reader is told of that, too, and says why."""
+    """Writes the Session's messages until the call ends; the reader notices that, too, and says why."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while True:
             await call.write(await session.outgoing.get())

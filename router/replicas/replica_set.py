@@ -36,7 +36,7 @@ class ReplicaSet:
 
     @property
     def model(self) -> ModelInfo | None:
-        """As the latest Welcome told it; None before the first one."""
+        """The model of the latest Welcome; None before the first one."""
         return self._model
 
     @property
@@ -48,7 +48,7 @@ class ReplicaSet:
         return sum(replica.usable for replica in self.replicas)
 
     def subscribe(self, on_change: Callable[["ReplicaSet"], None]) -> None:
-        """on_change: is called whenever a replica becomes usable or ready, or ceases to, or stalls."""
+        """on_change: called whenever a replica becomes usable or ready, ceases to be, or stalls."""
         self._watchers.append(on_change)
 
     def describe(self) -> str:
@@ -67,21 +67,21 @@ class ReplicaSet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def choose(self, hints: RoutingHints, fingerprint: str = "", exclude: Collection[Session] = ()) -> Session:
-        """The Session to submit to; one of `fingerprint` if there is any. Raises NoReplica."""
+        """Returns the Session to submit to, of a replica of `fingerprint` if there is one. Raises NoReplica."""
         usable = [replica for replica in self.replicas if replica.usable and replica.session not in exclude]
         if not usable:
             raise NoReplica(f"no replica is ready: {self.describe()}; try again in a few seconds")
         equal = [replica for replica in usable if fingerprint and replica.fingerprint == fingerprint]
         candidates = equal or usable
         now = time.monotonic()
-        # The last one is never left out: one that fails often is better than none.
+        # If all are left out, none is: a replica that fails often is better than none.
         chosen = self._choose([each for each in candidates if each.breaker.allows(now)] or candidates, hints)
         assert chosen.session is not None
         return chosen.session
 
     def choose_ready(self, among: Collection[Replica], hints: RoutingHints, fingerprint: str = "") -> Replica | None:
-        """One that takes and computes at once what it gets, and is of `fingerprint`, if that is given; None if there is
-        none."""
+        """Returns a replica that takes and computes requests at once, and is of `fingerprint`, if that is given; None
+        if there is none."""
         now = time.monotonic()
         candidates = [
             each
@@ -94,7 +94,7 @@ class ReplicaSet:
         return self._choose(candidates, hints) if candidates else None
 
     def _choose(self, candidates: Sequence[Replica], hints: RoutingHints) -> Replica:
-        """As the policy says, of those whose queues are not full, if there are any."""
+        """Applies the policy to the replicas whose queues are not full; to all if every queue is full."""
         candidates = [
             each for each in candidates if each.session is not None and not each.session.refuses(hints.priority)
         ] or candidates

@@ -45,7 +45,7 @@ class TokenSink(Protocol):
 
 
 class GroupOwner(Protocol):
-    """Hears when its group is not computed here, or no longer. Called on the event loop; must not block or raise."""
+    """Is told when its group is refused or lost. Called on the event loop; must not block or raise."""
 
     def on_rejected(self, rejected: Rejected) -> None: ...
 
@@ -55,7 +55,7 @@ class GroupOwner(Protocol):
 
 
 class _Group:
-    """Kept until the scheduler has ended every choice, owner or not: its logprobs still take room in the columns."""
+    """A group, kept even without owner until every choice has ended: its logprobs still take room in the columns."""
 
     __slots__ = ("has_logprobs", "live_choices", "owner", "sink")
 
@@ -90,7 +90,7 @@ class _Arrived:
 
 
 class Session:
-    """Begins with a Welcome. `outgoing` is written to the wire by the replica, in order."""
+    """An open Session, from its Welcome on. The replica writes `outgoing` to the wire, in order."""
 
     def __init__(self, welcome: Welcome) -> None:
         self.welcome = welcome
@@ -99,7 +99,7 @@ class Session:
         self.closed = False
         self._groups: dict[int, _Group] = {}
         self._last_group = 0
-        # Submitted and not in a Load yet: group, sequences, prompt tokens.
+        # Groups submitted and not in a Load yet: group, sequences, prompt tokens.
         self._unreported: deque[tuple[int, int, int]] = deque()
 
     @property
@@ -108,7 +108,7 @@ class Session:
 
     @property
     def num_sequences(self) -> int:
-        """Running and waiting in the scheduler, from all routers, with our latest."""
+        """Sequences that run or wait in the scheduler, from all routers, with those that we submitted last."""
         return self.load.num_running + self.load.num_waiting + sum(count for _, count, _ in self._unreported)
 
     @property
@@ -116,12 +116,12 @@ class Session:
         return self.load.num_queued_tokens + sum(tokens for _, _, tokens in self._unreported)
 
     def refuses(self, priority: int) -> bool:
-        """The scheduler's queue is full, and nobody in it would make way for this priority."""
+        """Returns True if the scheduler's queue is full, and nothing in it would make way for this priority."""
         return self.load.HasField("refused_priority") and priority >= self.load.refused_priority
 
     @property
     def owners(self) -> list[GroupOwner]:
-        """Those of the groups that are on it."""
+        """Owners of the groups on this Session."""
         return [group.owner for group in self._groups.values() if group.owner is not None]
 
     def submit(self, submit: Submit, prompt_token_ids: Sequence[int], *, sink: TokenSink, owner: GroupOwner) -> int:
@@ -152,18 +152,18 @@ class Session:
         return submit.group
 
     def cancel(self, group: int, choices: Sequence[int], reason: CancelReason) -> None:
-        """choices: none means all. What the scheduler still sends of them goes on to the sink."""
+        """Cancels choices; none means all. The sink still gets what the scheduler sends of them."""
         if not self.closed and group in self._groups:
             cancel = CancelSequences(group=group, choices=choices, reason=reason)
             self.outgoing.put_nowait(RouterMessage(cancel=cancel))
 
     def leave(self, group: int) -> None:
-        """The owner and the sink of a group hear no more of it."""
+        """Detaches the owner and the sink of a group."""
         if group in self._groups:
             self._groups[group].sink = self._groups[group].owner = None
 
     def receive(self, message: SchedulerMessage) -> None:
-        """Raises SessionError; the owners of its groups have to go elsewhere then."""
+        """Takes in a message. Raises SessionError: the Session is to be ended (`lose`) then."""
         if message.HasField("welcome"):
             check_welcome(message.welcome)
             self.welcome = message.welcome
@@ -183,7 +183,7 @@ class Session:
             self._receive_outputs(message.outputs)
 
     def lose(self, cause: str) -> None:
-        """The Session has ended."""
+        """Closes the Session, which has ended, and tells the owners of its groups."""
         self.closed = True
         groups, self._groups = self._groups, {}
         for group in groups.values():
@@ -191,12 +191,12 @@ class Session:
                 group.owner.on_lost(cause)
 
     def _receive_outputs(self, outputs: StepOutputs) -> None:
-        """A message may hold several steps. A sink gets a sequence's tokens of all of them at once, its end included:
-        what it does with them costs it much the same for one token and for five. Raises SessionError."""
+        """Passes outputs on. A message may hold several steps; a sink gets a sequence's tokens of all of them, and its
+        end, in one call, which costs about the same for one token and for five. Raises SessionError."""
         _check_columns(outputs)
         arrived: list[_Arrived] = []
         latest: dict[tuple[int, int], _Arrived] = {}
-        # Slices of a list cost half of what those of a message's field do.
+        # Slicing a list costs half as much as slicing a message's field.
         token_ids, logprobs = outputs.token_ids[:], outputs.logprobs
         token, logprob = 0, 0
         columns = zip(outputs.groups, outputs.choices, outputs.first_tokens, outputs.num_tokens, strict=True)
@@ -238,7 +238,7 @@ class Session:
 
 
 def for_scheduler(resolved: SamplingParams) -> SamplingParams:
-    """The copy that travels in Submit: stop strings stay with the router, which alone knows text."""
+    """Returns the copy for Submit, without stop strings: only the router knows text."""
     sampling = SamplingParams()
     sampling.CopyFrom(resolved)
     del sampling.stop[:]
@@ -246,11 +246,11 @@ def for_scheduler(resolved: SamplingParams) -> SamplingParams:
 
 
 def check_welcome(welcome: Welcome) -> None:
-    """Raises SessionError for a model that nothing can be asked of."""
+    """Raises SessionError for a model that can't serve any request."""
     model = welcome.model
     for name, least in (("block_size", 1), ("max_model_len", 2), ("vocab_size", 1)):
         if getattr(model, name) < least:
-            raise SessionError(f"welcome.model.{name} is {getattr(model, name)}: no model has less than {least}")
+            raise SessionError(f"welcome.model.{name} is {getattr(model, name)}: it must be at least {least}")
 
 
 def _check_columns(outputs: StepOutputs) -> None:

@@ -15,7 +15,7 @@ from router.security.keys import Keys
 
 # Open to all: what probes and tools ask before they have a key.
 _OPEN_SERVICES = (f"/{health.SERVICE_NAME}/", "/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
-_OPEN_PATHS = ("/health", "/metrics")
+_OPEN_PATHS = ("/health",)
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
@@ -40,7 +40,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refuse(error: Unauthenticated) -> grpc.RpcMethodHandler:
-    # Whatever the method's kind: a handler of this one answers before it has read anything.
+    # A stream-stream handler suits a method of any kind: it answers before it has read anything.
     async def answer(requests: object, context: grpc.aio.ServicerContext) -> None:
         await context.abort(*status_of(error))
 

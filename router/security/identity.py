@@ -1,4 +1,4 @@
-"""The identity behind a call: its tenant, its rate limits, and what keeps its requests apart from those of others."""
+"""The identity behind a call: its tenant, its rate limits, and what keeps its requests apart from other tenants'."""
 
 import contextvars
 import hashlib
@@ -11,7 +11,7 @@ from router.errors import RateLimited
 
 
 class TokenBucket:
-    """Full at first. clock: seconds, never backwards."""
+    """A token bucket for a rate limit, full at first. clock: seconds, never backwards."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_minute = per_minute
@@ -21,14 +21,14 @@ class TokenBucket:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until there is one to take."""
+        """Seconds until at least one token is there; 0: now."""
         now = self._clock()
         refill = (now - self._filled_at) * self.per_minute / 60
         self._level, self._filled_at = min(self._level + refill, self.per_minute), now
         return max(1 - self._level, 0.0) * 60 / self.per_minute
 
     def take(self, amount: int) -> None:
-        """May take more than is there."""
+        """Takes tokens, if need be more than there are: the level may be negative."""
         self._level -= amount
 
 
@@ -45,7 +45,7 @@ class RateLimits:
         self._tokens = None if tokens_per_minute is None else TokenBucket(tokens_per_minute, clock)
 
     def begin_request(self) -> None:
-        """Counts one. Raises RateLimited, and then counts nothing."""
+        """Counts one request. Raises RateLimited, and counts nothing then."""
         for unit, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None and (wait_s := bucket.wait_s) > 0:
                 raise RateLimited(
@@ -57,14 +57,15 @@ class RateLimits:
             self._requests.take(1)
 
     def spend_tokens(self, count: int) -> None:
-        """Takes tokens of a prompt or an output."""
+        """Counts tokens of a prompt or an output."""
         if self._tokens is not None:
             self._tokens.take(count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Identity:
-    """tenant: empty if the router has no keys. least_priority: what asks for less, to run earlier, gets this."""
+    """Identity of a caller. tenant: empty if the router has no keys. least_priority: a request that asks for a lower
+    value, to run earlier, gets this one; None: no limit."""
 
     tenant: str = ""
     limits: RateLimits = field(default_factory=RateLimits)
@@ -72,11 +73,11 @@ class Identity:
     is_admin: bool = False
 
     def scoped_id(self, request_id: str) -> str:
-        """A request's id among those of all tenants. Neither tenants nor ids contain a slash."""
+        """Returns an id that is unique over all tenants. Neither tenants nor ids contain a slash."""
         return f"{self.tenant}/{request_id}" if self.tenant else request_id
 
     def scoped_salt(self, cache_salt: str) -> str:
-        """Equal for equal salts of one tenant only, so that no block of the prefix cache is shared with another."""
+        """Returns a salt that no other tenant can have, so that tenants share no block of the prefix cache."""
         if not self.tenant:
             return cache_salt
         return hashlib.sha256(f"{self.tenant}/{cache_salt}".encode()).hexdigest()
@@ -85,10 +86,10 @@ class Identity:
         return asked if self.least_priority is None else max(asked, self.least_priority)
 
 
-# Without keys everybody is the operator.
+# Without keys every caller counts as the operator.
 ANYONE = Identity(is_admin=True)
 
-# Ambient, so that a protocol that comes to the router can't forget to hand it on.
+# A context variable, so that no protocol can forget to pass it on.
 _caller: contextvars.ContextVar[Identity] = contextvars.ContextVar("caller", default=ANYONE)
 
 
@@ -98,5 +99,20 @@ def caller() -> Identity:
 
 
 def set_caller(identity: Identity) -> None:
-    """For the rest of this task, and for the tasks that it makes."""
+    """Sets the caller for the rest of this task, and for the tasks that it creates."""
     _caller.set(identity)
+
+
+# The connection that a call came on, for routers without keys.
+_connection: contextvars.ContextVar[str] = contextvars.ContextVar("connection", default="")
+
+
+def set_connection(address: str) -> None:
+    """Sets the connection of the call that this task answers. address: the other end's."""
+    _connection.set(address)
+
+
+def caller_share() -> str:
+    """Returns the name under which a call shares what is scarce with others: its tenant, or its connection if the
+    router has no keys."""
+    return caller().tenant or _connection.get()

@@ -1,4 +1,4 @@
-"""The file of API keys, and which of them a call brings."""
+"""Reads the file of API keys, and finds the one that a call brings."""
 
 import hashlib
 import hmac
@@ -22,7 +22,7 @@ _PerMinute = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class KeysError(ValueError):
-    """A file that can't be used; the message says why and what would work, and holds none of its secrets."""
+    """The file can't be used; the message says why and what would work, without its secrets."""
 
 
 class _Entry(BaseModel):
@@ -64,7 +64,7 @@ class _Content(BaseModel):
 
 
 class Keys:
-    """The keys of a file. Several may have one name: they are one tenant, each with limits of its own."""
+    """The keys of a file. Keys with the same name are one tenant, each with limits of its own."""
 
     def __init__(self, path: Path) -> None:
         """Raises KeysError."""
@@ -76,9 +76,9 @@ class Keys:
         return len(self._entries)
 
     def reread(self) -> None:
-        """Takes over what the file says now. An entry that has not changed keeps what it has used of its limits.
+        """Reads the file again. An entry that has not changed keeps its use of its limits so far.
 
-        Raises KeysError; then all stays as it was.
+        Raises KeysError, and keeps the old keys then.
         """
         entries = _read(self._path)
         was = {entry.digest: entry for entry in self._entries}
@@ -98,7 +98,7 @@ class Keys:
         if not key:
             raise Unauthenticated(f"this server needs an API key: {_HOW_TO_SEND}")
         presented, found = _digest(key), None
-        # All of them, in a time that does not tell how much of which one matched.
+        # Compares with all of them, in a time that does not tell which one matched, or how far.
         for digest, identity in self._identities.items():
             if hmac.compare_digest(digest, presented):
                 found = identity
@@ -112,7 +112,7 @@ def _digest(key: str) -> bytes:
 
 
 def _from_hex(text: str) -> bytes:
-    """Empty if it is no such thing."""
+    """Returns no bytes if the text is not hexadecimal."""
     try:
         return bytes.fromhex(text)
     except ValueError:
@@ -140,7 +140,7 @@ def _read(path: Path) -> list[_Entry]:
     except UnicodeDecodeError:
         raise KeysError(f"api_keys_file={str(path)!r} is not UTF-8") from None
     except yaml.YAMLError as error:
-        # Its own words quote the file.
+        # The error's own message quotes the file.
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" (line {mark.line + 1})"
         raise KeysError(f"api_keys_file={str(path)!r} is neither YAML nor JSON{where}") from None
@@ -154,5 +154,5 @@ def _read(path: Path) -> list[_Entry]:
             f"api_keys_file={str(path)!r}: {place}: {message}; give `keys`, a list of {{name, key or sha256}}"
         ) from None
     if len({entry.digest for entry in entries}) < len(entries):
-        raise KeysError(f"api_keys_file={str(path)!r} has one key twice: give each entry another key")
+        raise KeysError(f"api_keys_file={str(path)!r} has the same key twice: give each entry a key of its own")
     return entries

@@ -11,18 +11,18 @@ from protos.inference_pb2 import GenerateResponse
 from router.errors import RequestError
 from router.streams.choices import Delta
 
-# Few enough that a replica's next message is read within a millisecond or two, however many have something to write.
+# Few enough that a replica's next message is read within a millisecond or two, however many streams wait to write.
 _WRITERS_PER_TICK = 16
 
 
 class WriteQueue:
     """Wakes writers in the order in which they queued, a few in each turn of the event loop.
 
-    To write a message costs ten times what it costs to take a token in. Were all streams of a step woken at once, the
-    next step would be read when all have written; with more streams than can be written to in the time of a step, steps
-    would wait for ever longer, and each token still leave in a message of its own. As it is, steps are always read in
-    time, and a stream that waits its turn gathers the tokens of several: messages become as large as the load asks for,
-    and no stream waits longer than it takes to write to each of the others once.
+    Writing a message costs ten times as much as taking in a token. If all streams of a step woke at once, the next step
+    would be read only after all have written; with more streams than can be written to during a step, steps would wait
+    longer and longer, and each token would still leave in a message of its own. With turns, steps are read in time, and
+    a waiting stream gathers the tokens of several steps: messages grow with the load, and no stream waits longer than
+    it takes to write to each of the others once.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class WriteQueue:
         self._is_due = False
 
     def enqueue(self, wakeup: asyncio.Future[None]) -> None:
-        """Resolves `wakeup` when its turn has come; one that is cancelled meanwhile costs no turn."""
+        """Resolves `wakeup` when its turn has come; a cancelled one costs no turn."""
         self._queued.append(wakeup)
         if not self._is_due:
             self._is_due = True
@@ -48,12 +48,12 @@ class WriteQueue:
             self._queued[0].get_loop().call_soon(self._wake_some)
 
 
-# Deltas of one choice that wait are joined up to this size: a reader that lags gets few messages, and none too large.
+# Waiting deltas of one choice are joined up to this size: a reader that lags gets few messages, and none too large.
 _JOINED_BYTES = 4 * 1024
 
 
 class OutboxFullError(Exception):
-    """More waits than the bound allows."""
+    """More bytes wait than the bound allows."""
 
 
 class Outbox:
@@ -66,21 +66,21 @@ class Outbox:
         self._waiting: list[GenerateResponse | Delta] = []
         # By choice: the last waiting delta, if more can be joined to it.
         self._open: dict[int, Delta] = {}
-        # Nothing more comes; `close` sets it.
+        # True once nothing more comes; `close` sets it.
         self.closed = False
         self._error: RequestError | None = None
         self._on_close: Callable[[], object] | None = None
-        # Of a writer that waits; it queues once there is something for it.
+        # The future of a waiting writer, which queues once there is something to write.
         self._wakeup: asyncio.Future[None] | None = None
         self._is_queued = False
 
     @property
     def is_delivered(self) -> bool:
-        """It was closed without an error, and all of it has been taken."""
+        """True if it was closed without an error and all of it has been taken."""
         return self.closed and self._error is None and not self._waiting
 
     def put(self, event: GenerateResponse, *, counted: bool = True) -> None:
-        """counted: against the bound, which is for what piles up. Raises OutboxFullError."""
+        """Adds an event. counted: it counts towards the bound, which is for what piles up. Raises OutboxFullError."""
         assert not self.closed
         if counted:
             self._count(event.ByteSize())
@@ -89,7 +89,7 @@ class Outbox:
         self._wake_writer()
 
     def put_delta(self, delta: Delta) -> None:
-        """Takes the delta over. Raises OutboxFullError."""
+        """Adds a delta, and takes it over. Raises OutboxFullError."""
         assert not self.closed
         self._count(delta.size)
         last = self._open.get(delta.index)
@@ -101,7 +101,7 @@ class Outbox:
         self._wake_writer()
 
     def close(self, error: RequestError | None = None, *, discard: bool = False) -> None:
-        """Nothing more comes. error: raised once all has been read. discard: what waits is dropped.
+        """Marks the end. error: raised once all has been read. discard: drops what waits.
 
         Later calls change nothing.
         """
@@ -115,13 +115,13 @@ class Outbox:
             self._on_close()
 
     def on_close(self, call: Callable[[], object]) -> None:
-        """`call` is called when nothing more comes: at once if that is so."""
+        """Calls `call` when the outbox is closed; at once if it is already."""
         self._on_close = call
         if self.closed:
             call()
 
     async def take(self) -> list[GenerateResponse]:
-        """All that waits, at least one event; empty at the end. Raises the error that closed it."""
+        """Returns all that waits, at least one event; empty at the end. Raises the error that closed it."""
         self._wakeup, self._is_queued = asyncio.get_running_loop().create_future(), False
         if self._waiting or self.closed:
             self._wake_writer()
@@ -143,21 +143,21 @@ class Outbox:
 
     def _count(self, size: int) -> None:
         self._num_bytes += size
-        # One event is no pile, however large; nor is the client slow while its writer waits for a turn.
+        # A single event is allowed, however large; and a client whose writer waits for a turn is not slow.
         if self._num_bytes > self._max_bytes and self._waiting and self._wakeup is None:
             raise OutboxFullError
 
 
-# From a stream's end: how long its last words, and what was in gRPC's buffers before them, may take to get through.
+# Time after a stream's end for its last messages, and for what is in gRPC's buffers before them, to get through.
 UNREAD_S = 60.0
 
 
 @contextlib.contextmanager
 def bounded_reading(outbox: Outbox) -> Iterator[None]:
-    """Inside, this task may go on for UNREAD_S after the outbox is closed, and is cancelled then.
+    """Cancels this task if it is still inside UNREAD_S after the outbox is closed.
 
     A write to a client whose flow-control window is full waits for as long as the client answers pings. Nothing else
-    ends it: the status of the call would wait behind it.
+    ends it, and the status of the call would wait behind it.
     """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None

@@ -14,7 +14,7 @@ class StreamRegistry:
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self._streams: dict[str, Stream] = {}
-        # Also those that another attempt has displaced and whose calls have not ended yet.
+        # Includes streams that another attempt has displaced and whose calls have not ended yet.
         self._open: set[Stream] = set()
         self._metrics = metrics
         self._empty = asyncio.Event()
@@ -59,7 +59,7 @@ class StreamRegistry:
         self._metrics.streams.set(len(self._open))
 
     def cancel(self, scoped_id: str) -> bool:
-        """False if no live request has this id."""
+        """Cancels a live request; False if none has this id."""
         stream = self.find(scoped_id)
         if stream is None:
             return False

@@ -17,14 +17,13 @@ from router.errors import (
 )
 from router.replicas.dispatcher import Dispatcher
 from router.request import EndedRequest, Request, finish_reason_name
-from router.streams.choices import Choice, Delta, refold
+from router.streams.choices import Choice, Delta
 from router.streams.outbox import Outbox, OutboxFullError
 from router.telemetry.metrics import RouterMetrics
-from router.text.tokenizer import TokenTable
 
 log = logging.getLogger("octavo.router.streams")
 
-# cached_tokens come with the scheduler's word on the end of a choice; one cut at a stop string waits so long for it.
+# cached_tokens come with the scheduler's end of a choice; a choice cut at a stop string waits this long for it.
 _USAGE_WAIT_S = 1.0
 
 
@@ -32,15 +31,22 @@ class Stream:
     """Folds tokens (session.TokenSink) and fills the outbox that the client's call empties."""
 
     def __init__(
-        self, request: Request, table: TokenTable, dispatcher: Dispatcher, metrics: RouterMetrics, outbox: Outbox
+        self,
+        request: Request,
+        choices: list[Choice],
+        backlog: list[pb.Chunk],
+        dispatcher: Dispatcher,
+        metrics: RouterMetrics,
+        outbox: Outbox,
     ) -> None:
-        """outbox: what its client reads. Raises InvalidRequest if a resume contradicts itself."""
+        """choices, backlog: from router.streams.choices, with what a resume brought and what its client lacks.
+        outbox: what its client reads."""
         self.request = request
         self.outbox = outbox
         self.placement = dispatcher.open(self)
         self.exact = True
         self._metrics = metrics
-        self._choices = [Choice(i, request.sampling, request.eos_token_ids, table) for i in range(request.sampling.n)]
+        self._choices = choices
         self._cached_tokens: int | None = None
         self._failure: RequestError | None = None
         self._arrival = request.arrival
@@ -48,19 +54,17 @@ class Stream:
         self._last_token_at: dict[int, float] = {}
         # Position after the last prompt logprob passed on.
         self._prompt_logprobs_end = 1
-        self._backlog: list[pb.Chunk] = []
-        if request.resume is not None:
-            self._backlog = refold(self._choices, request.resume, request.sampling)
+        self._backlog = backlog
         self._num_brought = [len(choice.token_ids) for choice in self._choices]
 
     @property
     def done(self) -> bool:
-        """Nothing more is computed for it, by success or failure."""
+        """True once nothing more is computed for it, after success or failure."""
         return self.outbox.closed
 
     @property
     def complete(self) -> bool:
-        """Every choice has ended."""
+        """True once every choice has ended."""
         return all(choice.finish is not None for choice in self._choices)
 
     @property
@@ -73,13 +77,13 @@ class Stream:
 
     @property
     def num_tokens_to_come(self) -> int:
-        """At most, of the choice that has most to come."""
+        """Upper bound, for the choice with the most tokens to come."""
         most = self.request.sampling.max_tokens
         return max((most - len(choice.token_ids) for choice in self._choices if choice.finish is None), default=0)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Some of them, if it asks for any, have not come yet."""
+        """True while some prompt logprobs are missing, if the request asks for any."""
         request = self.request
         brought = request.resume is not None and request.resume.prompt_logprobs_delivered
         return not brought and self._prompt_logprobs_end < len(request.prompt_token_ids)
@@ -95,7 +99,7 @@ class Stream:
     # --- transitions
 
     def begin(self, fingerprint: str, *, exact: bool) -> None:
-        """Sends Started, and what a resume lacks; Finished, too, if that brings a complete output."""
+        """Sends Started, and what a resuming client lacks; also Finished, if the resume brings a complete output."""
         if not exact:
             self.note_inexact()
         request = self.request
@@ -118,14 +122,14 @@ class Stream:
         self._finish_if_complete()
 
     def note_inexact(self) -> None:
-        """From now on it is computed with another fingerprint."""
+        """Notes that it continues with another fingerprint."""
         if self.exact:
             self.exact = False
             self._metrics.inexact_resumes.inc()
-            log.warning("goes on, not exactly, on a replica of another fingerprint", extra=self._log_fields)
+            log.warning("continues, not exactly, on a replica of another fingerprint", extra=self._log_fields)
 
     def finish(self) -> None:
-        """Every choice has ended, and nothing more comes from a replica: sends Finished."""
+        """Sends Finished: every choice has ended, and nothing more comes from a replica."""
         if self.done:
             return
         if self._failure is not None:
@@ -147,7 +151,7 @@ class Stream:
         self.placement.leave(reason)
 
     def close(self) -> None:
-        """The client's call has ended, however it did."""
+        """Ends the stream: the client's call has ended, for whatever reason."""
         request = self.request
         overdue = request.deadline is not None and time.monotonic() >= request.deadline
         self.fail(
@@ -167,7 +171,7 @@ class Stream:
         ended: wire.SequenceFinish | None,
     ) -> None:
         if choice >= len(self._choices):
-            self.fail(Internal(f"the replica sent tokens of choice {choice}, of {len(self._choices)}"))
+            self.fail(Internal(f"the replica sent tokens of choice {choice}: there are {len(self._choices)} choices"))
             return
         folded = self._choices[choice]
         if ended is not None and folded.finish is None and ended.reason == pb.FINISH_REASON_CANCELLED:
@@ -176,7 +180,7 @@ class Stream:
         if ended is not None:
             self._note_end(choice, ended)
         if folded.finish is not None:
-            # Cut at a stop string; what comes later is dropped, but may be what the usage waited for.
+            # Cut at a stop string: later tokens are dropped, but the end may bring the cached_tokens that are awaited.
             self._finish_if_complete()
             return
         if self.done:
@@ -198,7 +202,7 @@ class Stream:
         self._finish_if_complete()
 
     def on_prompt_logprobs(self, frame: pb.PromptLogprobs) -> None:
-        # Choices of a group send the same ones, and so does the next replica after a loss.
+        # All choices of a group send the same ones, and so does the next replica after a loss.
         known = self._prompt_logprobs_end - frame.first_position
         if self.done or known < 0 or known >= len(frame.logprobs):
             return
@@ -222,7 +226,7 @@ class Stream:
     def _end_slow_reader(self) -> None:
         self.fail(
             SlowReader(
-                "the client reads more slowly than tokens come and stream_buffer_bytes of them wait: "
+                "the client reads more slowly than tokens arrive, and stream_buffer_bytes of them wait: "
                 "resume with the tokens received, and read faster or raise stream_buffer_bytes"
             ),
             wire.CANCEL_REASON_SLOW_READER,
@@ -238,13 +242,13 @@ class Stream:
         elif ended.cancel_reason == wire.CANCEL_REASON_REQUESTED:
             self.fail(Cancelled("Cancel was called for this request, through another router"))
         else:
-            # The replica gave it up, as a drain does at its end: another one goes on.
+            # The replica gave it up, as it does at the end of a drain: another one continues.
             self.placement.give_up(ended.message or "the replica gave the request up")
 
     def _note_end(self, choice: int, ended: wire.SequenceFinish) -> None:
         if self._cached_tokens is None or choice == 0:
             self._cached_tokens = ended.num_cached_tokens
-        # Of one that was cut at a stop string all is there, whatever became of the step that was under way.
+        # A choice cut at a stop string is complete, even if the step under way then failed.
         if ended.reason == pb.FINISH_REASON_ERROR and self._choices[choice].finish is None:
             self._failure = Internal(f"choice {choice} could not be computed: {ended.message}")
 
@@ -271,11 +275,11 @@ class Stream:
 
     @property
     def outcome(self) -> str:
-        """For metrics, once it has ended well: the first choice's finish."""
+        """The first choice's finish, for metrics, once the stream has ended well."""
         return finish_reason_name(self._choices[0].finish)
 
     def ended(self) -> EndedRequest:
-        """Its report, once it is closed."""
+        """Returns the report of a closed stream."""
         return EndedRequest(
             request=self.request,
             ended_at=time.monotonic(),

@@ -1,1 +1,1 @@
-"""Tells of requests: spans, lines in the log, and metrics."""
+"""Reports requests: spans, log lines and metrics."""

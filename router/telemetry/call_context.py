@@ -10,27 +10,27 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.telemetry.tracing import TRACEPARENT, valid_traceparent
 
-# Ambient, as security.identity's caller: every protocol hands it on.
+# A context variable, like security.identity's caller, so that every protocol passes it on.
 _incoming: contextvars.ContextVar[str] = contextvars.ContextVar("traceparent", default="")
 
 
-# Of the request that the call has become, if that is traced.
+# The trace id of the request that the call brought, if that is traced.
 _trace_id: contextvars.ContextVar[str] = contextvars.ContextVar("trace_id", default="")
 
 
 def set_trace_id(trace_id: str) -> None:
-    """For the rest of this task: it answers a request of that trace."""
+    """Sets the trace id for the rest of this task."""
     _trace_id.set(trace_id)
 
 
 def log_fields(request_id: str) -> dict[str, str]:
-    """For lines in the log about the call that this task answers."""
+    """Fields for log lines about the call that this task answers."""
     trace_id = _trace_id.get()
     return {"request_id": request_id} | ({"trace_id": trace_id} if trace_id else {})
 
 
 def incoming_traceparent() -> str:
-    """That of the call that this task answers; empty if it brought none."""
+    """The traceparent of the call that this task answers; empty if it brought none."""
     return _incoming.get()
 
 
@@ -63,5 +63,5 @@ class TraceMiddleware:
 def _traceparent_in(headers: Any) -> str:
     """headers: pairs of name and value; gRPC's may be bytes."""
     found = [value for name, value in headers if name == TRACEPARENT and isinstance(value, str)]
-    # Of several nobody knows which one counts.
+    # With several values it is unknown which one counts.
     return valid_traceparent(found[0]) if len(found) == 1 else ""

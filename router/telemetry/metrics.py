@@ -1,4 +1,4 @@
-"""The router's Prometheus metrics, in a registry of their own, and the names that vLLM has for them."""
+"""The router's Prometheus metrics, in a registry of their own, and vLLM's names for them."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from router.request import EndedRequest
+from runtime.telemetry.lag import lag_histogram
 from runtime.telemetry.metrics import VllmNames
 
 
@@ -60,7 +61,7 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "octavo_requests_total",
-            "Requests that ended: `stop`, `length` and so on by their first choice's finish, else the gRPC status.",
+            "Requests that ended, by the finish of their first choice (`stop`, `length`...), else by gRPC status.",
             ["outcome"],
             registry=self.registry,
         )
@@ -95,41 +96,42 @@ class RouterMetrics:
         )
         self.migrations = Counter(
             "octavo_migrations_total",
-            "Of these, streams that left a replica which still had them: for its `drain` or `stall`, or `asked` for.",
+            "Resubmissions of streams that their replica still had, by cause: `drain`, `stall`, or `asked` for.",
             ["cause"],
             registry=self.registry,
         )
         self.replicas_left_out = Counter(
             "octavo_replicas_left_out_total",
-            "Times that a replica was to get no requests for a while, for it failed again and again or stalled.",
+            "Times a replica got no requests for a while because it failed repeatedly or stalled.",
             ["replica"],
             registry=self.registry,
         )
         self.parked_streams = Gauge(
             "octavo_router_held_streams",
-            "Live requests that had begun and wait for a replica that takes them.",
+            "Live requests that had begun and wait for a replica to take them.",
             registry=self.registry,
         )
         self.inexact_resumes = Counter(
             "octavo_inexact_resumes_total",
-            "Streams that went on, here or by a client's resume, on a replica of another fingerprint.",
+            "Streams that continued, by a move or a client's resume, on a replica of another fingerprint.",
             registry=self.registry,
         )
         self.routing_decisions = Counter(
             "octavo_routing_decisions_total",
-            "Choices of a replica.",
+            "Routing decisions, by policy and reason.",
             ["policy", "reason"],
             registry=self.registry,
         )
+        self.lag = lag_histogram(self.registry)
         self._of_ended = _EndedRequestMetrics(self.registry)
 
     def observe_ended(self, ended: EndedRequest) -> None:
-        """A request that was a stream is over."""
+        """Observes a request that was a stream and has ended."""
         self._of_ended.observe(ended)
 
 
 class _EndedRequestMetrics:
-    """Observes each request once, when it is over."""
+    """Observes each request once, when it ends."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._prompt_tokens = Histogram(
@@ -172,7 +174,7 @@ class _EndedRequestMetrics:
 VLLM_NAMES = {
     "octavo_requests": ("vllm:request_success",),
     "octavo_time_to_first_token_seconds": ("vllm:time_to_first_token_seconds",),
-    # The second was its name until 0.10.
+    # The second is vLLM's name until 0.10.
     "octavo_inter_token_latency_seconds": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
     "octavo_e2e_request_latency_seconds": ("vllm:e2e_request_latency_seconds",),
     "octavo_request_prompt_tokens": ("vllm:request_prompt_tokens",),
@@ -183,7 +185,7 @@ VLLM_NAMES = {
     "octavo_request_time_per_output_token_seconds": ("vllm:request_time_per_output_token_seconds",),
 }
 
-# Of vLLM's engine: it never hears of requests that are refused.
+# vLLM's finished_reason by outcome; refused requests have none, for they never reach vLLM's engine.
 _FINISHED_REASONS = {
     "stop": "stop",
     "length": "length",
@@ -196,7 +198,7 @@ _FINISHED_REASONS = {
 
 
 def vllm_names(own: CollectorRegistry, model_name: str) -> VllmNames:
-    # A router's streams may have been on several replicas: vLLM's label for that says so.
+    # A router's streams may have been on several replicas, hence engine="all".
     labels = {"model_name": model_name, "engine": "all"}
     return VllmNames(own, VLLM_NAMES, lambda: labels, {"octavo_requests": _by_finished_reason})
 

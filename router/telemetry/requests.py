@@ -2,8 +2,8 @@
 
 octavo.request              parent: the caller's span, if its call brought a traceparent
 ├── octavo.tokenize         rendering the chat template and tokenizing, with the wait for a thread
-├── octavo.placement        from there, or from the loss of a replica, until a replica has it
-└── octavo.residence        while a replica has it; the parent of that scheduler's spans. Another one after each move,
+├── octavo.placement        from the end of tokenizing, or the loss of a replica, until a replica has the request
+└── octavo.residence        while a replica has it; the parent of that scheduler's spans. Each move begins another one,
                             linked to the one before
 """
 
@@ -17,30 +17,30 @@ from router.telemetry.call_context import incoming_traceparent, set_trace_id
 from router.telemetry.metrics import RouterMetrics
 from runtime.telemetry.tracing import Attributes, Span, Tracing
 
-# Those that OpenTelemetry's semantic conventions name.
+# Parameters that OpenTelemetry's semantic conventions name.
 _PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
 
-# Of the statuses that a request can end with, those which are a server's failures to OpenTelemetry; the others are the
-# client's doing. (Semantic conventions for gRPC.)
+# Statuses that OpenTelemetry counts as failures of the server (semantic conventions for gRPC); the others are the
+# client's doing.
 _FAILURES = frozenset({"unknown", "deadline_exceeded", "internal", "unavailable"})
 
 log = logging.getLogger("octavo.router.requests")
 
-# Of what is not valid, or not validated yet: an id may be as long as a message.
+# Characters kept of text that is invalid or not validated yet: an id may be as long as a message.
 _MAX_ID, _MAX_ERROR = 128, 500
-# The messages of this outcome show what is wrong with a request, which is what the client wrote.
+# Messages of this outcome quote what the client wrote; the log leaves them out.
 _QUOTES_CLIENTS = "invalid_argument"
 
 
 class RequestTelemetry:
-    """Reports the requests of one router: some microseconds for each, at its end; tokens cost nothing here."""
+    """Reports the requests of one router. Costs some microseconds per request, at its end, and nothing per token."""
 
     def __init__(self, metrics: RouterMetrics, tracing: Tracing | None, *, log_requests: bool) -> None:
         """log_requests: option enable_log_requests."""
         self._metrics, self._tracing, self._log_requests = metrics, tracing, log_requests
 
     def begin(self, message: pb.GenerateRequest) -> RequestTrace:
-        """A request has arrived, by the call that this task answers."""
+        """Begins the trace of a request that has arrived by the call that this task answers."""
         if self._tracing is None:
             return UNTRACED
         span = self._tracing.begin(
@@ -61,7 +61,7 @@ class RequestTelemetry:
     def end(
         self, request_id: str, trace: RequestTrace, ended: EndedRequest | None, *, outcome: str, error: str = ""
     ) -> None:
-        """It is over. ended: None if it was refused before it was a stream. outcome, error: see RequestTrace.ended."""
+        """Reports the end. ended: None if refused before it became a stream. outcome, error: see RequestTrace.ended."""
         error = error[:_MAX_ERROR]
         self._metrics.requests.labels(outcome).inc()
         if ended is not None:
@@ -77,7 +77,7 @@ class RequestTelemetry:
 
 
 def _log_fields(ended: EndedRequest) -> dict[str, Any]:
-    """Numbers and parameters; nothing that a client wrote."""
+    """Returns numbers and parameters, but nothing that a client wrote."""
     first = ended.time_to_first_token
     return {
         "prompt_tokens": len(ended.request.prompt_token_ids),
@@ -95,13 +95,13 @@ def _log_fields(ended: EndedRequest) -> dict[str, Any]:
 
 
 def _numbers_of(sampling: pb.SamplingParams) -> dict[str, int | float | bool]:
-    """Its scalar fields. Stop strings and biases stay out: they may be part of what is secret."""
+    """Returns the scalar fields. Stop strings and biases stay out: they may be confidential."""
     found = ((field.name, value) for field, value in sampling.ListFields())
     return {name: value for name, value in found if isinstance(value, int | float)}
 
 
 class SpanTrace(RequestTrace):
-    """Spans by a Tracing."""
+    """Records the spans of one request."""
 
     def __init__(self, tracing: Tracing, span: Span) -> None:
         """span: octavo.request."""

@@ -1,4 +1,4 @@
-"""Reads a model's chat template and renders chats with it, as transformers does, without importing it."""
+"""Reads a model's chat template and renders chats with it, as transformers does, but without importing transformers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ class ChatTemplate:
     """One compiled template. Safe to render from several threads."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """special_tokens: bos_token and its kin, by name. Raises TemplateError if the source does not compile."""
+        """special_tokens: bos_token and the like, by name. Raises TemplateError if the source does not compile."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
         )
@@ -153,7 +153,7 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
 
 
 def _default_template(entries: list, directory: Path) -> object:
-    """The one called default, or the first. entries: each has a name."""
+    """Returns the template named default, or the first. entries: objects with a name and a template."""
     try:
         named = {entry["name"]: entry["template"] for entry in entries}
     except (TypeError, KeyError):
@@ -163,7 +163,7 @@ def _default_template(entries: list, directory: Path) -> object:
 
 
 def _read_json(path: Path) -> dict:
-    """An object; empty if there is no file."""
+    """Returns the object in a file; empty if there is no file."""
     if not path.is_file():
         return {}
     text = _read_text(path)
@@ -184,7 +184,7 @@ def _read_text(path: Path) -> str:
 
 
 def template_message(message: ChatMessage, place: str) -> dict[str, object]:
-    """As templates see it. Raises TemplateError."""
+    """Returns a message as templates see it. Raises TemplateError."""
     own: dict[str, object] = {"role": message.role, "content": message.content}
     if not message.fields_json:
         return own
@@ -199,26 +199,26 @@ def _json_object(text: str, name: str) -> dict[str, object]:
     try:
         value = from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise TemplateError(f"{name} is no JSON: {error}") from None
+        raise TemplateError(f"{name} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise TemplateError(f"{name} is no JSON object")
+        raise TemplateError(f"{name} is not a JSON object")
     return value
 
 
 def template_arguments(chat: ChatPrompt) -> dict[str, object]:
-    """Raises TemplateError."""
+    """Returns a chat's extra variables for the template. Raises TemplateError."""
     if chat.template_arguments_json:
         return _json_object(chat.template_arguments_json, "template_arguments_json")
     try:
         return _as_written(MessageToDict(chat.template_arguments))
     except (ValueError, JsonError) as error:
-        # A NaN, or a value of no kind.
-        raise TemplateError(f"template_arguments are no JSON: {error}") from None
+        # A NaN, or a Value whose kind is not set.
+        raise TemplateError(f"template_arguments are not valid JSON: {error}") from None
 
 
 def _as_written(value: Any) -> Any:
-    """A protobuf Struct knows only doubles, but templates print them: 3.0 was a 3. And its keys come in an order that
-    differs from process to process, which would make other prompts of the same request."""
+    """Restores integers and sorts keys, for templates that print them. A protobuf Struct has only doubles (3 arrives as
+    3.0), and its order of keys differs between processes: one request would give different prompts."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):

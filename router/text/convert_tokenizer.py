@@ -1,7 +1,7 @@
 """Writes the tokenizer of a GGUF file or a directory as plain files.
 
-`python -m router.text.convert_tokenizer SOURCE TARGET`. It is a process of its own, so that the memory
-of transformers and torch is free when it ends.
+`python -m router.text.convert_tokenizer SOURCE TARGET`. It runs as a process of its own, so that the
+memory of transformers and torch is freed when it ends.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Finds a model's tokenizer as plain files (tokenizer.json and its kin); converts and caches where there are none.
+"""Finds a model's tokenizer as plain files (tokenizer.json and others); converts and caches it if there are none.
 
 Conversion (GGUF, sentencepiece) imports transformers and torch, takes seconds and hundreds of MB: it runs once, in a
 process of its own, and its result is kept. So a router starts in a second and stays small.
@@ -6,7 +6,6 @@ process of its own, and its result is kept. So a router starts in a second and s
 
 import hashlib
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -14,23 +13,24 @@ import tempfile
 from pathlib import Path
 
 from runtime.model_files import ModelFiles
+from runtime.process import cache_directory
 
 log = logging.getLogger("octavo.router.tokenizer")
 
-# Part of the cache's key: raise it when what is kept changes.
+# Part of the cache key: raise it when the cached files change.
 _CACHE_VERSION = 1
 _CONVERSION_TIMEOUT_S = 300
 _CONVERTIBLE = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 
 
 class TokenizerError(ValueError):
-    """The tokenizer can't be had or used; the message says what would work."""
+    """The tokenizer can't be found or used; the message says what would work."""
 
 
 def tokenizer_directory(model: ModelFiles, tokenizer: str = "") -> Path:
-    """A directory with tokenizer.json, and with tokenizer_config.json and chat_template.jinja if the model has them.
+    """Returns a directory with tokenizer.json, and tokenizer_config.json and chat_template.jinja if the model has them.
 
-    tokenizer: the option of that name; a directory that takes the place of the model's own files.
+    tokenizer: option of that name, a directory that replaces the model's own files.
     Raises TokenizerError.
     """
     source = model.path
@@ -44,15 +44,9 @@ def tokenizer_directory(model: ModelFiles, tokenizer: str = "") -> Path:
         if not any((source / name).is_file() for name in _CONVERTIBLE):
             raise TokenizerError(
                 f"{source} has no tokenizer.json (nor {', '.join(_CONVERTIBLE)}): "
-                f"give the option `tokenizer` a directory that has"
+                f"set the option `tokenizer` to a directory that has one"
             )
     return _converted(source)
-
-
-def cache_directory() -> Path:
-    """Where conversions are kept: OCTAVO_CACHE_DIR, or ~/.cache/octavo."""
-    given = os.environ.get("OCTAVO_CACHE_DIR")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "octavo"
 
 
 def _converted(source: Path) -> Path:
@@ -66,7 +60,7 @@ def _converted(source: Path) -> Path:
     except OSError as error:
         raise TokenizerError(
             f"can't keep a converted tokenizer in {kept.parent}: {error.strerror}; "
-            f"set OCTAVO_CACHE_DIR to a directory of yours"
+            f"set OCTAVO_CACHE_DIR to a directory you can write to"
         ) from None
     try:
         _convert(source, fresh)
@@ -82,7 +76,7 @@ def _converted(source: Path) -> Path:
 
 
 def _digest(source: Path) -> str:
-    """Names a GGUF file, or a directory's tokenizer files, without reading gigabytes."""
+    """Hashes names, sizes, times and first MiB of a GGUF file or of a directory's files, instead of gigabytes."""
     digest = hashlib.sha256(f"octavo tokenizer {_CACHE_VERSION}\n".encode())
     paths = [source]
     if source.is_dir():
@@ -104,6 +98,6 @@ def _convert(source: Path, target: Path) -> None:
     if done.returncode != 0 or not (target / "tokenizer.json").is_file():
         lines = done.stderr.strip().splitlines()
         raise TokenizerError(
-            f"the tokenizer of {source} can't be converted: {lines[-1] if lines else 'no tokenizer.json came of it'}; "
-            f"give the option `tokenizer` a directory with a tokenizer.json"
+            f"the tokenizer of {source} can't be converted: {lines[-1] if lines else 'it wrote no tokenizer.json'}; "
+            f"set the option `tokenizer` to a directory with a tokenizer.json"
         )

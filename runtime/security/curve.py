@@ -1,4 +1,4 @@
-"""CURVE keys for ZeroMQ over tcp: the scheduler proves who it is, and only workers on its allow-list get in.
+"""CURVE keys for ZeroMQ over tcp: the scheduler proves its identity, and admits only workers on its allow-list.
 
 A key directory holds scheduler.key(_secret), worker.key(_secret) and allowed_workers/, the public keys of workers that
 may connect. A worker needs worker.key_secret and scheduler.key; a scheduler needs scheduler.key_secret and
@@ -17,7 +17,7 @@ _DOMAIN = "octavo"
 
 
 class CurveError(ValueError):
-    """Keys that are missing or can't be read; the message says which and how to make them."""
+    """Keys are missing or can't be read; the message says which, and how to make them."""
 
 
 def make_keys(directory: Path) -> None:
@@ -29,7 +29,7 @@ def make_keys(directory: Path) -> None:
     present = sorted(path.name for path in directory.glob("*.key*"))
     if present:
         raise CurveError(
-            f"{directory} holds keys already ({', '.join(present)}): name another directory or remove them"
+            f"{directory} holds keys already ({', '.join(present)}): give another directory or remove them"
         )
     for name in ("scheduler", "worker"):
         _, secret = zmq.auth.create_certificates(directory, name)
@@ -40,20 +40,20 @@ def make_keys(directory: Path) -> None:
 
 
 def server_curve(socket: zmq.Socket, curve_dir: Path) -> None:
-    """Makes a socket a CURVE server, before bind. The context needs start_authenticator. Raises CurveError."""
+    """Makes a socket a CURVE server. Call it before bind; its context needs start_authenticator. Raises CurveError."""
     socket.curve_publickey, socket.curve_secretkey = _load_secret(curve_dir / "scheduler.key_secret")
     socket.curve_server = True
     socket.zap_domain = _DOMAIN.encode()
 
 
 def client_curve(socket: zmq.Socket, curve_dir: Path) -> None:
-    """Makes a socket a CURVE client that trusts only the scheduler's key, before connect. Raises CurveError."""
+    """Makes a socket a CURVE client that trusts only the scheduler's key. Call it before connect. Raises CurveError."""
     socket.curve_publickey, socket.curve_secretkey = _load_secret(curve_dir / "worker.key_secret")
     socket.curve_serverkey = _load(curve_dir / "scheduler.key")[0]
 
 
 def start_authenticator(context: zmq.Context, curve_dir: Path) -> ThreadAuthenticator:
-    """Starts the thread that admits the workers in allowed_workers/ and no others; stop() ends it.
+    """Starts the thread that admits only the workers in allowed_workers/; stop() ends it.
 
     Raises CurveError.
     """

@@ -1,4 +1,4 @@
-"""What is made of files that are replaced while a process runs, such as certificates that are renewed."""
+"""Objects made from files that are replaced while a process runs, such as renewed certificates."""
 
 import logging
 import threading
@@ -12,18 +12,19 @@ _Made = TypeVar("_Made")
 
 
 class Renewed(Generic[_Made]):
-    """Makes it anew once a file has changed. Safe to use from several threads."""
+    """An object that is made again whenever one of its files has changed. Safe to use from several threads."""
 
     def __init__(self, paths: Sequence[Path], make: Callable[[], _Made]) -> None:
-        """make: raises ValueError, with the cause, if the files can't be used; whatever else it raises is a bug."""
+        """make: raises ValueError, with the cause, if the files can't be used; any other exception is a bug."""
         self._paths, self._make = paths, make
         self._lock = threading.Lock()
-        # Before they are read: what is replaced meanwhile is seen the next time.
+        # Before reading the files, so that a file replaced meanwhile is noticed the next time.
         self._seen = self._look()
         self._made = make()
 
     def current(self) -> _Made:
-        """Costs a stat a file. Files that can't be used are logged, once, and leave everything as it was."""
+        """Returns the current object, at the cost of one stat per file. Files that can't be used are logged once, and
+        the previous object stays."""
         with self._lock:
             seen = self._look()
             if seen != self._seen:
@@ -36,16 +37,17 @@ class Renewed(Generic[_Made]):
         try:
             self._made = self._make()
         except ValueError as error:
-            log.error("%s; what was read of them before stays in force", error)
+            log.error("%s; what was read before stays in force", error)
         else:
-            log.info("read again, for they have changed: %s", names)
+            log.info("read changed files again: %s", names)
 
     def _look(self) -> list[tuple[int, int, int] | None]:
         return [_mark(path) for path in self._paths]
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:
-    """Another one for another content. A file that is moved into the place of another may be older than that."""
+    """A mark that differs if the content differs. It includes the inode, because a file that replaces another by a move
+    may be the older one."""
     try:
         status = path.stat()
     except OSError:

@@ -1,7 +1,7 @@
 """TLS of the servers and channels of routers and schedulers, from PEM files.
 
-Servers look at their files whenever somebody connects: a certificate that has been renewed is shown to the next one,
-and connections that are open go on.
+Servers check their files at every new connection: the next client sees a renewed certificate, and open connections go
+on.
 """
 
 import ssl
@@ -14,18 +14,18 @@ import grpc.aio
 
 from runtime.security.renewal import Renewed
 
-# As Kubernetes' TLS secrets call them.
+# The file names of Kubernetes' TLS secrets.
 _CERT, _KEY, _CA = "tls.crt", "tls.key", "ca.crt"
 
 
 class TlsError(ValueError):
-    """Files that can't be used; the message names them and the option."""
+    """TLS files can't be used; the message names them and the option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """option: which one names them, for errors. ca: of those on the other side; None: a server asks for no
-    certificate."""
+    """The PEM files of one side. option: the option that names them, for errors. ca: the CA of the other side; None: a
+    server asks for no certificate."""
 
     option: str
     cert: Path
@@ -38,7 +38,10 @@ class TlsFiles:
         return TlsFiles(option=option, cert=path / _CERT, key=path / _KEY, ca=path / _CA)
 
     def check(self) -> None:
-        """What gRPC would say only at the first connection, and less plainly. Raises TlsError."""
+        """Checks the files now; gRPC would fail only at the first connection, with a less plain message.
+
+        Raises TlsError.
+        """
         self._load()
 
     def _load(self) -> ssl.SSLContext:
@@ -64,14 +67,14 @@ class TlsFiles:
         return [self.cert, self.key] + ([] if self.ca is None else [self.ca])
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Those that the files hold whenever somebody connects. Raises TlsError."""
+        """Credentials that are read again when the files change, at the next connection. Raises TlsError."""
         shown = Renewed(self.paths, self._certificates)
         return grpc.dynamic_ssl_server_credentials(
             shown.current(), shown.current, require_client_authentication=self.ca is not None
         )
 
     def server_context(self) -> ssl.SSLContext:
-        """The same, for servers on asyncio. Raises TlsError."""
+        """A context that is read again when the files change, for servers on asyncio. Raises TlsError."""
         shown = Renewed(self.paths, self._load)
         context = self._load()
 
@@ -90,7 +93,7 @@ class TlsFiles:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """With a certificate of one's own. Raises TlsError."""
+        """Credentials of a client that shows its own certificate. Raises TlsError."""
         self.check()
         return grpc.ssl_channel_credentials(
             None if self.ca is None else self.ca.read_bytes(), self.key.read_bytes(), self.cert.read_bytes()
@@ -98,26 +101,29 @@ class TlsFiles:
 
 
 def is_unix(address: str) -> bool:
-    """Whether a gRPC address is a socket file, which needs no TLS."""
+    """True if a gRPC address is a socket file, which needs no TLS."""
     return address.startswith(("unix:", "unix-abstract:"))
 
 
 def open_channel(
     address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, object]]
 ) -> grpc.aio.Channel:
-    """credentials: None, and for a socket file: without TLS."""
+    """Opens a channel, without TLS if credentials is None or the address is a socket file."""
     if credentials is None or is_unix(address):
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def add_port(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
-    """credentials: None, and for a socket file: without TLS. Raises RuntimeError if it can't be listened on."""
+    """Adds a port, without TLS if credentials is None or the address is a socket file. Returns its number.
+
+    Raises RuntimeError if the server can't listen on it.
+    """
     if credentials is None or is_unix(address):
         return server.add_insecure_port(address)
     return server.add_secure_port(address, credentials)
 
 
 def _no_password() -> str:
-    """OpenSSL would ask at the terminal."""
+    """Fails where OpenSSL would ask for a password at the terminal."""
     raise ValueError("the key is encrypted: give one without a password")

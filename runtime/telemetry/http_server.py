@@ -1,4 +1,4 @@
-"""/metrics and /health of a process, over plain HTTP on a daemon thread."""
+"""Serves /metrics and /health of a process, over plain HTTP on a daemon thread."""
 
 import logging
 import threading
@@ -12,16 +12,16 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 log = logging.getLogger("octavo.http")
 
 
-# Connections that are served at once, and how long each may take to ask: they are few, and soon over.
+# Connections served at once, and seconds that each may take to send its request: normally they are few and short.
 _MOST_CONNECTIONS = 64
 _REQUEST_S = 5.0
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread a connection, and no more of them than that."""
+    """A server with one thread per connection, and at most _MOST_CONNECTIONS at once."""
 
     daemon_threads = True
-    # A predecessor's port in TIME_WAIT is fine; one that is listened on is an error.
+    # Reuses the port of a predecessor in TIME_WAIT; a port with a listener is still an error.
     allow_reuse_address = True
 
     def __init__(self, *arguments: Any) -> None:
@@ -46,11 +46,11 @@ class _QuietHandler(WSGIRequestHandler):
     timeout = _REQUEST_S
 
     def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are no news."""
+        """Logs nothing: scrapes are no news."""
 
 
 class ObservabilityServer:
-    """Serves GET /metrics (Prometheus text) and GET /health (200 or 503, with a line that says why)."""
+    """Serves GET /metrics (Prometheus text) and GET /health (200 or 503, with a line that gives the reason)."""
 
     def __init__(
         self, host: str, port: int, registry: CollectorRegistry, health: Callable[[], tuple[bool, str]]
@@ -75,7 +75,7 @@ class ObservabilityServer:
             return [body]
 
         self._server = make_server(host, port, app, server_class=_Server, handler_class=_QuietHandler)
-        # The poll only bounds how long stop() takes; each wake-up costs an idle process some CPU.
+        # The poll interval only bounds the time that stop() takes; each wake-up costs an idle process some CPU.
         self._thread = threading.Thread(target=self._server.serve_forever, args=(2.0,), name="http", daemon=True)
 
     @property

@@ -1,8 +1,8 @@
-"""Logging of a process: text for people or one JSON object a line for collectors.
+"""Logging of a process: text for people, or one JSON object per line for collectors.
 
 Code logs with the standard library (`logging.getLogger("octavo.router")`); fields given as `extra={"request_id": ...}`
-appear in both forms. The forms are structlog's, in fewer lines than its use took: importing it brings rich and
-pygments, 0.1 s of CPU in each process of a cluster that starts.
+appear in both forms. The forms are structlog's. structlog itself is not used: it imports rich and pygments, 0.1 s of
+CPU in each process of a starting cluster, and its use takes more lines than this file.
 """
 
 import json
@@ -28,7 +28,7 @@ def configure_logging(process: str, level: str, log_format: str) -> None:
     root.setLevel(logging.WARNING)
     ours = logging.getLogger("octavo")
     ours.setLevel(level.upper())
-    # A process logs from here on: all that its main module needs is imported.
+    # At this point, all that the main module needs has been imported.
     ours.debug("imported, %.2f s after the process began", seconds_alive())
 
 
@@ -38,7 +38,7 @@ class _Formatter(logging.Formatter):
         self._process = process
 
     def fields(self, record: logging.LogRecord) -> dict[str, object]:
-        """Those given as `extra`, and the process."""
+        """The fields given as `extra`, and the process."""
         extra: dict[str, object] = {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
         return extra | {"process": self._process}
 
@@ -68,12 +68,13 @@ class _JsonLines(_Formatter):
 
 
 def _shown(value: object) -> str:
-    """Text stands without quotes if it has no spaces that would blur where it ends."""
+    """A field's value for a line of text, in quotes only if its end would be unclear without them."""
     if isinstance(value, str) and value and value.isprintable() and not set(value) & set(" =\"'"):
         return value
     return repr(value)
 
 
 def _one_line(text: str) -> str:
-    """What others wrote, such as ids and causes, begins no line that looks like one of ours, and drives no terminal."""
+    """Escapes unprintable characters, so that foreign text, such as ids and causes, can neither begin a line that looks
+    like ours nor control a terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

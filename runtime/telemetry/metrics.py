@@ -1,4 +1,4 @@
-"""Metrics under the names of option metrics_names (our own, vLLM's, or both), and the count of asyncio tasks."""
+"""Exposes metrics under the names of option metrics_names (our own, vLLM's, or both), and counts asyncio tasks."""
 
 import asyncio
 from collections import defaultdict
@@ -10,18 +10,18 @@ from prometheus_client.registry import Collector
 
 
 def count_tasks(registry: CollectorRegistry) -> None:
-    """Adds octavo_asyncio_tasks, of the loop that runs now; asked for at each scrape, from any thread."""
+    """Adds octavo_asyncio_tasks, which counts the running loop's tasks at each scrape, from any thread."""
     loop = asyncio.get_running_loop()
     gauge = Gauge("octavo_asyncio_tasks", "Tasks of the process's event loop.", registry=registry)
     gauge.set_function(lambda: len(asyncio.all_tasks(loop)))
 
 
-# From labels to labels; None: what has these is no part of the metric there.
+# Maps our labels to vLLM's; None: the series is not part of vLLM's metric.
 Relabel = Callable[[Mapping[str, str]], Mapping[str, str] | None]
 
 
 class VllmNames(Collector):
-    """Shows a registry's metrics as vLLM's, those that have a counterpart there."""
+    """Shows a registry's metrics under vLLM's names, if vLLM has a counterpart."""
 
     def __init__(
         self,
@@ -30,10 +30,10 @@ class VllmNames(Collector):
         labels: Callable[[], Mapping[str, str]],
         relabel: Mapping[str, Relabel] | None = None,
     ) -> None:
-        """names: of our families (counters without _total) to vLLM's; several if vLLM had several for the same.
+        """names: maps our families (counters without _total) to vLLM's; to several if vLLM has had several names.
 
-        labels: that vLLM has on each, asked for at each scrape. relabel: by our name, for those whose labels differ;
-        what gets equal labels is added up.
+        labels: called at each scrape; returns the labels that vLLM puts on every metric. relabel: by our name, for
+        metrics with other labels at vLLM; series that get equal labels are added up.
         """
         self._source, self._names, self._labels, self._relabel = source, names, labels, relabel or {}
 
@@ -48,7 +48,7 @@ class VllmNames(Collector):
         values: defaultdict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
         for sample in family.samples:
             labels = sample.labels if relabel is None else relabel(sample.labels)
-            # When a series began would be nonsense for a sum of several.
+            # The start time of a series makes no sense for a sum of several.
             if labels is not None and not sample.name.endswith("_created"):
                 suffix = sample.name.removeprefix(family.name)
                 values[suffix, tuple({**common, **labels}.items())] += sample.value
@@ -59,7 +59,7 @@ class VllmNames(Collector):
 
 
 def exposed(names: Sequence[str], own: CollectorRegistry, vllm: Collector) -> CollectorRegistry:
-    """What a process's /metrics shows: process_* (memory, CPU, start) and what the option `names` asks for."""
+    """The registry that /metrics serves: process_* (memory, CPU, start) and the metrics of the option `names`."""
     shown = CollectorRegistry()
     ProcessCollector(registry=shown)
     if "octavo" in names:

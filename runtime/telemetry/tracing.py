@@ -1,7 +1,7 @@
-"""Spans to an OpenTelemetry collector (option otlp_traces_endpoint), and W3C's `traceparent`, which links them.
+"""Sends spans to an OpenTelemetry collector (option otlp_traces_endpoint), linked by W3C's `traceparent`.
 
-Times are those of time.monotonic(), as everywhere in Octavo. Spans are exported by a thread of their own: a collector
-that is slow or away costs spans, never a request. Nothing is imported from OpenTelemetry until a Tracing is opened.
+Times are those of time.monotonic(), as everywhere in Octavo. A thread of its own exports the spans, so a collector that
+is slow or away costs spans, never a request. Nothing is imported from OpenTelemetry until a Tracing is opened.
 """
 
 import logging
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 TRACEPARENT = "traceparent"
-# version, trace id, span id, flags. Later versions may go on after the flags; nobody has defined one.
+# version, trace id, span id, flags. Later versions may add fields after the flags; none is defined yet.
 _FORM = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
 _SAMPLED = 0x01
 
 
 def valid_traceparent(text: str) -> str:
-    """`text` if it is a traceparent, else "": who gets a bad one goes on as without one."""
+    """Returns `text` if it is a traceparent, else "": a bad one is treated as none."""
     return text if _FORM.fullmatch(text) else ""
 
 
 def trace_id_of(traceparent: str) -> str:
-    """32 hexadecimal digits; "" if it is no traceparent."""
+    """The trace id, 32 hexadecimal digits; "" if the text is not a traceparent."""
     found = _FORM.fullmatch(traceparent)
     return found.group(1) if found else ""
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether whoever made it records its own spans; False if it is no traceparent."""
+    """True if the sender of a traceparent records its own spans; False if the text is not a traceparent."""
     found = _FORM.fullmatch(traceparent)
     return found is not None and bool(int(found.group(2), 16) & _SAMPLED)
 
 
-# What a span may be told of: OpenTelemetry knows no others.
+# The types of span attributes; OpenTelemetry knows no others.
 Value = str | bool | int | float | Sequence[str]
 Attributes = Mapping[str, Value]
 
-# What the last spans get to leave, when the process ends.
+# Time to export the last spans when the process ends.
 _LAST_SPANS_S = 3.0
 _INSTALL = "otlp_traces_endpoint needs OpenTelemetry's packages: install octavo[tracing], or leave the option empty"
 
@@ -55,14 +55,14 @@ class TracingError(Exception):
 
 
 class Span:
-    """Something that takes time. Ends once; what comes later changes nothing."""
+    """A span. It ends once; calls after its end change nothing."""
 
     def __init__(self, span: "trace.Span", wall_offset_ns: int) -> None:
         self._span, self._wall_offset_ns = span, wall_offset_ns
         context = span.get_span_context()
         self.trace_id = f"{context.trace_id:032x}"
         self.is_sampled = context.trace_flags.sampled
-        # For those whom it calls.
+        # To be passed on in the calls that it makes.
         self.traceparent = f"00-{self.trace_id}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def set(self, attributes: Attributes) -> None:
@@ -72,7 +72,7 @@ class Span:
         self._span.add_event(name, attributes, self._wall_time(at))
 
     def end(self, at: float, *, error: str = "") -> None:
-        """error: why it failed; empty if it did not."""
+        """Ends the span. error: why the work failed; empty if it did not."""
         if error:
             from opentelemetry.trace import Status, StatusCode
 
@@ -84,7 +84,7 @@ class Span:
 
 
 class Tracing:
-    """Where one process's spans go. Safe to use from several threads."""
+    """Records and exports the spans of one process. Safe to use from several threads."""
 
     def __init__(self, provider: "TracerProvider", exporter: "SpanExporter") -> None:
         self._provider, self._exporter = provider, exporter
@@ -94,7 +94,7 @@ class Tracing:
     def open(cls, endpoint: str, process: str) -> "Tracing":
         """endpoint: http:// or https:// with a path, or grpc:// or grpcs://. process: its name, such as "scheduler-0".
 
-        OpenTelemetry's own variables say the rest: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS and so on. Raises
+        OpenTelemetry's own variables set the rest: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS and so on. Raises
         TracingError.
         """
         try:
@@ -107,7 +107,7 @@ class Tracing:
             if (error.name or "").partition(".")[0] != "opentelemetry":
                 raise
             raise TracingError(_INSTALL) from None
-        # Each try that fails is a warning there, each batch that is lost an error: those are enough.
+        # OpenTelemetry logs a warning for each failed attempt and an error for each lost batch: the errors are enough.
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)
         kind = process.partition("-")[0]
         resource = Resource.create(
@@ -131,11 +131,12 @@ class Tracing:
         kind: Literal["server", "internal"] = "internal",
         link: str = "",
     ) -> Span:
-        """parent: a traceparent; empty or bad: the span begins a trace. link: a traceparent of one that it follows."""
+        """Begins a span. parent: a traceparent; if it is empty or bad, the span begins a trace. link: the traceparent
+        of a span that it follows."""
         from opentelemetry import trace
 
         links = [trace.Link(trace.get_current_span(_context(link)).get_span_context())] if link else None
-        # Wall time is asked for at each begin: it may be set while the process lives.
+        # Taken at each begin, because the wall clock may be set while the process runs.
         wall_offset_ns = time.time_ns() - time.monotonic_ns()
         span = self._tracer.start_span(
             name,
@@ -150,19 +151,20 @@ class Tracing:
     def record(
         self, name: str, *, parent: str, begin: float, end: float, attributes: Attributes | None = None, error: str = ""
     ) -> Span:
-        """One that is over."""
+        """Records a span that has already ended."""
         span = self.begin(name, parent=parent, at=begin, attributes=attributes)
         span.end(end, error=error)
         return span
 
     def close(self) -> None:
-        """Exports what has ended, in a few seconds at most. Blocks."""
-        # The SDK's own bound counts retries only after its timeout of a call: 15 s, measured, if the collector is away.
+        """Exports the ended spans. Blocks for at most a few seconds."""
+        # In a thread, because the SDK bounds retries only after the timeout of a call: 15 s, measured, if the collector
+        # is away.
         closing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         closing.start()
         closing.join(_LAST_SPANS_S)
         if closing.is_alive():
-            self._exporter.shutdown()  # it tries no more
+            self._exporter.shutdown()  # ends its retries
 
 
 def _context(traceparent: str):

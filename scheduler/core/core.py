@@ -39,8 +39,8 @@ from scheduler.core.state.state import State
 class Core:
     """Queues, rows and blocks of one replica.
 
-    The caller submits and cancels at any time, has the workers compute what `schedule` plans, in that order, and hands
-    each result to `apply`, in the same order. Times (`now`) are in seconds, on any one clock.
+    The caller may submit and cancel at any time. It passes the plans of `schedule` to the workers in order, and their
+    results to `apply` in the same order. Times (`now`) are in seconds, all on one clock.
     """
 
     def __init__(self, settings: CoreSettings) -> None:
@@ -54,11 +54,11 @@ class Core:
     # --- Requests come and go
 
     def submit(self, request: GroupRequest, now: float) -> Rejection | None:
-        """Queues a group, or says why not.
+        """Queues a group, or returns the reason for its rejection.
 
-        `request.group` must not be live. Resumed choices whose tokens end them already are not queued: their end comes
-        from `take_ends`. Under `priority`, groups that have not begun make way for one of higher priority where the
-        queue is full: `take_displaced` names them.
+        `request.group` must not be live. A resumed choice that its tokens already end is not queued: `take_ends`
+        returns its end. Under the policy `priority`, a full queue drops groups that have not begun to make room for one
+        of higher priority: `take_displaced` returns them.
         """
         state = self._state
         assert request.group not in state.groups, f"group {request.group} is live"
@@ -95,20 +95,19 @@ class Core:
         return None
 
     def _make_way(self, request: GroupRequest, now: float) -> bool:
-        """Takes groups that have not begun from the queue. False if that would not be enough."""
+        """Drops groups that have not begun from the queue, for one of higher priority. False if that is not enough."""
         state = self._state
         groups = state.admission.make_way(request)
         for group in groups:
             for sequence in list(state.groups[group].sequences.values()):
-                state.retire(sequence, FinishReason.CANCELLED, now, cause="one of higher priority needed its place")
+                state.retire(sequence, FinishReason.CANCELLED, now, cause="displaced by a higher priority")
         state.displaced += groups
         return bool(groups)
 
     def cancel(self, group: int, choices: Collection[int] | None, now: float, *, cause: str = "") -> list[SequenceEnd]:
-        """Ends sequences of a group (None: all), wherever they are, and frees their blocks at once.
+        """Ends choices of a group (None: all), waiting or running, and frees their blocks at once.
 
-        cause: in a few words, for `explain`. Returns the ends of those that were live; `apply` says nothing of them any
-        more.
+        cause: a few words for `explain`. Returns the ends of those that were live; `apply` does not report them again.
         """
         found = self._state.groups.get(group)
         if found is None:
@@ -126,70 +125,66 @@ class Core:
     # --- Steps
 
     def schedule(self, now: float) -> Plan | None:
-        """The next step: what runs goes on, then what waits comes in, within the token budget, rows and blocks.
+        """Plans the next step: running sequences first, then waiting ones, within the token budget, rows and blocks.
 
-        None if nothing can run now, or max_steps_in_flight plans are out.
+        None if nothing can run now, or if max_steps_in_flight plans are in flight.
         """
         return self._planner.plan(now)
 
     def schedule_empty(self) -> Plan | None:
-        """A step in which nothing is computed, for a replica that has to take part in those of others.
+        """Plans a step that computes nothing, for a replica that must take part in the steps of other replicas.
 
-        To be asked for when `schedule` gives none. None if max_steps_in_flight plans are out.
+        Call it when `schedule` returns None. None if max_steps_in_flight plans are in flight.
         """
         return self._planner.plan_empty()
 
     def apply(self, result: Result, now: float) -> StepOutputs:
-        """Takes the result of the oldest plan in flight: tokens and ends. A result of any other step is ignored."""
+        """Applies the result of the oldest plan in flight; returns its tokens and ends. Ignores any other step's."""
         awaited = self._state.in_flight.take(result.step)
         return no_outputs() if awaited is None else self._results.apply(awaited, result, now)
 
     def take_ends(self) -> list[SequenceEnd]:
-        """Ends that no step brought about, since the last call.
-
-        To be asked for after `submit`, `blame_step` and `resize`.
-        """
+        """Returns the ends since the last call that no step caused. Call after `submit`, `blame_step` and `resize`."""
         ends, self._state.ends = self._state.ends, []
         return ends
 
     def take_displaced(self) -> list[int]:
-        """Groups that have left the queue for others of higher priority, since the last call; they have no other end.
+        """Returns the groups that others of higher priority have displaced from the queue since the last call.
 
-        To be asked for after `submit`.
+        No other end is reported for them. Call it after `submit`.
         """
         displaced, self._state.displaced = self._state.displaced, []
         return displaced
 
     def take_events(self) -> list[Preempted]:
-        """Preemptions for want of blocks since the last call."""
+        """Returns the preemptions for lack of blocks since the last call."""
         events, self._state.preemptions = self._state.preemptions, []
         return events
 
     def key_of(self, generation: int) -> SequenceKey | None:
-        """The sequence of a row generation, as plans and results have it; None if it does not run (any more)."""
+        """The sequence that has this row generation (`PlannedRow.sequence`); None if it is not running."""
         found = self._state.running.by_generation.get(generation)
         return found and found.key
 
     # --- Epochs
 
     def lose_workers(self, now: float) -> None:
-        """An epoch has ended: all that runs waits again, plans in flight are void, rows and blocks hold nothing."""
+        """Ends an epoch: running sequences wait again, plans in flight are void, rows and blocks are empty."""
         self._state.lose_workers(now)
 
     def blame_step(self, now: float) -> int:
-        """Right after `lose_workers`, if the epoch ended because the workers failed, or died.
+        """Suspects the groups in the steps that were in flight. Returns how many are to be computed alone.
 
-        The groups in the steps in flight are suspects. Those that were suspects twice in a row, without having got
-        further in between, are computed alone from now on, one after the other; returns how many there are. One that
-        is alone again when the workers fail ends with ERROR, told by `take_ends`.
-        `scheduler.core.state.fault_isolation` has the reasons.
+        Call it right after `lose_workers` if the workers failed or died. From now on, groups that were suspects twice
+        in a row, with no progress in between, are computed alone, one after the other. A group that is alone when the
+        workers fail again ends with ERROR (`take_ends`). `scheduler.core.state.fault_isolation` gives the reasons.
         """
         return self._state.blame_step(now)
 
     def resize(self, num_blocks: int, num_swap_blocks: int = 0, *, now: float) -> None:
         """Takes the block counts of a new epoch, right after `lose_workers`.
 
-        Sequences that can't ever fit any more end with ERROR, told by `take_ends`.
+        Sequences that can no longer fit at all end with ERROR (`take_ends`).
         """
         self.settings = dataclasses.replace(self.settings, num_blocks=num_blocks, num_swap_blocks=num_swap_blocks)
         self._state.resize(self.settings, now)
@@ -197,42 +192,42 @@ class Core:
     # --- Prefix cache
 
     def reset_prefix_cache(self) -> int:
-        """No later sequence finds a block computed up to now. Returns how many could be found."""
+        """Hides all blocks computed so far from later sequences. Returns how many could be found."""
         return self._state.pool.unpublish_all()
 
     def watch_cache(self, enabled: bool) -> None:
-        """Keeps events for `take_cache_events` from now on, beginning with what can be found now; or stops."""
+        """Starts or stops keeping events for `take_cache_events`; the first ones list what can be found now."""
         self._state.pool.watch(enabled)
 
     def take_cache_events(self) -> list[CacheEvent]:
-        """Changes of what can be found, in order, since the last call."""
+        """Returns the changes to the prefix cache since the last call, in order."""
         return self._state.pool.take_events()
 
     def cached_hashes(self) -> list[bytes]:
-        """Hashes of the blocks that can be found now: for one that begins to watch while others do."""
+        """Hashes of the blocks that can be found now: for a watcher that joins while others watch already."""
         return self._state.pool.hashes
 
-    # --- As it is
+    # --- Snapshots
 
     def save(self) -> Snapshot:
-        """Its state between two calls, `sampling` left out. Time and size: `scheduler.core.snapshot.save`."""
+        """The state between two calls, without `sampling`. Time and size: see `scheduler.core.snapshot.save`."""
         return save(self._state, self._num_arrivals)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Goes on where another core of the same settings was when saved: with the same calls it makes the same plans.
+        """Continues from the saved state of a core with the same settings: the same calls lead to the same plans.
 
-        This one must be new. Raises AssertionError or KeyError if the snapshot contradicts itself.
+        This core must be new. Raises AssertionError or KeyError if the snapshot contradicts itself.
         """
-        assert snapshot.settings == self.settings, "the snapshot is of a core of other settings"
+        assert snapshot.settings == self.settings, "the snapshot is of a core with other settings"
         restore(snapshot, self._state)
         self._num_arrivals = snapshot.num_arrivals
         self.check_integrity()
 
-    # --- What it looks like
+    # --- Observation
 
     @property
     def has_work(self) -> bool:
-        """Something waits or runs."""
+        """True if any sequence waits or runs."""
         return bool(self._state.groups)
 
     @property
@@ -240,11 +235,11 @@ class Core:
         return len(self._state.in_flight)
 
     def timeline(self, group: int) -> Timeline | None:
-        """The timeline of a live group, or of one of the latest that have finished. None: it is not known."""
+        """The timeline of a live or recently finished group; None if it is not known."""
         return self._state.timelines.of(group)
 
     def explain(self, request_id: str) -> list[Timeline]:
-        """The timelines of the live and latest finished requests of this id, the oldest first."""
+        """The timelines of the live and recently finished requests with this id, oldest first."""
         return self._state.timelines.explain(request_id)
 
     @property
@@ -266,5 +261,5 @@ class Core:
         return dataclasses.replace(self._state.stats)
 
     def check_integrity(self) -> None:
-        """Asserts that everything counted in two places is counted alike. Slow: for tests, and when idle."""
+        """Asserts that all counts kept in two places agree. Slow: for tests, and when idle."""
         self._state.check_integrity()

@@ -9,10 +9,10 @@ from enum import Enum
 
 import numpy as np
 
-# Below every priority that a request can have, and so refused whatever it has.
+# Smaller than any request's priority number: as `CoreLoad.refused_priority` it means that all requests are refused.
 ANY_PRIORITY = -(2**31)
 
-# (group, choice); the group number is unique within one core, whatever Session it came by.
+# (group, choice); the group number is unique within one core, across Sessions.
 SequenceKey = tuple[int, int]
 
 
@@ -31,31 +31,31 @@ class CoreSettings:
     scheduling_policy: str = "fcfs"
     # False: prefills go first, whole, and never share a step with decodes.
     enable_chunked_prefill: bool = True
-    # Prefills longer than this get chunks of at most so many tokens. 0: no bound.
+    # Prefills longer than this are cut into chunks of at most this many tokens. 0: no bound.
     long_prefill_token_threshold: int = 0
     # Prefills that one step may leave unfinished, and how many of them may be long.
     max_num_partial_prefills: int = 1
     max_long_partial_prefills: int = 1
-    # recompute, or swap, for which the workers hold so many host blocks, numbered from 0.
+    # recompute or swap; for swap, the workers hold num_swap_blocks host blocks, numbered from 0.
     preemption_mode: str = "recompute"
     num_swap_blocks: int = 0
-    # Who loses its blocks and when it may come back: scheduler.core.policies.
+    # Decides which sequence loses its blocks and when it may come back: scheduler.core.policies.
     preemption_policy: str = "whole_context"
-    # Plans whose results are outstanding at most.
+    # Upper bound of plans whose results are outstanding.
     max_steps_in_flight: int = 1
-    # Of the pipeline. With more than one a sequence is in one step in flight at most.
+    # Pipeline stages. With more than one, a sequence is in at most one step in flight.
     num_stages: int = 1
-    # Draft tokens that a sequence may have in one step.
+    # Maximum number of draft tokens of a sequence in one step.
     num_speculative_tokens: int = 0
     max_queued_requests: int = 2048
     max_queued_tokens: int = 4_194_304
-    # Finished requests whose timelines are kept for `explain`.
+    # Number of finished requests whose timelines are kept for `explain`.
     max_finished_timelines: int = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRules:
-    """When a sequence ends, as far as token ids tell. Counts of output tokens include resumed ones."""
+    """The rules by which token ids end a sequence. Counts of output tokens include resumed ones."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -79,11 +79,11 @@ class GroupRequest:
     choices: tuple[ChoiceStart, ...]
     stop: StopRules
     sampling: object = None
-    # Prompt logprobs are wanted: the prefix cache is not read for the first choice.
+    # Set when prompt logprobs are wanted: the first choice then does not read the prefix cache.
     bypass_prefix_cache: bool = False
     priority: int = 0
     cache_salt: str = ""
-    # Absolute, on the clock of `now`; None: none.
+    # Absolute time on the clock of `now`; None: no deadline.
     deadline: float | None = None
 
 
@@ -108,10 +108,10 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRow:
-    """A sequence that takes a row in this step (a new one, or one that comes back). Mirrors step.proto's NewRow.
+    """A sequence, new or returning, that takes a row in this step. Mirrors step.proto's NewRow.
 
-    sequence: its row generation: a sequence that comes back gets another one, so that a late result of the earlier one
-    finds nobody. `Core.key_of` tells which sequence has it.
+    sequence: the row generation. A returning sequence gets a new one, so that a late result for the old one matches
+    nothing. `Core.key_of` maps it to the sequence.
     """
 
     row: int
@@ -128,20 +128,20 @@ class PlannedRow:
 class Plan:
     """One step as a difference. Mirrors step.proto's StepPlan without epoch and digest; applied in this order."""
 
-    # Grows by one from 1 since the core was made or last lost its workers.
+    # Counts from 1 since the core was made or last lost its workers.
     step: int
     freed_rows: list[int] = field(default_factory=list)
     # (block, host block) copied out, then (host block, block) copied in, before anything is computed.
     swapped_out: list[tuple[int, int]] = field(default_factory=list)
     swapped_in: list[tuple[int, int]] = field(default_factory=list)
     new_rows: list[PlannedRow] = field(default_factory=list)
-    # (row, leading blocks that its table keeps): look-ahead blocks given back.
+    # (row, number of leading blocks that its table keeps): the look-ahead blocks after them are freed.
     trimmed_rows: list[tuple[int, int]] = field(default_factory=list)
     # Row grown_rows[i] gets the next num_new_blocks[i] of new_blocks appended to its table.
     grown_rows: list[int] = field(default_factory=list)
     num_new_blocks: list[int] = field(default_factory=list)
     new_blocks: list[int] = field(default_factory=list)
-    # uint16 [rows]: each computes one token, its last, and samples the next. First in the batch.
+    # uint16 [rows]: each row computes one token, its last, and samples the next. They come first in the batch.
     decode_rows: np.ndarray
     # (row, tokens computed in this step), in batch order, after the decodes: prefills, and rows with drafts.
     chunks: list[tuple[int, int]] = field(default_factory=list)
@@ -155,22 +155,22 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """The workers' result for one plan. Columns: one entry a sequence that sampled, in the plan's batch order."""
+    """The workers' result for one plan. Columns have one entry per sequence that sampled, in the plan's batch order."""
 
     step: int
     # int64: PlannedRow.sequence.
     sequences: np.ndarray
     # int32: output index of the first token.
     positions: np.ndarray
-    # int32: tokens of each, 1 + accepted drafts; None: one each.
+    # int32: number of tokens, 1 + accepted drafts; None: one each.
     num_tokens: np.ndarray | None = None
     # int32 [sum of num_tokens].
     token_ids: np.ndarray
-    # By sequence, one opaque entry a token, for those that asked.
+    # By sequence, one opaque entry per token; only for sequences that asked for logprobs.
     logprobs: dict[int, list[object]] = field(default_factory=dict)
-    # By sequence: what to try after these tokens, num_speculative_tokens at most.
+    # By sequence: draft tokens to try after these tokens, at most num_speculative_tokens.
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    # Sequences whose logits were not finite; they are not among the columns.
+    # Sequences whose logits were not finite; the columns leave them out.
     failed: frozenset[int] = frozenset()
 
 
@@ -190,7 +190,7 @@ class SequenceEnd:
 
 @dataclass(slots=True, kw_only=True)
 class StepOutputs:
-    """Tokens and ends of a step. Columns: one entry a sequence that got tokens; an end comes after its last tokens."""
+    """Tokens and ends of a step. Columns have one entry per sequence that got tokens; its end applies after them."""
 
     # int64 and int32: the sequence's key.
     groups: np.ndarray
@@ -200,38 +200,41 @@ class StepOutputs:
     num_tokens: np.ndarray | None = None
     # int32 [sum of num_tokens].
     token_ids: np.ndarray
-    # By index into the columns, one opaque entry a token.
+    # By index into the columns, one opaque entry per token.
     logprobs: dict[int, list[object]] = field(default_factory=dict)
     ends: list[SequenceEnd] = field(default_factory=list)
 
 
 class PreemptionReason(Enum):
-    # Others needed its blocks.
+    # Other sequences needed its blocks.
     NO_BLOCKS = "no_blocks"
-    # Its epoch of workers ended.
+    # The workers' epoch ended.
     WORKERS_LOST = "workers_lost"
-    # Another one is computed alone, to find out whether workers fail because of it.
+    # Another group is computed alone, to find out if it makes the workers fail.
     SET_ASIDE = "set_aside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preempted:
-    """A sequence lost its blocks to others for want of KV cache, and waits to come back."""
+    """A sequence that lost its blocks to others for lack of KV cache, and waits to come back."""
 
     key: SequenceKey
     request_id: str
-    # Its blocks went to host memory; otherwise it is computed again from its tokens.
+    # True: its blocks went to host memory. False: it is computed again from its tokens.
     swapped: bool = False
-    # Preemptions of this core so far, this one included.
+    # Preemptions in this core so far, including this one.
     num_preemptions: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreLoad:
-    """num_running and num_waiting count sequences; num_free_blocks those that can be taken at once, free or cached;
-    num_queued_tokens the prompt tokens of groups that have never run; num_prefill_tokens what those that run have yet
-    to compute before their next token, steps in flight included. refused_priority: while the queue is full, requests of
-    this priority or a number above it are refused; None: it is not full."""
+    """The load of a core.
+
+    num_running and num_waiting count sequences. num_free_blocks: blocks that can be taken at once, free or cached.
+    num_queued_tokens: prompt tokens of groups that have never run. num_prefill_tokens: tokens that running sequences
+    must compute before their next output token, including those in steps in flight. refused_priority: the queue is
+    full, and refuses requests with this priority number or a larger one; None: it is not full.
+    """
 
     num_running: int
     num_waiting: int
@@ -247,19 +250,19 @@ class CoreLoad:
 class CoreStats:
     """Cumulative counts since the core was made."""
 
-    # For want of blocks; those that follow a loss of workers are not counted.
+    # For lack of blocks only: preemptions after a loss of workers are not counted.
     num_preemptions: int = 0
-    # Of those, by swap; and the blocks that went out and came back in.
+    # The swaps among those preemptions, and the blocks swapped out and in.
     num_swaps: int = 0
     num_blocks_swapped_out: int = 0
     num_blocks_swapped_in: int = 0
-    # Of groups that have begun to run.
+    # Counted when a group first runs.
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
-    # Tokens looked up in the prefix cache, and found there, when a sequence first ran.
+    # Tokens looked up and found in the prefix cache when sequences first ran.
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
-    # Draft tokens planned, and accepted.
+    # Draft tokens planned and accepted.
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_steps: int = 0
@@ -269,21 +272,21 @@ class CoreStats:
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """From now on others find a full block by this hash (runtime.block_hashes)."""
+    """A full block can be found by this hash from now on (runtime.block_hashes)."""
 
     block_hash: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """It is not found any more."""
+    """The block can no longer be found."""
 
     block_hash: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CacheCleared:
-    """Nothing stored before can be found any more."""
+    """No block stored before can be found any more."""
 
 
 CacheEvent = BlockStored | BlockRemoved | CacheCleared
@@ -293,16 +296,16 @@ class Moment(Enum):
     """Events in the life of a sequence."""
 
     QUEUED = "queued"
-    # It got a row for the first time.
+    # The sequence got a row for the first time.
     ADMITTED = "admitted"
-    # A step computes the rest of its prompt, or of what it has to compute again.
+    # A step computes the rest of its prefill: the prompt, or all tokens when it recomputes.
     SCHEDULED = "scheduled"
-    # A step computes a part of it.
+    # A step computes a chunk of its prefill.
     CHUNKED = "chunked"
-    # The step that computed the rest has returned, with a token: from now on it decodes.
+    # The step that completed the prefill has returned a token: the sequence decodes from now on.
     DECODING = "decoding"
     PREEMPTED = "preempted"
-    # It got a row again.
+    # The sequence got a row again.
     RESUMED = "resumed"
     FINISHED = "finished"
 
@@ -310,15 +313,15 @@ class Moment(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEntry:
     moment: Moment
-    # On the clock of `now`.
+    # Seconds on the clock of `now`.
     time: float
     choice: int
-    # The step planned then; 0 outside of steps.
+    # The step of this event; 0 if it is not part of one.
     step: int = 0
-    # Tokens: of the prompt when queued, found in the prefix cache when admitted or resumed, computed by this step when
-    # scheduled or chunked, lost when preempted, of the output when finished.
+    # Depends on the moment. QUEUED: prompt tokens; ADMITTED, RESUMED: tokens found in the prefix cache or host blocks;
+    # SCHEDULED, CHUNKED: tokens computed by this step; PREEMPTED: tokens lost; FINISHED: output tokens.
     num_tokens: int = 0
-    # Why: of a preemption or an end.
+    # The reason for a preemption or an end.
     reason: str = ""
 
 
@@ -326,6 +329,6 @@ class TimelineEntry:
 class Timeline:
     request_id: str
     entries: tuple[TimelineEntry, ...]
-    # Entries dropped from the middle of a very long one.
+    # Entries dropped from the middle of a very long timeline.
     num_dropped: int = 0
     is_finished: bool = False

@@ -1,4 +1,4 @@
-"""Makes the next step: what runs goes on, then what waits comes in, within the token budget, rows and blocks."""
+"""Plans the next step: running sequences first, then waiting ones, within the token budget, rows and blocks."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ class Planner:
         self._preemption = PREEMPTION_POLICIES[state.settings.preemption_policy]
 
     def plan(self, now: float) -> Plan | None:
-        """None if nothing can run, or enough steps are in flight; rows freed meanwhile are told with the next plan."""
+        """None if nothing can run or enough steps are in flight; the next plan then reports rows freed meanwhile."""
         state, settings = self._state, self._state.settings
         if len(state.in_flight) >= settings.max_steps_in_flight:
             return None
@@ -39,21 +39,21 @@ class Planner:
             if settings.enable_chunked_prefill and (state.running.prefilling or len(state.waiting)):
                 self._prefill(draft, budget, now)
         if state.decodes.version != version:
-            # A selected one has been preempted for a prefill.
+            # A prefill has preempted a selected sequence.
             selection = self._those_with_room(_size(selection))
         if not draft.chunks and not _size(selection):
             return None
         return self._finish(draft, selection)
 
     def plan_empty(self) -> Plan | None:
-        """A step in which nothing is computed, after `plan` has given none. None: enough steps are in flight."""
+        """Plans a step that computes nothing, after `plan` returned None. None if enough steps are in flight."""
         if len(self._state.in_flight) >= self._state.settings.max_steps_in_flight:
             return None
         self._state.stats.num_empty_steps += 1
         return self._finish(PlanDraft(), _NONE)
 
     def _isolate(self, now: float) -> bool:
-        """Only one suspect runs. False: the steps of the one before must return first."""
+        """Lets only one suspect run. False if the steps of the previous one must return first."""
         state = self._state
         others = state.fault_isolation.gate(state.groups, state.running, state.in_flight)
         for sequence in others or ():
@@ -63,7 +63,7 @@ class Planner:
     # --- Decodes
 
     def _make_room_for_decodes(self, draft: PlanDraft, budget: int, now: float) -> Selection:
-        """Those that compute a token in this step. Each has a block for it, at the cost of the last in order."""
+        """Selects the sequences that decode in this step. Gets each a block for it, preempting the last in order."""
         state = self._state
         decodes, pool = state.decodes, state.pool
         limit, selection = self._most_decodes(budget), _NONE
@@ -72,12 +72,12 @@ class Planner:
             missing = decodes.without_room(selection)
             if not len(missing):
                 return selection
-            # Of a slice, which begins with 0, positions are indices.
+            # A slice begins at 0, so positions within it are indices.
             indices = missing if isinstance(selection, slice) else selection[missing]
             found = decodes.at(indices)
             if len(found) > pool.num_available:
                 if not self._grow_one_by_one(found, draft, now):
-                    # One that waits for others to make progress sits this step out.
+                    # A sequence that waits for others to make progress sits this step out.
                     return self._those_with_room(limit)
                 continue
             for sequence, block in zip(found, pool.take(len(found)), strict=True):
@@ -88,7 +88,7 @@ class Planner:
         return _NONE
 
     def _grow_one_by_one(self, sequences: list[Sequence], draft: PlanDraft, now: float) -> bool:
-        """In order, preempting for each if need be. False if one has to sit this step out."""
+        """Gives each a block in order, preempting others if need be. False if one has to sit this step out."""
         for sequence in sequences:
             if sequence.status is not SequenceStatus.RUNNING:
                 continue
@@ -99,7 +99,8 @@ class Planner:
         return True
 
     def _most_decodes(self, budget: int) -> int:
-        """With pipeline stages each step gets its share of them, so that all stages have work."""
+        """The maximum number of decodes in this step. With pipeline stages, each step in flight gets an equal share,
+        so that all stages have work."""
         settings = self._state.settings
         if settings.num_stages == 1:
             return budget
@@ -112,7 +113,7 @@ class Planner:
         )
 
     def _those_with_room(self, limit: int) -> Selection:
-        """Those that could compute a token and have a block for it."""
+        """Selects the decodes that already have a block for their next token."""
         selection = self._select(limit)
         missing = self._state.decodes.without_room(selection)
         indices = np.arange(selection.stop) if isinstance(selection, slice) else selection
@@ -120,17 +121,17 @@ class Planner:
 
     @property
     def _holds_one_step_each(self) -> bool:
-        """True if a sequence is in one step in flight at most: its next one needs what the host must know first."""
+        """True if a sequence is in at most one step in flight: the host must know its result to plan the next."""
         settings = self._state.settings
         return settings.num_stages > 1 or settings.num_speculative_tokens > 0
 
     # --- Drafts and prefills
 
     def _choose_drafts(self, budget: int) -> int:
-        """Cuts drafts to what is left when every sequence has a token and a block for it: they take neither from any.
-        Without drafts, a sequence decodes as others do.
+        """Cuts drafts to the tokens and blocks that remain once every sequence has one token and a block for it.
 
-        Returns how many tokens those with drafts compute.
+        So drafts take neither from other sequences. A sequence left without drafts decodes as usual. Returns the number
+        of tokens that the sequences with drafts compute.
         """
         state, pool, block_size = self._state, self._state.pool, self._state.settings.block_size
         drafting = [sequence for sequence in state.running.drafting if not self._is_held(sequence)]
@@ -153,7 +154,7 @@ class Planner:
         return num_drafting
 
     def _verify_drafts(self, draft: PlanDraft, now: float) -> None:
-        """One token and the drafts after it for each that has some."""
+        """Adds one token and the drafts after it for each sequence that has drafts."""
         state = self._state
         for sequence in list(state.running.drafting):
             if self._is_held(sequence):
@@ -166,7 +167,7 @@ class Planner:
 
     def _prefill(self, draft: PlanDraft, budget: int, now: float) -> None:
         state = self._state
-        # No result tells what the next chunk is: only the stages of a pipeline keep it back.
+        # The next chunk depends on no result: only a pipeline holds it back while the previous one is in flight.
         is_pipeline = state.settings.num_stages > 1
         candidates = [
             sequence for sequence in state.running.prefilling if not (is_pipeline and self._is_held(sequence))
@@ -179,11 +180,11 @@ class Planner:
                 continue
             missing = sequence.num_tokens - sequence.num_computed_tokens
             count = chunking.bound(missing, sequence.num_tokens)
-            # Those behind one that has to wait for blocks may be the ones it waits for.
+            # A prefill that waits for blocks does not stop those behind it: it may be waiting for them.
             if not count or not self._grow(sequence, sequence.num_computed_tokens + count, draft, now):
                 continue
             self._compute_prefill(sequence, count, draft, chunking, now)
-        # Those that were preempted, or wait for blocks, need the room more than those that come in.
+        # Sequences that were preempted or wait for blocks need the room more than new ones.
         if not draft.lacks_blocks:
             self._admit_waiting(draft, chunking, now)
 
@@ -202,9 +203,9 @@ class Planner:
         self._note(sequence, moment, now, count)
 
     def _admit_waiting(self, draft: PlanDraft, chunking: Chunking, now: float) -> None:
-        """Lets in what waits, strictly in order: none overtakes one that needs more room.
+        """Admits waiting sequences strictly in order: none overtakes one that needs more room.
 
-        Only a prefill that is kept out for being long lets others pass, where the settings say so.
+        The exception: if the settings allow it, others overtake a prefill that only its length keeps out.
         """
         state, passed = self._state, []
         if state.fault_isolation.is_isolating:
@@ -219,7 +220,7 @@ class Planner:
             state.waiting.push(sequence)
 
     def _admit_suspect(self, draft: PlanDraft, chunking: Chunking, now: float) -> None:
-        """Lets in the one group that is computed alone."""
+        """Admits the one group that is computed alone."""
         state = self._state
         assert state.fault_isolation.alone is not None
         sequences = state.groups[state.fault_isolation.alone].sequences.values()
@@ -230,14 +231,14 @@ class Planner:
                 break
 
     def _admit(self, sequence: Sequence, draft: PlanDraft, chunking: Chunking, now: float) -> bool:
-        """Lets in one that waits; False if it has to stay."""
+        """Admits a waiting sequence; False if it has to wait on."""
         state, block_size = self._state, self._state.settings.block_size
         if sequence.group.is_computing_prompt:
-            # Another choice is at it; this one will find the blocks.
+            # Another choice is computing the prompt; this one will find its blocks.
             return False
         shared = state.prefix_cache.match(sequence)
         num_tokens, num_shared = sequence.num_tokens, len(shared) * block_size
-        # At least one token is left to compute: the next one is sampled from its logits.
+        # At least one token must be computed: the next one is sampled from its logits.
         num_found = max(num_shared, min(sequence.num_swapped_tokens, num_tokens - 1))
         count = chunking.bound(num_tokens - num_found, num_tokens)
         if not count:
@@ -275,13 +276,13 @@ class Planner:
             stats.num_prefix_queries += sequence.num_tokens
             stats.num_prefix_hits += num_found
 
-    # --- Both
+    # --- Shared by decodes and prefills
 
     def _grow(self, sequence: Sequence, num_tokens: int, draft: PlanDraft, now: float) -> bool:
-        """Gives a running sequence blocks for so many tokens, at the cost of the last in order.
+        """Gives a running sequence blocks for num_tokens tokens, preempting the last in order if need be.
 
-        False if that was the sequence itself, or if it has to wait for others to make progress. The first in order
-        always gets them in the end: alone, it fits.
+        False if that preempted the sequence itself, or if it has to wait for others to make progress. The first in
+        order always gets its blocks in the end: alone, it fits.
         """
         state = self._state
         missing = num_blocks_for(num_tokens, state.settings.block_size) - len(sequence.block_ids)
@@ -324,7 +325,7 @@ class Planner:
 
 
 def _num_lacking(sequence: Sequence, count: int, block_size: int) -> int:
-    """Blocks that it needs for its next `count` tokens and does not have."""
+    """The number of blocks that a sequence still lacks for its next `count` tokens."""
     return max(0, num_blocks_for(sequence.num_computed_tokens + count, block_size) - len(sequence.block_ids))
 
 

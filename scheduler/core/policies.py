@@ -1,6 +1,4 @@
-"""Scheduling policies: which request goes first, how prefills are cut into chunks, and which sequence is
-preempted.
-"""
+"""Scheduling policies: the order of requests, the chunks of prefills, and the choice of sequences to preempt."""
 
 from collections.abc import Callable
 from math import inf
@@ -32,10 +30,10 @@ ORDER_POLICIES: dict[str, OrderPolicy] = {"fcfs": fcfs, "priority": priority, "d
 
 
 class Chunking:
-    """Shares what decodes leave of a step's budget among prefills, in the order in which they are asked about.
+    """Divides the token budget that decodes leave in a step among prefills, in the order of the calls to `bound`.
 
-    At most max_num_partial_prefills of them are left unfinished, and of these max_long_partial_prefills long ones. Each
-    gets an equal part of what is left; what a short one does not need goes to those behind it.
+    At most max_num_partial_prefills prefills stay unfinished, and at most max_long_partial_prefills of those are long.
+    Each gets an equal share of the rest; what a short one does not need goes to those behind it.
     """
 
     def __init__(self, settings: CoreSettings, budget: int, num_candidates: int) -> None:
@@ -49,7 +47,7 @@ class Chunking:
         return bool(threshold) and num_tokens > threshold
 
     def bound(self, num_missing: int, num_tokens: int) -> int:
-        """Tokens to compute of a prefill of num_tokens that lacks num_missing; 0: none in this step."""
+        """How many tokens this step computes of a prefill of num_tokens that lacks num_missing; may be 0."""
         settings = self._settings
         if not settings.enable_chunked_prefill:
             whole = min(num_missing, settings.max_num_batched_tokens)
@@ -62,7 +60,7 @@ class Chunking:
         return count if count == num_missing or self._may_leave_unfinished(num_tokens) else 0
 
     def passes(self, num_tokens: int) -> bool:
-        """True if those behind may go first: only its length keeps this one out."""
+        """True if prefills behind this one may overtake it, because only its length keeps it out."""
         settings = self._settings
         return (
             settings.max_long_partial_prefills < settings.max_num_partial_prefills
@@ -71,7 +69,7 @@ class Chunking:
         )
 
     def spend(self, count: int, num_missing: int, num_tokens: int) -> None:
-        """`count` tokens of it are in the step."""
+        """Records that the step computes `count` tokens of this prefill."""
         self.budget -= count
         if count < num_missing:
             self._num_partial += 1
@@ -86,38 +84,38 @@ class Chunking:
 
 class PreemptionPolicy(Protocol):
     def victim(self, sequence: Sequence, running: Running) -> Sequence | None:
-        """The sequence to preempt so that `sequence`, which runs, can go on. None: `sequence` sits this step out, while
+        """The sequence to preempt so that the running `sequence` can go on. None: `sequence` sits this step out, while
         another one makes progress."""
         ...
 
     def num_tokens_on_return(self, num_tokens: int, num_in_first_step: int) -> int:
-        """Tokens for which one that comes back takes blocks at once: of its num_tokens, num_in_first_step are computed
-        by its first step or are there already."""
+        """The number of tokens for which a returning sequence takes blocks at once. Of its num_tokens,
+        num_in_first_step are computed by its first step or are there already."""
         ...
 
     def headroom(self, running: Running) -> int:
-        """Blocks that must stay free when one comes in."""
+        """Blocks that must stay free when a sequence is admitted."""
         ...
 
 
 class WholeContext:
-    """One that comes back takes blocks for its whole context, and is left alone until it has got a token.
+    """A returning sequence takes blocks for its whole context, and is not preempted until it has got a token.
 
-    Otherwise it may lose them on its way, time after time (vllm#25538, vllm#52520). And one that comes in leaves a
-    block for each running sequence that will need one more, which it does within block_size steps; without, the last to
-    come is the next to go. benchmarks/scheduler/preemption_rules.py compares both rules: a sixth of FirstChunk's
-    preemptions.
+    Otherwise it may lose its blocks again and again on the way (vllm#25538, vllm#52520). An admitted sequence also
+    leaves one block free for each running sequence that will need more, which happens within block_size steps;
+    otherwise the newest sequence is soon preempted. benchmarks/scheduler/preemption_rules.py compares both rules: this
+    one has a sixth of FirstChunk's preemptions.
     """
 
     def victim(self, sequence: Sequence, running: Running) -> Sequence | None:
         found_protected = False
         for candidate in running.from_last():
             if not _is_protected(candidate, running):
-                # Its own turn comes last: those behind it are all protected, and one of them makes progress.
+                # All sequences behind this one are protected: it waits while one of them makes progress.
                 return None if candidate is sequence and found_protected else candidate
             found_protected = True
             if candidate is sequence:
-                # The token that it came back for is in flight.
+                # It is protected itself: the token that it came back for is in flight.
                 return None
         raise AssertionError("the sequence does not run")
 
@@ -129,8 +127,8 @@ class WholeContext:
 
 
 class FirstChunk:
-    """vLLM V1's rule, to compare with: the last in order is preempted whatever it has done since it came back, and
-    comes back as soon as there are blocks for its first chunk."""
+    """vLLM V1's rule, for comparison: the last in order is preempted, even if it has got no token since it came back,
+    and returns as soon as there are blocks for its first chunk."""
 
     def victim(self, sequence: Sequence, running: Running) -> Sequence | None:
         return next(running.from_last())
@@ -143,7 +141,7 @@ class FirstChunk:
 
 
 def _is_protected(sequence: Sequence, running: Running) -> bool:
-    """Has been preempted and has got no token since. It needs no more blocks than it has to get one."""
+    """True if the sequence was preempted and has got no token since. To get one, it needs no more blocks."""
     if sequence.num_tokens_when_preempted < 0:
         return False
     known = running.num_known(sequence)

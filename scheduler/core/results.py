@@ -1,4 +1,4 @@
-"""Takes in the results of plans: tokens, ends, drafts for the next step."""
+"""Applies the results of plans: tokens, ends, and drafts for the next step."""
 
 import numpy as np
 
@@ -21,19 +21,19 @@ class Results:
         self._state = state
 
     def apply(self, awaited: StepInFlight, result: Result, now: float) -> StepOutputs:
-        """Tokens of sequences that are gone, or were preempted since, are ignored; those come again.
+        """Applies the result of a step. Ignores tokens of sequences that have ended or were preempted since; the latter
+        compute them again.
 
-        A sequence that should have got tokens and did not ends with ERROR, for the workers no longer agree with the
-        core about it.
+        A sequence that should have got tokens and did not ends with ERROR: the workers disagree with the core about it.
         """
         state = self._state
         state.rows.step_returned(awaited.step)
         for sequence, generation in awaited.finishing:
-            # Of one that was preempted or has ended since, nothing is taken.
+            # Skips sequences that were preempted or have ended since.
             if sequence.generation == generation and generation not in result.failed:
                 group, choice = sequence.key
                 state.timelines.add(group, Moment.DECODING, now, choice=choice, step=awaited.step)
-        # Positions are compared where the columns are.
+        # `_take_columns` compares the positions.
         is_usual = not awaited.drafts and result.num_tokens is None and not result.failed
         if is_usual and result.sequences.tobytes() == awaited.generations.tobytes():
             outputs = self._take_columns(awaited, result, now)
@@ -46,7 +46,7 @@ class Results:
             state.fault_isolation.clear(state.groups, state.running)
         return outputs
 
-    # --- The usual way
+    # --- The fast path: columns
 
     def _take_columns(self, awaited: StepInFlight, result: Result, now: float) -> StepOutputs:
         state, decodes = self._state, self._state.decodes
@@ -69,17 +69,17 @@ class Results:
             outputs.logprobs = {
                 i: logprobs[generation] for i, generation in enumerate(generations) if generation in logprobs
             }
-        # Most tokens end nothing: the rules are asked only about those that might.
+        # Most tokens end nothing: the stop rules are checked only for those that might.
         ending = (state.end_tokens.among(token_ids) | full).nonzero()[0]
         if len(ending):
             for sequence in decodes.at(ending if isinstance(selection, slice) else selection[ending]):
                 self._end_if_it_should(sequence, outputs.ends, now)
         return outputs
 
-    # --- Any way
+    # --- The slow path: one by one
 
     def _take_one_by_one(self, awaited: StepInFlight, result: Result, now: float) -> StepOutputs:
-        """Drafts are verified, or something is not as it should be."""
+        """Used where drafts are verified, or where the result is not what the plan expects."""
         running, block_size = self._state.running, self._state.settings.block_size
         outputs = no_outputs()
         groups, choices, first_tokens, num_tokens, token_ids = [], [], [], [], []
@@ -117,7 +117,7 @@ class Results:
         return outputs
 
     def _append(self, sequence: Sequence, tokens: tuple[int, ...], drafts: tuple[int, ...]) -> list[int]:
-        """Those that come before, or are, its end."""
+        """Appends the tokens up to and including the one that ends the sequence; returns them."""
         decodes = self._state.decodes
         if sequence.is_decoding:
             decodes.append_one(sequence, tokens[0])
@@ -130,12 +130,12 @@ class Results:
             if sequence.ending():
                 break
         self._state.stats.num_accepted_tokens += len(kept) - 1
-        # The KV of drafts that were not accepted means nothing.
+        # The KV of rejected drafts is void.
         sequence.num_computed_tokens = sequence.num_tokens - 1
         return kept
 
     def _give_back(self, sequence: Sequence, block_size: int) -> None:
-        """Frees look-ahead blocks that it needs no more; then it decodes, until it gets drafts again."""
+        """Frees look-ahead blocks that are no longer needed; the sequence then decodes until it gets drafts again."""
         state, needed = self._state, num_blocks_for(sequence.num_tokens, block_size)
         if len(sequence.block_ids) > needed:
             state.pool.release(sequence.block_ids[needed:])
@@ -144,10 +144,10 @@ class Results:
         state.prefix_cache.publish(sequence)
         state.running.decode(sequence, num_planned=sequence.num_tokens)
 
-    # --- Both
+    # --- Shared by both paths
 
     def _end_if_it_should(self, sequence: Sequence, ends: list[SequenceEnd], now: float) -> bool:
-        """Its tokens are settled."""
+        """Retires the sequence if its last token ends it. Its tokens must be settled."""
         ending = sequence.ending()
         if ending is None:
             return False
@@ -159,14 +159,14 @@ class Results:
     def _take_drafts(self, generation: int, drafts: tuple[int, ...]) -> None:
         state = self._state
         sequence = state.running.by_generation.get(generation)
-        # One whose next step is out already has no use for them.
+        # A sequence whose next step is in flight already has no use for drafts.
         if sequence is None or not sequence.is_decoding:
             return
         decodes = state.decodes
         known = decodes.num_known(sequence)
         if decodes.num_planned(sequence) > known:
             return
-        # The token after the last accepted one is sampled, too.
+        # The step also samples the token after the last accepted draft.
         most = sequence.num_prompt_tokens + sequence.max_tokens - known - 1
         drafts = drafts[: max(0, min(most, state.settings.num_speculative_tokens))]
         if drafts:
@@ -174,7 +174,7 @@ class Results:
 
 
 def _by_sequence(result: Result) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Tokens by sequence and output position of the first."""
+    """Tokens by (row generation, output position of the first token)."""
     counts = [1] * len(result.sequences) if result.num_tokens is None else result.num_tokens.tolist()
     tokens, found, start = result.token_ids.tolist(), {}, 0
     for generation, position, count in zip(result.sequences.tolist(), result.positions.tolist(), counts, strict=True):

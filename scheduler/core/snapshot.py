@@ -1,7 +1,7 @@
-"""A core's whole state as plain typed values, and back.
+"""Converts the whole state of a core to plain typed values, and back.
 
-Left out is what follows from the rest (who waits, deadlines, end tokens, the hashes of blocks to come), what no plan
-depends on (cache events, ends that were not taken yet), and `GroupRequest.sampling`, which is opaque.
+It leaves out what follows from the rest (the waiting queue, deadlines, end tokens, hashes of unpublished blocks), what
+no plan depends on (cache events, ends that were not taken yet), and `GroupRequest.sampling`, which is opaque.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ from scheduler.core.state.running import StepInFlight
 from scheduler.core.state.state import State
 from scheduler.core.state.timelines import Entry
 
-# Beyond any use.
+# Far above any useful value.
 _MOST_TOKENS_A_BLOCK, _MOST_STEPS = 1 << 16, 1 << 10
 
 
 class SavedSequence(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """The fields mean what they mean in `Sequence`."""
+    """A live sequence; the fields are those of `Sequence`."""
 
     choice: int
     order: Order
@@ -31,7 +31,7 @@ class SavedSequence(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     output_token_ids: list[int]
     num_cached_tokens: int
     num_tokens_when_preempted: int
-    # Of a sequence that runs.
+    # Set while the sequence runs.
     row: int
     generation: int
     last_step: int
@@ -40,7 +40,7 @@ class SavedSequence(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     num_published_blocks: int
     is_decoding: bool
     drafts: tuple[int, ...]
-    # Of one that is swapped.
+    # Set while the sequence is swapped out.
     host_blocks: list[int]
     num_swapped_tokens: int
 
@@ -48,30 +48,30 @@ class SavedSequence(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 class SavedGroup(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     # Without `sampling`.
     request: GroupRequest
-    # It has never run.
+    # True if the group has never run.
     is_queued: bool
-    # The live ones.
+    # Live sequences only.
     sequences: list[SavedSequence]
     timeline: list[Entry]
     num_timeline_entries_dropped: int
 
 
 class SavedStep(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """A plan in flight; the fields mean what they mean in `StepInFlight`."""
+    """A plan in flight; the fields are those of `StepInFlight`."""
 
     step: int
     generations: list[int]
     rows: list[int]
     positions: list[int]
     drafts: dict[int, tuple[int, ...]]
-    # Generations of those that have not left their rows since.
+    # Generations of the sequences that have not left their rows since.
     finishing: list[int]
     is_empty: bool = False
     num_prefill_tokens: int = 0
 
 
 class SavedPool(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """Free and cached blocks in the order in which they are taken, and the hashes of those that can be found."""
+    """Free and cached blocks, in their order in the pool, and the hashes of the blocks that can be found."""
 
     free: list[int]
     cached: list[int]
@@ -86,7 +86,7 @@ class SavedRows(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class SavedFaultIsolation(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """The fields mean what they mean in `FaultIsolation`; by_group has the fields of `Suspicion`."""
+    """The fields are those of `FaultIsolation`; by_group holds the fields of `Suspicion`."""
 
     by_group: dict[int, tuple[int, dict[int, int]]]
     lost: dict[int, dict[int, int]]
@@ -105,9 +105,9 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     pool: SavedPool
     rows: SavedRows
     free_host_blocks: list[int]
-    # (block, host block) copies that no plan has told yet.
+    # (block, host block) copies that no plan has contained yet.
     swapped_out: list[tuple[int, int]]
-    # (generation, leading blocks it keeps) that no plan has told yet.
+    # (generation, number of leading blocks it keeps) that no plan has contained yet.
     trimmed: list[tuple[int, int]]
     fault_isolation: SavedFaultIsolation
 
@@ -116,7 +116,7 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
 
 
 def save(state: State, num_arrivals: int) -> Snapshot:
-    """Takes time in proportion to the tokens of all live requests, and to the KV blocks."""
+    """Saves a core's state. Time and size are proportional to the tokens of all live requests plus the KV blocks."""
     free, cached, hashes = state.pool.save()
     free_rows, resting, untold = state.rows.save()
     return Snapshot(
@@ -131,7 +131,7 @@ def save(state: State, num_arrivals: int) -> Snapshot:
         rows=SavedRows(free=free_rows, resting=resting, untold=untold),
         free_host_blocks=state.host_blocks.save(),
         swapped_out=list(state.swapped_out),
-        # The others have no row any more.
+        # The others no longer have a row.
         trimmed=[
             (generation, kept) for sequence, generation, kept in state.trimmed if sequence.generation == generation
         ],
@@ -200,7 +200,7 @@ def _save_step(awaited: StepInFlight) -> SavedStep:
 
 
 def check_sizes(snapshot: Snapshot) -> None:
-    """To be called before a core is made: what its settings have it allocate must be there in the snapshot.
+    """Checks, before a core is made, that its settings allocate no more than what the snapshot contains.
 
     Raises ValueError.
     """
@@ -227,7 +227,7 @@ def check_sizes(snapshot: Snapshot) -> None:
 
 
 def restore(snapshot: Snapshot, state: State) -> None:
-    """state: a new one, made of the snapshot's settings."""
+    """Fills `state`, which must be new and have the snapshot's settings."""
     for group in snapshot.groups:
         _restore_group(group, state)
     by_generation = state.running.by_generation
@@ -301,7 +301,7 @@ def _restore_step(saved: SavedStep, by_generation: dict[int, Sequence]) -> StepI
         generations=np.array(saved.generations, np.int64),
         rows=np.array(saved.rows, np.uint16),
         positions=np.array(saved.positions, np.int64),
-        # Where they are among the decodes is looked up.
+        # None: `Decodes.locate` finds them.
         decodes_version=None,
         drafts=dict(saved.drafts),
         finishing=[(by_generation[generation], generation) for generation in saved.finishing],

@@ -1,4 +1,4 @@
-"""Epochs and waves of replicas that compute their steps together, decided from the states that they report.
+"""Decides the epochs and waves of replicas that compute their steps together, from the states that they report.
 
 No I/O and no clock; times are monotonic seconds.
 """
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 from configs.options import Options
 from protos import coordination_pb2 as pb
+from runtime.awake_time import AwakeTime
 from runtime.wire import PROTOCOL_VERSION, octavo_version
 from scheduler.ranks.epochs import Rendezvous
 
 log = logging.getLogger("octavo.scheduler")
 
-# A replica whose last plan is older than this, while others are ahead of it, keeps them waiting.
+# A replica keeps others waiting if its last plan is older than this and they are ahead of it.
 _BEHIND_S = 2.0
 _LONGEST_CAUSE = 2000
-# What all replicas have to have alike, for they make the same collective calls in each step.
+# Options that must be equal in all replicas, because the replicas make the same collective calls in each step.
 _COMMON = (
     "data_parallel_size",
     "tensor_parallel_size",
@@ -29,17 +30,17 @@ _OVER = frozenset({pb.REPLICA_CONDITION_INCOMPLETE, pb.REPLICA_CONDITION_COMPLET
 
 
 def common_options(options: Options) -> dict[str, int]:
-    """For ReplicaState."""
+    """The options that must be equal in all replicas, for ReplicaState."""
     return {name: getattr(options, name) for name in _COMMON}
 
 
 @dataclass(slots=True)
 class _Replica:
-    """A scheduler that is there."""
+    """A connected scheduler."""
 
     state: pb.ReplicaState
     heard: float
-    # Since when its last plan is its last plan.
+    # The time when its epoch or last step changed.
     step_since: float
 
 
@@ -47,28 +48,36 @@ class Agreement:
     """The coordinator's view of all replicas, numbered from 0."""
 
     def __init__(
-        self, options: Options, rendezvous: Rendezvous, *, instance: int, epoch: int, heartbeat_timeout: float
+        self,
+        options: Options,
+        rendezvous: Rendezvous,
+        awake: AwakeTime,
+        *,
+        instance: int,
+        epoch: int,
+        heartbeat_timeout: float,
     ) -> None:
-        """instance: of this coordinator. epoch: the first one is later than that."""
-        self._options, self._rendezvous = options, rendezvous
+        """awake: of the step loop. instance: a number of this coordinator. epoch: the first epoch is higher than
+        this."""
+        self._options, self._rendezvous, self._awake = options, rendezvous, awake
         self._heartbeat_timeout = heartbeat_timeout
         self._replicas: dict[int, _Replica] = {}
         self._group = pb.GroupState(instance=instance, epoch=epoch)
-        # The ranks of the latest epoch; until then they may wait where they are to meet.
+        # True once the ranks of the latest epoch have met; until then they may wait at its rendezvous.
         self._have_met = True
 
     @property
     def group(self) -> pb.GroupState:
-        """The state that all replicas are told; to be read only."""
+        """The state that is sent to all replicas; read only."""
         return self._group
 
     @property
     def members(self) -> list[tuple[int, int]]:
-        """Replica and instance of the schedulers that are there."""
+        """Replica and instance of the connected schedulers."""
         return [(number, each.state.instance) for number, each in self._replicas.items()]
 
     def objection(self, state: pb.ReplicaState) -> str:
-        """Why a replica can't take part; empty if it can."""
+        """The reason why a replica can't take part; empty if it can."""
         asked: dict[str, tuple[object, object]] = {
             "protocol_version": (state.protocol_version, PROTOCOL_VERSION),
             "octavo_version": (state.octavo_version, octavo_version()),
@@ -90,16 +99,16 @@ class Agreement:
         return ""
 
     def hear(self, state: pb.ReplicaState, now: float) -> None:
-        """state: one without objection."""
+        """Takes in a replica's state, which must have no objection."""
         number, group = state.replica, self._group
         before = self._replicas.get(number)
         if before is not None and before.state.instance != state.instance:
-            self.lose(number, "was started again")
+            self.lose(number, "was restarted")
             before = None
         is_same_step = before is not None and (before.state.epoch, before.state.step) == (state.epoch, state.step)
         self._replicas[number] = _Replica(state, now, before.step_since if before and is_same_step else now)
         if state.epoch > group.epoch:
-            # Of a coordinator before this one.
+            # The epoch was begun by an earlier coordinator.
             self._end(f"replica {number} was in a later epoch")
             group.epoch = state.epoch
         elif state.epoch == group.epoch and group.is_open:
@@ -108,7 +117,7 @@ class Agreement:
         group.waiting_for = self._waiting_for(now)
 
     def _hear_of_epoch(self, state: pb.ReplicaState) -> None:
-        """The one in force."""
+        """Takes in a replica's state in the current epoch."""
         if state.condition in _OVER:
             self._end(f"replica {state.replica}: {state.cause}")
         elif state.condition == pb.REPLICA_CONDITION_READY:
@@ -118,22 +127,22 @@ class Agreement:
             self._group.wave_step = max(self._group.wave_step, state.wanted_step)
 
     def lose(self, number: int, why: str) -> None:
-        """A scheduler has gone; why: such as "has disconnected"."""
+        """Removes a scheduler that is gone. why: for example "has disconnected"."""
         if self._replicas.pop(number, None) is not None:
             self._end(f"the scheduler of replica {number} {why}")
 
     def tick(self, now: float) -> None:
-        """To be called about once a second."""
+        """Checks for silent replicas. Call it about once a second."""
         for number, each in list(self._replicas.items()):
-            if now - each.heard > self._heartbeat_timeout:
+            silence = self._awake.seconds(each.heard, now)
+            if silence > self._heartbeat_timeout:
                 self.lose(
-                    number,
-                    f"has been silent for {now - each.heard:.1f} s (heartbeat_timeout={self._heartbeat_timeout:g})",
+                    number, f"has been silent for {silence:.1f} s (heartbeat_timeout={self._heartbeat_timeout:g})"
                 )
         self._group.waiting_for = self._waiting_for(now)
 
     def close(self) -> None:
-        """There will be no further epoch of this coordinator's."""
+        """Removes the meeting places: this coordinator begins no further epoch."""
         if self._have_met:
             self._rendezvous.remove_all_but(None)
 
@@ -143,7 +152,7 @@ class Agreement:
         group, states = self._group, [each.state for each in self._replicas.values()]
         if group.is_open or len(states) < self._options.data_parallel_size:
             return
-        # Who has not heard of the last epoch's end may be in it still.
+        # A replica that has not heard of the last epoch's end may still be in it.
         if any((s.epoch, s.condition) != (group.epoch, pb.REPLICA_CONDITION_COMPLETE) for s in states):
             return
         group.epoch += 1
@@ -157,7 +166,7 @@ class Agreement:
             self._group.is_open, self._group.cause = False, cause[:_LONGEST_CAUSE]
             log.warning("epoch %d has ended in all replicas: %s", self._group.epoch, cause)
 
-    # --- For people
+    # --- Descriptions
 
     def _waiting_for(self, now: float) -> str:
         if self._group.is_open:
@@ -173,7 +182,7 @@ class Agreement:
         return ", ".join(self._describe(number) for number in sorted(awaited)[:4])
 
     def _is_late(self, replica: _Replica) -> bool:
-        """To the present epoch."""
+        """True if a replica is not ready in the current epoch yet."""
         return replica.state.condition != pb.REPLICA_CONDITION_READY or replica.state.epoch != self._group.epoch
 
     def _behind(self, now: float) -> list[int]:
@@ -187,7 +196,7 @@ class Agreement:
     def _describe(self, number: int) -> str:
         replica = self._replicas.get(number)
         if replica is None:
-            return f"replica {number}, whose scheduler is not there"
+            return f"replica {number}, whose scheduler is not connected"
         if replica.state.condition == pb.REPLICA_CONDITION_READY:
             return f"replica {number}, whose last plan is step {replica.state.step}"
         return f"replica {number} ({replica.state.description})"

@@ -1,7 +1,7 @@
-"""The end of the coordination wire at which all replicas meet: a ROUTER in replica 0's scheduler.
+"""The end of the coordination wire where all replicas meet: a ROUTER in replica 0's scheduler.
 
-The protocol is told in protos/coordination.proto. On the step loop's thread, as the rest of the scheduler: a step loop
-that is stuck is a replica that is.
+protos/coordination.proto describes the protocol. The coordinator runs on the step loop's thread like the rest of the
+scheduler: a stuck step loop means a stuck replica.
 """
 
 import logging
@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from configs.options import Options
 from protos import coordination_pb2 as pb
+from runtime.awake_time import AwakeTime
 from runtime.wire import COORDINATION_MESSAGE_BYTES, coordination_endpoint, replica_identity
 from scheduler.lockstep.agreement import Agreement
 from scheduler.ranks.epochs import common_rendezvous
@@ -21,19 +22,24 @@ from scheduler.sockets import InvalidMessages, bind_zmq
 
 log = logging.getLogger("octavo.scheduler")
 
-# States that a member does not read are worth nothing once there are newer ones.
+# Small, because a state that a member has not read is worthless once there is a newer one.
 _SEND_QUEUE = 64
 _MAX_MESSAGES = 256
 _INTERVAL_S = 1.0
-# ZeroMQ reports a disconnect a little before it forgets the peer, so all are told again, to see who is there.
+# ZeroMQ reports a disconnect a little before it forgets the peer, so the state is sent again to see which are left.
 _PROBE_DELAYS_S = (0.0, 0.02, 0.2)
 
 
 class Coordinator:
-    """Hears of replicas, tells all what the agreement is: when it changes, and each second."""
+    """Collects the states of the replicas, and sends the agreement to all: when it changes, and each second."""
 
     def __init__(
-        self, context: zmq.Context, options: Options, curve_dir: Path | None, invalid: InvalidMessages
+        self,
+        context: zmq.Context,
+        options: Options,
+        curve_dir: Path | None,
+        invalid: InvalidMessages,
+        awake: AwakeTime,
     ) -> None:
         """Raises AddressError or CurveError."""
         self.socket = bind_zmq(
@@ -47,23 +53,24 @@ class Coordinator:
         self._agreement = Agreement(
             options,
             common_rendezvous(options),
+            awake,
             instance=secrets.randbits(63),
-            # It grows over restarts, too.
+            # The time, so that it keeps growing across restarts.
             epoch=int(time.time() * 1000),
             heartbeat_timeout=options.heartbeat_timeout,
         )
         self._invalid = invalid
-        # What all were told last.
+        # The state sent to all last.
         self._told = b""
         self._due = 0.0
         self._probe_times: list[float] = []
 
     def next_check(self, now: float) -> float:
-        """When `serve` should be called next, if nothing arrives."""
+        """The time to call `serve` next if nothing arrives."""
         return min(self._due, *self._probe_times[:1], now + _INTERVAL_S)
 
     def serve(self, now: float) -> None:
-        """Hears what has arrived, and tells what there is to tell."""
+        """Handles the messages that have arrived, and sends the agreement if it is due or has changed."""
         for _ in range(_MAX_MESSAGES):
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -80,7 +87,7 @@ class Coordinator:
             self._agreement.tick(now)
         if is_due:
             self._told = b""
-        # Who is found to be gone may change it.
+        # Sending may find replicas that are gone, which changes the agreement again.
         while (state := self._agreement.group.SerializeToString()) != self._told:
             self._told = state
             self._tell_all(state)
@@ -96,10 +103,10 @@ class Coordinator:
         try:
             state = pb.ReplicaState.FromString(b"".join(frames[1:]))
         except DecodeError:
-            self._invalid.note(peer, "bytes that are no ReplicaState")
+            self._invalid.note(peer, "bytes that are not a ReplicaState")
             return
         if len(frames) != 2 or peer != replica_identity(state.replica, state.instance):
-            self._invalid.note(peer, f"a ReplicaState of {len(frames) - 1} frames that says it is of another peer")
+            self._invalid.note(peer, f"a ReplicaState of {len(frames) - 1} frames that names another peer")
             return
         if objection := self._agreement.objection(state):
             log.error("replica %d is refused: %s", state.replica, objection)
@@ -113,7 +120,7 @@ class Coordinator:
                 self._agreement.lose(replica, "has disconnected")
 
     def _send(self, peer: bytes, message: bytes) -> bool:
-        """False if the peer is not there, or does not read."""
+        """False if the peer is gone or does not read."""
         try:
             self.socket.send_multipart([peer, message], zmq.NOBLOCK)
         except zmq.ZMQError as error:

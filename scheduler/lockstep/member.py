@@ -1,6 +1,6 @@
-"""A scheduler among replicas that compute their steps together: reports its state, and follows the coordinator.
+"""A scheduler's part among replicas that compute their steps together: reports its state, follows the coordinator.
 
-The protocol is told in protos/coordination.proto. On the step loop's thread.
+protos/coordination.proto describes the protocol. Runs on the step loop's thread.
 """
 
 import logging
@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from configs.options import Options
 from protos import coordination_pb2 as pb
+from runtime.awake_time import AwakeTime
 from runtime.security.curve import client_curve
 from runtime.wire import (
     COORDINATION_MESSAGE_BYTES,
@@ -29,7 +30,7 @@ log = logging.getLogger("octavo.scheduler")
 
 _INTERVAL_S = 1.0
 _MAX_MESSAGES = 64
-# States that the coordinator does not read are worth nothing once there are newer ones.
+# Small, because a state that the coordinator has not read is worthless once there is a newer one.
 _SEND_QUEUE = 16
 _RECONNECT_MS, _LONGEST_RECONNECT_MS = 50, 1000
 _LONGEST_TEXT = 1000
@@ -38,7 +39,7 @@ _COORDINATOR = "the coordinator, in the scheduler of replica 0,"
 
 
 class Member:
-    """Begins and ends the epochs of this replica's ranks as the coordinator says, and tells it what becomes of them."""
+    """Begins and ends the epochs of this replica's ranks as the coordinator says, and reports their state to it."""
 
     def __init__(
         self,
@@ -48,9 +49,10 @@ class Member:
         curve_dir: Path | None,
         workers: Workers,
         invalid: InvalidMessages,
+        awake: AwakeTime,
     ) -> None:
         """Raises CurveError."""
-        self._workers, self._invalid = workers, invalid
+        self._workers, self._invalid, self._awake = workers, invalid, awake
         self._heartbeat_timeout = options.heartbeat_timeout
         self._state = pb.ReplicaState(
             protocol_version=PROTOCOL_VERSION,
@@ -66,10 +68,10 @@ class Member:
             replica_identity(replica, self._state.instance),
         )
         self.monitor = self.socket.get_monitor_socket(_MONITORED)
-        # What the coordinator said last; None: it is not there.
+        # The coordinator's latest message; None: it is not connected.
         self._group: pb.GroupState | None = None
         self._heard = 0.0
-        # What it was told last, without what may wait for the next second.
+        # The urgent part of the state sent last; the rest may wait for the next second.
         self._told = b""
         self._due = 0.0
 
@@ -77,36 +79,36 @@ class Member:
 
     @property
     def wave_step(self) -> int:
-        """Where the latest wave of this epoch begins, as far as is known here; 0: there was none."""
+        """The first step of the latest wave in this epoch that is known here; 0: there was none."""
         group = self._group
         return group.wave_step if group is not None and group.epoch == self._workers.epoch else 0
 
     def want_wave(self, step: int, now: float) -> None:
-        """There is something to run in this step, the next one, and no wave."""
+        """Asks for a wave: there is work for the next step, `step`, but it is in no wave."""
         if self._state.wanted_step != step:
             self._state.wanted_step = step
             self._tell(now)
 
     def note_step(self, step: int) -> None:
-        """The last one sent."""
+        """Records the last step sent."""
         self._state.step = step
 
     # --- Epochs
 
     @property
     def waiting_for(self) -> str:
-        """Which replica keeps the others waiting, for people; empty: none does."""
-        return f"{_COORDINATOR} which is not there" if self._group is None else self._group.waiting_for
+        """Names the replica that keeps the others waiting, for messages; empty: none does."""
+        return f"{_COORDINATOR} which is not connected" if self._group is None else self._group.waiting_for
 
     def next_check(self, now: float) -> float:
-        """When `exchange` should be called next, if nothing arrives."""
+        """The time to call `exchange` next if nothing arrives."""
         is_told = (self._state.condition == pb.REPLICA_CONDITION_READY) == self._workers.is_ready
         return self._due if is_told else now
 
     def exchange(self, now: float) -> list[Event]:
-        """Hears and obeys the coordinator, then says what has changed here."""
+        """Hears and obeys the coordinator, then reports what has changed here."""
         events: list[Event] = []
-        # What it said before it went counts.
+        # Before the connection check: messages that the coordinator sent before it went still count.
         for _ in range(_MAX_MESSAGES):
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -114,9 +116,11 @@ class Member:
                 break
             events += self._hear(frames, now)
         events += self._watch_connection(now)
-        if self._group is not None and now - self._heard > self._heartbeat_timeout:
-            silence = f"{now - self._heard:.1f} s (heartbeat_timeout={self._heartbeat_timeout:g})"
-            events += self._lose_coordinator(f"has been silent for {silence}")
+        silence = self._awake.seconds(self._heard, now)
+        if self._group is not None and silence > self._heartbeat_timeout:
+            events += self._lose_coordinator(
+                f"has been silent for {silence:.1f} s (heartbeat_timeout={self._heartbeat_timeout:g})"
+            )
         self._note_state(now)
         if now >= self._due or self._urgent() != self._told:
             self._tell(now)
@@ -133,23 +137,23 @@ class Member:
         try:
             group = pb.GroupState.FromString(b"".join(frames))
         except DecodeError:
-            self._invalid.note(b"coordinator", "bytes that are no GroupState")
+            self._invalid.note(b"coordinator", "bytes that are not a GroupState")
             return []
         if group.refusal:
             return [Fatal(cause=f"replica 0 refuses this one: {group.refusal}", permanent=True)]
         events: list[Event] = []
         if self._group is not None and self._group.instance != group.instance:
-            events += self._lose_coordinator("was started again")
+            events += self._lose_coordinator("was restarted")
         self._group, self._heard = group, now
         return events + self._obey(group, now)
 
     def _obey(self, group: pb.GroupState, now: float) -> list[Event]:
         workers = self._workers
         if group.epoch < workers.epoch:
-            return []  # a coordinator that is new hears of the later one with the next message
+            return []  # the coordinator is new: this replica's next message tells it of the later epoch
         if group.epoch == workers.epoch:
             return [] if group.is_open else workers.end_epoch(group.cause)
-        events = workers.end_epoch("the other replicas have gone on to a later one")
+        events = workers.end_epoch("the other replicas have gone on to a later epoch")
         if group.is_open and workers.is_complete(now):
             return events + workers.begin_epoch(group.epoch, group.rendezvous, now)
         workers.epochs.pass_over(group.epoch, workers.describe() if group.is_open else group.cause)
@@ -166,7 +170,7 @@ class Member:
         return events
 
     def _lose_coordinator(self, how: str) -> list[Event]:
-        """Without it no replica hears how the others are."""
+        """Ends the epoch: without the coordinator no replica learns the state of the others."""
         self._group = None
         return self._workers.end_epoch(f"{_COORDINATOR} {how}")
 
@@ -189,7 +193,7 @@ class Member:
         state.cause = "" if workers.epochs.is_open else workers.epochs.cause[:_LONGEST_TEXT]
 
     def _urgent(self) -> bytes:
-        """The part of its state that is told at once when it changes."""
+        """The part of the state that is sent at once when it changes."""
         state = self._state
         return f"{state.epoch} {state.condition} {state.wanted_step} {state.store_address}".encode()
 
@@ -203,7 +207,7 @@ class Member:
 
 
 def _connect(context: zmq.Context, endpoint: str, curve_dir: Path | None, identity: bytes) -> zmq.Socket:
-    """A DEALER that goes on trying to connect, and holds nothing back for later. Raises CurveError."""
+    """Makes a DEALER that keeps trying to connect, and queues nothing while it is not connected. Raises CurveError."""
     socket: zmq.Socket = context.socket(zmq.DEALER)
     try:
         socket.setsockopt(zmq.IDENTITY, identity)

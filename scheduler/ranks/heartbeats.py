@@ -1,4 +1,4 @@
-"""Heartbeats of the ranks, on a thread and a socket of their own: a busy step loop keeps no answer back."""
+"""Heartbeats of the ranks, on a thread and socket of their own, so that a busy step loop delays no answer."""
 
 import logging
 import os
@@ -18,13 +18,13 @@ log = logging.getLogger("octavo.scheduler")
 
 _MAX_MESSAGE_BYTES = 4096
 _MAX_PEERS = 4096
-# Answers that a peer does not take are worth nothing a little later.
+# Small, because an answer that a peer does not take is soon worthless.
 _SEND_QUEUE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """A rank's latest heartbeat, and when it came (monotonic seconds)."""
+    """A rank's latest heartbeat, and the time when it arrived (monotonic seconds)."""
 
     rank: int
     instance: int
@@ -41,7 +41,7 @@ class Heartbeats(threading.Thread):
     def __init__(
         self, context: zmq.Context, endpoint: str, curve_dir: Path | None, *, instance: int, invalid: InvalidMessages
     ) -> None:
-        """instance: random, of this process; a rank that sees another one knows that the scheduler was restarted."""
+        """instance: a random number of this process; when it changes, ranks know that the scheduler was restarted."""
         super().__init__(name="heartbeats", daemon=True)
         self._context, self._endpoint, self._curve_dir = context, endpoint, curve_dir
         self.instance, self._invalid = instance, invalid
@@ -49,7 +49,7 @@ class Heartbeats(threading.Thread):
         self._lock = threading.Lock()
         self._beats: dict[tuple[int, int], Beat] = {}
         self._bound: Future[None] = Future()
-        # Written by the step loop, told to the ranks.
+        # Written by the step loop, sent to the ranks.
         self.epoch = 0
         self.step = 0
 
@@ -100,7 +100,7 @@ class Heartbeats(threading.Thread):
         try:
             beat = step_pb2.Heartbeat.FromString(frames[1])
         except DecodeError:
-            self._invalid.note(peer, f"{len(frames[1])} bytes that are no Heartbeat")
+            self._invalid.note(peer, f"{len(frames[1])} bytes that are not a Heartbeat")
             return
         self._remember(beat, time.monotonic())
         answer = step_pb2.Heartbeat(epoch=self.epoch, step=self.step, instance=self.instance)
@@ -113,7 +113,7 @@ class Heartbeats(threading.Thread):
         key = beat.rank, beat.instance
         with self._lock:
             if key not in self._beats and len(self._beats) >= _MAX_PEERS:
-                self._beats.clear()  # only a peer that makes up instances gets here; live ranks are back in a second
+                self._beats.clear()  # some peer makes up instances; live ranks are back in a second
             self._beats[key] = Beat(
                 rank=beat.rank,
                 instance=beat.instance,

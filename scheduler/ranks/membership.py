@@ -1,4 +1,4 @@
-"""The ranks of a replica as their scheduler knows them, and what they must agree on. No I/O and no clock."""
+"""The ranks of a replica, and the values that they must agree on. No I/O and no clock."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -16,30 +16,31 @@ log = logging.getLogger("octavo.scheduler")
 class Rank:
     """A worker process that has said Hello. Times are monotonic seconds.
 
-    identity: where messages for it go. previous_identity: where it is until it has connected anew after a Reset.
+    identity: the ZeroMQ identity that messages are sent to. previous_identity: the one that it keeps until it has
+    connected anew after a Reset.
     """
 
     rank: int
     instance: int
     pid: int
     identity: bytes
-    # Where the ranks' store is, if it is in this process.
+    # Address of the ranks' store, if this process holds it.
     store_address: str = ""
-    # False: dead, silent or gone as far as is known; it has to be back before an epoch can begin.
+    # False if it seems dead, silent or gone; it must be back before an epoch can begin.
     is_present: bool = True
     previous_identity: bytes | None = None
-    # It has been seen under `identity`.
+    # True once it was seen under `identity`.
     has_entered: bool = True
-    # Of the epoch in force; None until Ready.
+    # The model in the current epoch's Ready; None until then.
     model: inference_pb2.ModelInfo | None = None
-    # Host blocks for swapped KV, as its Ready told.
+    # Host blocks for swapped KV, from its Ready.
     num_swap_blocks: int = 0
-    # Last sign of life other than heartbeats.
+    # Time of the last sign of life other than heartbeats.
     heard: float = 0.0
     reset_at: float = 0.0
-    # Under no identity, since then.
+    # Since when it is reachable under neither identity.
     unreachable_since: float | None = None
-    # Step timeouts that have been complained of since the Reset.
+    # Number of step timeouts logged since the Reset.
     num_complaints: int = field(default=0)
 
     @classmethod
@@ -55,18 +56,18 @@ class Rank:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The rank's name in messages."""
         return f"rank {self.rank} (pid {self.pid})"
 
     def describe(self, beat: Beat | None) -> str:
-        """For people: its state. beat: its latest heartbeat."""
+        """Describes its state in messages. beat: its latest heartbeat."""
         if beat is None:
             return f"{self.name} is starting"
         state = step_pb2.WorkerState.Name(beat.state).removeprefix("WORKER_STATE_").lower()
         return f"{self.name} is {state}" + (f", {beat.progress:.0%}" if beat.progress else "")
 
     def begin_reset(self, epoch: int, now: float) -> None:
-        """A Reset is on its way to where it is now; from there it moves on."""
+        """Records a Reset, sent to the current identity; the rank then moves to the identity of the new epoch."""
         self.previous_identity = self.identity
         self.identity = rank_identity(epoch, self.rank)
         self.has_entered = False
@@ -76,14 +77,14 @@ class Rank:
         self.num_complaints = 0
 
     def enter(self, now: float) -> None:
-        """It has been seen under its identity of this epoch."""
+        """Records that it was seen under its identity of this epoch."""
         self.has_entered = True
         self.previous_identity = None
         self.unreachable_since = None
         self.heard = now
 
     def return_from(self, identity: bytes, now: float) -> None:
-        """The same process says Hello again, from another identity."""
+        """Records that the same process said Hello again, from another identity."""
         self.identity, self.previous_identity = identity, None
         self.has_entered = True
         self.is_present = True
@@ -92,18 +93,21 @@ class Rank:
         self.heard = now
 
 
-# Each rank has as much as its memory allows.
+# Fields that may differ, because they depend on a rank's memory.
 _OF_MEMORY = frozenset({"num_blocks", "max_model_len"})
 
 
 class MembershipError(ValueError):
-    """Ranks that can't work together; the message names what differs, and both values."""
+    """Ranks that can't work together; the message names the field that differs and both values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Requirements on ranks that join. model: empty takes the one that the first rank names. results_rank: the one that
-    returns results, the first of the last stage."""
+    """Requirements on ranks that join.
+
+    model: if empty, the first rank to join decides. results_rank: the rank that returns results, the first of the last
+    stage.
+    """
 
     model: str
     world_size: int
@@ -126,7 +130,7 @@ class Terms:
         )
 
     def objection(self, hello: step_pb2.Hello, model: str) -> str | None:
-        """Why a rank can't join; None if it can. model: the name in force, empty if none is yet."""
+        """The reason why a rank can't join; None if it can. model: the current model name, empty if not known yet."""
         asked: dict[str, tuple[object, object]] = {
             "protocol_version": (hello.protocol_version, PROTOCOL_VERSION),
             "octavo_version": (hello.octavo_version, octavo_version()),
@@ -146,9 +150,10 @@ class Terms:
     def agree(
         self, models: Sequence[inference_pb2.ModelInfo], before: inference_pb2.ModelInfo | None
     ) -> inference_pb2.ModelInfo:
-        """The model of all ranks, with the least of their block counts and of what these let sequences be.
+        """The model of all ranks, with the minimum of their num_blocks and max_model_len.
 
-        before: what an earlier epoch served; streams go on only if it is the same still. Raises MembershipError.
+        before: the model of an earlier epoch. Only num_blocks may differ from it, or streams could not continue. Raises
+        MembershipError.
         """
         agreed = inference_pb2.ModelInfo()
         agreed.CopyFrom(models[0])
@@ -159,7 +164,7 @@ class Terms:
         if before is not None:
             _compare(agreed, "this epoch of workers", before, "the one before it", {"num_blocks"})
         if not agreed.num_blocks:
-            raise MembershipError("num_blocks is 0: the KV cache holds no block; raise kv_cache_memory")
+            raise MembershipError("num_blocks is 0: the KV cache has no room for a block; raise kv_cache_memory")
         if agreed.block_size != self.block_size:
             raise MembershipError(f"block_size is {agreed.block_size} at the workers, not {self.block_size}")
         if agreed.max_model_len < 2 or (self.max_model_len and agreed.max_model_len > self.max_model_len):
@@ -184,7 +189,7 @@ def _compare(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """before: the process that was this rank until now; None: there was none."""
+    """A process has joined as a rank. before: the process that had the rank until now; None: there was none."""
 
     rank: Rank
     before: Rank | None
@@ -192,14 +197,14 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
-    """A process that has joined before says Hello from another connection."""
+    """A process that joined before has said Hello from another connection."""
 
     rank: Rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """permanent: it would be refused again."""
+    """A process may not join. permanent: it would be refused again."""
 
     reason: str
     permanent: bool
@@ -210,10 +215,10 @@ class Membership:
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
-        # By number; to be read only.
+        # By rank number; read only for callers.
         self.ranks: dict[int, Rank] = {}
         self._model_name = terms.model
-        # As of the latest epoch in which all ranks were ready; to be read only.
+        # The model of the latest epoch in which all ranks were ready; read only for callers.
         self.model: inference_pb2.ModelInfo | None = None
 
     @property
@@ -223,18 +228,18 @@ class Membership:
 
     @property
     def have_entered(self) -> bool:
-        """All ranks are present, and where the next Reset can be sent to: none is still in a step of an epoch that has
-        ended, which waits for another rank."""
+        """True if all ranks are present and can receive the next Reset: none is still in a step of an ended epoch,
+        waiting for another rank."""
         return not self.missing and all(rank.has_entered for rank in self.ranks.values())
 
     @property
     def store_address(self) -> str:
-        """As the first rank's Hello said; empty if it has not come yet."""
+        """The store address in rank 0's Hello; empty before that."""
         return self.ranks[0].store_address if 0 in self.ranks else ""
 
     @property
     def num_swap_blocks(self) -> int:
-        """The least of all ranks."""
+        """The minimum over all ranks."""
         return min(rank.num_swap_blocks for rank in self.ranks.values())
 
     def is_present(self, rank: int) -> bool:
@@ -243,9 +248,9 @@ class Membership:
     def admit(
         self, hello: step_pb2.Hello, identity: bytes, now: float, *, is_rightful: Callable[[Rank], bool]
     ) -> Joined | Returned | Refused | None:
-        """None: it has said so before, from the same connection.
+        """Decides about a Hello; None if it only repeats one from the same connection.
 
-        is_rightful: asked about the process that is this rank already: alive, so that another one is one too many.
+        is_rightful: returns True if the process that has this rank is alive and keeps it, so that another is refused.
         """
         if objection := self.terms.objection(hello, self._model_name):
             log.error("rank %d (pid %d) is refused: %s", hello.rank, hello.pid, objection)
@@ -254,7 +259,7 @@ class Membership:
         if known is not None and known.instance == hello.instance:
             return None if identity in (known.identity, known.previous_identity) else Returned(rank=known)
         if known is not None and known.is_present and is_rightful(known):
-            reason = f"{known.name} is there and alive: end it first"
+            reason = f"{known.name} is alive: end it first"
             log.error("another process (pid %d) wants to be rank %d; %s", hello.pid, hello.rank, reason)
             return Refused(reason=reason, permanent=False)
         self._model_name = hello.model

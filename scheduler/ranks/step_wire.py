@@ -1,4 +1,4 @@
-"""The scheduler's end of the step wire: plans and results as bytes, and how long steps have been out."""
+"""The scheduler's end of the step wire: encodes plans, decodes results, and times the steps in flight."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from protos import inference_pb2, step_pb2
+from runtime.awake_time import AwakeTime
 from runtime.wire import PROMPT_LOGPROBS_FRAME_BYTES, plan_digest
 from scheduler.core.messages import Plan, PlannedRow, Result, SequenceKey
 
 
 class StepClock:
-    """Steps return in the order in which they were sent; a worker begins one when it has finished the one before."""
+    """Times the steps in flight. Steps return in the order of sending; a worker begins one after finishing the last."""
 
     def __init__(self) -> None:
         self._sent: deque[tuple[int, float]] = deque()
@@ -23,38 +24,41 @@ class StepClock:
         """The step whose result is next; None if none is in flight."""
         return self._sent[0][0] if self._sent else None
 
-    def elapsed(self, now: float) -> float:
-        """Seconds since the workers could begin the step that is awaited."""
-        return now - max(self._sent[0][1], self._last_return) if self._sent else 0.0
+    def elapsed(self, now: float, awake: AwakeTime | None = None) -> float:
+        """Seconds since the workers could begin the awaited step. awake: leaves out the time when this process stood
+        still, in which it could not read a result."""
+        if not self._sent:
+            return 0.0
+        since = max(self._sent[0][1], self._last_return)
+        return now - since if awake is None else awake.seconds(since, now)
 
     def send(self, step: int, now: float) -> None:
         self._sent.append((step, now))
 
     def finish(self, now: float) -> None:
-        """The awaited step has returned."""
+        """Records that the awaited step has returned."""
         self._sent.popleft()
         self._last_return = now
 
     def clear(self) -> None:
-        """The steps in flight are void."""
+        """Forgets the steps in flight."""
         self._sent.clear()
 
 
 _INT64, _INT32 = np.dtype("<i8"), np.dtype("<i4")
-# What surrounds the logprobs of a frame.
+# An upper bound of all bytes in a frame besides its logprobs.
 _FRAME_OVERHEAD_BYTES = 1024
 
 
 class ResultError(ValueError):
-    """A result that breaks an invariant of step.proto: the rank that sent it can't be trusted any more. Names the
-    field."""
+    """A result that breaks an invariant of step.proto: its sender can no longer be trusted. Names the field."""
 
 
 class GroupSampling:
     """The sampling parameters of a group, opaque to the core.
 
-    Only its first choice computes prompt logprobs, and not again once its prompt is done: a sequence that comes back
-    with output tokens has delivered them.
+    Only its first choice computes prompt logprobs, and only until its prompt is done: a sequence that returns with
+    output tokens has delivered them.
     """
 
     __slots__ = ("_params", "_params_without_prompt", "first_choice", "group")
@@ -78,9 +82,9 @@ class GroupSampling:
 
 @dataclass(slots=True, kw_only=True)
 class StepOutcome:
-    """A result as the core takes it, and frames of prompt logprobs by sequence, which pass the core by.
+    """A result for the core, and frames of prompt logprobs by sequence, which bypass the core.
 
-    A frame counts even if the core has preempted its sequence since: after a swap it would not come again.
+    A frame counts even if its sequence has been preempted since: after a swap it would not come again.
     """
 
     result: Result
@@ -88,7 +92,7 @@ class StepOutcome:
 
 
 class StepCodec:
-    """The plans and results of one epoch. Step numbers and digests chain the plans.
+    """Encodes the plans and decodes the results of one epoch. Step numbers and digests chain the plans.
 
     Results are decoded in the order of their plans; several plans may be encoded before the first result comes.
     """
@@ -98,22 +102,22 @@ class StepCodec:
         self._digest = b""
         # Number of the last plan encoded; 0 before the first one.
         self.step = 0
-        # Rows that give logprobs of either kind: their sequences.
+        # Rows that return logprobs of either kind, with their sequences.
         self._logprob_rows: dict[int, int] = {}
-        # Sequences whose tokens come with logprobs in results that are still to come, and those that score their
-        # prompts there; and when they leave: (step that freed the row, sequence).
+        # Sequences that return logprobs of output tokens, and of prompt tokens, in results still to come.
+        # `_leaving` says when they leave: (step that freed the row, sequence).
         self._logprob_sequences: set[int] = set()
         self._scoring_sequences: dict[int, SequenceKey] = {}
         self._leaving: deque[tuple[int, int]] = deque()
 
     def encode(self, plan: Plan) -> bytes:
-        """The frame (a SchedulerToWorker) for all ranks."""
+        """Returns the frame (a SchedulerToWorker) for all ranks."""
         assert plan.step == self.step + 1, f"plan {plan.step} follows {self.step}"
         self.step = plan.step
         message = step_pb2.SchedulerToWorker()
         wire = message.plan
         wire.epoch, wire.step, wire.previous_digest = self._epoch, plan.step, self._digest
-        # In steady decode this is all there is.
+        # In steady decode, this is the whole plan.
         wire.decode_rows = plan.decode_rows.astype("<u2", copy=False).tobytes()
         if plan.grown_rows:
             wire.grown_rows.extend(plan.grown_rows)
@@ -167,7 +171,7 @@ class StepCodec:
                     self._leaving.append((self.step, sequence))
 
     def decode(self, result: step_pb2.StepResult) -> StepOutcome:
-        """Raises ResultError."""
+        """Decodes a result. Raises ResultError."""
         while self._leaving and self._leaving[0][0] <= result.step:
             _, sequence = self._leaving.popleft()
             self._logprob_sequences.discard(sequence)
@@ -181,7 +185,7 @@ class StepCodec:
         _check_counts(len(sequences), num_tokens, len(token_ids))
         if len(token_ids) and np.minimum.reduce(token_ids) < 0:
             raise ResultError(f"token_ids holds {token_ids.min()}")
-        # Asked first, because looping over nothing takes its time, too, and most results have nothing there.
+        # Checked first: even an empty loop takes time, and most results have no frames.
         frames = list(result.prompt_logprobs) if result.prompt_logprobs else []
         for row in frames:
             if row.sequence not in self._scoring_sequences:
@@ -207,7 +211,7 @@ class StepCodec:
         )
 
     def _logprobs(self, result: Result, logprobs: Sequence[inference_pb2.TokenLogprobs]) -> dict[int, list[object]]:
-        """By sequence, for those that asked."""
+        """Logprobs by sequence, for those that asked for them."""
         found: dict[int, list[object]] = {}
         asked, start = self._logprob_sequences, 0
         counts = [1] * len(result.sequences) if result.num_tokens is None else result.num_tokens.tolist()
@@ -223,7 +227,7 @@ class StepCodec:
 def _column(data: bytes, field: str, dtype: np.dtype) -> np.ndarray:
     """Raises ResultError."""
     if len(data) % dtype.itemsize:
-        raise ResultError(f"{field} has {len(data)} bytes, which are no whole entries of {dtype.itemsize}")
+        raise ResultError(f"{field} has {len(data)} bytes, not a multiple of {dtype.itemsize}")
     return np.frombuffer(data, dtype)
 
 
@@ -236,6 +240,6 @@ def _check_counts(num_sequences: int, num_tokens: np.ndarray | None, num_token_i
     if len(num_tokens) != num_sequences:
         raise ResultError(f"num_tokens has {len(num_tokens)} entries for {num_sequences} sequences")
     if num_sequences and num_tokens.min() < 1:
-        raise ResultError(f"num_tokens holds {num_tokens.min()}; a sequence that sampled has 1 at least")
+        raise ResultError(f"num_tokens holds {num_tokens.min()}; a sequence that sampled has at least 1")
     if num_tokens.sum() != num_token_ids:
         raise ResultError(f"token_ids has {num_token_ids} entries; the sum of num_tokens is {num_tokens.sum()}")

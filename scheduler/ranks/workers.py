@@ -1,7 +1,7 @@
-"""The ranks of one replica over ZeroMQ: dispatches their messages, and begins and ends their epochs.
+"""Talks to the ranks of one replica over ZeroMQ: handles their messages, begins and ends their epochs.
 
-The protocol is told in protos/step.proto. Everything here happens on the step loop's thread, which learns from events
-what it means for the requests.
+protos/step.proto describes the protocol. All of this runs on the step loop's thread, which learns from events what
+happened to its requests.
 """
 
 import logging
@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from zmq.utils.monitor import parse_monitor_message
 
 from protos import inference_pb2, step_pb2
+from runtime.awake_time import AwakeTime
 from runtime.wire import STEP_MESSAGE_BYTES
 from scheduler.ranks.epochs import EpochBegun, EpochEnded, Epochs, Event, Fatal, Rendezvous, StepReturned
 from scheduler.ranks.heartbeats import Heartbeats
@@ -23,15 +24,15 @@ from scheduler.sockets import InvalidMessages, bind_zmq
 
 log = logging.getLogger("octavo.scheduler")
 
-# Plans that may wait for a rank that does not read: more than are ever in flight (max_steps_in_flight is 64 at most),
-# so that a full queue means trouble.
+# Plans that may wait for a rank that does not read: more than are ever in flight (max_steps_in_flight is at most 64),
+# so a full queue means that the rank has a problem.
 _SEND_QUEUE = 128
 _SHUTDOWN_LINGER_MS = 1000
 _MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 class RankSocket:
-    """A ROUTER that says when a peer is not there, or does not read. For one thread."""
+    """A ROUTER socket that reports peers that are gone or do not read. For one thread."""
 
     def __init__(self, context: zmq.Context, endpoint: str, curve_dir: Path | None) -> None:
         """Raises AddressError or CurveError."""
@@ -39,25 +40,25 @@ class RankSocket:
         self.monitor = self.socket.get_monitor_socket(_MONITORED)
 
     def receive(self) -> list[bytes] | None:
-        """The next message, the peer's identity first; None if there is none yet."""
+        """Returns the next message, starting with the peer's identity; None if there is none yet."""
         try:
             return self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
 
     def next_connection_event(self) -> int | None:
-        """zmq.EVENT_DISCONNECTED and its kin; None if there is none."""
+        """Returns the next event, such as zmq.EVENT_DISCONNECTED; None if there is none yet."""
         try:
             return parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"]
         except zmq.Again:
             return None
 
     def send(self, identity: bytes, message: step_pb2.SchedulerToWorker) -> bool:
-        """False if the peer is not there, or does not read."""
+        """Sends a message. False if the peer is gone or does not read."""
         return not self.send_frame(identity, message.SerializeToString())
 
     def send_frame(self, identity: bytes, frame: bytes) -> str:
-        """Empty if it is sent; else why the peer does not take it."""
+        """Sends a frame. Returns an empty string, or the reason why the peer can't take it."""
         try:
             self.socket.send_multipart([identity, frame], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
@@ -67,26 +68,26 @@ class RankSocket:
         return ""
 
     def is_reachable(self, identity: bytes) -> bool:
-        """ROUTER_MANDATORY tells who is there."""
+        """True if a peer with this identity is connected, found by sending it a probe (ROUTER_MANDATORY)."""
         return self.send(identity, step_pb2.SchedulerToWorker(probe=step_pb2.Probe()))
 
     def shut_down(self, identity: bytes, reason: str, *, permanent: bool) -> None:
-        """Sends a rank home. reason: empty for an orderly end."""
+        """Tells a rank to end. reason: empty for an orderly end."""
         self.send(identity, step_pb2.SchedulerToWorker(shutdown=step_pb2.Shutdown(reason=reason, permanent=permanent)))
 
     def close(self) -> None:
-        """The last messages get a moment to leave."""
+        """Closes the socket; the last messages get up to a second to leave."""
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close(linger=_SHUTDOWN_LINGER_MS)
 
 
-# One round of the loop reads so many messages at most, so that a flood holds up no step.
+# The most messages that one round of the loop reads, so that a flood delays no step.
 _MAX_MESSAGES = 256
 
 
 class Workers:
-    """Collects Hellos until every rank is there, begins epochs, passes plans and results, notices deaths."""
+    """Collects Hellos until every rank is present, begins epochs, passes plans and results, notices deaths."""
 
     def __init__(
         self,
@@ -96,24 +97,27 @@ class Workers:
         terms: Terms,
         heartbeats: Heartbeats,
         invalid: InvalidMessages,
+        awake: AwakeTime,
         *,
         rendezvous: Rendezvous | None,
         in_lockstep: bool,
         heartbeat_timeout: float,
         step_timeout: float,
     ) -> None:
-        """rendezvous: None if the ranks need none, or others say where. in_lockstep: ranks of other replicas are in the
-        same epochs, which begin and end when `begin_epoch` and `end_epoch` say so; and a rank that has not
-        returned may wait for these. Raises AddressError or CurveError."""
+        """awake: of the step loop. rendezvous: None if the ranks need none, or the coordinator provides it.
+        in_lockstep: epochs include the ranks of other replicas, so they begin and end by `begin_epoch` and `end_epoch`,
+        and a rank that has not returned may be waiting for another replica's rank. Raises AddressError or
+        CurveError."""
         self._socket = RankSocket(context, endpoint, curve_dir)
         self._scheduler, self._invalid, self._in_lockstep = heartbeats.instance, invalid, in_lockstep
-        # Begun and ended here; others may be passed over.
+        # Callers may only read it, or pass over an epoch.
         self.epochs = Epochs(rendezvous)
         self._membership = Membership(terms)
         self._liveness = Liveness(
             self._socket.is_reachable,
             heartbeats,
             self.epochs,
+            awake,
             heartbeat_timeout=heartbeat_timeout,
             step_timeout=step_timeout,
         )
@@ -123,7 +127,7 @@ class Workers:
 
     @property
     def sockets(self) -> list[zmq.Socket]:
-        """To be polled for input."""
+        """Sockets to poll for input."""
         return [self._socket.socket, self._socket.monitor]
 
     @property
@@ -132,25 +136,25 @@ class Workers:
 
     @property
     def is_ready(self) -> bool:
-        """Plans can be sent."""
+        """True if plans can be sent."""
         return self.epochs.is_ready
 
     @property
     def model(self) -> inference_pb2.ModelInfo | None:
-        """The one served last; to be read only."""
+        """The model of the latest ready epoch; read only."""
         return self._membership.model
 
     @property
     def store_address(self) -> str:
-        """As the first rank's Hello said; empty if it has not come yet."""
+        """The store address in rank 0's Hello; empty before that."""
         return self._membership.store_address
 
     def is_complete(self, now: float) -> bool:
-        """An epoch can begin: all ranks are present, and in none."""
+        """True if an epoch can begin: all ranks are present and none is in an epoch."""
         return self.epochs.may_begin(now) and self._membership.have_entered
 
     def describe(self) -> str:
-        """In a few words, for /health."""
+        """Describes the state of the ranks in a few words, for /health."""
         if self.is_ready:
             return f"epoch {self.epoch}"
         membership = self._membership
@@ -159,13 +163,13 @@ class Workers:
         return "; ".join(rank.describe(self._liveness.beat(rank)) for rank in membership.ranks.values())
 
     def next_check(self, now: float) -> float:
-        """When `tick` should be called next, at the latest."""
+        """The latest time to call `tick` next."""
         # While steps are computed, the epoch has nothing else to wait for.
         due = self.epochs.cause_wait_ends if self.is_ready else self.epochs.next_check(now)
         return min(now + 1.0, due, *self._liveness.probe_times[:1])
 
     def receive(self, now: float) -> list[Event]:
-        """Handles what has arrived."""
+        """Handles all messages that have arrived."""
         for _ in range(_MAX_MESSAGES):
             frames = self._socket.receive()
             if frames is None:
@@ -176,7 +180,7 @@ class Workers:
         return self._take_events()
 
     def tick(self, now: float) -> list[Event]:
-        """Checks who lives, about once a second and when `next_check` says so."""
+        """Checks which ranks are alive. Call it about once a second and when `next_check` says so."""
         is_probing = self._liveness.take_due_probes(now)
         for rank in self._membership.ranks.values():
             if rank.is_present:
@@ -202,27 +206,27 @@ class Workers:
         return self._take_events()
 
     def begin_epoch(self, epoch: int, rendezvous: str, now: float) -> list[Event]:
-        """For ranks in lockstep, which are complete."""
+        """Begins an epoch of ranks in lockstep, which must be complete."""
         self._begin_epoch(epoch, rendezvous, now)
         return self._take_events()
 
     def end_epoch(self, cause: str) -> list[Event]:
-        """For a cause that lies outside these ranks."""
+        """Ends the epoch for a cause outside these ranks."""
         self._end_epoch(cause)
         return self._take_events()
 
     def fail_epoch(self, cause: str) -> list[Event]:
-        """These ranks have failed, in the step loop's judgement: they begin anew."""
+        """Ends the epoch because the step loop found that these ranks failed; a new one begins."""
         self._end_epoch(cause, has_failed=True)
         return self._take_events()
 
     def give_up_step(self, cause: str) -> list[Event]:
-        """A step has not returned: the ranks begin anew."""
+        """Ends the epoch because a step has not returned; a new one begins."""
         self._end_unexplained(cause, time.monotonic())
         return self._take_events()
 
     def close(self, reason: str) -> None:
-        """Sends the ranks home. reason: empty for an orderly end, else why they have to fail as well."""
+        """Tells the ranks to end. reason: empty for an orderly end, else why they have to fail as well."""
         present = [rank for rank in self._membership.ranks.values() if rank.is_present]
         for rank in present:
             for identity in {rank.identity, rank.previous_identity} - {None}:
@@ -236,12 +240,12 @@ class Workers:
     def _handle(self, frames: list[bytes], now: float) -> None:
         peer = frames[0]
         if len(frames) != 2:
-            self._invalid.note(peer, f"{len(frames) - 1} frames; one frame holds one WorkerToScheduler")
+            self._invalid.note(peer, f"{len(frames) - 1} frames instead of one WorkerToScheduler")
             return
         try:
             message = step_pb2.WorkerToScheduler.FromString(frames[1])
         except DecodeError:
-            self._invalid.note(peer, f"{len(frames[1])} bytes that are no WorkerToScheduler")
+            self._invalid.note(peer, f"{len(frames[1])} bytes that are not a WorkerToScheduler")
             return
         kind, ranks = message.WhichOneof("message"), self._membership.ranks
         rank = next((each for each in ranks.values() if peer in (each.identity, each.previous_identity)), None)
@@ -256,7 +260,7 @@ class Workers:
         elif kind == "result" and rank is not None:
             self._hear_result(message.result, rank)
         else:
-            self._invalid.note(peer, f"an unknown peer sent {kind or 'nothing known'}")
+            self._invalid.note(peer, f"an unknown peer sent {kind or 'an unknown message'}")
 
     def _hear_hello(self, hello: step_pb2.Hello, peer: bytes, now: float) -> None:
         answer = self._membership.admit(
@@ -267,7 +271,10 @@ class Workers:
                 self._socket.shut_down(peer, answer.reason, permanent=answer.permanent)
             case Joined():
                 if answer.before is not None:
-                    self._lose(answer.before, f"was replaced by pid {hello.pid}")
+                    cause = f"was replaced by pid {hello.pid}"
+                    self._lose(answer.before, cause)
+                    # If it was only stopped, it hears this when it goes on.
+                    self._socket.shut_down(answer.before.identity, f"{answer.before.name} {cause}", permanent=False)
                     self.epochs.note_return(answer.before.instance, hello.instance)
                 log.info("%s has joined", answer.rank.name)
             case Returned():
@@ -278,14 +285,14 @@ class Workers:
         rank.return_from(peer, now)
         self.epochs.note_return(rank.instance, rank.instance)
         if was_waiting_for_reset:
-            self._reset(rank, now)  # the one before went to a connection that it had left
+            self._reset(rank, now)  # the previous Reset went to a connection that the rank had left
         elif self.epochs.is_open:
-            self._end_epoch(f"{rank.name} has left it and says Hello again")
+            self._end_epoch(f"{rank.name} has left it and sent Hello again")
 
     def _hear_result(self, result: step_pb2.StepResult, rank: Rank) -> None:
         results_rank = self._membership.terms.results_rank
         if rank.rank != results_rank:
-            self._invalid.note(rank.identity, f"a result, which is rank {results_rank}'s to send")
+            self._invalid.note(rank.identity, f"a result, which only rank {results_rank} may send")
         elif self.is_ready and result.epoch == self.epoch:
             if self.epochs.pause:
                 self.epochs.note_success()
@@ -307,7 +314,7 @@ class Workers:
 
     def _hear_ready(self, ready: step_pb2.Ready, rank: Rank, now: float) -> None:
         if not self.epochs.is_open or ready.epoch != self.epoch or ready.rank != rank.rank:
-            return  # of an epoch that has ended meanwhile
+            return  # the message is about an epoch that has ended meanwhile
         rank.enter(now)
         rank.model, rank.num_swap_blocks = ready.model, ready.num_swap_blocks
         membership = self._membership
@@ -330,7 +337,7 @@ class Workers:
     def _watch_connections(self, now: float) -> None:
         while (event := self._socket.next_connection_event()) is not None:
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._invalid.note(b"CURVE", "a peer whose key is not in allowed_workers/ was turned away")
+                self._invalid.note(b"CURVE", "a peer was refused, its key is not in allowed_workers/")
             else:
                 self._liveness.probe_soon(now)
 
@@ -354,12 +361,13 @@ class Workers:
             self._lose(rank, "is gone")
 
     def _end_epoch(self, cause: str, *, has_failed: bool = False, lost: Iterable[Rank] = ()) -> None:
-        """As Epochs.end. lost: ranks that went, or may have."""
+        """Ends the epoch as Epochs.end does. lost: ranks that are gone, or may be."""
         if self.epochs.end(cause, has_failed=has_failed, lost_instances=[rank.instance for rank in lost]):
             self._events.append(EpochEnded(cause=cause))
 
     def _end_unexplained(self, cause: str, now: float) -> None:
-        """A rank hangs, in lockstep maybe another replica's: one that comes back as another process is to blame."""
+        """Ends the epoch because a rank hangs. In lockstep it may be another replica's rank, so a rank here is only
+        blamed if it comes back as another process."""
         ranks = self._membership.ranks.values()
         cause += self._liveness.silences(ranks, now)
         if self._in_lockstep:
@@ -370,7 +378,7 @@ class Workers:
     def _lose(self, rank: Rank, cause: str) -> None:
         if rank.is_present:
             rank.is_present = False
-            # One that waits for others to join joins anew now and then.
+            # Outside an epoch this is normal: a rank that waits for others joins again from time to time.
             level = logging.WARNING if self.epochs.is_open else logging.INFO
             log.log(level, "%s is lost: it %s", rank.name, cause)
             self._end_epoch(f"{rank.name} {cause}", lost=[rank])

@@ -1,4 +1,4 @@
-"""Describes recorded calls in words, and finds where two plans or two states first differ."""
+"""Describes recorded calls in words, and finds the first difference between two plans or two states."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ from scheduler.recording.records import (
 
 
 def describe(call: Call) -> str:
-    """One line, without its time."""
+    """Describes a call in one line, without its time."""
     match call:
         case Submit():
             request = call.request
@@ -56,14 +56,14 @@ def describe(call: Call) -> str:
             return "reset the prefix cache"
 
 
-# Field, what was expected, what came.
+# (field, expected value, actual value)
 Differing = tuple[str, str, str]
 
 _LONGEST_SHOWN = 300
 
 
 def differing_plans(expected: PlanRecord | None, got: PlanRecord | None) -> Differing | None:
-    """None: they are equal."""
+    """The first difference between two plans; None if they are equal."""
     if expected == got:
         return None
     if expected is None or got is None:
@@ -77,12 +77,12 @@ def differing_plans(expected: PlanRecord | None, got: PlanRecord | None) -> Diff
 
 
 def differing_values(name: str, expected: object, got: object) -> Differing | None:
-    """The innermost value that differs, by its name, such as "new_rows[2].block_ids[0]". None: all is equal."""
+    """The innermost value that differs, by name, such as "new_rows[2].block_ids[0]"; None if all are equal."""
     return None if expected == got else _differing(name, expected, got)
 
 
 def _differing(name: str, expected: object, got: object) -> Differing:
-    """They do differ."""
+    """The innermost difference between two values that differ."""
     if isinstance(expected, msgspec.Struct) and type(expected) is type(got):
         for field in expected.__struct_fields__:
             a, b = getattr(expected, field), getattr(got, field)

@@ -1,6 +1,6 @@
-"""Recording files: writes and reads checksummed frames, and detects what a crash cut off or a disk changed.
+"""Recording files: writes and reads checksummed frames, and detects records cut off by a crash or changed by a disk.
 
-The writer keeps two files: FILE, and FILE.1 with what came before it.
+The writer keeps two files: FILE, and FILE.1 with the records before it.
 """
 
 import errno
@@ -22,8 +22,8 @@ from scheduler.recording.records import FORMAT_VERSION, AnyRecord, Call, Origin,
 
 _MARK = b"octavo trace "
 FIRST_LINE = _MARK + b"%d\n" % FORMAT_VERSION
-# Of the record's bytes: how many, a checksum of that number, and theirs. Without the first checksum a changed length
-# would look like a file that was cut off.
+# The record's length in bytes, a checksum of that length, and a checksum of the record. Without the first checksum, a
+# changed length would look like a file that was cut off.
 _HEAD = struct.Struct("<IHI")
 _LENGTH = struct.Struct("<I")
 
@@ -41,12 +41,12 @@ def _check(length: int) -> int:
 
 
 class RecordingFile:
-    """Reads one file. Memory is bounded by its longest record, and that by the file's own size."""
+    """Reads one file. Its longest record bounds the memory, and the file's size bounds the record."""
 
     def __init__(self, path: Path) -> None:
-        """Raises RecordingError if it is no recording of this version, or ends before anything can be replayed."""
+        """Raises RecordingError if it is not a recording of this version, or ends before anything can be replayed."""
         self.path = path
-        # Of a record that the end of the file has cut off: bytes that could not be used.
+        # Bytes of an incomplete record at the end of the file, which can't be used.
         self.num_torn_bytes = 0
         try:
             self._file = path.open("rb")
@@ -82,10 +82,10 @@ class RecordingFile:
         return self._file.tell()
 
     def __iter__(self) -> Iterator[Call]:
-        """The calls behind the snapshot, once. Raises RecordingError where the file is damaged."""
+        """Yields the calls after the snapshot, once. Raises RecordingError where the file is damaged."""
         for record in self._records:
             if isinstance(record, Origin | Snapshot):
-                raise RecordingError(f"{self.path} is damaged: byte {self.position} is behind a second beginning")
+                raise RecordingError(f"{self.path} is damaged: a second beginning ends at byte {self.position}")
             yield record
 
     def _check_first_line(self) -> None:
@@ -116,7 +116,7 @@ class RecordingFile:
                 ) from None
 
     def _read_frame(self, start: int) -> bytes | None:
-        """None: the end of the file has cut it off."""
+        """Returns the content of a frame; None if the end of the file cuts it off."""
         head = self._file.read(_HEAD.size)
         if len(head) < _HEAD.size:
             return None
@@ -127,7 +127,7 @@ class RecordingFile:
             content = self._file.read(length)
             if zlib.crc32(content) == checksum:
                 return content
-        raise RecordingError(f"{self.path} is damaged: byte {start} of {self.size} begins a record that was changed")
+        raise RecordingError(f"{self.path} is damaged: the record at byte {start} of {self.size} was changed")
 
 
 log = logging.getLogger("octavo.scheduler")
@@ -136,44 +136,44 @@ _BUFFER_BYTES = 1 << 16
 
 
 def recording_path(option: str, replica: int) -> Path:
-    """The file of one scheduler: the replica's number is put before the suffix."""
+    """The file of one scheduler: the option with the replica's number before the suffix."""
     path = Path(option)
     return path.with_name(f"{path.stem}.{replica}{path.suffix}")
 
 
 class RecordingWriter:
-    """Buffers what it is given; `flush` is to be called each second.
+    """Writes records with a buffer; call `flush` each second.
 
-    A disk that is full, or gone, ends the recording with a warning, never the serving.
+    A disk that is full or gone ends the recording with a warning; serving goes on.
     """
 
     def __init__(self, path: Path, max_bytes: int, replica: int) -> None:
-        """Makes an empty FILE, readable by its owner only; what there was of that name is kept as FILE.1.
+        """Makes an empty FILE, readable only by its owner; a file that already has this name is kept as FILE.1.
 
         Raises RecordingError.
         """
         self._path, self._max_bytes, self._replica = path, max_bytes, replica
         self._run, self._number = secrets.token_hex(8), 0
         self._buffer = bytearray()
-        # Of this file, what is buffered included; and of that, the snapshot and all before it.
+        # Bytes of this file including the buffer, and the bytes up to the end of its snapshot.
         self._size = self._size_of_start = 0
-        # None: it has been given up, or closed.
+        # None once it is closed or given up.
         self._fd: int | None = None
         try:
             self._begin_file()
         except OSError as error:
             raise RecordingError(
-                f"trace: {path} can't be written ({error.strerror}): name a file in a directory that exists and that "
+                f"trace: {path} can't be written ({error.strerror}): give a file in a directory that exists and that "
                 "the scheduler may write to"
             ) from None
 
     @property
     def is_full(self) -> bool:
-        """A new file should begin. The snapshot alone never fills one: each has room for as much again."""
+        """True if a new file should begin. A file has room for at least as many bytes of calls as its snapshot has."""
         return self._fd is not None and self._size >= max(self._max_bytes, 2 * self._size_of_start)
 
     def begin(self, snapshot: Snapshot) -> None:
-        """To be called before anything is appended, and again when it is full: a new file begins with the snapshot."""
+        """Begins a file with a snapshot. Call it before the first `append`, and again when the file is full."""
         if self._fd is None:
             return
         if self._number:
@@ -208,7 +208,7 @@ class RecordingWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Gives the operating system what is buffered: it outlives the process then, though not the machine."""
+        """Hands the buffer to the operating system, so that a crash of the process loses nothing."""
         try:
             while self._buffer and self._fd is not None:
                 del self._buffer[: os.write(self._fd, self._buffer)]
@@ -230,11 +230,11 @@ class RecordingWriter:
         except FileNotFoundError:
             return
         if not stat.S_ISREG(found.st_mode):
-            raise FileExistsError(errno.EEXIST, "something that is no file has this name")
+            raise FileExistsError(errno.EEXIST, "something that is not a file has this name")
         if found.st_size:
             os.replace(self._path, f"{self._path}.1")
         else:
-            # Of one that never had workers: not worth what FILE.1 holds.
+            # An empty file of a scheduler that never had workers is not worth losing the old FILE.1.
             self._path.unlink()
 
     def _close_file(self) -> None:

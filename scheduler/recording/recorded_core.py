@@ -1,4 +1,4 @@
-"""A core that records every call that plans depend on, and every plan."""
+"""A core that records every plan, and every call that plans depend on."""
 
 import dataclasses
 from collections.abc import Collection
@@ -23,9 +23,9 @@ from scheduler.recording.records import (
 
 
 class RecordedCore(Core):
-    """Calls are recorded before they are carried out, so that one that fails is the last in the recording.
+    """Records calls before it makes them, so that a call that fails is the last one in the recording.
 
-    `expire` is recorded as the cancels that it consists of.
+    `expire` is recorded as its cancels.
     """
 
     def __init__(self, settings: CoreSettings, recording: RecordingWriter) -> None:
@@ -67,7 +67,7 @@ class RecordedCore(Core):
         return plan
 
     def apply(self, result: Result, now: float) -> StepOutputs:
-        # Before the columns are packed: nothing in a file refers to another.
+        # Before packing the columns, because nothing in a file may refer to another file.
         self._begin_file_if_full()
         self._recording.append(Apply(now, self._columns.pack(result)))
         return super().apply(result, now)

@@ -1,6 +1,6 @@
-"""The records of a recording, encoded as MessagePack arrays, and plans and results as records.
+"""The records of a recording, encoded as MessagePack arrays; converts plans and results to records.
 
-In steady decode the columns of a plan or result follow from those before, and only a digest is kept.
+In steady decode a record leaves out the columns that follow from the previous plan or result.
 """
 
 from hashlib import blake2b
@@ -15,30 +15,30 @@ from scheduler.core.snapshot import Snapshot
 
 
 class RecordingError(ValueError):
-    """The file can't be written, or is no recording, or of another version, or damaged. The message names it and says
+    """The file can't be written, is not a recording, is damaged, or has another version. The message names it and says
     what would help."""
 
 
-# Grows with every change that an older or newer reader would misunderstand.
+# To be raised with every change that an older or newer reader would misunderstand.
 FORMAT_VERSION = 1
 
-# Far more than fit into any machine, and still no danger to one that replays.
+# Far more than fit into any machine, but few enough to replay safely.
 _BlockCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 26)]
 
 
 class Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The records of one union are told apart by their tags."""
+    """A record. Tags distinguish the records of one union."""
 
 
 class Origin(Record, tag="origin"):
-    """Where a file comes from."""
+    """The origin of a file."""
 
     octavo_version: str
     replica: int
-    # Random, the same in all files of one scheduler process; and which of them this is, from 1.
+    # run: random, the same in all files of one scheduler process; number: counts its files from 1.
     run: str
     number: int
-    # When the file began, in seconds since 1970.
+    # Start of the file, in seconds since 1970.
     unix_time: float
 
 
@@ -57,7 +57,7 @@ class Cancel(Record, tag="cancel"):
 
 
 class RowRecord(Record):
-    """A PlannedRow without `sampling`. Its token ids, which follow from earlier records, are there as a digest."""
+    """A PlannedRow without `sampling`. It has only a digest of its token ids, which follow from earlier records."""
 
     row: int
     sequence: int
@@ -70,7 +70,7 @@ class RowRecord(Record):
 
 
 class PlanRecord(Record):
-    """The fields mean what they mean in Plan."""
+    """A plan; the fields are those of Plan."""
 
     step: int
     freed_rows: list[int]
@@ -81,34 +81,34 @@ class PlanRecord(Record):
     grown_rows: list[int]
     num_new_blocks: list[int]
     new_blocks: list[int]
-    # uint16; None: those of the plan before.
+    # uint16; None: the same as in the previous plan.
     decode_rows: bytes | None
     chunks: list[tuple[int, int]]
     drafts: list[tuple[int, tuple[int, ...]]]
 
 
 class Schedule(Record, tag="schedule"):
-    """Calls that could give no plan because enough were in flight are left out: they change nothing."""
+    """A call of `schedule`. Calls with max_steps_in_flight plans in flight are left out: they change nothing."""
 
     now: float
-    # None: nothing could run, or the core failed.
+    # None if nothing could run, or the core failed.
     plan: PlanRecord | None
 
 
 class ScheduleEmpty(Record, tag="schedule_empty"):
-    """A step in which nothing is computed was asked for, and there was room for it."""
+    """A call of `schedule_empty`, with fewer than max_steps_in_flight plans in flight."""
 
-    # None: the core failed.
+    # None if the core failed.
     plan: PlanRecord | None
 
 
 class ResultRecord(Record):
-    """A Result without logprobs. The columns are bytes of the types that they have there."""
+    """A Result without logprobs. The columns are bytes of the same types as in Result."""
 
     step: int
-    # None: those of the result before.
+    # None: the same as in the previous result.
     sequences: bytes | None
-    # None: behind the tokens that the result before brought for the same sequences.
+    # None: they follow the tokens of the previous result, which has the same sequences.
     positions: bytes | None
     num_tokens: bytes | None
     token_ids: bytes
@@ -139,7 +139,7 @@ class ResetPrefixCache(Record, tag="reset_prefix_cache"):
     pass
 
 
-# Deadlines that passed are there as cancels.
+# Deadlines that passed are recorded as cancels.
 Call = Submit | Cancel | Schedule | ScheduleEmpty | Apply | LoseWorkers | BlameStep | Resize | ResetPrefixCache
 AnyRecord = Origin | Snapshot | Call
 
@@ -149,7 +149,7 @@ _DIGEST_SIZE = 16
 
 
 def plan_record(plan: Plan) -> PlanRecord:
-    """All of a plan but `sampling`: equal plans give equal records."""
+    """Converts a plan without `sampling`. Equal plans give equal records."""
     return PlanRecord(
         step=plan.step,
         freed_rows=plan.freed_rows,
@@ -180,26 +180,28 @@ def _row_record(planned: PlannedRow) -> RowRecord:
 
 
 def decode_rows_of(record: PlanRecord) -> list[int]:
-    """Of a whole record."""
+    """The decode rows of a record that `shorten` has not shortened."""
     return np.frombuffer(record.decode_rows or b"", _ROWS).tolist()
 
 
 class RecordedColumns:
-    """The columns of the latest plan and of the latest result in one file, as far as it is written, or read."""
+    """The columns of the latest plan and the latest result in one file, while it is written or read."""
 
     def __init__(self) -> None:
         self._decode_rows: bytes | None = None
         self._sequences: bytes | None = None
-        # Where the next tokens of those sequences go.
+        # Output positions of the next tokens of those sequences.
         self._positions = b""
 
     # --- Writing
 
     def shorten(self, record: PlanRecord) -> PlanRecord:
+        """Drops decode_rows if they are the same as in the previous plan."""
         before, self._decode_rows = self._decode_rows, record.decode_rows
         return msgspec.structs.replace(record, decode_rows=None) if record.decode_rows == before else record
 
     def pack(self, result: Result) -> ResultRecord:
+        """Converts a result; drops columns that follow from the previous one."""
         sequences, positions = _to_bytes(result.sequences, _SEQUENCES), _to_bytes(result.positions, _TOKENS)
         are_same = sequences == self._sequences
         record = ResultRecord(

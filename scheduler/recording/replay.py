@@ -1,4 +1,4 @@
-"""Makes the calls of a recording to a core of its own, and compares every plan."""
+"""Replays the calls of a recording on a new core, and compares every plan."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -27,24 +27,24 @@ from scheduler.recording.records import (
     plan_record,
 )
 
-# Before a difference.
+# Calls to show before a difference.
 _NUM_CALLS_SHOWN = 10
 _CALLS_BETWEEN_PROGRESS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first plan that is not as it was recorded."""
+    """The first plan that differs from the recorded one."""
 
-    # As recorded: the step planned, or planned last.
+    # The recorded step: the one planned, or the one planned last.
     step: int
     # Seconds since the first call of the file.
     time: float
-    # What differs, such as "decode_rows[3]".
+    # The field that differs, such as "decode_rows[3]".
     field: str
     expected: str
     got: str
-    # The calls up to it, the latest last.
+    # The calls up to the difference, latest last.
     calls: tuple[str, ...]
 
 
@@ -59,28 +59,29 @@ class Replayed:
     # Plans that were compared, and the tokens computed in them.
     num_plans: int = 0
     num_tokens: int = 0
-    # Times that no plan was made, then and now.
+    # Number of times that neither the recorded core nor this one made a plan.
     num_without_plan: int = 0
     num_epochs_lost: int = 0
     num_preemptions: int = 0
-    # Between the first call and the last.
+    # Time between the first call and the last.
     seconds: float = 0.0
-    # At the end of the file: those of a record that was cut off.
+    # Bytes of an incomplete record at the end of the file.
     num_torn_bytes: int = 0
     difference: Difference | None = None
-    # Of the request asked about.
+    # Timelines of the explained request.
     timelines: list[Timeline] = field(default_factory=list)
-    # On the core's clock, at the last call.
+    # Time of the last call, on the core's clock.
     now: float = 0.0
 
 
 def replay(
     paths: Iterable[Path], *, explain: str | None = None, on_progress: Callable[[int], None] = lambda num_bytes: None
 ) -> list[Replayed]:
-    """Replays each file, in the order in which they were written, up to the first difference.
+    """Replays the files, in the order in which they were written, up to the first difference.
 
-    A file that goes on where the one before it ended must also begin with the state that this led to. explain: the id
-    of a request whose timelines are wanted. on_progress: told of bytes read. Raises RecordingError.
+    A file that continues the previous one must also begin with the state that the previous one led to. explain: the id
+    of a request whose timelines are wanted. on_progress: called with the number of bytes read since the last call.
+    Raises RecordingError.
     """
     replayed: list[Replayed] = []
     before: Replay | None = None
@@ -120,7 +121,7 @@ class Replay:
         self._latest: deque[tuple[float, Call]] = deque(maxlen=_NUM_CALLS_SHOWN)
         self._began: float | None = None
         self._step = file.snapshot.step
-        # Of the request asked about.
+        # Groups of the explained request.
         self._groups: set[int] = set()
         self.outcome = Replayed(path=file.path, origin=file.origin)
         try:
@@ -128,24 +129,24 @@ class Replay:
             self.core = Core(file.snapshot.settings)
             self.core.restore(file.snapshot)
         except (AssertionError, LookupError, ValueError, OverflowError) as error:
-            raise RecordingError(f"{file.path}: its snapshot contradicts itself: {error}") from None
+            raise RecordingError(f"{file.path}: the snapshot contradicts itself: {error}") from None
         self._num_preemptions = self.core.stats.num_preemptions
         for group in file.snapshot.groups:
             self._note_group(group.request)
 
     def is_continued_by(self, origin: Origin) -> bool:
-        """That file begins where this one ended."""
+        """True if the file of `origin` begins where this one ended."""
         mine = self.outcome.origin
         return (mine.run, mine.number + 1) == (origin.run, origin.number) and not self.outcome.num_torn_bytes
 
     def compare_start(self, state: Snapshot) -> None:
-        """state: to which the file before this one led."""
+        """Compares the file's snapshot with the state that the previous file led to."""
         differing = differing_values("state", self._file.snapshot, state)
         if differing is not None:
             self._differ(*differing)
 
     def run(self, on_progress: Callable[[int], None]) -> None:
-        """To the end of the file, or to the first difference. Raises RecordingError."""
+        """Replays to the end of the file or the first difference. Raises RecordingError."""
         outcome, file, read = self.outcome, self._file, 0
         calls = iter(file)
         try:
@@ -155,7 +156,7 @@ class Replay:
                     on_progress(file.position - read)
                     read = file.position
         except RecordingError as error:
-            raise RecordingError(f"{error}; the {outcome.num_plans} plans before that replay as they were") from None
+            raise RecordingError(f"{error}; the {outcome.num_plans} plans before it replay equally") from None
         on_progress(file.size - read)
         outcome.num_torn_bytes = file.num_torn_bytes
         outcome.num_preemptions = self.core.stats.num_preemptions - self._num_preemptions
@@ -172,7 +173,7 @@ class Replay:
             differing = self._carry_out(call)
         except RecordingError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the core raises, it is what was looked for
+        except Exception as error:  # noqa: BLE001 - any error of the core is a difference
             differing = "call", "no error", f"{type(error).__name__}: {error}"
         self.core.take_events()
         if differing is not None:
@@ -230,19 +231,19 @@ class Replay:
             calls=tuple(f"{seconds:.6f} s  {describe(call)}" for seconds, call in self._latest),
         )
 
-    # --- The request asked about
+    # --- The explained request
 
     def _note_group(self, request: GroupRequest) -> None:
         if request.request_id == self._explain:
             self._groups.add(request.group)
 
     def _note_ends(self, ends: Iterable[SequenceEnd]) -> None:
-        # The core does not keep those that have finished for ever.
+        # Collected now, because the core does not keep finished requests for ever.
         if self._groups and any(end.key[0] in self._groups for end in ends):
             self._collect(is_finished=True)
 
     def collect_live_timelines(self) -> None:
-        """To be asked for where no other file goes on with them."""
+        """Collects timelines of live requests. Call it if no other file continues this one."""
         if self._groups:
             self._collect(is_finished=False)
 

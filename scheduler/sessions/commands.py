@@ -1,6 +1,4 @@
-"""The boundary between the gRPC side and the step loop: commands go in through a mailbox, messages come back to a
-listener.
-"""
+"""The boundary between the gRPC side and the step loop: commands in by a mailbox, messages out to a listener."""
 
 import os
 from collections import deque
@@ -16,21 +14,21 @@ class StepLoopListener(Protocol):
     """Called on the step loop's thread; must not block."""
 
     def deliver(self, batch: list[tuple[int, list[bytes]]]) -> None:
-        """Serialized SchedulerMessages, by Session."""
+        """Delivers serialized SchedulerMessages, by Session."""
         ...
 
     def workers_changed(self, model: inference_pb2.ModelInfo | None) -> None:
-        """model: what is served; None while the workers are away."""
+        """Reports the served model when the workers are ready; None when they are lost."""
         ...
 
     def ended(self, cause: str | None) -> None:
-        """The loop is over: None if it was asked to end."""
+        """Reports the end of the loop. cause: why it failed; None if it was asked to end."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """A router is there. `session` numbers are never used twice. watch_cache: it wants cache events."""
+    """A router has connected. `session` numbers are never reused. watch_cache: the router wants cache events."""
 
     session: int
     watch_cache: bool = False
@@ -38,15 +36,15 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseSession:
-    """It has gone: whatever it submitted is cancelled."""
+    """The router has gone: all that it submitted is cancelled."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitGroup:
-    """A whole and valid group. router_group is the router's number for it; request.group is the core's, made of
-    both (scheduler.sessions.sessions). traceparent: empty if it is not traced."""
+    """A complete and valid group. router_group is the router's number for it; request.group is the core's, made of
+    Session and router_group (scheduler.sessions.sessions). traceparent: empty if the group is not traced."""
 
     session: int
     router_group: int
@@ -57,7 +55,7 @@ class SubmitGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefuseGroup:
-    """A group that never got as far as the core."""
+    """A group that is refused before it reaches the core."""
 
     session: int
     router_group: int
@@ -67,7 +65,7 @@ class RefuseGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelGroup:
-    """choices: empty means all."""
+    """Cancels choices of a group; an empty tuple means all."""
 
     session: int
     router_group: int
@@ -77,7 +75,7 @@ class CancelGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndUnsentChoices:
-    """Choices cancelled before their group's prompt was whole: the core has not heard of them."""
+    """Choices cancelled before their group's prompt was complete: the core does not know them."""
 
     session: int
     router_group: int
@@ -87,7 +85,7 @@ class EndUnsentChoices:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Takes no more requests; ends when the running ones have, or after drain_timeout."""
+    """Takes no more requests; ends when the running ones have ended or drain_timeout has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explain:
-    """answer: what the core knows of a request, and the time at which it was asked, on the clock of the entries."""
+    """Asks about a request. answer: its timelines, and the time of the answer, on the clock of their entries."""
 
     request_id: str
     answer: Future[tuple[list[Timeline], float]] = field(default_factory=Future)
@@ -105,7 +103,7 @@ class Explain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequest:
-    """answer: whether the request was live, on whichever Session."""
+    """Cancels a request of any Session. answer: True if it was live."""
 
     request_id: str
     answer: Future[bool] = field(default_factory=Future)
@@ -113,7 +111,7 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetPrefixCache:
-    """answer: blocks that could be found before."""
+    """Empties the prefix cache. answer: the number of blocks that could be found before."""
 
     answer: Future[int] = field(default_factory=Future)
 
@@ -134,7 +132,7 @@ Command = (
 
 
 class Mailbox:
-    """Commands from one thread for another that polls `fileno()`, which becomes readable when there are some."""
+    """Passes commands from one thread to another, which polls `fileno()`: it is readable while there are some."""
 
     def __init__(self) -> None:
         self._commands: deque[Command] = deque()
@@ -151,8 +149,8 @@ class Mailbox:
         os.eventfd_write(self._event, 1)
 
     def take(self) -> list[Command]:
-        """All commands so far, in order; for the polling thread, when the file descriptor is readable."""
-        # Before the commands: for one that comes in between, the poll ends once more, and finds nothing.
+        """Returns all commands so far, in order. For the polling thread, when the file descriptor is readable."""
+        # Read before taking the commands: one that arrives in between only causes a poll that finds nothing.
         os.eventfd_read(self._event)
         commands = []
         while self._commands:
@@ -160,6 +158,6 @@ class Mailbox:
         return commands
 
     def close(self) -> None:
-        """Drops what is put from now on, for it is not polled any more. On the thread that puts."""
+        """Drops all commands from now on, because nothing polls any more. Call it on the thread that puts."""
         self._is_closed = True
         os.close(self._event)

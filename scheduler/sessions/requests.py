@@ -1,4 +1,4 @@
-"""The routers' requests in the core: commands come in, and outputs and cache events go out to the right router.
+"""Passes the routers' commands to the core, and sends outputs and cache events back to the right router.
 
 No I/O and no clock. `Requests` belongs to the step loop's thread.
 """
@@ -26,8 +26,8 @@ from scheduler.core.messages import (
 from scheduler.sessions import commands
 from scheduler.sessions.sessions import LiveGroup, OutputColumns, Sessions, split_numbers, why_not_admitted
 
-# Hashes of what a cache held before, told between two steps: 7 ms of the step loop, measured, and 150 KB. A million at
-# once would be more than may wait for a router.
+# At most this many hashes of older cache content go to a new watcher between two steps: 7 ms of the step loop,
+# measured, and 150 KB. A million at once would overfill the router's buffer.
 MAX_UNTOLD_AT_ONCE = 4096
 
 
@@ -35,26 +35,26 @@ class WatchedCache(Protocol):
     """The part of the core that watchers need."""
 
     def watch_cache(self, enabled: bool) -> None:
-        """Keeps events from now on, or ceases to."""
+        """Starts or stops keeping events."""
         ...
 
     def take_cache_events(self) -> Sequence[CacheEvent]:
-        """Changes since the last call."""
+        """Returns the changes since the last call."""
         ...
 
     def cached_hashes(self) -> Iterable[bytes]:
-        """Those of the blocks that can be found now."""
+        """Hashes of the blocks that can be found now."""
         ...
 
 
 class CacheWatchers:
-    """Each Session gets what is in the cache when it joins, and from then on every change.
+    """Sends each watching Session the content of the cache when it joins, and every change after that.
 
     The core keeps events only while a Session watches.
     """
 
     def __init__(self) -> None:
-        # By Session: hashes that were in the cache when it joined and are still to be told; None: it has just joined.
+        # By Session: hashes that were in the cache when it joined and are still to be sent; None: it has just joined.
         self._untold: dict[int, dict[bytes, None] | None] = {}
         self._is_on = False
 
@@ -62,11 +62,11 @@ class CacheWatchers:
         self._untold[session] = None
 
     def leave(self, session: int) -> None:
-        """Also of Sessions that never watched."""
+        """Removes a Session, even one that never watched."""
         self._untold.pop(session, None)
 
     def take(self, cache: WatchedCache) -> Iterator[tuple[int, Sequence[CacheEvent]]]:
-        """The news for each Session, since the last call."""
+        """Yields the events for each Session since the last call."""
         is_wanted = bool(self._untold)
         if is_wanted != self._is_on:
             cache.watch_cache(is_wanted)
@@ -76,7 +76,7 @@ class CacheWatchers:
         changes = cache.take_cache_events()
         for session, untold in self._untold.items():
             if untold is None:
-                # The changes are in it.
+                # The hashes include the changes already.
                 untold = self._untold[session] = dict.fromkeys(cache.cached_hashes())
                 events: list[CacheEvent] = [CacheCleared()]
             else:
@@ -101,7 +101,7 @@ _REJECT_REASONS = {
     RejectReason.QUEUE_FULL: scheduler_pb2.REJECT_REASON_QUEUE_FULL,
 }
 
-# For `explain`.
+# Texts for `explain`.
 _CANCEL_CAUSES = {
     scheduler_pb2.CANCEL_REASON_CLIENT: "the client cancelled it or went away",
     scheduler_pb2.CANCEL_REASON_STOP: "a stop string was found",
@@ -122,14 +122,14 @@ SessionCommand = (
 
 
 class Requests:
-    """The Sessions and the core that they share."""
+    """The Sessions of all routers and the core that they share."""
 
     def __init__(self) -> None:
         self._sessions = Sessions()
         self._ended: list[LiveGroup] = []
         self._cache_watchers = CacheWatchers()
         self._welcome: scheduler_pb2.Welcome | None = None
-        # What each router was told last, but for last_step and last_group: that these grow is no news by itself.
+        # The load sent last, without last_step and last_group, whose growth alone is no reason to send.
         self._told: tuple[CoreLoad, bool, bool] | None = None
         # None before the first epoch.
         self._core: Core | None = None
@@ -137,7 +137,7 @@ class Requests:
 
     @property
     def model_name(self) -> str:
-        """As clients use it; empty before the first epoch."""
+        """The model's name, as clients use it; empty before the first epoch."""
         return "" if self._welcome is None else self._welcome.model.name
 
     def trace_id(self, group: int) -> str:
@@ -148,7 +148,7 @@ class Requests:
     # --- In
 
     def begin_epoch(self, core: Core, welcome: scheduler_pb2.Welcome) -> None:
-        """The workers are ready: each router hears of it with its next message. core: the same in all epochs."""
+        """Begins an epoch: each router's next message carries the Welcome. core: the same one in all epochs."""
         self._core, self._welcome = core, welcome
         for session in self._sessions:
             session.is_welcomed = False
@@ -233,13 +233,13 @@ class Requests:
         reason: scheduler_pb2.CancelReason = scheduler_pb2.CANCEL_REASON_UNSPECIFIED,
         superseded: bool = False,
     ) -> None:
-        """choices: empty means all."""
+        """Cancels choices of a group; an empty tuple means all."""
         cause = "a higher attempt took over" if superseded else _CANCEL_CAUSES.get(reason, "")
         ends = self._live_core.cancel(group.number, choices or None, now, cause=cause)
         self.collect_ends(ends, cancel_reason=reason, superseded=superseded)
 
     def cancel_request(self, request_id: str, now: float) -> bool:
-        """Ends a request, whichever router's it is. False if none of this id is live."""
+        """Cancels a request of any router. False if no request with this id is live."""
         group = self._sessions.live_attempt(request_id)
         if group is None:
             return False
@@ -247,14 +247,14 @@ class Requests:
         return True
 
     def expire(self, now: float) -> None:
-        """Ends what is past its deadline."""
+        """Ends sequences whose deadline has passed."""
         if self._core is not None:
             self.collect_ends(self._core.expire(now), cancel_reason=scheduler_pb2.CANCEL_REASON_DEADLINE)
 
     # --- Out
 
     def collect(self, outputs: StepOutputs) -> None:
-        """Puts what a step gave into the outboxes."""
+        """Puts the outputs of a step into the outboxes."""
         if len(outputs.groups):
             sessions, router_groups = split_numbers(outputs.groups)
             columns = OutputColumns(
@@ -280,7 +280,7 @@ class Requests:
         cancel_reason: scheduler_pb2.CancelReason = scheduler_pb2.CANCEL_REASON_UNSPECIFIED,
         superseded: bool = False,
     ) -> None:
-        """cancel_reason, superseded: why, if the ends are cancels."""
+        """Puts ends into the outboxes. cancel_reason, superseded: the reason, if the ends are cancels."""
         for end in ends:
             group = self._sessions.get(end.key[0])
             assert group is not None, "the core knows a group that no Session has"
@@ -298,7 +298,7 @@ class Requests:
                 self._ended.append(ended)
 
     def collect_prompt_logprobs(self, key: SequenceKey, frame: inference_pb2.PromptLogprobs) -> None:
-        """Passes each position on once: a sequence that was preempted in its prompt computes some again."""
+        """Passes each position on once: a sequence that was preempted in its prompt computes some positions again."""
         group = self._sessions.get(key[0])
         if group is None or key[1] not in group.choices:
             return
@@ -312,14 +312,15 @@ class Requests:
         self._sessions.outbox(group.session).add_prompt_logprobs(group.router_group, key[1], frame)
 
     def take_ended(self) -> list[LiveGroup]:
-        """Groups that have ended since the last call."""
+        """Returns the groups that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def take_messages(self, *, num_steps: int, workers_ready: bool, repeat_load: bool) -> list[tuple[int, list[bytes]]]:
-        """Serialized SchedulerMessages by Session.
+        """Returns serialized SchedulerMessages by Session.
 
-        num_steps: that have returned, in all epochs. repeat_load: also for routers to whom nothing else is to be said.
+        num_steps: number of steps that have returned, in all epochs. repeat_load: sends the load even to routers for
+        which there is nothing else.
         """
         if self._core is None or self._welcome is None:
             return []

@@ -1,5 +1,4 @@
-"""The routers' Sessions on the step loop's thread: their live groups, the attempt of a request that counts, and
-outboxes.
+"""The routers' Sessions on the step loop's thread: their live groups, the live attempt of each request, and outboxes.
 
 An outbox splits the columns of a step into messages of at most 1 MiB.
 """
@@ -15,13 +14,13 @@ from scheduler.core.messages import BlockRemoved, BlockStored, CacheCleared, Cac
 from scheduler.sessions.commands import SubmitGroup
 
 _ROUTER_BITS = 38
-# What a router may number its groups up to, and a scheduler its Sessions: together less than 2**62.
+# The highest group number of a router and the highest Session number of a scheduler: combined they stay below 2**62.
 MAX_ROUTER_GROUP = (1 << _ROUTER_BITS) - 1
 MAX_SESSION = (1 << 24) - 1
 
 
 def group_number(session: int, router_group: int) -> int:
-    """Never the same for two Sessions, nor for two groups of one."""
+    """The core's number of a router's group, unique across Sessions."""
     assert 0 < session <= MAX_SESSION, f"Session {session}: a scheduler numbers them up to {MAX_SESSION}"
     assert 0 <= router_group <= MAX_ROUTER_GROUP, "submissions check it"
     return session << _ROUTER_BITS | router_group
@@ -32,13 +31,13 @@ def split_numbers(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return groups >> _ROUTER_BITS, groups & MAX_ROUTER_GROUP
 
 
-# Upper bounds in bytes of what an entry takes: varints, of which the group's may have ten bytes, tags and lengths.
+# Upper bounds of an entry's size in bytes: tags, lengths and varints, of which the group's may have ten bytes.
 _SEQUENCE_BYTES, _TOKEN_BYTES, _ENTRY_BYTES, _FINISH_BYTES = 32, 5, 16, 64
-# A hash of 32 bytes, and tags and lengths around it.
+# A hash of 32 bytes, with tags and lengths.
 _CACHE_EVENT_BYTES = 40
-# Left for Welcome, Load and the messages' own frames.
+# The 16 KiB are for Welcome, Load and the messages' own frames.
 _LIMIT_BYTES = SESSION_MESSAGE_BYTES - 16 * 1024
-# Of an error's or a rejection's text.
+# Maximum length of the text of an error or a rejection.
 _MAX_TEXT = 1024
 
 _REASONS = {
@@ -51,10 +50,10 @@ _REASONS = {
 
 @dataclass(slots=True, kw_only=True)
 class OutputColumns:
-    """Tokens of sequences of one router, an entry each: integer arrays, of which token_ids has the sum of num_tokens.
+    """Tokens of one router's sequences: integer arrays with one entry per sequence, except token_ids.
 
-    num_tokens: None is one each. logprobs: by index into the columns, one inference_pb2.TokenLogprobs a token, for
-    those that asked.
+    num_tokens: None means one each; its sum is the length of token_ids. logprobs: by index into the columns, one
+    inference_pb2.TokenLogprobs per token; only for sequences that asked for logprobs.
     """
 
     groups: np.ndarray
@@ -69,11 +68,11 @@ class OutputColumns:
 
     @property
     def counts(self) -> np.ndarray:
-        """Tokens of each."""
+        """The number of tokens of each sequence."""
         return np.ones(len(self.groups), np.int32) if self.num_tokens is None else self.num_tokens
 
     def take(self, indexes: np.ndarray) -> "OutputColumns":
-        """The entries at these indexes, which ascend."""
+        """Returns the entries at these indexes, which must ascend."""
         if self.num_tokens is None:
             num_tokens, token_ids = None, self.token_ids[indexes]
         else:
@@ -95,7 +94,7 @@ class OutputColumns:
 
 
 class Outbox:
-    """Collects for one router until `take`. Entries leave in the order in which they came."""
+    """Collects entries for one router until `take`. Keeps their order."""
 
     def __init__(self) -> None:
         self._full: list[scheduler_pb2.SchedulerMessage] = []
@@ -107,14 +106,14 @@ class Outbox:
         self._columns: list[OutputColumns] = []
 
     def add_columns(self, columns: OutputColumns) -> None:
-        """Tokens of one step."""
+        """Adds the tokens of one step."""
         sizes = _SEQUENCE_BYTES + _TOKEN_BYTES * columns.counts
         for index, entries in columns.logprobs.items():
             sizes[index] += sum(_ENTRY_BYTES + _checked(entry).ByteSize() for entry in entries)
         ends = sizes.cumsum()
         start, before = 0, 0
         while start < len(columns):
-            # As many as the message has room for; one at least, if it is empty.
+            # As many entries as the message has room for, but at least one if it is empty.
             end = int(np.searchsorted(ends, before + _LIMIT_BYTES - self._size, "right"))
             end = max(end, start + (not self._size))
             if end > start:
@@ -175,12 +174,12 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing was added since `take`."""
+        """True if nothing was added since `take`."""
         return not self._size and not self._full
 
     def take(self, load: scheduler_pb2.Load | None = None, welcome: scheduler_pb2.Welcome | None = None) -> list[bytes]:
-        """Serialized SchedulerMessages with all that was added, the first one with `welcome` and `load`; none if there
-        is nothing to say."""
+        """Returns serialized SchedulerMessages with all that was added; the first carries `welcome` and `load`. Empty
+        if there is nothing to send."""
         if self.is_empty and load is None and welcome is None:
             return []
         if self._size or not self._full:
@@ -210,37 +209,37 @@ class Outbox:
 
 
 def _checked(entry: object) -> inference_pb2.TokenLogprobs:
-    """Logprobs are opaque to the core; here is what they are."""
+    """Narrows the type of a logprobs entry, which is opaque to the core."""
     assert isinstance(entry, inference_pb2.TokenLogprobs)
     return entry
 
 
 @dataclass(slots=True, kw_only=True)
 class LiveGroup:
-    """A group in the core. number: the core's for it; router_group: the router's."""
+    """A group in the core. number: the core's number for it; router_group: the router's number."""
 
     number: int
     session: int
     router_group: int
     request_id: str
     attempt: int
-    # Those that have not ended.
+    # Choices that have not ended.
     choices: set[int]
-    # Prompt logprobs up to here have been sent; none precede position 0.
+    # Prompt logprobs before this position have been sent; position 0 has none.
     next_prompt_position: int = 1
-    # Empty: it is not traced.
+    # Empty if the group is not traced.
     traceparent: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """A router that is there."""
+    """A connected router."""
 
     number: int
     groups: dict[int, LiveGroup] = field(default_factory=dict)  # by the router's number
     last_group: int = 0
     outbox: Outbox = field(default_factory=Outbox)
-    # It has been told of the epoch in force.
+    # True once the router has got the Welcome of the current epoch.
     is_welcomed: bool = False
 
 
@@ -262,7 +261,7 @@ class Sessions:
         self._sessions[session] = Session(number=session)
 
     def close(self, session: int) -> list[LiveGroup]:
-        """Forgets a Session and its groups, and returns them."""
+        """Forgets a Session and its groups; returns the groups."""
         found = self._sessions.pop(session, None)
         groups = list(found.groups.values()) if found else []
         for group in groups:
@@ -270,7 +269,7 @@ class Sessions:
         return groups
 
     def note_received(self, session: int, router_group: int) -> None:
-        """The router's counts include it from now on."""
+        """Records that a group was received: the router's Load reports it as last_group."""
         found = self._sessions.get(session)
         if found is not None:
             found.last_group = max(found.last_group, router_group)
@@ -282,7 +281,7 @@ class Sessions:
         return self._attempts.get(request_id)
 
     def add(self, submit: SubmitGroup) -> LiveGroup | None:
-        """None if the Session has ended meanwhile. The request has no other live attempt."""
+        """Adds a group; None if its Session has ended meanwhile. The request must have no other live attempt."""
         session = self._sessions.get(submit.session)
         if session is None:
             return None
@@ -301,7 +300,7 @@ class Sessions:
         return group
 
     def get(self, number: int) -> LiveGroup | None:
-        """By the core's number."""
+        """The group with this number of the core's; None if it is not live."""
         return self._groups.get(number)
 
     def find(self, session: int, router_group: int) -> LiveGroup | None:
@@ -309,7 +308,7 @@ class Sessions:
         return found.groups.get(router_group) if found else None
 
     def end(self, key: SequenceKey) -> LiveGroup | None:
-        """A sequence has ended. Returns its group if that has, too."""
+        """Records the end of a sequence. Returns its group if that has ended as well."""
         group = self._groups[key[0]]
         group.choices.discard(key[1])
         if group.choices:
@@ -330,7 +329,7 @@ class Sessions:
 
 
 def why_not_admitted(submit: SubmitGroup, live: LiveGroup | None) -> tuple[scheduler_pb2.RejectReason, str] | None:
-    """Says why the live attempt of the same request stands in the way; None if it does not, or has to go."""
+    """The reason to refuse a submission because of a live attempt of the same request; None if it may replace it."""
     if live is None or submit.attempt > live.attempt:
         return None
     what = f"request_id={submit.request.request_id!r}, attempt={submit.attempt}"

@@ -1,4 +1,4 @@
-"""Checks what a router sends on its Session, and puts it together, before the step loop hears of it."""
+"""Checks and assembles a router's submissions before they reach the step loop."""
 
 import math
 from array import array
@@ -14,19 +14,19 @@ from scheduler.sessions.sessions import MAX_ROUTER_GROUP, group_number
 
 _INVALID = scheduler_pb2.REJECT_REASON_INVALID
 _MAX_REQUEST_ID = 1024
-# Columns hold numbers of choices in 32 bits with a sign, and each choice of a Submit becomes a sequence.
+# Columns hold choice numbers as int32, and each choice of a Submit becomes a sequence.
 _MAX_CHOICE = 1023
-# Routers let clients ask for far fewer; workers bound it by their vocabulary.
+# Routers allow clients far fewer; the vocabulary size bounds it in the workers.
 _MAX_LOGPROBS = 1024
 
 
 class ProtocolError(ValueError):
-    """The router breaks the protocol of scheduler.proto: its Session ends. The message names the field."""
+    """The router broke the protocol of scheduler.proto, so its Session ends. The message names the field."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Unsent:
-    """A group whose prompt is not whole yet."""
+    """A group whose prompt is still incomplete."""
 
     submit: scheduler_pb2.Submit
     choices: list[ChoiceStart]
@@ -35,9 +35,9 @@ class _Unsent:
 
 
 class Intake:
-    """The router's side of one Session: prompts in parts become whole groups, and bad ones are refused.
+    """The router's side of one Session: assembles prompts sent in parts, and refuses invalid groups.
 
-    For the gRPC thread. Half-sent prompts take at most max_unsent_tokens in all, and go with the Intake.
+    For the gRPC thread. Incomplete prompts hold at most max_unsent_tokens in all, and are dropped with the Intake.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Intake:
         *,
         max_unsent_tokens: int,
     ) -> None:
-        """model: what the Session's Welcome told."""
+        """model: the model in the Session's Welcome."""
         self._session, self._model = session, model
         self._max_unsent_tokens = max_unsent_tokens
         self._unsent: dict[int, _Unsent] = {}
@@ -64,9 +64,9 @@ class Intake:
             case "cancel":
                 return self._cancel(message.cancel)
             case "open":
-                raise ProtocolError("open: it comes once, first")
+                raise ProtocolError("open: it must come first, and only once")
             case _:
-                raise ProtocolError("message: holds none of the kinds known here")
+                raise ProtocolError("message: its kind is not known here")
 
     def _submit(self, submit: scheduler_pb2.Submit, now: float) -> list[Command]:
         if submit.group <= self._last_group:
@@ -97,7 +97,7 @@ class Intake:
     def _add_part(self, part: scheduler_pb2.PromptPart) -> list[Command]:
         unsent = self._unsent.get(part.group)
         if unsent is None:
-            return []  # refused or cancelled before the router knew
+            return []  # refused or cancelled, and the router did not know yet
         declared = unsent.submit.num_prompt_tokens
         unsent.prompt.extend(part.prompt_token_ids)
         objection = self._unknown_token("prompt_token_ids", part.prompt_token_ids)
@@ -167,12 +167,12 @@ class Intake:
         return RefuseGroup(session=self._session, router_group=group, reason=reason, message=message)
 
     def _objection(self, submit: scheduler_pb2.Submit) -> str | None:
-        """Says what is wrong with a Submit by itself; the core checks it against its queues and blocks."""
+        """The error in a Submit by itself, if any; the core checks it against its queues and blocks."""
         num_prompt_tokens, held = submit.num_prompt_tokens, len(submit.prompt_token_ids)
         max_model_len, sampling = self._model.max_model_len, submit.sampling
         if not num_prompt_tokens:
             return "the prompt is empty: give at least one token"
-        # Before the rest of it comes.
+        # Refuses a prompt that is too long before the rest of it comes.
         if num_prompt_tokens >= max_model_len:
             return (
                 f"the prompt has {num_prompt_tokens} tokens, but max_model_len={max_model_len} holds prompt and output "
@@ -185,11 +185,11 @@ class Intake:
         if not submit.choices:
             return "choices: give at least one"
         if (highest := max(start.choice for start in submit.choices)) > _MAX_CHOICE:
-            return f"choices: {highest} is beyond {_MAX_CHOICE}, the highest"
+            return f"choices: {highest} is too large, the maximum is {_MAX_CHOICE}"
         if len(submit.choices) > _MAX_CHOICE + 1:
             return f"choices has {len(submit.choices)} entries: give each once"
         if not sampling.HasField("max_tokens"):
-            return "sampling.max_tokens is not set: the router resolves every option, this one from 1 up"
+            return "sampling.max_tokens is not set: the router must set it, to at least 1"
         if not (math.isfinite(submit.timeout) and submit.timeout >= 0):
             return f"timeout={submit.timeout}: give seconds, or 0 for none"
         return (
@@ -208,7 +208,7 @@ class Intake:
 
 
 def _why_not_sampled(sampling: inference_pb2.SamplingParams) -> str | None:
-    """Routers check more than this; it is what a worker would fail at, and all its sequences with it."""
+    """The sampling parameter that would make a worker fail, and all its sequences with it. Routers check more."""
     for name in ("logprobs", "prompt_logprobs"):
         if (count := getattr(sampling, name)) > _MAX_LOGPROBS:
             return f"sampling.{name}={count}: give at most {_MAX_LOGPROBS}"

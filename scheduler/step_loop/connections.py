@@ -9,6 +9,7 @@ from pathlib import Path
 import zmq
 
 from configs.options import Options
+from runtime.awake_time import AwakeTime
 from runtime.security.curve import start_authenticator
 from runtime.wire import heartbeat_endpoint
 from scheduler.lockstep.lockstep import Lockstep
@@ -19,14 +20,18 @@ from scheduler.ranks.workers import Workers
 from scheduler.recording.file import RecordingWriter, recording_path
 from scheduler.sockets import InvalidMessages
 
+# The step loop wakes at least this often.
+LONGEST_WAIT_S = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
-    """For the thread that opened them. lockstep: None unless replicas compute their steps together. recording: None if
-    none is wanted."""
+    """The connections of a step loop, for the thread that opened them. lockstep: None unless replicas compute their
+    steps together. recording: None if none is wanted. awake: knows when the step loop stood still."""
 
     workers: Workers
     heartbeats: Heartbeats
+    awake: AwakeTime
     lockstep: Lockstep | None
     recording: RecordingWriter | None
 
@@ -40,8 +45,8 @@ def open_connections(
 ) -> Connections:
     """Binds the sockets of a replica; `stack` closes them.
 
-    failure: asked when the stack unwinds: why the workers have to fail as well; empty for an orderly end. Raises
-    AddressError, CurveError or RecordingError.
+    failure: called when the stack unwinds; returns the reason for the workers to fail as well, or an empty string for
+    an orderly end. Raises AddressError, CurveError or RecordingError.
     """
     endpoint = options.step_address(replica)
     curve_dir = Path(options.curve_dir) if options.curve_dir and endpoint.startswith("tcp://") else None
@@ -58,6 +63,7 @@ def open_connections(
     )
     heartbeats.start_bound()
     stack.callback(heartbeats.stop)
+    awake = AwakeTime(LONGEST_WAIT_S)
     workers = Workers(
         context,
         endpoint,
@@ -65,6 +71,7 @@ def open_connections(
         Terms.of(options),
         heartbeats,
         invalid,
+        awake,
         rendezvous=rendezvous_of(options, replica),
         in_lockstep=options.in_lockstep,
         heartbeat_timeout=options.heartbeat_timeout,
@@ -73,5 +80,5 @@ def open_connections(
     stack.callback(lambda: workers.close(failure()))
     lockstep = None
     if options.in_lockstep:
-        lockstep = Lockstep(stack, context, options, replica, curve_dir, workers, invalid)
-    return Connections(workers=workers, heartbeats=heartbeats, lockstep=lockstep, recording=recording)
+        lockstep = Lockstep(stack, context, options, replica, curve_dir, workers, invalid, awake)
+    return Connections(workers=workers, heartbeats=heartbeats, awake=awake, lockstep=lockstep, recording=recording)

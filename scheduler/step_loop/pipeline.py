@@ -17,28 +17,29 @@ log = logging.getLogger("octavo.scheduler")
 
 
 class StepPipeline:
-    """Keeps as many steps in flight as may be. In lockstep, steps of a wave are sent even if nothing is computed here.
+    """Keeps up to max_steps_in_flight steps in flight. In lockstep, a replica sends the steps of a wave even if it
+    computes nothing.
 
-    What the workers' failures bring about is returned as events, for the caller to handle at once.
+    Failures of the workers are returned as events, which the caller must handle at once.
     """
 
     def __init__(self, connections: Connections, requests: Requests, reports: Reports, *, step_timeout: float) -> None:
         self._workers, self._heartbeats = connections.workers, connections.heartbeats
-        self._lockstep = connections.lockstep
+        self._lockstep, self._awake = connections.lockstep, connections.awake
         self._requests, self._reports = requests, reports
         self._step_timeout = step_timeout
         # None before the first epoch.
         self._core: Core | None = None
         self._codec = StepCodec(0)
         self._clock = StepClock()
-        # Of the results since the last `take_outputs`.
+        # Outputs of the results since the last `take_outputs`.
         self._outputs: list[StepOutputs] = []
         self._is_in_wave = False
-        # Steps that have returned, in all epochs.
+        # Number of steps that have returned, in all epochs.
         self.num_returned = 0
 
     def begin_epoch(self, core: Core, epoch: int) -> None:
-        """The workers are ready for the plans of this core."""
+        """Begins an epoch: the workers are ready for the plans of this core."""
         self._core = core
         self._codec = StepCodec(epoch)
         self._heartbeats.epoch, self._heartbeats.step = epoch, 0
@@ -46,16 +47,16 @@ class StepPipeline:
             self._lockstep.begin_epoch(core.settings.max_steps_in_flight)
 
     def void(self) -> None:
-        """The epoch has ended: no result comes any more."""
+        """Forgets the steps in flight: the epoch has ended, so no more results come."""
         self._clock.clear()
 
     @property
     def is_needed(self) -> bool:
-        """Other replicas have something to run, and can't without this one."""
+        """True if other replicas need this one to take part in their steps."""
         return self._is_in_wave and self._workers.is_ready
 
     def apply(self, result: step_pb2.StepResult, now: float) -> list[Event]:
-        """Hands a result to the core; its outputs wait for `take_outputs`."""
+        """Applies a result to the core; `take_outputs` returns the outputs."""
         if self._core is None or result.step != self._clock.awaited:
             log.debug("the result of step %d is ignored: step %s is awaited", result.step, self._clock.awaited)
             return []
@@ -74,7 +75,7 @@ class StepPipeline:
         return []
 
     def schedule(self) -> list[Event]:
-        """Plans and sends steps, until as many are in flight as may be, or nothing more can run."""
+        """Plans and sends steps until max_steps_in_flight are in flight or nothing more can run."""
         core = self._core
         events: list[Event] = []
         while core is not None and self._workers.is_ready and not events:
@@ -92,7 +93,7 @@ class StepPipeline:
         return events
 
     def _next_plan(self, core: Core, now: float) -> Plan | None:
-        """None: nothing can run, or may not yet. Raises WaveError."""
+        """The next plan; None if nothing can run, or may not run yet. Raises WaveError."""
         lockstep, step = self._lockstep, self._codec.step + 1
         if lockstep is not None:
             self._is_in_wave = lockstep.is_in_wave(step)
@@ -109,13 +110,13 @@ class StepPipeline:
         return plan
 
     def take_outputs(self) -> list[StepOutputs]:
-        """Outputs of the results since the last call."""
+        """Returns the outputs of the results since the last call."""
         outputs, self._outputs = self._outputs, []
         return outputs
 
     def overdue(self, now: float) -> str:
-        """Why the epoch has to end: a step has not returned in time. Empty if none is overdue."""
-        if (elapsed := self._clock.elapsed(now)) <= self._step_timeout:
+        """The reason to end the epoch because a step has not returned in time; empty if none is overdue."""
+        if (elapsed := self._clock.elapsed(now, self._awake)) <= self._step_timeout:
             return ""
         cause = f"step {self._clock.awaited} has not returned for {elapsed:.1f} s (step_timeout={self._step_timeout:g})"
         if self._lockstep is not None and self._lockstep.waiting_for:

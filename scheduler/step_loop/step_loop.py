@@ -1,8 +1,8 @@
 """The thread that owns the core and ZeroMQ: takes results and commands in, sends plans and outputs out.
 
-What matters is the time from a step's result to the next step's plan, for the workers may idle meanwhile. So a result
-is applied, the next plans are made and sent, and only then the outputs are put into messages for the routers. Cancels
-and deadlines come before results, so that no output speaks of a sequence that has ended otherwise.
+What matters is the time from a step's result to the next plan, because the workers may idle meanwhile. So the loop
+applies a result, makes and sends the next plans, and only then packs the outputs into messages for the routers. It
+handles cancels and deadlines before results, so that no output mentions a sequence that they have ended.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ import zmq
 
 from configs.options import Options
 from protos import scheduler_pb2
+from runtime.telemetry.lag import Watched
 from runtime.telemetry.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION
 from scheduler.core.core import Core
@@ -31,7 +32,7 @@ from scheduler.sessions.commands import StepLoopListener
 from scheduler.sessions.requests import Requests
 from scheduler.settings import core_settings
 from scheduler.sockets import InvalidMessages
-from scheduler.step_loop.connections import Connections, open_connections
+from scheduler.step_loop.connections import LONGEST_WAIT_S, Connections, open_connections
 from scheduler.step_loop.pipeline import StepPipeline
 from scheduler.telemetry.metrics import SchedulerMetrics, SchedulerStatus
 from scheduler.telemetry.reports import Reports
@@ -40,19 +41,20 @@ log = logging.getLogger("octavo.scheduler")
 
 Answer = TypeVar("Answer")
 
-_TICK_S = 1.0
+_TICK_S = LONGEST_WAIT_S
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """cause: why the loop failed; None if it was asked to end. permanent: it would fail in the same way again."""
+    """The end of the loop. cause: why it failed; None if it was asked to end. permanent: a restart would fail in the
+    same way."""
 
     cause: str | None = None
     permanent: bool = False
 
 
 class StepLoop(threading.Thread):
-    """Runs from `start_bound` until Drain or Stop, or until nothing can help."""
+    """Runs from `start_bound` until Drain, Stop or a fatal failure."""
 
     def __init__(
         self,
@@ -68,12 +70,14 @@ class StepLoop(threading.Thread):
         self._mailbox, self._front = mailbox, front
         self._bound: Future[None] = Future()
         self._reports = Reports(options, replica, tracing)
+        # For runtime.telemetry.lag.
+        self.watched = Watched("step_loop", self._reports.metrics.lag)
         self._requests = Requests()
-        # None until the first epoch of workers says what there is to schedule.
+        # None until the workers of the first epoch report their blocks and limits.
         self._core: Core | None = None
         self._num_lost_with_workers = 0
         self._next_tick = 0.0
-        # When a drain ends at the latest; None: none was asked for.
+        # The latest end of a drain; None if none was asked for.
         self._drain_deadline: float | None = None
         self._ending: Ending | None = None
 
@@ -94,12 +98,12 @@ class StepLoop(threading.Thread):
 
     @property
     def core(self) -> Core | None:
-        """To be used once the thread has been joined; None if no epoch ever began."""
+        """The core, for use after the thread has been joined; None if no epoch ever began."""
         return self._core
 
     @property
     def failed_for_good(self) -> bool:
-        """It is over, and would fail in the same way again."""
+        """True if the loop has failed, and a restart would fail in the same way."""
         return self._ending is not None and self._ending.permanent
 
     # --- The loop
@@ -142,12 +146,15 @@ class StepLoop(threading.Thread):
         for source in (*workers.sockets, *(lockstep.sockets if lockstep else ()), mailbox):
             poller.register(source, zmq.POLLIN)
         now = time.monotonic()
+        self.watched.begin()
         while self._ending is None:
             until = min(self._next_tick, workers.next_check(now))
             if lockstep is not None:
                 until = min(until, lockstep.next_check(now))
             ready = dict(poller.poll(max(0, math.ceil((until - now) * 1000))))
             now = time.monotonic()
+            self._connections.awake.wake(now)
+            self.watched.work(now)
             events = workers.receive(now)
             if mailbox in ready:
                 for command in self._mailbox.take():
@@ -164,6 +171,7 @@ class StepLoop(threading.Thread):
             if self._drain_deadline is not None:
                 self._end_drain_if_done(self._drain_deadline, now)
             now = time.monotonic()
+            self.watched.rest(now)
 
     # --- Commands and events
 
@@ -191,7 +199,7 @@ class StepLoop(threading.Thread):
         while waiting:
             match event := waiting.popleft():
                 case StepReturned():
-                    # What follows from an event comes before the next one.
+                    # The events that this one causes come before the next one.
                     waiting.extendleft(reversed(self._pipeline.apply(event.result, now)))
                 case EpochBegun():
                     self._begin_epoch(event, now)
@@ -208,14 +216,14 @@ class StepLoop(threading.Thread):
                 self._connections.recording,
             )
             core = self._core = Core(settings) if recording is None else RecordedCore(settings, recording)
-            # What is there now stays: the collector need not look through it again and again between two steps.
+            # The objects that exist now stay: freezing spares the collector from scanning them between two steps.
             gc.collect()
             gc.freeze()
         else:
             if event.after_failure:
                 self._blame_step(core, now)
             core.resize(model.num_blocks, event.num_swap_blocks, now=now)
-            # Ends that no step brought about come after what the steps before gave.
+            # The outputs of earlier steps go first, then the ends that no step caused.
             self._collect_outputs()
             self._requests.collect_ends(core.take_ends())
         self._pipeline.begin_epoch(core, event.epoch)
@@ -237,10 +245,10 @@ class StepLoop(threading.Thread):
     def _blame_step(self, core: Core, now: float) -> None:
         num_alone = core.blame_step(now)
         if num_alone:
-            log.warning("the workers failed twice in a row: %d requests are computed alone, to see why", num_alone)
+            log.warning("the workers failed twice in a row: %d suspects are computed alone, one by one", num_alone)
 
     def _lose_workers(self, now: float) -> None:
-        """Every step in flight is void."""
+        """Ends an epoch: every step in flight is void."""
         self._pipeline.void()
         if self._core is not None:
             self._num_lost_with_workers += self._core.load.num_running
@@ -255,7 +263,7 @@ class StepLoop(threading.Thread):
             self._requests.collect(outputs)
 
     def _send_messages(self, repeat_load: bool) -> None:
-        """Hands the routers what there is for them, and publishes the status."""
+        """Sends the routers their messages and publishes the status."""
         self._collect_outputs()
         batch = self._requests.take_messages(
             num_steps=self._pipeline.num_returned,
@@ -301,11 +309,11 @@ class StepLoop(threading.Thread):
 
     def _end_drain_if_done(self, deadline: float, now: float) -> None:
         has_work = self._core is not None and self._core.has_work
-        # Other replicas may be draining, too, and need this one for it.
+        # Other replicas may still need this one for their steps, for example to drain.
         if not has_work and not self._pipeline.is_needed:
             self._ending = self._ending or Ending()
         elif now >= deadline:
-            log.warning("drain_timeout=%g s has passed: what still runs ends now", self._options.drain_timeout)
+            log.warning("drain_timeout=%g s has passed: requests that still run end now", self._options.drain_timeout)
             self._ending = self._ending or Ending()
 
 

@@ -1,6 +1,6 @@
 """A scheduler's status and its Prometheus metrics, under our names and vLLM's.
 
-Counts are read from the status when scraped; only durations are kept.
+A scrape reads counts from the status; only histograms are kept here.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from configs.options import Options
+from runtime.telemetry.lag import lag_histogram
 from runtime.telemetry.metrics import VllmNames, exposed
 from scheduler.core.messages import CoreLoad, CoreStats, Moment, PreemptionReason, Timeline
 
@@ -27,30 +28,30 @@ class SchedulerStatus:
     model_name: str = ""
     # Host blocks for swapped KV.
     num_swap_blocks: int = 0
-    # Sequences that were running when an epoch of workers ended, so far: they wait and are computed again.
+    # Cumulative count of sequences that were running when an epoch ended; they wait and are computed again.
     num_lost_with_workers: int = 0
     epoch: int = 0
     workers_ready: bool = False
     draining: bool = False
-    # What the workers do, in a few words.
+    # The state of the workers, in a few words.
     workers: str = "starting"
-    # Runs of steps that all replicas have computed together.
+    # Number of waves: runs of steps that all replicas computed together.
     num_waves: int = 0
 
     @property
     def kv_cache_usage(self) -> float:
-        """Blocks that are in use, 0 to 1."""
+        """The share of blocks in use, 0 to 1."""
         load = self.load
         return 1.0 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0
 
     @property
     def swap_space_usage(self) -> float:
-        """Host blocks that hold swapped KV, 0 to 1."""
+        """The share of host blocks that hold swapped KV, 0 to 1."""
         return 1.0 - self.load.num_free_swap_blocks / self.num_swap_blocks if self.num_swap_blocks else 0.0
 
     @property
     def health(self) -> tuple[bool, str]:
-        """True if requests are served at once, and a line that says why or why not."""
+        """True if requests are served now, and one line that describes the state."""
         if self.draining:
             return False, f"draining: {self.load.num_running} running, {self.load.num_waiting} waiting"
         if not self.workers_ready:
@@ -60,8 +61,11 @@ class SchedulerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTimes:
-    """On the clock of the timeline. None: it never got so far. Of several choices the first to get somewhere counts,
-    and the last to end; a preemption counts to what it interrupted."""
+    """The times of a group, on the clock of its timeline; None: the group never got that far.
+
+    With several choices, the first one to reach a moment counts, but the last one to finish. Time spent preempted
+    counts towards the phase that it interrupted.
+    """
 
     queued: float
     admitted: float | None
@@ -70,7 +74,7 @@ class GroupTimes:
 
     @classmethod
     def of(cls, timeline: Timeline) -> "GroupTimes":
-        """timeline: finished."""
+        """The times of a finished timeline."""
         first: dict[Moment, float] = {}
         for entry in timeline.entries:
             first.setdefault(entry.moment, entry.time)
@@ -83,31 +87,31 @@ class GroupTimes:
 
     @property
     def in_queue(self) -> float:
-        """Seconds, as all of these; of one that never ran all that it had."""
+        """Seconds, like the others, from submission to the first row; to the end if the group never ran."""
         return (self.finished if self.admitted is None else self.admitted) - self.queued
 
     @property
     def in_prefill(self) -> float | None:
-        """From its row to its first token."""
+        """Seconds from its first row to its first token."""
         if self.admitted is None or self.first_token is None:
             return None
         return self.first_token - self.admitted
 
     @property
     def in_decode(self) -> float | None:
-        """From its first token to its last."""
+        """Seconds from its first token to its end."""
         return None if self.first_token is None else self.finished - self.first_token
 
     @property
     def in_inference(self) -> float | None:
-        """From its row to its last token."""
+        """Seconds from its first row to its end."""
         return None if self.admitted is None else self.finished - self.admitted
 
 
 NAMES = {
     "octavo_num_requests_running": ("vllm:num_requests_running",),
     "octavo_num_requests_waiting": ("vllm:num_requests_waiting",),
-    # The second was its name until 0.9.
+    # The second is vLLM's name until 0.9.
     "octavo_kv_cache_usage_ratio": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
     "octavo_num_preemptions": ("vllm:num_preemptions",),
     "octavo_prompt_tokens": ("vllm:prompt_tokens",),
@@ -147,13 +151,13 @@ _SCHEDULE_BUCKETS = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.1)
 
 
 class SchedulerMetrics:
-    """In a registry of its own."""
+    """The metrics of one scheduler, in a registry of their own."""
 
     def __init__(self, status: Callable[[], SchedulerStatus], options: Options, replica: int) -> None:
         """status: called for each scrape, on the scraping thread."""
         self.registry = CollectorRegistry()
         self.registry.register(_StatusCollector(status, options))
-        # What /metrics shows.
+        # The registry that /metrics serves.
         self.shown = exposed(
             options.metrics_names,
             self.registry,
@@ -161,23 +165,24 @@ class SchedulerMetrics:
         )
         self.step_duration = Histogram(
             "octavo_step_duration_seconds",
-            "From sending a plan, or having the result before its own if that is later, to having its result.",
+            "Time from sending a plan, or from the previous result if that is later, to its result.",
             buckets=_STEP_BUCKETS,
             registry=self.registry,
         )
         self.schedule_duration = Histogram(
             "octavo_schedule_duration_seconds",
-            "Making a plan and sending it.",
+            "Time to make a plan and send it.",
             buckets=_SCHEDULE_BUCKETS,
             registry=self.registry,
         )
         self.step_tokens = Histogram(
             "octavo_step_tokens", "Tokens that a step computes.", buckets=_TOKEN_BUCKETS, registry=self.registry
         )
-        self._request_queue_time = _of_requests("queue", "Waiting for a row for the first time.", self.registry)
-        self._request_prefill_time = _of_requests("prefill", "From its row to its first token.", self.registry)
-        self._request_decode_time = _of_requests("decode", "From its first token to its last.", self.registry)
-        self._request_inference_time = _of_requests("inference", "From its row to its last token.", self.registry)
+        self._request_queue_time = _of_requests("queue", "from submission to the first row", self.registry)
+        self._request_prefill_time = _of_requests("prefill", "from the first row to the first token", self.registry)
+        self._request_decode_time = _of_requests("decode", "from the first token to the last", self.registry)
+        self._request_inference_time = _of_requests("inference", "from the first row to the last token", self.registry)
+        self.lag = lag_histogram(self.registry)
         self.invalid_messages = Counter(
             "octavo_invalid_messages",
             "ZeroMQ messages ignored: not decodable, or from an unknown peer.",
@@ -185,7 +190,7 @@ class SchedulerMetrics:
         )
 
     def observe_ended(self, times: GroupTimes) -> None:
-        """A group has ended."""
+        """Observes the times of a group that has ended."""
         self._request_queue_time.observe(times.in_queue)
         for histogram, seconds in (
             (self._request_prefill_time, times.in_prefill),
@@ -198,7 +203,7 @@ class SchedulerMetrics:
 
 def _of_requests(phase: str, help: str, registry: CollectorRegistry) -> Histogram:
     name = f"octavo_request_{phase}_time_seconds"
-    return Histogram(name, f"Of requests that have ended here: {help}", buckets=_REQUEST_BUCKETS, registry=registry)
+    return Histogram(name, f"Ended requests: time {help}.", buckets=_REQUEST_BUCKETS, registry=registry)
 
 
 class _StatusCollector(Collector):
@@ -210,24 +215,24 @@ class _StatusCollector(Collector):
         load, stats = status.load, status.stats
         gauges = {
             "octavo_num_requests_running": ("Sequences that hold a row.", load.num_running),
-            "octavo_num_requests_waiting": ("Sequences that wait.", load.num_waiting),
+            "octavo_num_requests_waiting": ("Sequences that wait for a row.", load.num_waiting),
             "octavo_kv_cache_usage_ratio": ("KV blocks in use, 0 to 1.", status.kv_cache_usage),
             "octavo_swap_space_usage_ratio": ("Host blocks that hold swapped KV, 0 to 1.", status.swap_space_usage),
-            "octavo_worker_epoch": ("Grows each time the workers start anew; 0 before the first.", status.epoch),
+            "octavo_worker_epoch": ("Grows each time the workers start; 0 before the first time.", status.epoch),
         }
         counters = {
-            "octavo_num_preemptions": ("Preemptions for want of KV blocks.", stats.num_preemptions),
-            "octavo_num_swaps": ("Of these, by swap: KV went to host memory.", stats.num_swaps),
+            "octavo_num_preemptions": ("Preemptions for lack of KV blocks.", stats.num_preemptions),
+            "octavo_num_swaps": ("Preemptions that swapped KV to host memory.", stats.num_swaps),
             "octavo_swapped_out_blocks": ("KV blocks copied to host memory.", stats.num_blocks_swapped_out),
-            "octavo_swapped_in_blocks": ("KV blocks copied back.", stats.num_blocks_swapped_in),
+            "octavo_swapped_in_blocks": ("KV blocks copied back from host memory.", stats.num_blocks_swapped_in),
             "octavo_prompt_tokens": ("Prompt tokens of requests that began to run.", stats.num_prompt_tokens),
             "octavo_generation_tokens": ("Output tokens.", stats.num_output_tokens),
             "octavo_prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.num_prefix_queries),
-            "octavo_prefix_cache_hits": ("Tokens found there.", stats.num_prefix_hits),
+            "octavo_prefix_cache_hits": ("Tokens found in the prefix cache.", stats.num_prefix_hits),
             "octavo_draft_tokens": ("Draft tokens planned.", stats.num_draft_tokens),
-            "octavo_accepted_draft_tokens": ("Of these, tokens that the model said, too.", stats.num_accepted_tokens),
-            "octavo_lockstep_empty_steps": ("Steps that only other replicas had use for.", stats.num_empty_steps),
-            "octavo_lockstep_waves": ("Times that replicas in lockstep began to compute.", status.num_waves),
+            "octavo_accepted_draft_tokens": ("Draft tokens that the model confirmed.", stats.num_accepted_tokens),
+            "octavo_lockstep_empty_steps": ("Empty steps, run while another replica has work.", stats.num_empty_steps),
+            "octavo_lockstep_waves": ("Waves: runs of steps that replicas computed together.", status.num_waves),
         }
         for name, (help, value) in gauges.items():
             yield GaugeMetricFamily(name, help, value=value)
@@ -247,7 +252,7 @@ def _cache_config(status: SchedulerStatus, options: Options) -> Metric:
         "num_swap_blocks": status.num_swap_blocks,
     }
     family = GaugeMetricFamily(
-        "octavo_cache_config_info", "Always 1: its labels say how the KV cache is.", labels=list(labels)
+        "octavo_cache_config_info", "Always 1: its labels describe the KV cache.", labels=list(labels)
     )
     family.add_metric([str(value) for value in labels.values()], 1)
     return family

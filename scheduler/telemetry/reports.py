@@ -22,7 +22,7 @@ _WARN_EACH = 50
 
 
 class StatsLog:
-    """Silent while nothing happens: one line after the last activity, then none."""
+    """Logs statistics every 10 s. When activity ends, it logs one more line, then none."""
 
     def __init__(self, *, enabled: bool, now: float) -> None:
         self._enabled = enabled
@@ -31,7 +31,7 @@ class StatsLog:
         self._was_active = False
 
     def tick(self, status: SchedulerStatus, now: float) -> None:
-        """Logs if it is time. To be called about once a second."""
+        """Logs a line if it is due. Call it about once a second."""
         elapsed = now - self._since
         if not self._enabled or elapsed < _INTERVAL_S:
             return
@@ -55,7 +55,10 @@ class StatsLog:
 
 
 def warn_of_preemptions(events: Iterable[Preempted], trace_id: Callable[[int], str]) -> None:
-    """The first, and then every 50th. trace_id: by a group's number; empty if it is not traced."""
+    """Warns of the first preemption and then of every 50th.
+
+    trace_id: returns the trace of a group, by its number; empty if it is not traced.
+    """
     for event in events:
         if event.num_preemptions % _WARN_EACH == 1:
             traced = trace_id(event.key[0])
@@ -72,37 +75,37 @@ def warn_of_preemptions(events: Iterable[Preempted], trace_id: Callable[[int], s
 
 
 class Reports:
-    """All that the step loop reports, and its status. For its thread, except `status` and `metrics`."""
+    """All that the step loop reports, and its status. Only for its thread, except `status` and `metrics`."""
 
     def __init__(self, options: Options, replica: int, tracing: Tracing | None) -> None:
         """tracing: None if requests are not traced."""
-        # Replaced whole, so that any thread may read it.
+        # Always replaced as a whole, so that any thread may read it.
         self.status = SchedulerStatus()
         self.metrics = SchedulerMetrics(lambda: self.status, options, replica)
         self._spans = None if tracing is None else RequestSpans(tracing, replica)
         self._stats_log = StatsLog(enabled=not options.disable_log_stats, now=time.monotonic())
 
     def tick(self, now: float) -> None:
-        """To be called about once a second."""
+        """Logs statistics if they are due. Call it about once a second."""
         self._stats_log.tick(self.status, now)
 
     def note_sent(self, plan: Plan, began: float) -> None:
-        """began: when the plan was begun, as the core was told; on time.monotonic()."""
+        """Reports a plan that was sent. began: the `now` that the core was given for it, on time.monotonic()."""
         self.metrics.schedule_duration.observe(time.monotonic() - began)
         self.metrics.step_tokens.observe(plan.num_tokens)
         if self._spans is not None:
             self._spans.note_sent(plan, began)
 
     def note_returned(self, step: int, seconds: float, now: float) -> None:
-        """seconds: that the workers took for it."""
+        """Reports the result of a step. seconds: the time that the workers took."""
         self.metrics.step_duration.observe(seconds)
         if self._spans is not None:
             self._spans.note_returned(step, now)
 
     def note_ended(self, core: Core, groups: Iterable[LiveGroup]) -> None:
-        """groups: those that have ended since the last call."""
+        """Reports groups that have ended since the last call."""
         for group in groups:
-            # None: so many ended at once that its timeline is gone.
+            # None: so many groups ended at once that this timeline is gone.
             timeline = core.timeline(group.number)
             if timeline is None or not timeline.is_finished:
                 continue

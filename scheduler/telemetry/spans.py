@@ -1,7 +1,7 @@
-"""The spans of groups that have ended, for those that are traced.
+"""The spans of traced groups that have ended.
 
 octavo.sequence-group    parent: the router's octavo.residence. Its events are the moments of `octavo explain`
-└── octavo.step          each step that computed a part of its prompt, or of what it had to compute again
+└── octavo.step          each step that computed a part of its prefill, recomputes included
 """
 
 from collections import OrderedDict
@@ -11,25 +11,25 @@ from scheduler.core.messages import Moment, Plan, Timeline
 from scheduler.sessions.sessions import LiveGroup
 from scheduler.telemetry.metrics import GroupTimes
 
-# Steps that are remembered until the groups that they computed have ended: 80 s of steps of 5 ms. A group that decodes
-# for longer has no spans of its steps.
+# Steps to remember until their groups have ended: 80 s of steps of 5 ms. A group that decodes for longer gets no spans
+# of its steps.
 _MAX_STEPS = 16_384
 _PLANNED = (Moment.SCHEDULED, Moment.CHUNKED)
 
 
 class RequestSpans:
-    """Spans of one scheduler's groups. Steps that only decode are left out: their spans would be as many as tokens."""
+    """The spans of one scheduler's groups. Steps that only decode have none: there would be a span per token."""
 
     def __init__(self, tracing: Tracing, replica: int) -> None:
         self._tracing, self._replica = tracing, replica
-        # Step and time of its plan, as timelines have them -> its tokens, and its return; None: not yet, or never.
-        # Numbers begin anew with each epoch, times do not.
+        # (step, time of its plan), as in timelines -> (its tokens, time of its result, None until then). Step numbers
+        # alone are not unique: they start again with each epoch.
         self._steps: OrderedDict[tuple[int, float], tuple[int, float | None]] = OrderedDict()
-        # By number, those that are out.
+        # Keys of `_steps` of the steps in flight, by step.
         self._in_flight: dict[int, tuple[int, float]] = {}
 
     def note_sent(self, plan: Plan, now: float) -> None:
-        """now: as Core.schedule was told."""
+        """Remembers a plan with prefills. now: the time that Core.schedule was given."""
         if plan.step == 1:
             self._in_flight.clear()
         if plan.chunks:
@@ -44,7 +44,7 @@ class RequestSpans:
             self._steps[key] = self._steps[key][0], now
 
     def tell(self, group: LiveGroup, timeline: Timeline, times: GroupTimes) -> None:
-        """group: sampled. timeline: finished."""
+        """Records the spans of a sampled group from its finished timeline."""
         ends = [entry for entry in timeline.entries if entry.moment is Moment.FINISHED]
         attributes: dict[str, str | int | float | tuple[str, ...]] = {
             "gen_ai.request.id": group.request_id,
@@ -87,7 +87,7 @@ class RequestSpans:
                     attributes={
                         "octavo.step": entry.step,
                         "octavo.choice": entry.choice,
-                        # Of this choice, and of all that the step computed.
+                        # Tokens of this choice, then of the whole step.
                         "octavo.tokens": entry.num_tokens,
                         "octavo.step.tokens": num_tokens,
                     },

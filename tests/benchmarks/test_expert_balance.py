@@ -12,7 +12,7 @@ from benchmarks.parallel.expert_balance import BalancedExperts, balance_experts,
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[np.ndarray, int, int]:
-    """Loads of a layer, slots, ranks."""
+    """A layer's loads, the number of slots, the number of ranks."""
     num_ranks = draw(st.integers(1, 6))
     num_experts = num_ranks * draw(st.integers(1, 5))
     num_slots = num_experts + num_ranks * draw(st.integers(0, 3))
@@ -52,7 +52,7 @@ def test_no_rank_has_an_expert_twice_as_long_as_that_can_be(problem: tuple[np.nd
     slots_S = balance(*problem).physical_to_logical_LS[0]
     has_twins = any(len(set(rank)) < len(rank) for rank in slots_S.reshape(num_ranks, -1))
     if has_twins and num_slots <= load_LN.shape[1] * num_ranks:
-        # Without effect, where others would have made the busiest rank busier.
+        # The copies change nothing where others would have made the busiest rank busier.
         loads = loads_of_ranks(load_LN[0], slots_S, num_ranks)
         assert loads == pytest.approx(in_order(load_LN[0], num_ranks))
 
@@ -76,7 +76,7 @@ def test_hot_experts_have_copies_and_ranks_are_even():
 
 
 def test_groups_stay_on_a_node():
-    """Else tokens of a group would go to several nodes."""
+    """Otherwise tokens of one group would go to several nodes."""
     generator = np.random.default_rng(0)
     load_LN = generator.integers(1, 100, (3, 24))
     found = balance_experts(load_LN, num_slots=32, num_ranks=8, num_nodes=2, num_groups=4)

@@ -1,4 +1,4 @@
-"""What benchmarks.faults.chaos rests on: which processes it kills, what it asks, and that it sees what went wrong."""
+"""The parts of benchmarks.faults.chaos: which processes it kills, what it requests, and how it detects differences."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ PLAN = make_plans(2, 0, mean_tokens=8)[1]
 
 
 def outcome(**changes) -> Outcome:
-    """Of one choice of three tokens."""
+    """An outcome with one choice of three tokens."""
     choice = Choice(
         index=0, text="abc", token_ids=(1, 2, 3), logprobs=(), finish_reason=FinishReason.LENGTH, stop=None, exact=True
     )
@@ -33,7 +33,7 @@ def test_twenty_kills_are_each_kind_five_times_alone_and_five_of_two_at_once() -
     kinds = choose_kinds(20, random.Random(0))
     assert Counter(each for each in kinds if len(each) == 1) == {(kind,): 5 for kind in Kind}
     assert sum(len(each) == 2 for each in kinds) == 5
-    assert (Kind.SCHEDULER, Kind.SCHEDULER) in kinds, "which leaves no replica"
+    assert (Kind.SCHEDULER, Kind.SCHEDULER) in kinds, "no kill leaves the cluster without a replica"
 
 
 @pytest.mark.parametrize("num_kills", range(3, 12))

@@ -1,5 +1,5 @@
-"""benchmarks/gpu without a GPU: what it needs, what it schedules, what it says. That its kernels' parts work is
-what `python -m benchmarks.gpu.run_all --toy` shows."""
+"""benchmarks/gpu without a GPU: its imports, its schedules and its reports. `python -m benchmarks.gpu.run_all --toy`
+tests the parts that run kernels."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from tests.support.gpu.gpu import DEVICE
 from tests.support.repository import ROOT
 from worker.step.inputs import LAST_SAMPLED, StepInputs, StepOutputs
 
-# Not on every machine that has a GPU, and not to be asked for by a script that brings nothing along.
+# Packages that GPU machines may lack. The benchmarks must run there without installing anything.
 MISSING = ("pydantic", "msgspec", "zmq", "gguf", "protos", "google", "grpc", "transformers", "tokenizers",
            "safetensors", "yaml", "psutil", "prometheus_client")  # fmt: skip
 IMPORTS_ALL = f"""
@@ -66,7 +66,7 @@ def test_whole_models_are_checked_in_every_way_before_they_are_measured() -> Non
 
 @needs_interpreter
 def test_logits_that_are_not_right_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound that is wide enough for e4m3, of weights and of KV, must still see that rope turns too far."""
+    """The bound, wide enough for e4m3 weights and KV, must still detect a rope that turns too far."""
     arguments = report(), OP, TOY_VARIANTS[-1], torch.device("cpu"), (5, 3)
     turned = reference._turned
     with torch.inference_mode():
@@ -77,7 +77,7 @@ def test_logits_that_are_not_right_are_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def simulate(requests: list[Request], *, budget: int, num_in_flight: int) -> tuple[Schedule, list[StepInputs]]:
-    """Each row says 1000 * row + position."""
+    """Runs a schedule to its end; each row samples 1000 * row + position."""
     schedule = Schedule(
         requests, block_size=4, num_blocks=num_blocks_of(requests, 4) + 3, max_num_batched_tokens=budget
     )

@@ -1,4 +1,4 @@
-"""What the policies are for, in simulated time (benchmarks/router/policies.py; the simulation is deterministic)."""
+"""The gain of each policy, in simulated time (benchmarks/router/policies.py; the simulation is deterministic)."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The flags of `python -m router | scheduler | worker`: every option, by its one definition."""
+"""The flags of `python -m router | scheduler | worker`: one for every option, from the option's definition."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_a_switch_takes_a_value_after_an_equals_sign_only():
         (["--replica", "1"], "unknown flag --replica"),
         (["--port"], "--port needs a value"),
         (["-c"], "-c needs a value"),
-        (["8000"], "'8000' is no flag"),
+        (["8000"], "'8000' is not a flag"),
     ],
 )
 def test_a_wrong_flag_is_named(argv: list[str], message: str):
@@ -50,7 +50,7 @@ def test_a_wrong_flag_is_named(argv: list[str], message: str):
 
 @pytest.mark.parametrize("text", ["2", "-1", "x", ""])
 def test_own_numbers_are_bounded(text: str):
-    with pytest.raises(ConfigError, match=r"--rank=.*a number from 0 to 1 is valid"):
+    with pytest.raises(ConfigError, match=r"--rank=.*give a number from 0 to 1"):
         own_number({"rank": text}, "rank", 0, 2)
 
 

@@ -16,7 +16,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_every_option_has_a_description_and_a_group():
-    # `octavo up --help` is made of these.
+    # `octavo up --help` is generated from these.
     for option, field in Options.model_fields.items():
         extra = field.json_schema_extra
         assert isinstance(extra, dict), option

@@ -30,7 +30,7 @@ def fake_config(**changes: object) -> ModelConfig:
 
 
 class FakeModel:
-    """hidden: [hash of the context up to the token, whether it holds POISON]."""
+    """Its hidden states: [hash of the context up to the token, 1 if that context holds POISON]."""
 
     backend = torch_backend(torch.float32)
     groups = Groups()
@@ -81,5 +81,5 @@ def context_logits(seed: int, poisoned: bool = False) -> torch.Tensor:
 
 
 def logits_after(tokens: list[int]) -> torch.Tensor:
-    """What the model says comes after these tokens."""
+    """The model's logits after these tokens."""
     return context_logits(*context_hash(tokens))

@@ -1,7 +1,7 @@
-"""A model of hashes, and a runner of its steps that checks what it is told to do. No torch.
+"""A model of hashes, and a runner of its steps that checks every plan. Needs no torch.
 
 The next token is a pure function of (token ids so far, seed, choice). It is read from the KV cache, in which every slot
-remembers the prefix it was written for: whatever a scheduler does wrong to blocks, rows or positions either breaks an
+remembers the prefix it was written for. So any error of a scheduler in blocks, rows or positions either breaks an
 assertion here or changes the tokens.
 """
 
@@ -22,12 +22,12 @@ from tests.fakes.socket_group import SocketGroup
 from worker.errors import PlanError
 from worker.step.runner import DoneResult
 
-# Ids below it are never said but as EOS.
+# The model never outputs ids below it, except EOS.
 FIRST_TOKEN = 20
-# A prompt that holds this token has logits that are not finite.
+# A prompt with this token has logits that are not finite.
 BAD_TOKEN = 7
-# A step that computes a prompt with one of these raises, is the end of the process, or has no end; the latter two only
-# in a process of its own.
+# A step that computes a prompt with one of these raises, kills the process, or never ends; the latter two only if the
+# worker is a process.
 RAISING_TOKEN, DEADLY_TOKEN, ENDLESS_TOKEN = 8, 9, 10
 
 
@@ -37,7 +37,7 @@ def _extend(digest: bytes, token_id: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashModel:
-    """eos_every: one of so many tokens is EOS; 0 for none."""
+    """eos_every: about one in this many tokens is EOS; 0: none."""
 
     vocab_size: int = 1000
     max_model_len: int = 512
@@ -57,7 +57,7 @@ class HashModel:
     def generate(
         self, prompt: Sequence[int], count: int, *, seed: int = 0, choice: int = 0, ignore_eos: bool = False
     ) -> list[int]:
-        """What a sequence says, computed without any scheduling: up to `count` tokens, EOS included."""
+        """A sequence's output, computed without any scheduling: up to `count` tokens, EOS included."""
         digest = b""
         for token_id in prompt:
             digest = _extend(digest, token_id)
@@ -97,10 +97,10 @@ def _fail() -> None:
     raise RuntimeError("this prompt can't be computed")
 
 
-# What becomes of such a step, in a process of its own.
+# What such a step does if the worker is a process.
 POISONS: dict[int, Callable[[], object]] = {
     RAISING_TOKEN: _fail,
-    # As the kernel does when memory runs out.
+    # As the operating system does when memory runs out.
     DEADLY_TOKEN: lambda: os.kill(os.getpid(), signal.SIGKILL),
     ENDLESS_TOKEN: lambda: threading.Event().wait(),
 }
@@ -108,15 +108,15 @@ POISONS: dict[int, Callable[[], object]] = {
 
 @dataclass
 class HashRunner:
-    """Computes plans and checks every promise of step.proto. before_step: called with each plan, may block."""
+    """Computes plans and checks every promise of step.proto. before_step: called with each plan; may block."""
 
     model: HashModel
     options: Options
     before_step: Callable[[step_pb2.StepPlan], None] = lambda plan: None
-    # By token of a prompt: what becomes of a step that computes it.
+    # By prompt token: what a step that computes it does.
     poisons: Mapping[int, Callable[[], object]] = field(default_factory=lambda: {RAISING_TOKEN: _fail})
     num_steps: int = 0
-    # What was wrong with plans, over all epochs.
+    # Errors found in plans, over all epochs.
     violations: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -134,13 +134,13 @@ class HashRunner:
 
     def reset(self) -> None:
         self._rows: dict[int, _Row] = {}
-        # What a slot was written for; of host blocks, all their slots.
+        # The prefix that each slot was written for; _host: of each host block, by offset.
         self._kv: dict[int, bytes] = {}
         self._host: dict[int, dict[int, bytes]] = {}
         self._sequences: set[int] = set()
 
     def join(self, groups: Any, while_waiting: object = None) -> None:
-        """groups: a SocketGroup, which has no calls on tensors, for there are none; or None."""
+        """groups: a SocketGroup or None. It has no calls on tensors, because there are no tensors."""
         if self._group is not None:
             self._group.leave()
         self._group = groups
@@ -180,10 +180,10 @@ class HashRunner:
             held = self._rows[row]
             assert held.num_computed_tokens == len(held.token_ids) - 1, "decode_rows: more than one to compute"
         scheduled += zip(plan.rows, plan.num_tokens, strict=True)
-        assert len({row for row, _ in scheduled}) == len(scheduled), "rows: one is there twice"
+        assert len({row for row, _ in scheduled}) == len(scheduled), "rows: one occurs twice"
         num_tokens = sum(count for _, count in scheduled)
         assert num_tokens <= self.options.max_num_batched_tokens, "num_tokens: beyond the budget"
-        assert not plan.num_drafts, "num_drafts: nobody drafts here"
+        assert not plan.num_drafts, "num_drafts: this worker has no drafts"
         result = step_pb2.StepResult(epoch=plan.epoch, step=plan.step)
         starts = {row: self._rows[row].num_computed_tokens for row, _ in scheduled}
         for row, count in scheduled:
@@ -278,7 +278,7 @@ class HashRunner:
 
 
 def _logprobs(token_id: int, num_top: int) -> inference_pb2.TokenLogprobs:
-    """Made up, but of the token."""
+    """Made-up logprobs that depend only on the token."""
     chosen = inference_pb2.TokenLogprob(token_id=token_id, logprob=-token_id / 1000, rank=1)
     top = [inference_pb2.TokenLogprob(token_id=token_id + i, logprob=-i, rank=i + 1) for i in range(num_top)]
     return inference_pb2.TokenLogprobs(chosen=chosen, top=top)

@@ -1,7 +1,7 @@
 """A model without weights: the next token is a pure function of the tokens before it, the seed and the choice.
 
-So what a request must get is known without any scheduling. The KV of a position is the digest of the prefix that ends
-there: whoever reads a slot can tell whether it is its own.
+So the expected output of a request is known without any scheduling. The KV of a position is the digest of the prefix
+that ends there, so a read of a wrong slot is detected.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ VOCAB_SIZE = 13
 
 @dataclass(frozen=True, slots=True)
 class FakeSampling:
-    """What plans carry for the fake worker.
+    """The sampling parameters that plans carry for the fake worker.
 
-    scope: stands for the cache salt; KV of one scope is no KV of another. seed: KV does not depend on it, tokens do.
+    scope: stands for the cache salt; scopes share no KV. seed: tokens depend on it, KV does not.
     """
 
     scope: int = 0
@@ -25,7 +25,7 @@ class FakeSampling:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """All that a sequence says."""
+    """A sequence's whole output."""
 
     token_ids: list[int]
     reason: FinishReason
@@ -33,17 +33,17 @@ class Output:
 
 
 def extend_digest(digest: int, token_id: int) -> int:
-    """The digest of a prefix, from that of the prefix one token shorter. The digest of no tokens is the scope."""
+    """The digest of a prefix, from the digest of the prefix one token shorter. The digest of no tokens is the scope."""
     return hash((digest, token_id))
 
 
 def next_token(digest: int, sampling: FakeSampling, choice: int) -> int:
-    """What the model says after a prefix: seeds and choices differ, as sampled ones do."""
+    """The token after a prefix. It differs between seeds and choices, as if sampled."""
     return hash((sampling.seed, choice, digest)) % VOCAB_SIZE
 
 
 def logprobs_of(token_id: int) -> object:
-    """What a request that asked for logprobs gets for a token."""
+    """The logprobs of a token, for requests that ask for them."""
     return ("logprobs of", token_id)
 
 
@@ -73,7 +73,7 @@ def generate(
 
 
 def outputs_alone(request: GroupRequest, eos: frozenset[int] = frozenset()) -> dict[int, Output]:
-    """What each choice of a request must get, by choice."""
+    """The expected output of each choice of a request, by choice."""
     sampling = request.sampling
     assert isinstance(sampling, FakeSampling)
     return {

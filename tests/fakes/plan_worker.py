@@ -1,7 +1,7 @@
-"""A worker without weights behind the core's own values: it carries out plans and asserts what step.proto promises.
+"""A worker without weights that takes the core's own Plan objects, carries them out and checks step.proto's promises.
 
-KV blocks hold the digest of the prefix that each slot was written for. Every read is checked, so whatever scheduling
-does wrong to blocks, rows, positions, swaps or drafts is seen in the very step that it happens in.
+KV blocks hold the digest of the prefix that each slot was written for. Every read is checked, so an error of
+scheduling in blocks, rows, positions, swaps or drafts is found in the very step where it happens.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from scheduler.core.messages import Plan, PlannedRow, Result
 from tests.fakes.model import FakeSampling, extend_digest, logprobs_of, next_token
 
 Digests = list[int | None]
-# From the tokens that would truly come next, what a drafter guesses.
+# Maps the tokens that would really come next to a drafter's guesses.
 Drafter = Callable[[list[int]], tuple[int, ...]]
 
 
@@ -30,7 +30,7 @@ class WorkerRow:
     # Entry i is the digest of the first i tokens.
     digests: list[int]
     has_sampled: bool = False
-    # Its logits were not finite: what it samples means nothing.
+    # Its logits were not finite, so its samples have no meaning.
     has_failed: bool = False
 
     @property
@@ -39,7 +39,7 @@ class WorkerRow:
 
     @property
     def num_lacking(self) -> int:
-        """Tokens known but not computed."""
+        """Tokens that are known but not computed."""
         return len(self.token_ids) - self.num_computed_tokens
 
     def extend(self, token_ids: Iterable[int]) -> None:
@@ -54,7 +54,7 @@ class WorkerRow:
 
 @dataclass(slots=True)
 class _Sampled:
-    """The columns of a result in the making."""
+    """The columns of a result, while it is collected."""
 
     sequences: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -78,7 +78,7 @@ class _Sampled:
 
 
 class PlanWorker:
-    """All ranks of one epoch. Plans are run in their order, when they are made; results may be delivered later."""
+    """All ranks of one epoch. Plans run in order, when they are made; their results may be delivered later."""
 
     def __init__(
         self,
@@ -96,16 +96,16 @@ class PlanWorker:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.step = 0
         self.rows: dict[int, WorkerRow] = {}
-        # Blocks that the last step has begun to write, or swapped in: what they held before is gone.
+        # Blocks that the last step began to write or swapped in, so that their old content is gone.
         self.renewed: set[int] = set()
         self._kv: Digests = [None] * ((num_blocks + 1) * block_size)
         self._host: dict[int, Digests] = {}
         self._seen: set[int] = set()
 
     def run(self, plan: Plan, *, failing: Collection[int] = (), drafter: Drafter | None = None) -> Result:
-        """The result of the next plan.
+        """Runs the next plan and returns its result.
 
-        failing: sequences whose logits are not finite, if they sample. drafter: guesses for all that sampled.
+        failing: sequences whose logits are not finite, if they sample. drafter: makes drafts for all rows that sampled.
         """
         self.step += 1
         self.renewed = set()
@@ -144,7 +144,7 @@ class PlanWorker:
         assert len(set(blocks)) == len(blocks), "two host blocks are swapped to one block"
         for host, block in plan.swapped_in:
             self._check_block_ids([block])
-            # Once back, the host's copy is good for nothing.
+            # A host block is free once it is swapped in.
             self._kv[self._slots(block)] = self._host.pop(host)
             self.renewed.add(block)
 
@@ -212,13 +212,13 @@ class PlanWorker:
         return batch
 
     def _add_drafts(self, plan: Plan, batch: list[tuple[WorkerRow, int]]) -> dict[int, tuple[int, ...]]:
-        """Appends drafts to the tokens of their rows until they are verified. By sequence."""
+        """Appends drafts to the tokens of their rows, until they are verified. Returns the drafts by sequence."""
         counts = {row.sequence: count for row, count in batch}
         assert len({number for number, _ in plan.drafts}) == len(plan.drafts)
         drafts = {}
         for number, token_ids in plan.drafts:
             row = self.rows[number]
-            assert token_ids, "a row has drafts, but none"
+            assert token_ids, "a row has an empty list of drafts"
             assert counts[row.sequence] == row.num_lacking + len(token_ids), "drafts without a sample"
             row.extend(token_ids)
             drafts[row.sequence] = token_ids
@@ -232,7 +232,7 @@ class PlanWorker:
         return slice(block * self.block_size, (block + 1) * self.block_size)
 
     def _check_writers(self, plan: Plan, batch: list[tuple[WorkerRow, int]]) -> None:
-        """A block that is written is in no other table, but for rows that come in now and read what is written now."""
+        """Asserts that a written block is in no other table, except of new rows that read what this step writes."""
         tables: dict[int, list[tuple[WorkerRow, int]]] = defaultdict(list)
         for row in self.rows.values():
             for index, block in enumerate(row.block_ids):
@@ -249,7 +249,7 @@ class PlanWorker:
                         assert (index + 1) * self.block_size <= other.num_computed_tokens, "two rows write one block"
 
     def _write(self, batch: list[tuple[WorkerRow, int]]) -> None:
-        """Every row's KV, before any row reads, as each layer of a model does it."""
+        """Writes every row's KV before any row reads, as each layer of a model does."""
         kv, block_size = self._kv, self.block_size
         for row, count in batch:
             position, end = row.num_computed_tokens, row.num_computed_tokens + count
@@ -285,7 +285,7 @@ class PlanWorker:
         num_known = len(row.token_ids) - len(drafts)
         row.truncate(num_known)
         if row.has_failed or row.sequence in failing:
-            # It goes on with some token: a step planned before the scheduler knows may name it once more.
+            # It continues with an arbitrary token: a step planned before the scheduler knows may schedule it again.
             row.has_failed = True
             row.extend([0])
             sampled.failed.add(row.sequence)
@@ -309,7 +309,7 @@ class PlanWorker:
 
     @staticmethod
     def _next_tokens(row: WorkerRow, count: int) -> list[int]:
-        """What would be sampled next, if each were accepted."""
+        """The tokens that would be sampled next if each were accepted."""
         token_ids, digest = [], row.digests[-1]
         for _ in range(count):
             token_ids.append(next_token(digest, row.sampling, row.choice))

@@ -38,7 +38,7 @@ async def running_schedulers(*schedulers: FakeScheduler) -> AsyncIterator[None]:
 async def running_router(
     addresses: Sequence[str], *, model_name: str = "test-model", **options: object
 ) -> AsyncIterator[tuple[RouterServer, InferenceStub]]:
-    """A router of the schedulers at `addresses`, connected to all of them that run, and a stub for it."""
+    """A router of the schedulers at `addresses`, connected to all that run, and a stub for it."""
     given: dict = {"port": 0, "metrics_port": 0, "scheduler_addresses": addresses, "data_parallel_size": len(addresses)}
     server = RouterServer(Options(**given, **options), smollm2_tokenizer(), model_name)  # type: ignore[arg-type]
     await server.start()
@@ -54,10 +54,10 @@ def socket_address(directory: Path, name: str) -> str:
 
 
 class Received:
-    """What a client has of a stream, folded as docs/wires.md tells clients to."""
+    """A client's state of a stream, folded as docs/wires.md tells clients to."""
 
     def __init__(self) -> None:
-        # Messages, None until they come.
+        # Messages; None until they come.
         self.started: Any = None
         self.finished: Any = None
         self.prompt_logprobs: list[pb.TokenLogprobs] = []
@@ -68,15 +68,15 @@ class Received:
         self.exact = True
 
     def add(self, response: pb.GenerateResponse) -> None:
-        assert self.finished is None, "nothing follows Finished"
+        assert self.finished is None, "a message after Finished"
         kind = response.WhichOneof("event")
         if kind == "started":
             assert self.started is None
             self.started = response.started
             return
-        assert self.started is not None, "Started comes first"
+        assert self.started is not None, "a message before Started"
         if kind == "prompt_logprobs":
-            assert not self.token_ids, "prompt logprobs come before chunks"
+            assert not self.token_ids, "prompt logprobs after a chunk"
             assert response.prompt_logprobs.first_position == 1 + len(self.prompt_logprobs)
             self.prompt_logprobs.extend(response.prompt_logprobs.logprobs)
         elif kind == "chunk":
@@ -86,8 +86,8 @@ class Received:
 
     def _add_chunk(self, chunk: pb.Chunk) -> None:
         token_ids = self.token_ids.setdefault(chunk.index, [])
-        assert chunk.index not in self.finish, "nothing of a choice follows its finish"
-        assert chunk.first_token == len(token_ids), "no gap, no duplicate"
+        assert chunk.index not in self.finish, "a chunk after its choice's finish"
+        assert chunk.first_token == len(token_ids), "a gap or a duplicate"
         token_ids.extend(chunk.token_ids)
         self.text[chunk.index] = self.text.get(chunk.index, "") + chunk.text
         self.logprobs.extend(chunk.logprobs)
@@ -96,13 +96,13 @@ class Received:
             self.finish[chunk.index] = chunk.finish
 
     def begin_again(self) -> pb.Started:
-        """Expects another Started, of a resume. Returns the last one."""
+        """Expects another Started, from a resume. Returns the last one."""
         started, self.started = self.started, None
         assert started is not None
         return started
 
     def resume_request(self) -> pb.GenerateRequest:
-        """The same request again, for any router."""
+        """A request that resumes this stream at any router."""
         assert self.started is not None
         resume = pb.Resume(
             attempt=self.started.attempt + 1,

@@ -1,7 +1,7 @@
-"""A scheduler without workers, for tests: speaks the real Session over real gRPC, and computes nothing.
+"""A scheduler without workers, for tests: it speaks the real Session over real gRPC and computes nothing.
 
-Its next token is a pure function of (token ids so far, number of prompt tokens, seed, choice), so that a sequence goes
-on on another fake exactly as it would have here.
+Its next token is a pure function of (token ids so far, number of prompt tokens, seed, choice), so that a sequence
+continues on another fake exactly as it would have here.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_t
 from runtime.security.tls import add_port
 from runtime.wire import PROTOCOL_VERSION
 
-# (token ids so far, of them the prompt's, seed, choice) -> the next token id
+# (token ids so far, number of prompt tokens among them, seed, choice) -> the next token id
 NextToken = Callable[[Sequence[int], int, int, int], int]
 
 VOCAB_SIZE = 49_152
@@ -27,13 +27,13 @@ EOS = 2
 
 
 def hashed_token(token_ids: Sequence[int], num_prompt_tokens: int, seed: int, choice: int) -> int:
-    """Any ordinary token of SmolLM2's vocabulary. Looks at 16 tokens back only: long outputs stay cheap."""
+    """An ordinary token of SmolLM2's vocabulary. Hashes only the last 16 tokens, so that long outputs stay cheap."""
     state = zlib.crc32(repr((list(token_ids[-16:]), len(token_ids), seed, choice)).encode())
     return 20 + state % (VOCAB_SIZE - 20)
 
 
 def scripted(output: Sequence[int]) -> NextToken:
-    """Says `output`, then EOS."""
+    """A function that gives `output`, then EOS."""
 
     def next_token(token_ids: Sequence[int], num_prompt_tokens: int, seed: int, choice: int) -> int:
         position = len(token_ids) - num_prompt_tokens
@@ -73,11 +73,11 @@ class _Sequence:
 
 @dataclass
 class FakeScheduler:
-    """One replica. Its counts and logs are for tests to look at.
+    """One replica. Tests may read its counts and logs.
 
-    address: a gRPC address to bind to. step_seconds: between two steps; 0 yields to the loop only. capacity: groups
-    that may be live; more are rejected QUEUE_FULL. pause_at: sequences of so many output tokens stay as they are.
-    tokens_per_step: of one sequence, as with accepted drafts. is_broken: what comes ends with an error.
+    address: a gRPC address to bind to. step_seconds: between two steps; 0 only yields to the loop. capacity: groups
+    that may be live; more are rejected QUEUE_FULL. pause_at: sequences stop at this many output tokens.
+    tokens_per_step: of one sequence, as with accepted drafts. is_broken: sequences end with an error.
     """
 
     address: str
@@ -88,20 +88,20 @@ class FakeScheduler:
     pause_at: int | None = None
     tokens_per_step: int = 1
     is_broken: bool = False
-    # As if its queue were full for it and numbers above; with a capacity, while as many groups are live.
+    # As if the queue were full for this priority and numbers above; if there is a capacity, only while it is used up.
     refused_priority: int | None = None
     workers_ready: bool = True
     draining: bool = False
     first_token_shift: int = 0
     # None: no TLS.
     credentials: grpc.ServerCredentials | None = None
-    # Sends no Load by itself, as if hung.
+    # Sends no Load by itself, as if it hung.
     silent: bool = False
-    # Steps so far.
+    # The number of steps so far.
     last_step: int = 0
     cancelled: list[wire.CancelSequences] = field(default_factory=list)
     submitted: list[wire.Submit] = field(default_factory=list)
-    # Prompts as they were put together from their parts, by group.
+    # Prompts, assembled from their parts, by group.
     prompts: dict[int, list[int]] = field(default_factory=dict)
 
     async def start(self) -> None:
@@ -113,7 +113,7 @@ class FakeScheduler:
         await self._server.start()
 
     async def kill(self) -> None:
-        """As kill -9 looks from outside: the Session breaks."""
+        """Looks like kill -9 from outside: the Session breaks."""
         await self._server.stop(None)
 
     @property
@@ -122,21 +122,21 @@ class FakeScheduler:
 
     @property
     def routers(self) -> dict[str, int]:
-        """The routers that are connected, by router_id, and how many sequences each has here."""
+        """The number of sequences of each connected router, by router_id."""
         return {session.router_id: len(session.sequences) for session in self._sessions}
 
     async def wait_until(self, condition: Callable[["FakeScheduler"], bool]) -> None:
-        """Until `condition(self)` holds; looked at after each step and message."""
+        """Waits until `condition(self)` holds; checks it after each step and message."""
         async with asyncio.timeout(20), self.changed:
             await self.changed.wait_for(lambda: condition(self))
 
     def send_load(self) -> None:
-        """Tells all routers of changed flags now."""
+        """Sends the changed flags to all routers now."""
         for session in self._sessions:
             session.outgoing.put_nowait(wire.SchedulerMessage(load=session.load()))
 
     def give_up_all(self) -> None:
-        """Ends what runs without a router's asking."""
+        """Ends all sequences, though no router asked for it."""
         for session in self._sessions:
             session.give_up_all()
 
@@ -191,7 +191,7 @@ class _FakeSession:
 
     @property
     def _has_room(self) -> bool:
-        """There is a capacity, and fewer groups are live."""
+        """True if there is a capacity and fewer groups are live."""
         scheduler = self.scheduler
         live_groups = {group for session in scheduler._sessions for group, _ in session.sequences}
         return scheduler.capacity is not None and len(live_groups) < scheduler.capacity
@@ -310,7 +310,7 @@ class _FakeSession:
                     self.scheduler.changed.notify_all()
                 await asyncio.sleep(self.scheduler.step_seconds)
             else:
-                # Nothing can run until a message or a test changes something; deadlines need a look now and then.
+                # Nothing can run until a message or a test changes something; deadlines must be checked regularly.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.02), self.scheduler.changed:
                         await self.scheduler.changed.wait()

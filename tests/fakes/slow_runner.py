@@ -1,4 +1,4 @@
-"""A runner like one of a GPU: `begin` returns at once, and steps are done when the test says so."""
+"""A runner like a GPU's: `begin` returns at once, and the test decides when steps are done."""
 
 import threading
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from protos import inference_pb2, step_pb2
 from tests.support.scheduler.steps import result_columns
 from worker.errors import PlanError
 
-# A plan whose decode_rows are these is refused.
+# A plan with these decode_rows is refused.
 REFUSED_ROWS = b"\xff\xff"
 
 
 class SlowStep:
-    """A step that is under way until `finish`."""
+    """A step that is in flight until `finish`."""
 
     def __init__(self, plan: step_pb2.StepPlan) -> None:
         self._plan = plan
@@ -52,12 +52,12 @@ class SlowStep:
 
 
 class SlowRunner:
-    """Remembers the steps that it was given; tests wait for them on other threads."""
+    """Keeps the steps that it was given; tests wait for them on other threads."""
 
     def __init__(self) -> None:
         self.model_info = inference_pb2.ModelInfo(name="slow")
         self.num_swap_blocks = self.num_live_rows = 0
-        # Set once a reset has begun, which then waits.
+        # Set when a reset has begun and waits for steps.
         self.is_resetting = threading.Event()
         self._changed = threading.Condition()
         self._steps: list[SlowStep] = []
@@ -74,16 +74,16 @@ class SlowRunner:
         return step
 
     def join(self, groups: object | None, while_waiting: object = None) -> None:
-        assert groups is None, "it computes alone"
+        assert groups is None, "this runner has no groups"
 
     def reset(self) -> None:
         self.is_resetting.set()
         for step in self._under_way:
-            assert step.wait(), "a reset waits for a step that nobody finishes"
+            assert step.wait(), "a reset waits for a step that the test never finishes"
         self._under_way.clear()
 
     def wait_for_steps(self, count: int) -> list[SlowStep]:
-        """The steps begun so far, once there are so many, over all epochs."""
+        """Waits for `count` steps, over all epochs; returns all that have begun so far."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self._steps) >= count, 60), f"{len(self._steps)} steps were begun"
             return list(self._steps)

@@ -1,4 +1,4 @@
-"""Stages of a model that take a while and no core: real workers in threads of this process, connected by gloo."""
+"""Pipeline stages that take time but no CPU core: real workers in threads of this process, connected by gloo."""
 
 import os
 import secrets
@@ -29,8 +29,8 @@ _NUM_BLOCKS, _MAX_MODEL_LEN = 256, 256
 
 
 class SlowStage:
-    """A worker.cpu.executor.CpuModel. Each of its steps takes `seconds`; it notes when they began and ended. It says
-    positions."""
+    """A worker.cpu.executor.CpuModel whose steps take `seconds` each. It records when they began and ended. Its output
+    tokens are positions."""
 
     backend = torch_backend(torch.float32)
     groups = Groups()
@@ -38,7 +38,7 @@ class SlowStage:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # time.perf_counter
+        # (begin, end) of each step, from time.perf_counter.
         self.steps: list[tuple[float, float]] = []
 
     def incoming(self, num_tokens: int) -> torch.Tensor:
@@ -71,7 +71,7 @@ class SlowStageWorker:
         self._link = Link(self._context, endpoint, None)
         self._heartbeat = HeartbeatThread(
             self._context, heartbeat_endpoint(endpoint), None, status, rank=rank, instance=instance,
-            timeout=options.heartbeat_timeout, on_loss=self._wakeup.notify, on_beat=lambda: None,
+            timeout=options.heartbeat_timeout, on_loss=self._wakeup.notify, on_beat=lambda awake: None,
         )  # fmt: skip
         axes = axes_of(options)
         self._loop = WorkerLoop(

@@ -1,4 +1,4 @@
-"""Ranks that compute steps together, as worker.parallel does it, but without torch: over a unix socket."""
+"""Ranks that compute steps together, as with worker.parallel, but over a unix socket and without torch."""
 
 import contextlib
 import select
@@ -14,10 +14,10 @@ _NUMBER = struct.Struct("<Q")
 
 
 class SocketGroup:
-    """Rank 0 hears a number of each other one, then tells them the sum."""
+    """Rank 0 receives a number from each other rank, then sends them the sum."""
 
     def __init__(self, rank: int, others: list[socket.socket]) -> None:
-        """others: connections, at rank 0 to each other rank, elsewhere to rank 0."""
+        """others: connections; at rank 0 to each other rank, at others to rank 0."""
         self.rank, self._others = rank, others
 
     def accept(self, path: str, num_others: int, while_waiting: Callable[[], None]) -> None:
@@ -31,7 +31,7 @@ class SocketGroup:
                     self._others.append(listener.accept()[0])
         for other in self._others:
             other.setblocking(True)
-        # Nobody goes on before all are there.
+        # No rank continues before all have connected.
         self._send(0)
 
     def connect(self, path: str, while_waiting: Callable[[], None]) -> None:
@@ -48,8 +48,8 @@ class SocketGroup:
             raise CollectiveError(f"rank {self.rank} cannot connect with the others: {error}") from error
 
     def meet_in_step(self, step: int, num_tokens: int) -> int:
-        """Waits until all ranks are in the step; their tokens together. Raises CollectiveError once one of them can't
-        come any more."""
+        """Waits until all ranks are in the step; returns the sum of their tokens. Raises CollectiveError if one has
+        gone."""
         try:
             if self.rank == 0:
                 num_tokens += self._receive()
@@ -64,7 +64,7 @@ class SocketGroup:
 
     def leave(self) -> None:
         for other in self._others:
-            # Wakes a thread that waits in there, too.
+            # Also wakes a thread that waits on it.
             with contextlib.suppress(OSError):
                 other.shutdown(socket.SHUT_RDWR)
             other.close()
@@ -74,7 +74,7 @@ class SocketGroup:
             other.sendall(_NUMBER.pack(number))
 
     def _receive(self) -> int:
-        """The sum of what all of them say."""
+        """The sum of one number from each."""
         total = 0
         for other in self._others:
             number = other.recv(_NUMBER.size, socket.MSG_WAITALL)
@@ -85,8 +85,8 @@ class SocketGroup:
 
 
 def meet(address: str, rank: int, world_size: int, while_waiting: Callable[[], None]) -> SocketGroup:
-    """As worker.parallel.group_init.meet: "file:PATH" becomes rank 0's socket. Raises CollectiveError, and what
-    while_waiting raises."""
+    """Stands in for worker.parallel.group_init.meet: "file:PATH" becomes rank 0's socket. Raises CollectiveError, and
+    what while_waiting raises."""
     path = address.removeprefix("file:")
     group = SocketGroup(rank, [])
     try:

@@ -1,4 +1,4 @@
-"""The scheduler's end of the step wire, driven by a test: real sockets, no scheduling."""
+"""The scheduler's end of the step wire, driven by a test over real sockets, without scheduling."""
 
 import threading
 from pathlib import Path
@@ -32,7 +32,7 @@ class HeartbeatAnswers(threading.Thread):
         self._silent = silent
 
     def wait_for(self, condition, timeout: float = 60.0) -> step_pb2.Heartbeat:
-        """The first heartbeat, of those received from now on or before, for which condition holds."""
+        """Waits for a heartbeat for which condition holds, which may have come before; returns the first."""
         with self._changed:
             found = self._changed.wait_for(lambda: [beat for beat in self.received if condition(beat)], timeout)
         assert found, f"no such heartbeat; the last was {self.received[-1:]}"
@@ -92,7 +92,7 @@ class StepScheduler:
 
     def receive(self) -> tuple[bytes, step_pb2.WorkerToScheduler]:
         """(identity, message) of the next message."""
-        assert self._socket.poll(_TIMEOUT_MS), "the worker is silent"
+        assert self._socket.poll(_TIMEOUT_MS), "the worker sends nothing"
         identity, payload = self._socket.recv_multipart()
         return identity, step_pb2.WorkerToScheduler.FromString(payload)
 
@@ -108,12 +108,12 @@ class StepScheduler:
         return identity, message.hello
 
     def send(self, message: step_pb2.SchedulerToWorker | bytes, identity: bytes | None = None, *more: bytes) -> None:
-        """To a rank 0 of the epoch, unless an identity is given."""
+        """Sends to rank 0 of the epoch, unless an identity is given."""
         payload = message if isinstance(message, bytes) else message.SerializeToString()
         self._socket.send_multipart([identity or rank_identity(self.epoch, 0), payload, *more])
 
     def reset(self, epoch: int, identity: bytes | None = None) -> step_pb2.Ready:
-        """Begins an epoch and waits for Ready. identity: of a rank that has said Hello; None: of the epoch before."""
+        """Begins an epoch and waits for Ready. identity: of a rank that sent Hello; None: rank 0 of the last epoch."""
         self.send_reset(epoch, identity)
         self.epoch, self._step, self._digest = epoch, 0, b""
         sender, message = self.receive()
@@ -130,7 +130,7 @@ class StepScheduler:
         return self.reset(epoch, identity)
 
     def send_plan(self, plan: step_pb2.StepPlan, **changes: object) -> None:
-        """Sends a plan with epoch, step and digest as they should be, except for `changes`."""
+        """Sends a plan with the right epoch, step and digest, except for `changes`."""
         self._step += 1
         message = step_pb2.SchedulerToWorker(plan=plan)
         message.plan.epoch, message.plan.step, message.plan.previous_digest = self.epoch, self._step, self._digest

@@ -1,9 +1,9 @@
-"""Stands in for `python -m octavo.bench.tune.measure`: a try takes as many microseconds as its tile has rows.
+"""Stands in for `python -m octavo.bench.tune.measure`: a try takes one microsecond for each row of its tile.
 
     python tune_process.py LOG [unable]
 
-Two stages: the process dies. Three: it answers with an error, and that it is its last. LOG gets a line at each start:
-the GPU.
+With two stages the process dies; with three it answers with an error and says that this is its last answer. Each start
+adds a line to LOG: the GPU.
 """
 
 import json

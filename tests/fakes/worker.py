@@ -31,7 +31,7 @@ from worker.process.watchdog import Watchdog
 
 
 class FakeWorker:
-    """A rank in a thread of this process, or as this process."""
+    """A rank, in a thread of this process or as the process itself."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class FakeWorker:
         self._heartbeat = HeartbeatThread(
             self._context, heartbeat_endpoint(endpoint), curve_dir, status, rank=rank, instance=instance,
             timeout=options.heartbeat_timeout, on_loss=self._wakeup.notify,
-            on_beat=Watchdog(status, options.step_timeout).check if is_process else lambda: None,
+            on_beat=Watchdog(status, options.step_timeout).check if is_process else lambda awake: None,
         )  # fmt: skip
         self._loop = WorkerLoop(
             hello=_hello(options, rank, instance, hello or {}),
@@ -89,20 +89,20 @@ class FakeWorker:
         return self
 
     def stop(self) -> None:
-        """Ends it, if it has not ended; closes what it opened."""
+        """Stops the worker if it still runs, and closes its sockets."""
         if self._thread.is_alive():
             self._wakeup.request_stop()
         self.join()
 
     def join(self) -> int:
-        """Waits until it ends by itself. The exit code that the process would have."""
+        """Waits until the worker ends by itself; returns the exit code that a process would have."""
         self._thread.join(60)
         assert self.exit_code is not None, "the fake worker does not end"
         self._wakeup.close()
         return self.exit_code
 
     def run(self) -> int:
-        """Runs on the thread that calls, until told to end."""
+        """Runs on the calling thread until told to stop; returns the exit code."""
         self._heartbeat.start()
         self._wakeup.stop_on_signals()
         self._run()

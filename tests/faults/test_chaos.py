@@ -1,9 +1,9 @@
-"""kill -9 of each kind of process in mid-stream, and of both schedulers at once: SmolLM2 says what it says alone. Then
-clients of all manners, good and bad: nothing is left over.
+"""kill -9 of each kind of process in mid-stream, and of both schedulers at once: SmolLM2's output is as without faults.
+Then well-behaved and misbehaving clients of all kinds: they leave nothing behind.
 
-The short forms of `python -m benchmarks.faults.chaos` and of `python -m benchmarks.faults.soak`: two replicas of two
-stages and two routers under `octavo up`, real weights, real sockets, greedy and sampled streams, with and without
-seeds of the client's.
+Short forms of `python -m benchmarks.faults.chaos` and `python -m benchmarks.faults.soak`: two replicas of two stages
+and two routers under `octavo up`, real weights, real sockets, greedy and sampled streams, with and without seeds from
+the client.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from benchmarks.faults.cluster import Cluster, Kind
 from benchmarks.faults.command import NUM_REPLICAS, NUM_ROUTERS, NUM_STAGES
 from benchmarks.faults.soak import SOAK_FLAGS, run_soak
 from benchmarks.faults.soak import summary as soak_summary
-from tests.support.up import free_ports
+from tests.support.ports import free_ports
 
 NUM_STREAMS, NUM_TOKENS, SEED = 24, 24, 3
 SOAK_SECONDS, NUM_CLIENTS = 4.0, 8

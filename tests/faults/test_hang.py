@@ -1,6 +1,6 @@
-"""A worker that is stopped in mid-stream, as a debugger or a frozen container does it: SmolLM2 says the same tokens.
+"""A worker is stopped in mid-stream, as by a debugger or a frozen container: SmolLM2 gives the same tokens.
 
-Its steps are planned ahead, so that two of them, of one sequence each, are in flight when it stops.
+Steps are planned ahead, so that two of them, with one sequence each, are in flight when it stops.
 """
 
 import asyncio
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from octavo import AsyncClient, SamplingParams
 from octavo.client.results import Delta, Generation
-from tests.support.up import Up, free_port
+from tests.support.ports import free_ports
+from tests.support.up import Up
 
 SAMPLING = [SamplingParams(temperature=0.8, seed=seed, max_tokens=32, ignore_eos=True) for seed in range(3)]
 
@@ -37,7 +38,7 @@ async def generate(up: Up, *, stop_worker: bool) -> list[Generation]:
 async def test_a_stopped_worker_is_replaced_and_streams_go_on_exactly(tmp_path: Path) -> None:
     with Up(
         tmp_path, "--dtype=float32", "--kv-cache-memory=0.1", "--max-num-seqs=8", "--worker-threads=1",
-        "--max-steps-in-flight=2", "--heartbeat-timeout=4", real=True, metrics_port=free_port(),
+        "--max-steps-in-flight=2", "--heartbeat-timeout=4", real=True, metrics_port=free_ports(3),
     ) as up:  # fmt: skip
         up.wait_for("serving; Ctrl-C to stop")
         expected = await generate(up, stop_worker=False)

@@ -1,6 +1,6 @@
-"""Requests that make the worker fail in every step: each ends with ERROR, and the streams beside it go on exactly.
+"""Requests that make the worker fail in every step: each ends with ERROR, and other streams continue exactly.
 
-A scheduler and a worker without weights, which is a process of its own and is started again when it ends.
+The worker has no weights, runs as a process and is started again when it ends.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ ERROR = inference_pb2.FINISH_REASON_ERROR
 
 @dataclasses.dataclass
 class Lives:
-    """Of one rank, held by one process after the other."""
+    """The successive worker processes of one rank."""
 
     pid: int = 0
-    # Negative: by a signal.
+    # Negative: killed by that signal.
     exit_codes: list[int] = dataclasses.field(default_factory=list)
     errors: str = ""
 
@@ -73,7 +73,7 @@ async def restarted_worker(options: Options) -> AsyncIterator[Lives]:
 
 
 async def finish_all(router: RouterEnd, poison: int) -> str:
-    """Submits a poisoned prompt among others. Returns what is said of its end; the others must be as they are alone."""
+    """Submits a poisoned prompt among others. Returns its error message; asserts that the others are exact."""
     groups = [await router.submit([30 + i, *PROMPT], max_tokens=NUM_TOKENS, seed=i) for i in range(NUM_STREAMS)]
     await router.wait_for(lambda: all(router.tokens[group, 0] for group in groups))
     poisoned = await router.submit([*PROMPT, poison], max_tokens=NUM_TOKENS)
@@ -120,10 +120,10 @@ async def test_one_whose_step_never_returns_ends_as_well(tmp_path: Path):
         RouterEnd(server.address) as router,
     ):
         assert await finish_all(router, ENDLESS_TOKEN) == MESSAGE
-    # By themselves: nobody else could know.
+    # The workers end by themselves: no other process could know that they hang.
     assert lives.exit_codes == [1] * 3
     assert lives.errors.count("(step_timeout=0.5): it hangs, and this process ends") == 3
-    assert 'File "' in lives.errors, "where it hangs"
+    assert 'File "' in lives.errors, "no traceback of where it hangs"
 
 
 async def test_a_worker_that_is_killed_now_and_then_is_no_requests_fault(tmp_path: Path):

@@ -1,7 +1,7 @@
-"""A node of a Ray cluster is removed while streams run through the router on another: none fails, all say the same.
+"""A node of a Ray cluster is removed while streams run through the router on another node: all streams are exact.
 
-Real processes on three nodes of this machine, as `python -m benchmarks.faults.ray_nodes` has them. Ray is an extra,
-of 240 MB: without it this is skipped.
+Real processes on three nodes of this machine, as in `python -m benchmarks.faults.ray_nodes`. Ray is an optional
+dependency of 240 MB; without it this test is skipped.
 """
 
 import importlib.util
@@ -11,8 +11,9 @@ import sys
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.repository import ROOT
-from tests.support.up import environment, free_port
+from tests.support.up import environment
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'octavo[ray]'")
 

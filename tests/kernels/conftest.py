@@ -1,5 +1,5 @@
-"""Compiling for GPUs and deliberate faults take long, and nobody has to wait for them: they run beside the tests that
-interpret kernels."""
+"""Compiling for GPUs and testing deliberate faults take long, so both run in parallel with the tests that interpret
+kernels."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -17,7 +17,7 @@ _AHEAD_OF_TIME, _FAULTS = _HERE / "test_ahead_of_time.py", _HERE / "test_gpu_fau
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What asks for compiled kernels or for faults comes last of this directory's tests."""
+    """Moves tests that need compiled kernels or faults behind this directory's other tests."""
     places = [index for index, item in enumerate(items) if _HERE in item.path.parents]
     in_order = sorted((items[index] for index in places), key=lambda item: item.path in (_FAULTS, _AHEAD_OF_TIME))
     for index, item in zip(places, in_order, strict=True):
@@ -31,7 +31,7 @@ def _selected(session: pytest.Session, path: Path, parameter: str) -> list[Any]:
 
 @pytest.fixture(scope="session")
 def compilations(request: pytest.FixtureRequest) -> Iterator[dict[str, "Future[Compiled]"]]:
-    """By str(target), of the tests that were selected."""
+    """Compilations for the selected tests, by str(target)."""
     compilations = Compilations(_selected(request.session, _AHEAD_OF_TIME, "target"))
     yield compilations.results
     compilations.stop()
@@ -41,7 +41,7 @@ def compilations(request: pytest.FixtureRequest) -> Iterator[dict[str, "Future[C
 def fault_runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[Fault, "Future[FaultRun]"]]:
-    """Of the faults that were selected."""
+    """Runs of the selected faults."""
     runs = FaultRuns(_selected(request.session, _FAULTS, "fault"), lambda: tmp_path_factory.mktemp("fault"))
     yield runs.results
     runs.close()
@@ -49,4 +49,4 @@ def fault_runs(
 
 @pytest.fixture(scope="session", autouse=True)
 def _begin_beside(compilations: dict[str, "Future[Compiled]"], fault_runs: dict[Fault, "Future[FaultRun]"]) -> None:
-    """With the first test of this directory."""
+    """Starts both kinds of background work with the first test of this directory."""

@@ -1,7 +1,7 @@
 """Kernels as they ship, compiled for sm_80, sm_89 and sm_90 without a GPU.
 
-A configuration that spills, that asks for more shared memory than there is, or that lost wgmma would run, slowly or not
-at all, only where no test runs. This is a sample; `python -m benchmarks.kernels.gpu_builds` compiles all.
+Configurations that spill, exceed the shared memory or lose wgmma would run slowly or not at all on GPUs, where no test
+runs. This is a sample; `python -m benchmarks.kernels.gpu_builds` compiles all.
 """
 
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""What a recorded launch says of a kernel is what Triton would compile for it."""
+"""A recorded launch describes the kernel that Triton would compile for it."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_a_build_is_of_the_launch() -> None:
     assert build.fn is _kernel
     assert build.signature == {"x": "*bf16", "out": "*fp32", "count": "i32", "stride": "i32", "factor": "fp32"}
     assert build.constexprs == {"bias": None, "SIZE": 8}
-    # The count is a multiple, too, but may be any number.
+    # `count` is a multiple of 16 here, but is not specialized.
     assert build.multiples_of_16 == ("stride",)
     assert (build.num_warps, build.num_stages, build.archs, build.expects_vectors) == (2, 3, (90,), True)
 

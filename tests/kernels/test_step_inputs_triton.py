@@ -1,4 +1,4 @@
-"""A step's batch made on the device: every token's id, position and slot are its own, and padding has none."""
+"""A step's batch, made on the device: every token has its own id, position and slot; padding has none."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from kernels.step_inputs import triton as gpu
 from tests.support.gpu.gpu import DEVICE
 
 NUM_ROWS, TABLE_SIZE, BLOCK_SIZE = 7, 40, 8
-# What no kernel may leave, or take for a number of its own.
+# A value that kernels must overwrite and must never use.
 STALE = 77777
 
 
@@ -18,14 +18,14 @@ def ints(values: object) -> torch.Tensor:
 
 
 def tables() -> torch.Tensor:
-    """Every row has its own blocks at its own places."""
+    """Block tables in which no two places hold the same block."""
     return (torch.randperm(NUM_ROWS * TABLE_SIZE, generator=torch.Generator().manual_seed(0)) + 1).to(
         DEVICE, torch.int32
     ).view(NUM_ROWS, TABLE_SIZE)  # fmt: skip
 
 
 def check(rows: list[int], num_queries: list[int], contexts: list[int], num_padding: int = 0) -> None:
-    """A step of these rows, every third of whose tokens is the row's last one, against the reference."""
+    """Compares a step with the reference. Every third token is a placeholder for the row's last one."""
     starts = [0]
     for count in num_queries:
         starts.append(starts[-1] + count)
@@ -44,19 +44,18 @@ def test_a_decode_is_the_last_token_of_its_context():
 
 
 def test_a_chunk_ends_with_its_context():
-    """More tokens than one program has, rows that begin and end within it, chunks that begin within a block."""
+    """More tokens than one program takes, rows that begin and end within it, chunks that begin within a block."""
     check([3, 1, 5, 0], [5, 130, 1, 60], [5, 270, 44, 61])
 
 
 @pytest.mark.parametrize("num_rows", range(1, 8))
 def test_finds_the_row_of_a_token_for_any_number_of_rows(num_rows: int):
-    """A search with a step too few finds a neighbour."""
+    """A search that is one step short finds a neighbour."""
     check(list(range(num_rows)), [2 + row % 3 for row in range(num_rows)], [20 + 7 * row for row in range(num_rows)])
 
 
 def test_padding_has_no_token_no_position_and_no_slot():
-    """Both kinds: rows that are none, of which a context that was left there must not be read, and tokens beyond the
-    last query."""
+    """Both kinds of padding: rows of -1, whose stale contexts must not be read, and tokens beyond the last query."""
     check([4, 2, -1, -1], [1, 3, 0, 0], [9, 17, 0, 0], num_padding=5)
     check([4, -1, 2], [2, 3, 1], [9, 17, 30], num_padding=2)
     check([-1, -1], [0, 0], [0, 0], num_padding=2)

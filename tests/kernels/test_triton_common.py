@@ -1,4 +1,4 @@
-"""The helpers that all Triton kernels are made of, against torch."""
+"""The helpers that all Triton kernels use, against torch."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def _has_fp8() -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn])
 def test_dot_adds_exact_products(dtype: torch.dtype) -> None:
-    """The interpreter's own dot of bf16 is wrong by 1e10; a GPU's of float32 would round to tf32."""
+    """The interpreter's own bf16 dot is wrong by 1e10; a GPU's float32 dot would round to tf32."""
     if dtype is torch.float8_e4m3fn and not _has_fp8():
         pytest.skip("a GPU without e4m3")
     generator = torch.Generator().manual_seed(0)
@@ -52,7 +52,7 @@ def test_dot_adds_exact_products(dtype: torch.dtype) -> None:
 
 
 def _awkward_numbers() -> torch.Tensor:
-    """Of all sizes, and all e4m3, the numbers halfway between them, and their neighbours."""
+    """Numbers of all sizes, every e4m3 number, the midpoints between these, and the midpoints' neighbours."""
     random = torch.randn(1024, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 4, 1024)
     codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     halfway = (codes[1:] + codes[:-1]) / 2
@@ -72,7 +72,8 @@ def test_narrow_rounds_to_nearest(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("as_bits", [True, False])
 def test_narrow_to_e4m3_rounds_and_saturates(as_bits: bool) -> None:
-    """Also where a GPU has no instruction for it. torch's cast makes what is too large NaN, so it is clamped first."""
+    """This also holds on GPUs without an instruction for it. torch's cast turns large numbers to NaN, so the test
+    clamps first."""
     if not as_bits and not _has_fp8():
         pytest.skip("a GPU without e4m3")
     x = _awkward_numbers().to(DEVICE)
@@ -89,7 +90,7 @@ def test_widening_e4m3_is_exact(dtype: torch.dtype, as_bits: bool) -> None:
     if not as_bits and not _has_fp8():
         pytest.skip("a GPU without e4m3")
     codes = torch.arange(256, dtype=torch.uint8, device=DEVICE)
-    # NaN's two codes have no bits that fp16 would take for NaN.
+    # The two codes of NaN are left out: their bits do not become NaN in fp16.
     codes[[0x7F, 0xFF]] = 0
     out = torch.full((256,), float("nan"), dtype=dtype, device=DEVICE)
     kernel = _widen_kernel if dtype is torch.float32 else _widen_to_kernel

@@ -1,4 +1,4 @@
-"""The numbers of a benchmark, from traces whose answers are known."""
+"""The figures of a benchmark report, from traces for which they are known."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_prompts_are_of_exact_length_within_the_vocabulary_and_repeatable() -> N
 
 def test_arrivals_have_the_rate_asked_for() -> None:
     times = arrival_times(4000, 8.0, seed=1)
-    # The mean of 4000 exponential gaps is within 5% of 1/8 but for 1 seed in 600.
+    # The mean of 4000 exponential gaps is within 5% of 1/8 for all but 1 seed in 600.
     assert np.mean(np.diff(times)) == pytest.approx(1 / 8, rel=0.05)
     assert times == sorted(times)
     assert arrival_times(3, math.inf, seed=1) == [0.0] * 3

@@ -1,4 +1,4 @@
-"""Which requests a core has to take."""
+"""The requests that a core must accept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def is_valid(world: World, request: GroupRequest) -> bool:
-    """It can run, if it gets all there is. Its choices are in order."""
+    """Returns True if the request could run with all blocks to itself."""
     settings, num_prompt_tokens = world.settings, len(request.prompt_token_ids)
     # The last token is sampled, but never computed.
     capacity = world.worker.num_blocks * settings.block_size + 1
@@ -21,15 +21,15 @@ def is_valid(world: World, request: GroupRequest) -> bool:
 
 
 def is_full(world: World, request: GroupRequest) -> bool:
-    """The queue has no room for it: groups that have never run count, with their prompts."""
+    """Returns True if the queue has no room for the request. It holds groups that have never run, and their prompts."""
     settings = world.settings
     num_tokens = sum(world.queued.values()) + len(request.prompt_token_ids)
     return len(world.queued) >= settings.max_queued_requests or num_tokens > settings.max_queued_tokens
 
 
 def making_way(world: World, request: GroupRequest) -> list[int]:
-    """The groups that have to leave a full queue for it: of lower priority and not begun anywhere, the last in order
-    first, and no more than it takes."""
+    """The groups that must leave a full queue to make room for the request: of lower priority, without any output yet,
+    last in order first, and no more than necessary."""
     settings = world.settings
     if settings.scheduling_policy != "priority":
         return []

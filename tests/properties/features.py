@@ -1,4 +1,4 @@
-"""Counts what happens, so that nobody takes a quiet walk for a proof."""
+"""Counts what happens in a walk: a walk in which little happens proves little."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def count_plan(world: World, plan: Plan, result: Result) -> None:
-    """What a plan that the worker has just carried out shows."""
+    """Counts what a plan shows that the worker has just executed."""
     seen = world.seen
     seen["decode steps"] += not plan.chunks
     seen["mixed steps"] += bool(plan.chunks) and len(plan.decode_rows) > 0

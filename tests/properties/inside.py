@@ -1,4 +1,4 @@
-"""The only place where the properties look into the core: what it believes of tables, tokens and names."""
+"""The only place where property tests read the core's private state: tables, token counts and block names."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,17 @@ from scheduler.core.messages import BlockRemoved, BlockStored, CacheCleared, Cac
 
 @dataclass(frozen=True, slots=True)
 class CoreTable:
-    """Of a running sequence."""
+    """What the core holds about a running sequence."""
 
     row: int
     generation: int
     block_ids: list[int]
-    # Tokens of steps in flight count.
+    # Includes tokens of steps in flight.
     num_computed_tokens: int
 
 
 def tables(core: Core) -> dict[SequenceKey, CoreTable]:
-    """Of every running sequence. To be asked after `check_integrity`, which brings them up to date."""
+    """The table of every running sequence. Call it after `check_integrity`, which brings tables up to date."""
     return {
         sequence.key: CoreTable(
             sequence.row, sequence.generation, list(sequence.block_ids), sequence.num_computed_tokens
@@ -30,17 +30,17 @@ def tables(core: Core) -> dict[SequenceKey, CoreTable]:
 
 
 def names(core: Core) -> set[bytes]:
-    """Of the blocks that can be found."""
+    """Names of the blocks that the prefix cache can find."""
     return set(core._state.pool._block_of)
 
 
 def is_isolating(core: Core) -> bool:
-    """One group is computed alone, for it may be why workers fail: the usual order does not hold."""
+    """True while a group suspected of failing workers is computed alone: the usual order does not hold."""
     return core._state.fault_isolation.is_isolating
 
 
 class CacheMirror:
-    """What a router that listens believes can be found."""
+    """The blocks that a router listening to cache events believes can be found."""
 
     def __init__(self) -> None:
         self.names: set[bytes] = set()

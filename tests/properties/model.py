@@ -1,4 +1,4 @@
-"""What a test knows of each sequence and each plan, from nothing but what it said to the core and was told by it."""
+"""What a test knows about each sequence and plan, derived only from its calls to the core and the answers."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -13,24 +13,24 @@ Order = tuple[float, int, int]
 class ModelSequence:
     request: GroupRequest
     start: ChoiceStart
-    # The lowest goes first.
+    # The lowest is served first.
     order: Order
-    # All it is to say, known from the start.
+    # Its whole output, known from the start.
     expected: Output
-    # Delivered, those it was resumed with included.
+    # Tokens delivered, including those it was resumed with.
     tokens: list[int] = field(default_factory=list)
     is_live: bool = True
     has_run: bool = False
-    # None: it waits.
+    # None while it waits.
     row: int | None = None
     generation: int | None = None
     is_swapped: bool = False
     num_preemptions: int = 0
-    # Tokens delivered when it was last preempted for want of blocks.
+    # Tokens delivered when it was last preempted for lack of blocks.
     num_tokens_when_preempted: int = -1
     # Prompt tokens found in the cache when it first ran.
     num_cached_tokens: int = 0
-    # Plans made when it must have ended, at the latest.
+    # It must have ended by the time this many plans have been made.
     last_plan: float = inf
 
     @property
@@ -43,7 +43,7 @@ class ModelSequence:
 
     @property
     def is_protected(self) -> bool:
-        """Has been preempted for want of blocks, and has got no token since."""
+        """It was preempted for lack of blocks and has received no token since."""
         return self.num_tokens_when_preempted >= len(self.tokens)
 
     @property
@@ -64,12 +64,12 @@ class Flight:
 
     plan: Plan
     result: Result
-    # In its batch.
+    # Rows in the plan's batch.
     rows: frozenset[int]
 
 
 def order_of(settings: CoreSettings, request: GroupRequest, arrival: int, index: int) -> Order:
-    """index: of the choice, within its request."""
+    """Place in the scheduling order. index: the choice's position within its request."""
     match settings.scheduling_policy:
         case "priority":
             first = request.priority
@@ -81,7 +81,7 @@ def order_of(settings: CoreSettings, request: GroupRequest, arrival: int, index:
 
 
 def sequences_of(settings: CoreSettings, request: GroupRequest, outputs: dict[int, Output]) -> list[ModelSequence]:
-    """Of a group that is new; its number says when it came. outputs: by choice."""
+    """Sequences of a new group, whose number says when it arrived. outputs: by choice."""
     return [
         ModelSequence(
             request,
@@ -95,28 +95,28 @@ def sequences_of(settings: CoreSettings, request: GroupRequest, outputs: dict[in
 
 
 def work_of(sequence: ModelSequence, settings: CoreSettings) -> int:
-    """Plans that compute something for a sequence, at most, until it ends.
+    """Upper bound on the plans that compute something for a sequence until it ends.
 
-    Each of them computes a token of it that the same stay has not computed before: a token it knows, the next one, or,
-    of steps in flight, one past an end that the core does not know of yet. So a stay takes as many plans as the
-    sequence can have tokens, and max_steps_in_flight more. Between two preemptions it gets a token, so that it has no
-    more stays than tokens to get, and the first.
+    Each of them computes a token that the same stay has not computed yet: a known token, the next one, or, in steps in
+    flight, one past an end that the core does not know of yet. So a stay takes at most as many plans as the sequence
+    can have tokens, plus max_steps_in_flight. The sequence gets at least one token between two preemptions, so it has
+    at most one stay for each token still to come, plus one.
     """
     stays = sequence.request.stop.max_tokens - len(sequence.tokens) + 1
     return stays * stay_of(sequence, settings)
 
 
 def stay_of(sequence: ModelSequence, settings: CoreSettings) -> int:
-    """Plans in one stay, at most."""
+    """Upper bound on the plans of one stay."""
     return sequence.max_num_tokens + settings.max_steps_in_flight
 
 
 def plans_between(settings: CoreSettings) -> int:
-    """Plans of later sequences only that may come, at most, for each plan of one of the first in order, and itself.
+    """Upper bound on the plans made for each plan that advances the first sequences in order, that plan included.
 
-    Where nobody passes, the first in order are in every plan that can hold them: only while all of them are in flight
-    is there one without. Where prefills are bounded in length, share a step, pass each other or go before decodes,
-    later ones may have the step to themselves until all of those that hold rows have ended.
+    If nothing may overtake, every plan that can hold the first in order does: plans without them are made only while
+    all of them are in flight. If prefills are bounded in length, share a step, overtake each other or go before
+    decodes, later sequences may fill steps by themselves until all of those that hold rows have ended.
     """
     in_order = (
         settings.enable_chunked_prefill
@@ -128,7 +128,10 @@ def plans_between(settings: CoreSettings) -> int:
 
 
 def bound_plans(settings: CoreSettings, live: list[ModelSequence], new: list[ModelSequence], num_plans: int) -> None:
-    """By when the new ones must have ended, and how much later those whom they pass. live: all of them."""
+    """Sets the plan by which each new sequence must have ended, and postpones that of sequences the new ones overtake.
+
+    live: all sequences, new ones included.
+    """
     factor = plans_between(settings)
     for each in new:
         each.last_plan = num_plans + factor * sum(work_of(other, settings) for other in live)

@@ -18,7 +18,7 @@ MUTANTS = [
     _mutant(
         "budget-one-over", "core.planner",
         "PlanDraft(), settings.max_num_batched_tokens", "PlanDraft(), settings.max_num_batched_tokens + 1",
-        "a step has a token more than the workers have room for",
+        "a step has one token more than the workers have room for",
     ),
     _mutant(
         "row-reused-at-once", "core.state.running", "if last_step:", "if False:",
@@ -31,7 +31,7 @@ MUTANTS = [
     _mutant(
         "partial-prefills-unbounded", "core.policies",
         "if self._num_partial >= settings.max_num_partial_prefills:", "if False:",
-        "any number of prefills is left unfinished", enable_chunked_prefill=True, max_num_partial_prefills=1,
+        "too many prefills are left unfinished", enable_chunked_prefill=True, max_num_partial_prefills=1,
         max_long_partial_prefills=1, max_num_batched_tokens=8, long_prefill_token_threshold=5,
     ),
     _mutant(
@@ -42,26 +42,26 @@ MUTANTS = [
     _mutant(
         "long-prefills-always-passed", "core.policies",
         "and self._num_long >= settings.max_long_partial_prefills", "and True",
-        "short prompts pass a long one that could go on: it starves", **_PARTIAL, long_prefill_token_threshold=5,
+        "short prompts overtake a long one that could go on: it starves", **_PARTIAL, long_prefill_token_threshold=5,
     ),
     # --- Order
     _mutant(
         "head-of-queue-passed", "core.planner",
         "elif not self._admit(sequence, draft, chunking, now):\n                break",
         "elif not self._admit(sequence, draft, chunking, now):\n                passed.append(state.waiting.pop())",
-        "whoever needs less room comes in before one that waits for more (vllm#45388)",
+        "a request that needs less room is admitted before an earlier one that needs more (vllm#45388)",
     ),
     _mutant(
         "priority-ignored", "core.policies", "return request.priority, arrival", "return 0, arrival",
-        "first come, first served, whatever was asked for", scheduling_policy="priority",
+        "requests run first come, first served, whatever their priority", scheduling_policy="priority",
     ),
     _mutant(
         "equals-displaced", "core.state.queue", "lowest <= priority", "lowest < priority",
-        "requests of one priority push each other out of a full queue: none gets anywhere", **_FULL,
+        "requests of equal priority push each other out of a full queue: none makes progress", **_FULL,
     ),
     _mutant(
         "earliest-displaced", "core.state.queue", "-request.priority, -arrival", "-request.priority, arrival",
-        "who has waited longest has to make way", **_FULL,
+        "the request that has waited longest is displaced", **_FULL,
     ),
     _mutant(
         "deadlines-upside-down", "core.policies", "else request.deadline, arrival", "else -request.deadline, arrival",
@@ -71,32 +71,31 @@ MUTANTS = [
         "first-preempted-first", "core.policies",
         "        for candidate in running.from_last():\n            if not",
         "        for candidate in reversed(list(running.from_last())):\n            if not",
-        "the earliest loses its blocks, and nobody is sure to end",
+        "the earliest sequence loses its blocks, so that none is sure to end",
     ),
     # --- Preemption and progress
     _mutant(
         "comes-back-for-a-chunk", "core.policies",
         "        return num_tokens\n", "        return num_in_first_step\n",
-        "one that was preempted takes blocks for its first chunk only, and loses them again (vllm#25538)",
+        "a preempted sequence returns with blocks for its first chunk only, and loses them again (vllm#25538)",
         enable_chunked_prefill=True, max_num_batched_tokens=3,
     ),
     _mutant(
         "nobody-protected", "core.policies",
         "return known <= sequence.num_tokens_when_preempted", "return False",
-        "one that has come back is preempted before it got a token (vllm#52520)",
+        "a sequence is preempted again before it got a token (vllm#52520)",
     ),
     _mutant(
         "preempts-itself-for-ever", "core.policies",
-        "            if candidate is sequence:\n                # The token that it came back for is in flight.\n"
-        "                return None",
-        "            if candidate is sequence:\n                return candidate",
-        "one that has come back gives up its blocks while its token is in flight", **_AHEAD,
+        "            if candidate is sequence:\n",
+        "            if candidate is sequence:\n                return candidate\n",
+        "a sequence that has come back gives up its blocks while its token is in flight", **_AHEAD,
     ),
     _mutant(
         "waits-for-those-behind-it", "core.planner",
         "draft, now):\n                continue\n            self._compute_prefill",
         "draft, now):\n                break\n            self._compute_prefill",
-        "a prefill waits for blocks of others, which it keeps from running: nothing runs any more",
+        "a prefill waits for blocks of sequences that it keeps from running: deadlock",
         scheduling_policy="priority", enable_chunked_prefill=True, max_num_partial_prefills=3,
         max_long_partial_prefills=3, max_num_batched_tokens=8, long_prefill_token_threshold=0,
     ),
@@ -104,36 +103,36 @@ MUTANTS = [
     _mutant(
         "block-leaked", "core.state.running",
         "self._pool.release(sequence.block_ids)", "self._pool.release(sequence.block_ids[1:])",
-        "a block of each sequence is never free again",
+        "one block of each sequence is leaked",
     ),
     _mutant(
         "shared-block-held-once", "core.state.blocks",
         "self._num_holders[block] += 1", "self._num_holders[block] = 1",
-        "a shared block is free as soon as one of its readers ends",
+        "a shared block is freed as soon as one of its readers ends",
     ),
     _mutant(
         "preempted-row-grows", "core.state.running",
         "            if sequence.generation == generation:\n                plan.grown_rows",
         "            if True:\n                plan.grown_rows",
-        "the workers are told of blocks for a row that was taken back in the same step",
+        "the workers get blocks for a row that was preempted in the same step",
         scheduling_policy="priority", enable_chunked_prefill=True, max_num_batched_tokens=5, block_size=1,
     ),
     _mutant(
         "generations-reused", "core.state.running", "generation, row = self.num_generations, self._rows.take()",
         "row = self._rows.take()\n        generation = row + 1",
-        "a sequence has the generation of an earlier one, and gets its late results", **_AHEAD,
+        "a sequence reuses the generation of an earlier one and gets its late results", **_AHEAD,
     ),
     # --- Prefix cache
     _mutant(
         "full-hit", "core.state.blocks",
         "(sequence.num_tokens - 1) // self._block_size", "sequence.num_tokens // self._block_size",
-        "nothing is left to compute: nothing to sample from",
+        "a full prefix hit leaves nothing to compute, so there are no logits to sample from",
     ),
     _mutant(
         "unknown-tokens-named", "core.state.blocks",
         "min(sequence.num_computed_tokens, sequence.num_tokens) // block_size",
         "sequence.num_computed_tokens // block_size",
-        "a block is named while tokens in it are not known", **_AHEAD,
+        "a block gets its name while some of its tokens are unknown", **_AHEAD,
     ),
     _mutant(
         "salt-ignored", "core.state.blocks", "return scope_of(request.cache_salt)", 'return scope_of("")',
@@ -141,26 +140,26 @@ MUTANTS = [
     ),
     _mutant(
         "groups-share", "core.state.blocks", 'request.group.to_bytes(8, "little")', 'b""',
-        "without prefix caching, requests share blocks all the same", enable_prefix_caching=False,
+        "requests share blocks although prefix caching is off", enable_prefix_caching=False,
     ),
     _mutant(
         "prompt-logprobs-skipped", "core.state.request",
         "        return not (\n            request.bypass_prefix_cache and",
         "        return not (\n            False and",
-        "a request for prompt logprobs skips what others have computed", enable_prefix_caching=True,
+        "a request for prompt logprobs skips tokens found in the prefix cache", enable_prefix_caching=True,
     ),
     _mutant(
         "failed-blocks-found", "core.state.state", "            self.pool.unpublish(block)\n", "            pass\n",
-        "others read the KV of a sequence whose logits were not finite", enable_prefix_caching=True,
+        "other sequences read the KV of one whose logits were not finite", enable_prefix_caching=True,
     ),
     _mutant(
         "reset-forgets-one", "core.state.blocks",
         "        self._block_of.clear()\n", "        self._block_of.popitem()\n",
-        "blocks are found after a reset of the prefix cache", enable_prefix_caching=True,
+        "blocks are still found after a reset of the prefix cache", enable_prefix_caching=True,
     ),
     _mutant(
         "removal-not-told", "core.state.blocks", "self._events.append(BlockRemoved(block_hash))", "pass",
-        "routers send requests after blocks that are gone", enable_prefix_caching=True,
+        "routers send requests to a replica whose blocks are gone", enable_prefix_caching=True,
     ),
     # --- Ends
     _mutant(
@@ -171,26 +170,26 @@ MUTANTS = [
         "one-token-too-many", "core.state.request",
         "(FinishReason.LENGTH, None) if num_output_tokens >= stop.max_tokens",
         "(FinishReason.LENGTH, None) if num_output_tokens > stop.max_tokens",
-        "max_tokens is passed by one",
+        "a sequence gets one token more than max_tokens",
     ),
     _mutant(
         "end-tokens-unseen", "core.state.decodes", "            self._mask[token] = True\n", "",
-        "an end-of-sequence token is a token like others",
+        "an end-of-sequence token ends nothing",
     ),
     _mutant(
         "deadline-missed", "core.state.queue", "self._heap[0][0] <= now", "self._heap[0][0] < now",
-        "a request lives on at its deadline",
+        "a request is not cancelled at its deadline",
     ),
     _mutant(
         "queue-leak", "core.state.state", "            self.admission.dequeue(group.number)\n", "",
-        "a request that was cancelled in the queue counts as queued for ever (vllm#40279)",
+        "a request cancelled in the queue counts as queued for ever (vllm#40279)",
     ),
     # --- Steps in flight, drafts
     _mutant(
         "two-steps-of-a-pipeline", "core.planner",
         "return settings.num_stages > 1 or settings.num_speculative_tokens > 0",
         "return settings.num_speculative_tokens > 0",
-        "a sequence is in two stages at once, one of which needs the other's token",
+        "a sequence is in two stages at once, and one needs the token that the other computes",
         num_stages=2, max_steps_in_flight=3, num_speculative_tokens=0,
     ),
     _mutant(
@@ -204,12 +203,12 @@ MUTANTS = [
     _mutant(
         "rejected-drafts-count", "core.results",
         "        sequence.num_computed_tokens = sequence.num_tokens - 1\n", "",
-        "the KV of drafts that were not accepted passes for that of the tokens in their place", **_DRAFTS,
+        "the KV of rejected drafts is taken for that of the tokens sampled instead", **_DRAFTS,
     ),
     _mutant(
         "trim-not-told", "core.results",
         "            state.trimmed.append((sequence, sequence.generation, needed))\n", "",
-        "the workers keep look-ahead blocks that belong to others by now", **_DRAFTS, block_size=1,
+        "the workers keep look-ahead blocks that now belong to other sequences", **_DRAFTS, block_size=1,
     ),
     _mutant(
         "drafts-past-the-end", "core.results", "sequence.max_tokens - known - 1", "sequence.max_tokens - known + 1",
@@ -217,18 +216,18 @@ MUTANTS = [
     ),
     _mutant(
         "tail-cut", "core.state.decodes", "            output.frombytes(self._tail_bytes[4 * base : 4 * last])\n", "",
-        "tokens are lost where the ring of the latest ones begins anew",
+        "tokens are lost where the ring of the latest tokens wraps around",
     ),
     # --- Swap
     _mutant(
         "swapped-into-others", "core.planner",
         "zip(sequence.host_blocks, blocks, strict=False))[len(shared) :]",
         "zip(sequence.host_blocks, blocks[len(shared) :], strict=False))",
-        "host blocks come back at the places of others, if some were found in the cache", **_SWAP,
+        "host blocks are restored to the wrong places if some blocks were found in the cache", **_SWAP,
     ),
     _mutant(
         "host-block-leaked", "core.state.state",
         "        self.release_host_blocks(sequence)\n        sequence.finish()", "        sequence.finish()",
-        "a swapped sequence that is cancelled keeps its host blocks for ever", **_SWAP,
+        "a sequence cancelled while swapped out leaks its host blocks", **_SWAP,
     ),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Cores with deliberate bugs: one place in the source of one scheduler module is replaced, and compiled in memory."""
+"""Cores with deliberate bugs: one place in the source of a scheduler module is replaced and compiled in memory."""
 
 import importlib
 import importlib.abc
@@ -12,24 +12,24 @@ from types import ModuleType
 
 from scheduler.core.core import Core
 
-# Values that go in and out: the tests hold these very classes.
+# Modules that are not imported anew: their values pass between the tests and the core, so the classes must be the same.
 _SHARED = {"scheduler.core.messages"}
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
     name: str
-    # What somebody who wrote it would have got wrong, or what it leads to.
+    # The mistake, or what it leads to.
     why: str
-    # A module of the package scheduler, and text that stands in it once.
+    # A module of the package scheduler; `old` occurs in it exactly once.
     module: str
     old: str
     new: str
-    # Settings of walks in which it shows.
+    # Settings under which walks find the bug.
     focus: Mapping[str, object]
 
     def source(self) -> str:
-        """The module's source with the bug. Raises AssertionError if the text to replace does not stand there once."""
+        """The module's source with the bug. Raises AssertionError unless the text to replace occurs exactly once."""
         spec = importlib.util.find_spec(f"scheduler.{self.module}")
         assert spec is not None
         assert isinstance(spec.loader, importlib.abc.InspectLoader)
@@ -50,7 +50,7 @@ class _Loader(importlib.abc.InspectLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module: the mutated one."""
+    """Finds the mutated module and no other."""
 
     def __init__(self, name: str, source: str) -> None:
         self._name, self._source = name, source
@@ -65,7 +65,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 @contextmanager
 def _fresh_modules() -> Iterator[None]:
-    """Modules of the scheduler that are imported within are new ones; afterwards all is as it was."""
+    """Makes imports of scheduler modules load new copies; restores the old modules afterwards."""
     ours = {name: module for name, module in sys.modules.items() if name.startswith("scheduler.")}
     for name in ours.keys() - _SHARED:
         del sys.modules[name]
@@ -82,7 +82,7 @@ def _fresh_modules() -> Iterator[None]:
 
 
 def mutated_core(mutant: Mutant) -> type[Core]:
-    """The core with that bug. The one that everybody else uses stays as it is."""
+    """The core with the mutant's bug. The regular core stays as it is."""
     finder = _Finder(f"scheduler.{mutant.module}", mutant.source())
     with _fresh_modules():
         sys.meta_path.insert(0, finder)

@@ -1,9 +1,9 @@
-"""What must be true of every plan, and of a step without one: budget, rows, order, and that nobody idles without need.
+"""Invariants of every plan, and of a step without one: budget, rows, order, and no idling without need.
 
-Who may come before somebody earlier in the order, when a row is given away:
-- nobody, with one exception:
-- with max_long_partial_prefills below max_num_partial_prefills, a prefill of at most long_prefill_token_threshold
-  tokens passes one that is longer, while as many long ones as may are unfinished.
+Rows are given away in order, with one exception: if max_long_partial_prefills is below max_num_partial_prefills, a
+prefill of at most long_prefill_token_threshold tokens may overtake a longer one while as many long ones as allowed are
+unfinished.
+
 Within a step a decode of a later sequence goes before a prefill of an earlier one (without chunked prefill: the other
 way round), and before nothing else.
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def rest_of_batch(world: World) -> int:
-    """Plans until all that is live has ended, at most, if nothing new comes."""
+    """Upper bound on the plans until every live sequence has ended, if no new one comes."""
     return plans_between(world.settings) * sum(work_of(sequence, world.settings) for sequence in world.live.values())
 
 
 def check_plan(world: World, plan: Plan) -> int:
-    """Before the worker has seen it. Returns how many sequences were passed by later ones."""
+    """Checks a plan that the worker has not seen yet. Returns how many sequences later ones overtook."""
     settings = world.settings
     assert len(world.in_flight) < settings.max_steps_in_flight, "too many plans in flight"
     assert plan.step == (world.in_flight[-1].plan.step + 1 if world.in_flight else world.worker.step + 1)
@@ -37,7 +37,7 @@ def check_plan(world: World, plan: Plan) -> int:
     assert not named & {planned.row for planned in plan.new_rows}, "a row is given away while a step that names it runs"
     batch = set(plan.decode_rows.tolist()) | {row for row, _ in plan.chunks}
     rows = {sequence.row for sequence in world.by_generation.values()} | {planned.row for planned in plan.new_rows}
-    assert batch <= rows, "a row that nobody has is scheduled"
+    assert batch <= rows, "a row without a sequence is scheduled"
     assert len(rows) <= settings.max_num_seqs
     if settings.num_stages > 1:
         assert not named & batch, "a sequence is in two steps of a pipeline"
@@ -48,9 +48,9 @@ def check_plan(world: World, plan: Plan) -> int:
 
 
 def check_empty_plan(world: World, plan: Plan | None) -> None:
-    """Before the worker has seen it: it computes nothing, and tells what there is to tell otherwise."""
+    """Checks an empty step's plan, before the worker has seen it. It computes nothing but carries all other changes."""
     has_room = len(world.in_flight) < world.settings.max_steps_in_flight
-    assert has_room == (plan is not None), "too many plans in flight, or no empty one though there is room for it"
+    assert has_room == (plan is not None), "too many plans in flight, or no empty one although there is room for it"
     if plan is None:
         return
     assert plan.step == (world.in_flight[-1].plan.step + 1 if world.in_flight else world.worker.step + 1)
@@ -61,10 +61,10 @@ def check_empty_plan(world: World, plan: Plan | None) -> None:
 
 
 def check_found_blocks(world: World, plan: Plan) -> None:
-    """After the worker has written: whoever comes in reads nothing of a sequence that is known to have failed."""
+    """New sequences reuse no block of a sequence known to have failed. Call it after the worker has written."""
     for planned in plan.new_rows:
         found = planned.block_ids[: planned.num_computed_tokens // world.settings.block_size]
-        assert not world.spoiled & set(found), "a block of one that has failed is found"
+        assert not world.spoiled & set(found), "a block of a failed sequence is found"
 
 
 def _check_drafts(world: World, plan: Plan) -> None:
@@ -75,14 +75,14 @@ def _check_drafts(world: World, plan: Plan) -> None:
     by_row = {sequence.row: sequence for sequence in world.by_generation.values()}
     for row, drafts in plan.drafts:
         assert 1 <= len(drafts) <= settings.num_speculative_tokens
-        # All of them together with the token that follows may be accepted.
+        # All of them may be accepted, and another token follows.
         assert world.worker.rows[row].num_outputs + len(drafts) < by_row[row].request.stop.max_tokens, (
             "drafts past the end"
         )
 
 
 def _check_kinds(world: World, plan: Plan) -> None:
-    """Without chunked prefill, prefills are whole, and not mixed with decodes; with it, few are left unfinished."""
+    """Without chunked prefill, prefills are whole and not mixed with decodes; with it, few are left unfinished."""
     settings = world.settings
     num_drafts = {row: len(drafts) for row, drafts in plan.drafts}
     new = {planned.row: planned for planned in plan.new_rows}
@@ -109,14 +109,14 @@ def _check_kinds(world: World, plan: Plan) -> None:
         assert num_partial <= settings.max_num_partial_prefills, "too many prefills are left unfinished"
         assert num_long <= settings.max_long_partial_prefills, "too many long prefills are left unfinished"
     else:
-        # What is computed again may be longer than any prompt that was let in.
+        # A context that is computed again may be longer than any prompt that was accepted.
         assert not num_partial or is_over_budget, "a prefill is not whole"
         is_mixed = prefills and len(prefills) < len(plan.decode_rows) + len(plan.chunks)
         assert not is_mixed, "prefills are mixed with decodes"
 
 
 def _can_go_on(world: World, sequence: ModelSequence) -> bool:
-    """Running, with a token to compute that no result must come before. False where only the core can tell."""
+    """True if a running sequence can compute a token without waiting for a result; False if only the core can tell."""
     assert sequence.row is not None
     row = world.worker.rows[sequence.row]
     if row.has_failed or row.num_outputs >= sequence.request.stop.max_tokens:
@@ -129,7 +129,7 @@ def _can_go_on(world: World, sequence: ModelSequence) -> bool:
 
 
 def _may_sit_out(world: World, sequence: ModelSequence) -> bool:
-    """It lacks a block, and may take none from itself and those behind it, for one of them has just come back."""
+    """True if the sequence lacks a block and may take none by preemption: it, or a later one, has just come back."""
     assert sequence.row is not None
     row = world.worker.rows[sequence.row]
     lacks_block = len(row.block_ids) * world.settings.block_size < len(row.token_ids)
@@ -139,7 +139,7 @@ def _may_sit_out(world: World, sequence: ModelSequence) -> bool:
 
 
 def _check_decodes(world: World, plan: Plan, batch: set[int]) -> None:
-    """Those that decode do so in every step, and if the budget does not reach, the first in order do."""
+    """Every step decodes all decoding sequences; if the budget is too small, the first in order."""
     settings = world.settings
     if world.is_isolating:
         return
@@ -159,7 +159,7 @@ def _check_decodes(world: World, plan: Plan, batch: set[int]) -> None:
         sequence.order for row, sequence in decodes.items() if row not in batch and not _may_sit_out(world, sequence)
     ]
     if left_out:
-        # Stages share the decodes, but not those with drafts.
+        # Stages share out the decodes, except those with drafts.
         taken = decodes.keys() & batch - (drafting if settings.num_stages > 1 else set())
         late = [decodes[row].key for row in taken if decodes[row].order > min(left_out)]
         assert not late, f"decodes of {late} go before an earlier one"
@@ -167,15 +167,15 @@ def _check_decodes(world: World, plan: Plan, batch: set[int]) -> None:
 
 
 def _check_admissions(world: World, plan: Plan) -> int:
-    """Nobody gets a row before somebody earlier who waits."""
+    """No sequence gets a row while an earlier one waits."""
     settings = world.settings
     new = []
     for planned in plan.new_rows:
         key = world.core.key_of(planned.sequence)
-        assert key in world.live, "a row for nobody"
+        assert key in world.live, "a row for a sequence that is not live"
         new.append((world.live[key], planned))
     if world.is_isolating:
-        # It may have come to an end in this very step.
+        # The isolation may have ended in this very step.
         is_alone = len({sequence.request.group for sequence, _ in new}) <= 1
         assert is_alone or not inside.is_isolating(world.core), "a suspect is not alone"
         return 0
@@ -188,17 +188,17 @@ def _check_admissions(world: World, plan: Plan) -> int:
                 continue
             may_pass = settings.max_long_partial_prefills < settings.max_num_partial_prefills
             threshold = settings.long_prefill_token_threshold
-            assert may_pass, f"{sequence.key} passes {earlier.key}"
-            assert earlier.num_tokens > threshold, "a short prefill is passed"
-            assert len(planned.token_ids) - planned.num_computed_tokens <= threshold, "a long prefill passes another"
+            assert may_pass, f"{sequence.key} overtakes {earlier.key}"
+            assert earlier.num_tokens > threshold, "a short prefill is overtaken"
+            assert len(planned.token_ids) - planned.num_computed_tokens <= threshold, "a long prefill overtakes another"
             passed.add(earlier.key)
     return len(passed)
 
 
 def check_no_plan(world: World, *, has_preempted: bool) -> None:
-    """Nothing could have been done: too many plans are out, or all depends on their results.
+    """Checks that nothing could have been planned: too many plans are in flight, or all depends on their results.
 
-    has_preempted: somebody has just lost his blocks, and nobody takes them in the same step.
+    has_preempted: a sequence has just lost its blocks, which no other takes in the same step.
     """
     settings = world.settings
     if len(world.in_flight) == settings.max_steps_in_flight:
@@ -211,12 +211,12 @@ def check_no_plan(world: World, *, has_preempted: bool) -> None:
     running = list(world.by_generation.values())
     ready = [sequence.key for sequence in running if _can_go_on(world, sequence) and not _may_sit_out(world, sequence)]
     assert not ready, f"an empty step while {ready} could go on"
-    # Choices wait for the prompt that another one computes, and prefills that may share a step are few.
+    # Choices wait for the prompt that another choice computes, and few prefills may share a step.
     if has_preempted or not world.waiting or any(not world.worker.rows[each.row].has_sampled for each in running):  # type: ignore[index]
         return
     first = min(world.waiting, key=lambda sequence: sequence.order)
     free_rows = settings.max_num_seqs - len(world.resting_rows) - len(running)
-    # Its whole context, and what those that run may need next.
+    # Its whole context, and one block that each running sequence may need next.
     needed = num_blocks_for(first.num_tokens, settings.block_size) + len(running)
     fits = needed <= world.core.load.num_free_blocks
-    assert not (fits and free_rows), f"an empty step while {first.key} could come in"
+    assert not (fits and free_rows), f"an empty step while {first.key} could be admitted"

@@ -1,4 +1,4 @@
-"""What a result must lead to, and results as they should not be."""
+"""The outcome that a result must have, and malformed results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.properties.model import Flight, ModelSequence
 if TYPE_CHECKING:
     from tests.properties.world import World
 
-# A sequence number that no core reaches.
+# A sequence number that no core ever assigns.
 NOBODY = 2**40
 
 
 def expect(
     world: World, flight: Flight, result: Result
 ) -> tuple[dict[SequenceKey, list[int]], list[tuple[ModelSequence, FinishReason]]]:
-    """What a result must lead to: tokens by sequence, and ends."""
+    """The outcome that a result must have: tokens by sequence, and ends."""
     tokens: dict[SequenceKey, list[int]] = {}
     ends = [
         (world.by_generation[number], FinishReason.ERROR)
@@ -54,7 +54,7 @@ def expect(
 
 
 def without(result: Result, index: int) -> Result:
-    """The result as it would be had the workers forgotten one of its sequences."""
+    """The result as if the workers had forgotten one of its sequences."""
     counts = np.ones(len(result.sequences), np.int32) if result.num_tokens is None else result.num_tokens
     start = int(counts[:index].sum())
     kept = np.delete(counts, index)
@@ -71,7 +71,7 @@ def without(result: Result, index: int) -> Result:
 
 
 def with_strays(result: Result) -> Result:
-    """The result with entries before and behind the others that name nobody, or a position that is not the next."""
+    """The result with extra entries at both ends: sequences that do not exist, at position 0 and at position 7."""
     sequences = [NOBODY, *result.sequences.tolist(), NOBODY + 1]
     positions = [0, *result.positions.tolist(), 7]
     counts = [1] * len(result.sequences) if result.num_tokens is None else result.num_tokens.tolist()

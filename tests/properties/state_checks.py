@@ -1,4 +1,4 @@
-"""What must be true of a core and its worker at any time, right after a plan, and when nothing is left to do."""
+"""Invariants of a core and its worker: at any time, right after a plan, and when nothing is left to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check(world: World) -> None:
-    """What must be true at any time."""
+    """Checks what must hold at any time."""
     core = world.core
     core.check_integrity()
     load, stats, num_running = core.load, core.stats, len(world.by_generation)
@@ -39,11 +39,11 @@ def check(world: World) -> None:
     else:
         world.seen["cache events"] += len(events)
         world.mirror.take(events)
-        assert world.mirror.names == inside.names(core), "the events tell of another cache"
+        assert world.mirror.names == inside.names(core), "the events do not match the cache"
 
 
 def _check_refused_priority(world: World, refused: int | None) -> None:
-    """Told only while nobody of this priority would be let in, and everybody could be who is above it."""
+    """It is set only while requests of this priority would be refused and all of higher priority could be accepted."""
     settings, queued = world.settings, world.queued
     if len(queued) < settings.max_queued_requests and sum(queued.values()) < settings.max_queued_tokens:
         assert refused is None
@@ -57,20 +57,20 @@ def _check_refused_priority(world: World, refused: int | None) -> None:
 
 
 def check_tables(world: World) -> None:
-    """Right after a plan: the worker's tables, made of differences, are the core's."""
+    """Right after a plan the worker's tables, built from differences, equal the core's."""
     drafting = {row for flight in world.in_flight for row, _ in flight.plan.drafts}
     for key, table in inside.tables(world.core).items():
         row = world.worker.rows[table.row]
         assert row.sequence == table.generation == world.live[key].generation
-        assert row.block_ids == table.block_ids, f"{key}: the worker's table is not the core's"
+        assert row.block_ids == table.block_ids, f"{key}: the worker's table differs from the core's"
         if not row.has_failed and table.row not in drafting:
-            assert row.num_computed_tokens == table.num_computed_tokens, f"{key}: another num_computed_tokens"
+            assert row.num_computed_tokens == table.num_computed_tokens, f"{key}: num_computed_tokens differs"
         known = world.live[key].request.prompt_token_ids + tuple(world.live[key].tokens)
         assert tuple(row.token_ids[: len(known)]) == known
 
 
 def check_idle(world: World) -> None:
-    """Nothing is live: nothing is held."""
+    """When no sequence is live, no resource is held."""
     load = world.core.load
     assert (load.num_running, load.num_waiting, load.num_queued_tokens) == (0, 0, 0)
     assert load.num_free_blocks == load.num_blocks

@@ -1,6 +1,6 @@
-"""Models whose files are damaged, or made to do harm, are errors that name the file: no crash, no hang, no other error.
+"""Damaged or malicious model files cause errors that name the file: no crash, no hang, no other error.
 
-Nothing here is a wire's: files are the operator's. But many come from strangers.
+Files come from the operator, not over the network; but many were made by strangers.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from tests.support.models.tiny_model import make_tiny_model
 from worker.models.loader import load_model
 from worker.weights.reader import WeightsError
 
-# What no config should have, in the place of each of its values.
+# Values that no config should have; each replaces every value of the config in turn.
 _HOSTILE = (
     None,
     True,
@@ -51,12 +51,12 @@ _ROUNDS = 150
 
 
 def _head_bytes(data: bytes) -> int:
-    """Of a safetensors file: where its numbers begin."""
+    """Offset at which the numbers of a safetensors file begin."""
     return 8 + int.from_bytes(data[:8], "little")
 
 
 def _outcome(read: Callable[[], None], documented: type[Exception], path: Path) -> str:
-    """Whether what is read is taken or refused, by an error that names the file. All else is raised."""
+    """Returns "taken", or "refused" if a documented error names the file. Other errors are raised."""
     try:
         read()
     except documented as error:
@@ -65,7 +65,7 @@ def _outcome(read: Callable[[], None], documented: type[Exception], path: Path) 
 
 
 def _load(path: Path) -> None:
-    # Damaged scales may be NaN: that is no fault of who reads them.
+    # Damaged scales may be NaN, which is not the reader's fault.
     with np.errstate(all="ignore"):
         load_model(resolve_model(str(path)), dtype=torch.float32)
 
@@ -73,7 +73,7 @@ def _load(path: Path) -> None:
 def _damage(
     path: Path, num_bytes: Callable[[bytes], int], read: Callable[[], None], documented: type[Exception]
 ) -> None:
-    """Changes a file's first bytes, again and again."""
+    """Reads a file _ROUNDS times, each time with other changes to its first bytes."""
     whole, outcomes = path.read_bytes(), list[str]()
     head = num_bytes(whole)
     for round_ in range(_ROUNDS):
@@ -129,7 +129,7 @@ def test_tokenizers(tmp_path: Path, name: str) -> None:
         tokenizer = Tokenizer(directory)
         tokenizer.encode("w1 w2")
         tokenizer.decode([1, 2], skip_special_tokens=True)
-        # A chat template that is not there, or fails, is an error of each chat.
+        # A chat template that is missing or fails is an error of each chat request, not of the tokenizer.
         with contextlib.suppress(TemplateError):
             tokenizer.render(pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="w1 w2")]))
 

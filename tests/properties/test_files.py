@@ -1,4 +1,4 @@
-"""Files that are no good are errors that say so, whatever is in them."""
+"""Invalid files cause documented errors, whatever is in them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ _few = settings(max_examples=60, deadline=None)
 
 
 def _objection(documented: type[Exception], read: Callable[[], object]) -> str:
-    """What the file's reader says to it; empty if it takes it. Whatever else it raises is a failure."""
+    """The reader's error message; empty if it accepts the file. Undocumented exceptions are raised."""
     try:
         read()
     except documented as error:

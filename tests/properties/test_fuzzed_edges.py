@@ -1,4 +1,4 @@
-"""Some hundred malformed messages for each edge that needs no port; benchmarks/fuzz gives them 100,000."""
+"""Some hundred malformed messages for each edge that needs no port; benchmarks/fuzz sends 100,000."""
 
 import logging
 from collections import Counter
@@ -13,7 +13,7 @@ from benchmarks.fuzz.edges.client_grpc import REQUESTS
 from benchmarks.fuzz.mutation import malformed
 from protos import inference_pb2 as pb
 
-# The edge, its messages, and what must become of some of them: or they have become too wild to get far.
+# For each edge: the number of messages, and outcomes that must occur, or the messages are too wild to get far.
 EDGES = {
     "inference": (120, {"no message", "invalid_argument", "streamed"}),
     "kserve": (120, {"no message", "invalid_argument", "streamed"}),
@@ -30,7 +30,7 @@ EDGES = {
 
 @pytest.fixture(autouse=True)
 def _quiet():
-    """What is said of each message is not looked at here."""
+    """Silences the logs about each message."""
     level = logging.getLogger("octavo").level
     logging.getLogger("octavo").setLevel(logging.CRITICAL)
     yield

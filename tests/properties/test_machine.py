@@ -1,4 +1,4 @@
-"""Random work that Hypothesis chooses, and makes small when something breaks. tests/properties/world.py says what."""
+"""Random work that Hypothesis chooses, and shrinks when a check of tests/properties/world.py fails."""
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
@@ -11,7 +11,7 @@ from tests.properties.workloads import EOS, MAX_MODEL_LEN
 from tests.properties.world import World
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
-# Few beginnings, so that prefixes meet.
+# Few different beginnings, so that prompts share prefixes.
 PROMPTS = st.builds(
     lambda base, length, tail: tuple((base * 7 + i) % VOCAB_SIZE for i in range(length)) + tuple(tail),
     st.integers(0, 1),
@@ -95,7 +95,7 @@ class CoreMachine(RuleBasedStateMachine):
     ) -> None:
         for _ in range(count):
             group = self.world.num_groups + 1
-            # KV of one salt must never serve another; nor KV of one group, if nothing is cached.
+            # KV of one salt must never serve another; without prefix caching, nor KV of one group.
             scope = len(salt) if self.world.settings.enable_prefix_caching else group
             request = GroupRequest(
                 group=group,

@@ -1,4 +1,4 @@
-"""The random walks find every deliberate bug, and nothing where there is none."""
+"""The random walks find every deliberate bug, and report nothing where there is none."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_bug_is_found(mutant: Mutant):
         try:
             num_steps += walk(seed, core_class=core_class, changes=mutant.focus).num_steps
         except WalkError:
-            # The very walk that breaks it is one that the core as it is survives.
+            # The correct core must survive the same walk.
             walk(seed, changes=mutant.focus)
             return
         index += 1

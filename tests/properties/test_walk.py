@@ -1,11 +1,11 @@
-"""Random walks over all policies and modes; the same at greater length: benchmarks/scheduler/properties.py."""
+"""Random walks over all policies and modes; benchmarks/scheduler/properties.py runs longer ones."""
 
 from collections import Counter
 
 from tests.properties.walk import walks
 
 NUM_STEPS = 20_000
-# What must have happened, or the walks have become too tame to prove anything.
+# Events that must have happened, or the walks are too tame to prove anything.
 FEATURES = [
     "a long prefill was passed",
     "a prefill was chunked",

@@ -1,6 +1,6 @@
-"""Random walks: a core under random settings and a random load, driven without rhyme or reason.
+"""Random walks: a core under random settings and a random load.
 
-One seed, one walk: a failure can be looked at again.
+A seed determines the walk, so that a failure can be reproduced.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ MOST_STEPS = 400
 
 
 class WalkError(AssertionError):
-    """An invariant did not hold. Says how to see it again."""
+    """An invariant did not hold. The message says how to reproduce it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Walk:
 
 
 def walk(seed: str, *, core_class: type[Core] = Core, changes: Mapping[str, object] = MappingProxyType({})) -> Walk:
-    """One walk of up to MOST_STEPS plans. changes: of its settings. Raises WalkError."""
+    """Takes one walk of up to MOST_STEPS plans. changes: to its settings. Raises WalkError."""
     choose = Random(seed)
     settings = random_settings(choose, changes)
     walker = _Walker(seed, choose, settings, core_class)
@@ -48,7 +48,7 @@ def walk(seed: str, *, core_class: type[Core] = Core, changes: Mapping[str, obje
 
 
 def walks(seed: int, num_steps: int) -> Iterator[Walk]:
-    """Walks of at least so many plans in all."""
+    """Yields walks until they have made at least num_steps plans in all."""
     index = 0
     while num_steps > 0:
         each = walk(f"{seed}/{index}")
@@ -67,13 +67,13 @@ class _Walker:
             seed=choose.randrange(2**32),
             diligence=choose.choice([1.0, 1.0, 1.0, 0.05]),
         )
-        # How far results lag behind, how busy it is, how much goes wrong.
+        # How often requests come, how far results lag behind, how much goes wrong.
         self._arrivals = choose.choice([0.05, 0.3, 1.0])
         self._patience = choose.choice([0.0, 0.3, 0.7])
         self._mishaps = choose.choice([0.0, 0.01, 0.05])
         self._drafter = self._make_drafter()
-        # How often a step is taken in which nothing is computed, as other replicas may ask for; a choice of its own, so
-        # that walks without are as they were.
+        # How often an empty step is taken, as other replicas may request. It has its own generator, so that walks
+        # without empty steps stay as they were.
         self._choose_empty = Random(f"empty {seed}")
         self._emptiness = self._choose_empty.choice([0.0, 0.0, 0.0, 0.0, 0.2, 0.6])
 
@@ -84,7 +84,7 @@ class _Walker:
         choose, skill = self._choose, self._choose.choice([0.0, 0.5, 0.9])
 
         def guess(true_tokens: list[int]) -> tuple[int, ...]:
-            """Too many at times: the next tokens, or others."""
+            """Drafts of up to `most` tokens: the true next ones, or with some probability others."""
             count = choose.randint(0, most)
             return tuple(
                 token if choose.random() < skill else choose.randrange(VOCAB_SIZE) for token in true_tokens[:count]
@@ -101,7 +101,7 @@ class _Walker:
             self._act()
             idle = idle + 1 if world.num_plans == before and not world.live else 0
         world.drain()
-        # Once more from idle: what was left behind would show.
+        # Run once more from idle: anything left behind would show.
         self._submit()
         world.drain()
 
@@ -119,7 +119,7 @@ class _Walker:
         self._step()
 
     def _step(self) -> None:
-        """A plan, unless there can't be one; then results, as they come."""
+        """Makes a plan if possible, then delivers results as they come."""
         world, choose = self.world, self._choose
         drafter = self._drafter if choose.random() < 0.8 else None
         if self._choose_empty.random() < self._emptiness / 4:
@@ -158,7 +158,7 @@ class _Walker:
         world, choose = self.world, self._choose
         match choose.randrange(4):
             case 0:
-                # Several times in a row, a step may be why.
+                # After several losses in a row, a step may be the cause.
                 for _ in range(choose.choice([1, 1, 3, 6])):
                     self._lose_workers()
                     self._step()

@@ -1,4 +1,4 @@
-"""Random settings and requests: small, so that everything that is scarce runs out all the time."""
+"""Random settings and requests: small, so that scarce resources run out all the time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MAX_MODEL_LEN = 40
 
 
 def random_settings(choose: Random, changes: Mapping[str, object]) -> CoreSettings:
-    """Any combination that the options allow, of small numbers, but for `changes`."""
+    """Any combination of small numbers that the options allow; `changes` override them."""
     block_size = choose.choice([1, 2, 4, 4])
     is_chunked = choose.random() < 0.8
     num_partial = choose.choice([1, 1, 2, 3]) if is_chunked else 1
@@ -23,7 +23,7 @@ def random_settings(choose: Random, changes: Mapping[str, object]) -> CoreSettin
         "num_blocks": choose.randint(20, 48) // block_size,
         "max_model_len": MAX_MODEL_LEN,
         "max_num_seqs": choose.randint(1, 8),
-        # Without chunks a prompt longer than this is refused.
+        # Without chunked prefill, longer prompts are refused.
         "max_num_batched_tokens": choose.choice([1, 3, 5, 8, 16, 64] if is_chunked else [8, 16, 40, 64]),
         "eos_token_ids": EOS,
         "enable_prefix_caching": choose.random() < 0.75,
@@ -47,7 +47,7 @@ def random_settings(choose: Random, changes: Mapping[str, object]) -> CoreSettin
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """How often requests have what; drawn once a walk, so that walks differ in kind."""
+    """Sizes and frequencies of request features; drawn once per walk, so that walks differ in kind."""
 
     most_tokens: int
     most_prompt_tokens: int
@@ -81,7 +81,7 @@ class Workload:
                 for choice in sorted(choose.sample(range(5), num_choices))
             ),
             stop=self._stop(choose),
-            # KV of one salt must never serve another; nor KV of one group, if nothing is cached.
+            # KV of one salt must never serve another; without prefix caching, nor KV of one group.
             sampling=FakeSampling(
                 scope=len(salt) if settings.enable_prefix_caching else group,
                 seed=choose.randrange(3),

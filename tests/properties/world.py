@@ -1,9 +1,9 @@
-"""A core, its worker, and what must be true of both after whatever may happen to them.
+"""A core, its worker, and what must hold for both after any sequence of events.
 
-`World` does what callers of the core do, in any order that its driver chooses, and knows what has to come of it: every
-sequence's output is known when it is submitted, and so is everybody's place in the order. It asserts in every action
-that the core's answer is the only right one, as far as the contract says; `tests.properties.plan_checks` does so for
-plans, and `tests.properties.state_checks` for what must be true at any time.
+`World` calls the core as its callers do, in any order that its driver chooses, and predicts the results: each
+sequence's output and its place in the order are known when it is submitted. Every action asserts that the core's
+answer is the only right one under its contract; `tests.properties.plan_checks` does so for plans, and
+`tests.properties.state_checks` for what must be true at any time.
 """
 
 from collections import Counter, deque
@@ -43,31 +43,31 @@ class World:
     def __init__(
         self, settings: CoreSettings, *, core_class: type[Core] = Core, seed: int = 0, diligence: float = 1.0
     ) -> None:
-        """core_class: another one to be driven, such as a core with a bug. seed: of what fails.
+        """core_class: the core to drive, such as one with a bug. seed: decides what fails.
 
-        diligence: share of the steps after which the core's inside is looked at, which brings lazy parts up to date.
+        diligence: share of steps after which the core's private state is checked, which brings lazy parts up to date.
         """
         self.settings = settings
         self.core = core_class(settings)
         self.worker = self._make_worker(settings.num_blocks, settings.num_swap_blocks)
         self.now = 0.0
-        # What has happened, and how often.
+        # How often each kind of event has happened.
         self.seen: Counter[str] = Counter()
         self.num_plans = 0
         self.live: dict[SequenceKey, ModelSequence] = {}
-        # Those that run.
+        # Running sequences.
         self.by_generation: dict[int, ModelSequence] = {}
         self.in_flight: deque[Flight] = deque()
         # Rows that the next plan must free.
         self.rows_to_free: set[int] = set()
-        # Rows that somebody left, until the result of the last plan that was out then.
+        # Rows that a sequence left, and the last plan in flight at that time: the row rests until its result.
         self.resting_rows: dict[int, int] = {}
         self.num_groups = 0
         self.queued: dict[int, int] = {}  # prompt tokens of groups that have never run
         self.mirror: inside.CacheMirror | None = None
-        # In the present step.
+        # In the current step.
         self.is_isolating = False
-        # Blocks of sequences that are known to have failed: nobody may find them until they are written anew.
+        # Blocks of sequences that are known to have failed: no request may find them until they are written anew.
         self.spoiled: set[int] = set()
         self._guess = Random(seed)
         self._diligence = diligence
@@ -92,13 +92,13 @@ class World:
     # --- Requests
 
     def submit(self, request: GroupRequest) -> None:
-        """`request.group` is the next number."""
+        """Submits a group. `request.group` must be the next number."""
         self.num_groups += 1
         assert request.group == self.num_groups
         valid, full = is_valid(self, request), is_full(self, request)
         displaced = making_way(self, request) if valid and full else []
         rejection = self.core.submit(request, self.now)
-        assert self.core.take_displaced() == displaced, "not those who had to make way"
+        assert self.core.take_displaced() == displaced, "not the groups that had to make way"
         for group in displaced:
             self._displace(group)
         if rejection is not None:
@@ -107,8 +107,8 @@ class World:
             self.seen[f"refused: {rejection.reason.value}"] += 1
             assert not self.core.take_ends()
             return
-        assert valid, "taken, although it can't run"
-        assert not full or displaced, "taken, although the queue is full"
+        assert valid, "accepted, although it can't run"
+        assert not full or displaced, "accepted, although the queue is full"
         self._add(request, outputs_alone(request, self.settings.eos_token_ids))
 
     def _add(self, request: GroupRequest, outputs: dict[int, Output]) -> None:
@@ -126,7 +126,7 @@ class World:
         bound_plans(self.settings, list(self.live.values()), members, self.num_plans)
 
     def _displace(self, group: int) -> None:
-        """They have no end of their own."""
+        """Removes a group that made way for another; its sequences get no end."""
         for sequence in self._groups.pop(group):
             self.live.pop(sequence.key, None)
             sequence.is_live = False
@@ -142,7 +142,7 @@ class World:
         self._take_ends(self.core.cancel(group, choices, self.now), [(each, CANCELLED) for each in gone])
 
     def pass_time(self, seconds: float) -> None:
-        """Deadlines may pass."""
+        """Moves the clock on; deadlines may pass."""
         self.now += seconds
         due = [
             sequence
@@ -155,7 +155,7 @@ class World:
     # --- Steps
 
     def schedule(self, *, failing: bool = False, drafter: Drafter | None = None) -> bool:
-        """Whether there was a plan; the worker has carried it out. failing: one that samples in it fails."""
+        """Schedules and runs a step. Returns False if there was no plan. failing: one sequence that samples fails."""
         self.is_isolating = inside.is_isolating(self.core)
         plan = self.core.schedule(self.now)
         self.is_isolating |= inside.is_isolating(self.core)
@@ -172,7 +172,7 @@ class World:
         self.rows_to_free.clear()
         for planned in plan.new_rows:
             key = self.core.key_of(planned.sequence)
-            assert key in self.live, "a row for nobody"
+            assert key in self.live, "a row for a sequence that is not live"
             self._take_row(self.live[key], planned.row, planned.sequence, planned.num_computed_tokens, plan)
         numbers = [planned.sequence for planned in plan.new_rows] or list(self.by_generation)
         result = self.worker.run(plan, failing=[self._guess.choice(numbers)] if failing else (), drafter=drafter)
@@ -189,7 +189,7 @@ class World:
         return True
 
     def schedule_empty(self) -> bool:
-        """Whether there was a plan; for `schedule` has just given none, or anyhow."""
+        """Schedules an empty step, after `schedule` gave no plan or at any other time. Returns False without a plan."""
         plan = self.core.schedule_empty()
         check_empty_plan(self, plan)
         if plan is None:
@@ -239,7 +239,7 @@ class World:
         assert not later or self.settings.preemption_policy != "whole_context", "preempted before later ones"
 
     def _set_aside(self) -> None:
-        """Those that lost their rows for a suspect: no event tells of them."""
+        """Takes the rows of sequences set aside for a suspect: no event reports these."""
         for number, sequence in list(self.by_generation.items()):
             if self.core.key_of(number) is None:
                 assert self.is_isolating, "a sequence lost its row without being preempted"
@@ -257,7 +257,7 @@ class World:
         sequence.leave_row()
 
     def deliver(self, *, forget: bool = False, strays: bool = False) -> None:
-        """The oldest result. forget: it lacks one sequence. strays: it also names sequences that do not exist."""
+        """Delivers the oldest result. forget: drop one of its sequences. strays: add sequences that do not exist."""
         flight = self.in_flight.popleft()
         result, step = flight.result, flight.plan.step
         self.resting_rows = {row: last for row, last in self.resting_rows.items() if last > step}
@@ -273,12 +273,12 @@ class World:
             check(self)
 
     def deliver_again(self, results: list[Result]) -> None:
-        """Results of plans that are not the oldest in flight: nothing comes of them."""
+        """Delivers results again. Those of plans that are not the oldest in flight must have no effect."""
         for result in results:
             if not self.in_flight or result.step != self.in_flight[0].plan.step:
                 outputs = self.core.apply(result, self.now)
                 assert not len(outputs.token_ids), "a stale result counts"
-                assert not outputs.ends, "a stale result counts"
+                assert not outputs.ends, "a stale result ends a sequence"
                 self.seen["stale results"] += 1
 
     # --- What comes of it
@@ -288,7 +288,7 @@ class World:
         counts = [1] * len(keys) if outputs.num_tokens is None else outputs.num_tokens.tolist()
         assert len(set(keys)) == len(keys) == len(outputs.first_tokens)
         assert sum(counts) == len(outputs.token_ids)
-        assert set(keys) == expected.keys(), "tokens of others than those who sampled"
+        assert set(keys) == expected.keys(), "tokens of other sequences than those that sampled"
         start = 0
         for index, (key, count) in enumerate(zip(keys, counts, strict=True)):
             sequence = self.live[key]
@@ -297,7 +297,7 @@ class World:
             assert outputs.first_tokens[index] == len(sequence.tokens), "a gap"
             assert token_ids == expected[key]
             sequence.tokens += token_ids
-            assert sequence.tokens == sequence.expected.token_ids[: len(sequence.tokens)], "not what it gets alone"
+            assert sequence.tokens == sequence.expected.token_ids[: len(sequence.tokens)], "not its output when alone"
             if sequence.request.sampling.has_logprobs:  # type: ignore[attr-defined]
                 assert outputs.logprobs[index] == [logprobs_of(token_id) for token_id in token_ids]
             else:
@@ -307,7 +307,7 @@ class World:
     def _take_ends(self, ends: list[SequenceEnd], expected: list[tuple[ModelSequence, FinishReason]]) -> None:
         assert sorted((end.key, end.reason.value) for end in ends) == sorted(
             (sequence.key, reason.value) for sequence, reason in expected
-        ), "not the ends that it had to be"
+        ), "not the expected ends"
         for end in ends:
             sequence = self.live.pop(end.key)
             sequence.is_live = False
@@ -331,10 +331,10 @@ class World:
     def lose_workers(
         self, num_blocks: int | None = None, num_swap_blocks: int = 0, *, has_failed: bool = False
     ) -> None:
-        """An epoch ends. num_blocks: of the next one, if it is told. has_failed: a step may be the reason."""
+        """Ends an epoch. num_blocks: the next epoch's, if known. has_failed: a step may be the reason."""
         stale = [flight.result for flight in self.in_flight]
         self.core.lose_workers(self.now)
-        assert not self.core.take_events(), "a loss is no preemption"
+        assert not self.core.take_events(), "a loss of workers counts as a preemption"
         self.in_flight.clear()
         self.by_generation.clear()
         self.rows_to_free.clear()
@@ -359,7 +359,7 @@ class World:
             self.worker = self._make_worker(self.worker.num_blocks, self.worker.num_swap_blocks)
         again = sum(stay_of(sequence, self.settings) for sequence in self.live.values())
         for sequence in self.live.values():
-            # Suspects run one after the other, each of them at the cost of a stay of all.
+            # Suspects run one after the other; each may cost one stay of every sequence.
             times = len(self.live) if has_failed else 1
             sequence.last_plan += plans_between(self.settings) * again * times
         self.seen["workers lost"] += 1

@@ -1,4 +1,4 @@
-"""deploy/grafana/octavo.json: Grafana takes it, and every metric that it asks for exists."""
+"""Grafana can import deploy/grafana/octavo.json, and every metric that it queries exists."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def expressions() -> list[str]:
 
 
 def metric_names(expression: str) -> set[str]:
-    """Of a PromQL expression: what is no function, keyword, label, duration or string."""
+    """The names in a PromQL expression, without functions, keywords, labels, durations and strings."""
     bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(?:by|on) \([^)]*\)", "", expression)
     return set(re.findall(r"\b[a-z_][a-z0-9_:]*\b(?!\s*\()", bare)) - KEYWORDS
 
@@ -33,7 +33,7 @@ def test_every_metric_is_exposed():
 
 
 def test_names_are_found_in_expressions():
-    """The check above must not pass because nothing is found."""
+    """Otherwise the check above might pass because it finds nothing."""
     expression = (
         'histogram_quantile(0.9, sum by (le) (rate(a_bucket{instance=~"$i"}[5m]))) / b_total and on (instance) c'
     )
@@ -43,7 +43,7 @@ def test_names_are_found_in_expressions():
 def test_grafana_can_import_it():
     assert DASHBOARD["schemaVersion"] >= 36
     assert DASHBOARD["title"] == "Octavo"
-    assert "id" not in DASHBOARD, "an id is of one Grafana"
+    assert "id" not in DASHBOARD, "an id belongs to one Grafana instance"
     ids = [panel["id"] for panel in PANELS]
     assert len(set(ids)) == len(ids)
     for panel in GRAPHS:

@@ -1,4 +1,4 @@
-"""Manners of the repository that nobody should have to remember in a review."""
+"""Rules of the repository that no reviewer should have to remember."""
 
 import re
 
@@ -11,10 +11,10 @@ from tests.support.repository import ROOT, files, is_generated, name
 SOURCES = (".py", ".cpp", ".h", ".sh", ".proto", ".yaml", ".yml", ".toml")
 DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 MAX_LINES = 400
-# How a longer file says at its top, in a comment or docstring, why it is one subject all the same.
+# A longer file must say at its top, in a comment or docstring, why it is still one subject.
 LONG_FILE_REASON = re.compile(r"Longer than 400 lines because .{20,}", re.S)
 
-# Folders of one machine. In pieces, so that this file does not find itself.
+# Folders of one machine. In pieces, so that the pattern does not match this file.
 MACHINE_PATHS = re.compile("|".join(rf"(?<![\w.$~}}/-])/{folder}/" for folder in ("work", "root", "home", "tmp")))
 OPTION_IN_ENVIRONMENT = re.compile(r"\bOCTAVO_([A-Z][A-Z_]*[A-Z])\b")
 
@@ -69,7 +69,7 @@ def test_files_that_a_document_names_exist(path):
     text = path.read_text()
     links = [target for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in target]
     assert not [target for target in links if not (path.parent / target).exists()]
-    # `router/streams/stream.py` and the like: a document that names a file which has moved misleads.
+    # Paths like `router/streams/stream.py`: a document that names a moved file misleads.
     tops = "|".join(top.name for top in ROOT.iterdir() if top.is_dir() and not top.name.startswith("."))
     named = set(re.findall(rf"`((?:{tops})/[\w./-]+\.\w+)`", text))
     assert not sorted(target for target in named if not (ROOT / target).exists())

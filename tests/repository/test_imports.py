@@ -26,7 +26,7 @@ OURS = set(ALLOWED) | OUTSIDE
 
 
 def imported_packages(source: str, package: str) -> Iterator[tuple[int, str]]:
-    """(line, top-level package) of every import in a module of `package`, dynamic ones too; relative ones stay in."""
+    """(line, top-level package) of every import in a module of `package`; also dynamic and relative ones."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import(names=names):
@@ -59,7 +59,7 @@ FLOORS = {
         if not line.startswith("#")
     )
 }
-# Entries of a folder, about twelve; more where one file is one thing of its kind.
+# The most entries of a folder: about twelve, more where each file is one item of a kind.
 MOST_ENTRIES, MORE_ENTRIES = 13, {"benchmarks.gpu.ops": 16}
 # The scheduling core is a function of its inputs: it does no I/O, reads no clock, and starts no threads.
 IMPURE = {"asyncio", "grpc", "logging", "os", "random", "socket", "subprocess", "threading", "time", "zmq"}
@@ -94,8 +94,8 @@ def test_packages_import_only_what_the_dag_allows():
 
 
 def test_kernels_package_is_empty():
-    # transformers probes a package called `kernels` and takes ours for the one of that name on the registry if it has
-    # a version or any of that one's names.
+    # transformers probes for a package called `kernels`, and takes ours for the one on PyPI if ours has a version or
+    # any of that package's names.
     assert (ROOT / "kernels" / "__init__.py").read_text() == ""
 
 
@@ -121,7 +121,7 @@ def test_violations_are_seen_in_every_form():
 
 
 def test_top_level_folders_with_python_are_known():
-    # A new top-level package must take its place in the DAG, or stand outside knowingly: docs/ has programs of users.
+    # A new top-level package needs a place in the DAG or an exception here: docs/ has example programs for users.
     tops = {Path(name(path)).parts[0] for path in files(".py") if path.parent != ROOT}
     assert tops <= OURS | {"scripts", "docs"}, sorted(tops - OURS)
 

@@ -1,4 +1,4 @@
-"""deploy/kubernetes: valid for Kubernetes, and at one with itself, the Dockerfile and the options."""
+"""deploy/kubernetes is valid for Kubernetes, and consistent with itself, the Dockerfile and the options."""
 
 import json
 import re
@@ -28,7 +28,7 @@ from tests.support.deploy.manifests import (
 )
 from tests.support.repository import ROOT
 
-# The oldest one with sidecars, and the newest one that the schemas are known of.
+# The oldest version with sidecars, and the newest whose schemas are known.
 VERSIONS = ("1.29", "1.37")
 CUSTOM = {"PodMonitor": "podmonitor-v1.json", "LeaderWorkerSet": "leaderworkerset-v1.json"}
 
@@ -70,7 +70,7 @@ def test_custom_resources_are_what_their_definitions_allow(overlay: str):
 
 
 def test_every_file_belongs_to_an_overlay():
-    # One that no kustomization names is forgotten, or of no use.
+    # A file that no kustomization names is forgotten or useless.
     named_somewhere = set()
     for path in FOLDER.rglob("kustomization.yaml"):
         (content,) = kustomize.documents(path)
@@ -120,9 +120,9 @@ def test_the_autoscaler_alone_says_how_many_routers_there_are(overlay: str):
     target = autoscaler["spec"]["scaleTargetRef"]
     deployment = named(overlay, target["kind"], target["name"])
     assert target["apiVersion"] == deployment["apiVersion"]
-    # Else each `kubectl apply` would undo what it has decided.
+    # Otherwise each `kubectl apply` would undo the autoscaler's decision.
     assert "replicas" not in deployment["spec"]
-    # A share of a CPU means something where some CPU is requested.
+    # A CPU utilization target has a meaning only if the pods request CPU.
     (pod,) = pods_matching(overlay, deployment["spec"]["selector"]["matchLabels"])
     assert all("cpu" in container["resources"]["requests"] for container in pod.containers)
 
@@ -168,11 +168,11 @@ def test_each_further_rank_has_its_number_and_the_same_port_for_probes(index: in
 
 def test_a_group_has_a_pod_for_each_rank_and_all_of_them_the_schedulers_endpoint(tmp_path: Path):
     (replicas,) = of_kind("hosts", "LeaderWorkerSet")
-    # Its leaders are called after it, and found by the headless Service of its name that it makes.
+    # A LeaderWorkerSet makes a headless Service of its own name, by which its leaders are found.
     assert not [
         item for item in of_kind("hosts", "Service") if item["metadata"]["name"] == replicas["metadata"]["name"]
     ]
-    # One that dies comes back alone: the others keep their weights.
+    # A pod that dies is started again alone: the others keep their weights.
     assert replicas["spec"]["leaderWorkerTemplate"]["restartPolicy"] == "None"
     hosts = {"scheduler": "0.0.0.0", "leader": "127.0.0.1", "worker": "octavo-replica-0.octavo-replica.octavo"}
     for pod, container in processes("hosts"):
@@ -211,10 +211,10 @@ def test_probes_ask_what_answers_and_only_for_what_a_restart_would_mend(overlay:
                 assert probe["httpGet"]["port"] in ports
                 assert probe["httpGet"]["path"] in ("/health", "/metrics")
         assert found["readinessProbe"]["httpGet"]["path"] == "/health"
-        # 503 of /health says: waits for others.
+        # /health answers 503 while a process waits for others, which a restart would not mend.
         assert found["livenessProbe"].get("httpGet", {}).get("path") != "/health"
-        # Kubernetes starts what comes after a sidecar when its startup probe has succeeded; a worker's would, when
-        # the scheduler had come.
+        # Kubernetes starts the next container after a sidecar's startup probe has succeeded; a worker's would succeed
+        # only after the scheduler has started.
         if container in pod.spec.get("initContainers", []):
             assert container["restartPolicy"] == "Always"
             assert "startupProbe" not in found
@@ -228,7 +228,7 @@ def test_probes_ask_what_answers_and_only_for_what_a_restart_would_mend(overlay:
 def test_schedulers_end_before_workers_and_what_drains_has_the_time_for_it(overlay: str, tmp_path: Path):
     for pod in pods(overlay):
         if pod.role == "worker":
-            # It does not drain, and is deleted when its leader has gone.
+            # A worker pod does not drain, and is deleted after its leader.
             continue
         (container,) = pod.spec["containers"]
         assert container["name"] == ("router" if pod.owner["kind"] == "Deployment" else "scheduler")
@@ -248,7 +248,7 @@ def test_processes_of_a_pod_meet_in_a_private_directory(overlay: str, tmp_path: 
             options = options_of(overlay, pod, container, tmp_path)
             mount, volume = pod.mounted(container, options.runtime_dir)
             assert "emptyDir" in volume
-            # Within the volume: its own mode is not 0700, which the scheduler insists on.
+            # A folder within the volume: the volume's own mode is not 0700, which the scheduler requires.
             assert options.runtime_dir.parent == Path(mount["mountPath"])
             assert not mount.get("readOnly")
             places.add((options.runtime_dir, volume["name"]))
@@ -265,7 +265,7 @@ def test_pods_are_confined(overlay: str):
         assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (int(user[1]),) * 3
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod.spec["automountServiceAccountToken"] is False
-        # What Kubernetes says of a Service octavo-router would be options that there are not.
+        # The variables that Kubernetes sets for a Service octavo-router would be taken for unknown options.
         assert pod.spec["enableServiceLinks"] is False
         for container in pod.containers:
             own = container["securityContext"]
@@ -293,7 +293,7 @@ def test_what_is_written_and_read_is_mounted(overlay: str):
                 named(overlay, "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
                 assert volume["persistentVolumeClaim"]["readOnly"]
             if "secret" in volume:
-                # Made from files that belong in no repository.
+                # Secrets are made from files that belong in no repository.
                 assert f"create secret generic {volume['secret']['secretName']} " in documentation
 
 
@@ -305,7 +305,7 @@ def test_keys_are_mounted_where_they_are_looked_for_and_can_be_read_by_the_group
             continue
         mount, volume = pod.mounted(container, Path(options.curve_dir))
         assert mount["readOnly"]
-        # Files of a Secret are root's, and fsGroup's.
+        # Files of a Secret belong to root and to fsGroup.
         assert volume["secret"]["defaultMode"] == 0o440
         paths = {item["path"] for item in volume["secret"]["items"]}
         if container["name"] == "scheduler":
@@ -322,7 +322,7 @@ def test_a_gpu_for_each_worker(overlay: str, tmp_path: Path):
         assert options.device == "cuda"
         assert gpus == ("1" if container["name"] == "worker" else "0")
         if container["name"] == "worker":
-            # Without tcp endpoints all workers of a replica are taken to see the GPUs of one host.
+            # Without tcp endpoints, all workers of a replica are assumed to see the GPUs of one host.
             assert options.world_size == 1 or options.meets_over_tcp(0)
 
 

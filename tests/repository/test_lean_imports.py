@@ -1,6 +1,6 @@
-"""What each process imports to start: every process of a cluster pays for it, on few cores, before the first token.
+"""Modules that a process must not import to start: all processes would pay for them, on few cores, before any token.
 
-The router's tokenizer and the scheduler have such tests beside their others.
+The router's tokenizer and the scheduler have such tests among their own.
 """
 
 import subprocess
@@ -16,13 +16,13 @@ HEAVY = {"torch", "transformers", "scipy", "matplotlib", "pandas", "gguf", "open
 @pytest.mark.parametrize(
     ("module", "others"),
     [
-        # `octavo --help`, and what every command begins with.
+        # `octavo --help` and the start of every command.
         ("octavo.cli.main", {"grpc", "google", "numpy", "zmq", "asyncio", "prometheus_client"}),
-        # Until the processes have begun; gRPC and the client come after that.
+        # Before the processes have started; gRPC and the client are imported after that.
         ("octavo.cluster.launcher", {"grpc", "google", "numpy", "zmq", "tenacity"}),
         ("router.__main__", {"numpy", "zmq", "rich", "huggingface_hub"}),
         ("scheduler.__main__", {"rich", "jinja2", "tokenizers"}),
-        # torch comes once heartbeats flow.
+        # torch is imported once heartbeats flow.
         ("worker.__main__", {"grpc", "numpy", "rich", "jinja2", "tokenizers"}),
     ],
 )
@@ -33,7 +33,7 @@ def test_a_process_starts_without(module: str, others: set[str]) -> None:
 
 
 def test_a_worker_on_a_cpu_does_without_triton() -> None:
-    """It takes half a second to import, and is not there on every platform."""
+    """Triton takes half a second to import, and does not exist on every platform."""
     code = "import sys, worker.process.build; print(*sorted({'triton', 'worker.gpu.build'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not done.stdout.split()

@@ -1,4 +1,4 @@
-"""Files and modules that documents, docstrings and comments name exist: one that has moved misleads a reader."""
+"""Files and modules that documents, docstrings and comments name exist: a stale name misleads readers."""
 
 import ast
 import io
@@ -17,11 +17,11 @@ TOPS = {*packages(), "tests", "benchmarks", "scripts"}
 FILE = re.compile(r"(?<![\w./{}<>*$~-])((?:[\w-]+/)*[\w-]+\.(?:py|h|cpp|proto))(?![\w*{<-]|\.\w)")
 # A folder, named in full (`scheduler/core/`).
 FOLDER = re.compile(rf"(?<![\w./{{}}<>*$~-])((?:{'|'.join(sorted(TOPS))})(?:/[\w-]+)*)/(?![\w*{{<.-])")
-# `tests/kernels/faults/<op>.py`: some file of that form.
+# A pattern of files, such as `tests/kernels/faults/<op>.py`.
 FORM = re.compile(rf"(?<![\w./-])((?:{'|'.join(sorted(TOPS))})/[\w./-]*<\w+>[\w/<>]*(?:\.[a-z]+)?)")
 # A module, or a name in one (`octavo.client.errors.Unavailable`).
 MODULE = re.compile(rf"(?<![\w./@-])((?:{'|'.join(sorted(TOPS))})(?:\.[A-Za-z_]\w*)+)(?![\w/]|\.(?:py|md)\b)")
-# Others' files, and names that are no modules: packages of protobuf, spans, keys.
+# Files of other projects, and names that are not modules: protobuf packages, spans, keys.
 THEIRS = re.compile(r"llama\.cpp|src/|google/|specification/")
 NO_MODULE = re.compile(
     r"octavo\.(v1|yaml|router|request|tokenize|placement|residence|sequence|step)\b|\w+\.(key|key_secret|proto|example)$"
@@ -31,7 +31,7 @@ DOCUMENTS += [ROOT / each for each in ("Makefile", "Dockerfile", "docker-compose
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, text) of what people read in a source: docstrings and comments; of other files, all lines."""
+    """(line, text) of the docstrings and comments of a Python source, or of all lines of another file."""
     source = path.read_text()
     if path.suffix != ".py":
         yield from enumerate(source.splitlines(), 1)
@@ -46,7 +46,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 @cache
 def endings(folder: Path) -> set[str]:
-    """The endings of the paths of all files there: of a/b/c, that is c, b/c and a/b/c."""
+    """The endings of the paths of all files in the folder: for a/b/c these are c, b/c and a/b/c."""
     ends = set[str]()
     for path in [*files(under=folder), *files(".proto", under=ROOT / "protos")]:
         parts = Path(name(path)).parts
@@ -55,7 +55,7 @@ def endings(folder: Path) -> set[str]:
 
 
 def is_module(dotted: str) -> bool:
-    """Whether it is a package, a module, or a name in one."""
+    """True for a package, a module, or a name in one."""
     place, *rest = dotted.split(".")
     path = ROOT / place
     while rest and (path / rest[0]).is_dir():
@@ -68,7 +68,7 @@ def is_module(dotted: str) -> bool:
 
 
 def missing(text: str, folder: Path) -> list[str]:
-    """folder: where a file without a folder is looked for."""
+    """Names in the text that do not exist. folder: where to look for a file named without a folder."""
     found = [
         each
         for each in FILE.findall(text)

@@ -1,13 +1,16 @@
-"""Metrics in vLLM's names: a dashboard made for vLLM finds what it asks for, with the same meaning."""
+"""Metrics under vLLM's names: a dashboard made for vLLM finds its metrics, with the same meaning."""
+
+import re
 
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as as_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from router.telemetry.metrics import RouterMetrics
-from tests.support.deploy.metric_families import router_registry, scheduler_registry, series
+from tests.support.deploy.metric_families import router_registry, scheduler_registry, series, worker_registry
+from tests.support.repository import ROOT
 
-# What vLLM's own Grafana dashboard, its design page on metrics and autoscalers ask for.
+# Series that vLLM's own Grafana dashboard, its design page on metrics and autoscalers query.
 ASKED_FOR = {
     "vllm:e2e_request_latency_seconds_bucket",
     "vllm:time_to_first_token_seconds_bucket",
@@ -41,7 +44,7 @@ ASKED_FOR = {
 
 
 def test_each_name_is_shown_once_by_either_process():
-    """Shown by both it would be counted twice: dashboards add up over processes."""
+    """A metric that both show would count twice: dashboards sum over processes."""
     router, scheduler = series(router_registry("vllm")), series(scheduler_registry("vllm"))
     assert router | scheduler >= ASKED_FOR
     assert not {name for name in router & scheduler if name.startswith("vllm:")}
@@ -58,7 +61,7 @@ def test_the_option_says_whose_names_are_shown():
 
 def test_values_and_labels_are_vllms():
     metrics = RouterMetrics()
-    # A client that leaves and one whose deadline passes are aborts; what is refused never reaches vLLM's engine.
+    # Cancelled requests and passed deadlines are aborts; refused requests never reach vLLM's engine.
     for outcome, count in (("stop", 5), ("cancelled", 2), ("deadline_exceeded", 1), ("resource_exhausted", 9)):
         metrics.requests.labels(outcome).inc(count)
     metrics.time_to_first_token.observe(0.2)
@@ -85,3 +88,11 @@ def test_prometheus_can_read_both_forms():
         text = generate_latest(registry).decode()
         samples = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
         assert len(samples) == len(set(samples)), "a series comes twice: Prometheus refuses the whole scrape"
+
+
+def test_every_metric_has_its_line_in_operations_md():
+    documented = set(re.findall(r"`(octavo_[a-z0-9_]+)", (ROOT / "docs/operations.md").read_text()))
+    own = series(router_registry("octavo")) | series(scheduler_registry("octavo")) | series(worker_registry())
+    known = {re.sub("_(bucket|sum|count)$", "", name) for name in own if name.startswith("octavo_")}
+    assert len(known) > 50
+    assert not known - documented

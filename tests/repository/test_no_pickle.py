@@ -1,7 +1,7 @@
-"""Nothing here can run code that arrives as data: no pickle in any of its guises, no eval, no YAML with objects.
+"""The sources never execute data as code: no pickle in any form, no eval, no YAML with objects.
 
 Pickle on the sockets of an inference server has been remotely exploitable more than once (CVE-2025-32444,
-CVE-2025-30165), so it is kept out by reading the sources rather than by promising.
+CVE-2025-30165), so this test reads the sources instead of trusting a promise.
 """
 
 import ast
@@ -13,7 +13,7 @@ import pytest
 from tests.support.repository import ROOT, files, is_generated, name
 
 MODULES = {"pickle", "_pickle", "cPickle", "pickletools", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
-# Of `multiprocessing` only this moves no objects.
+# The only part of `multiprocessing` that moves no objects.
 MULTIPROCESSING_ALLOWED = {"shared_memory"}
 NAMES = {
     # collectives of torch.distributed that pickle
@@ -29,15 +29,15 @@ NAMES = {
 }  # fmt: skip
 QUALIFIED = {"torch.load", "torch.save", "torch.jit.load", "torch.serialization.load", "yaml.load", "yaml.load_all"}
 BUILTINS = {"eval", "exec"}
-# Keyword arguments that only False may be given to.
+# Keyword arguments whose only allowed value is False.
 KEYWORDS = {"allow_pickle", "trust_remote_code"}
-# Outside Python: no script, C++ file or deployment file has a use for it either.
+# Outside Python: scripts, C++ files and deployment files have no use for it either.
 TEXT = re.compile(r"\b(cloudpickle|pickle|dill)\b|\btorch\.(load|save)\b")
 TEXT_SUFFIXES = (".sh", ".cpp", ".cc", ".h", ".hpp", ".cu", ".toml", ".yaml", ".yml", ".proto")
 
 
 def offences(source: str) -> list[str]:
-    """What in a Python source can turn data into code, as "line N: what"."""
+    """The places in a Python source that can turn data into code, as "line N: what"."""
     return [f"line {line}: {what}" for line, what in _offences(ast.parse(source))]
 
 
@@ -68,7 +68,7 @@ def _offences(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _aliases(tree: ast.AST) -> dict[str, str]:
-    """What the imported names of a module stand for."""
+    """Maps the names that a module imports to what they stand for."""
     aliases = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -79,7 +79,7 @@ def _aliases(tree: ast.AST) -> dict[str, str]:
 
 
 def _dotted(node: ast.expr, aliases: dict[str, str]) -> str:
-    """`torch.load` for an attribute of a (possibly renamed) module; a leading "?" for one of any other value."""
+    """`torch.load` for an attribute of a (possibly renamed) module; with a leading "?" for that of any other value."""
     match node:
         case ast.Name(id=name):
             return aliases.get(name, name)

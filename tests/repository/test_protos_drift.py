@@ -1,4 +1,4 @@
-"""The committed protobuf code is what protoc makes of the .proto files; else a changed field would miss the wire."""
+"""The committed protobuf code matches the .proto files; otherwise a changed field would not reach the wire."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""configs.sampling is the one table of sampling parameters: what must repeat it (wire, typed classes, docs) agrees."""
+"""configs.sampling is the one table of sampling parameters; all that must repeat it (wire, classes, docs) agrees."""
 
 import dataclasses
 import re
@@ -27,7 +27,7 @@ each_parameter = pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda par
 
 
 def comment_of(field: str) -> str:
-    """What stands above a field of SamplingParams in the .proto."""
+    """The comment above a field of SamplingParams in the .proto."""
     text = (ROOT / "protos" / "inference.proto").read_text()
     body = text[text.index("message SamplingParams {") :]
     found = re.search(rf"((?:  //.*\n)+)  [\w<>, ]* {field} = \d+;", body)
@@ -41,7 +41,7 @@ def bounds() -> str:
 
 
 def test_the_wire_has_no_number_beside_the_table() -> None:
-    """Counts, positions and seeds apart, which have rules of their own."""
+    """Except counts, positions and seeds, which have rules of their own."""
     numbers = {f.name for f in Message.DESCRIPTOR.fields if f.cpp_type in (f.CPPTYPE_FLOAT, f.CPPTYPE_INT32)}
     assert numbers == {parameter.name for parameter in PARAMETERS}
 
@@ -106,7 +106,7 @@ def test_it_comes_in_through_every_edge(parameter: Parameter, monkeypatch: pytes
     from_flags: list[SamplingParams] = []
     monkeypatch.setattr(call, "_stream", lambda *args, **options: from_flags.append(args[2]))
     app = typer.Typer()
-    call.register(app)
+    call.register(app, "Ask a model")
     flag = f"--{parameter.name.replace('_', '-')}={parameter.example}"
     for words in (["complete", "a"], ["chat", "a"]):
         assert CliRunner().invoke(app, [*words, flag]).exit_code == 0
@@ -127,11 +127,11 @@ def test_docs_name_it(parameter: Parameter) -> None:
 
 def test_docs_say_how_much_lists_hold() -> None:
     for words in (
-        f"`n` {table.MAX_CHOICES};",
-        f"`stop` {table.MAX_STOP_STRINGS} strings of 1 to {table.MAX_STOP_CHARS} characters;",
-        f"`stop_token_ids` {table.MAX_STOP_TOKENS};",
-        f"`logit_bias` {table.MAX_LOGIT_BIAS} entries in [-{table.LARGEST_LOGIT_BIAS}, {table.LARGEST_LOGIT_BIAS}];",
-        f"`logprobs` and `prompt_logprobs` {table.MAX_LOGPROBS};",
+        f"| `n` | {table.MAX_CHOICES} |",
+        f"| `stop` | {table.MAX_STOP_STRINGS} strings of 1 to {table.MAX_STOP_CHARS} characters |",
+        f"| `stop_token_ids` | {table.MAX_STOP_TOKENS} |",
+        f"| `logit_bias` | {table.MAX_LOGIT_BIAS} entries in [-{table.LARGEST_LOGIT_BIAS}, {table.LARGEST_LOGIT_BIAS}]",
+        f"| `logprobs`, `prompt_logprobs` | {table.MAX_LOGPROBS} |",
     ):
         assert words in bounds()
 

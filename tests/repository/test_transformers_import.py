@@ -1,4 +1,4 @@
-"""transformers works beside this repository: it probes for a package called `kernels`, and finds ours.
+"""transformers works beside this repository, although it probes for a package called `kernels` and finds ours.
 
 A version or a foreign name in kernels/__init__.py makes importing any transformers model fail.
 """

@@ -1,4 +1,4 @@
-"""The tree of errors is the one its docstring draws, and each maps to the status that it states."""
+"""The tree of errors matches its docstring's drawing, and each error maps to the status that it states."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""runtime.telemetry.http_server: probes and scrapes see the truth, and a taken port is an error at once."""
+"""runtime.telemetry.http_server: probes and scrapes see the current state; a port in use is an error at once."""
 
 import socket
 import urllib.error

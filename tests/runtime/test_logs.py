@@ -1,4 +1,4 @@
-"""runtime.telemetry.logs: a collector gets one JSON object a line, with the request's id."""
+"""runtime.telemetry.logs: a log collector gets one JSON object per line, with the request's id."""
 
 import json
 import subprocess

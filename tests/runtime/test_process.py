@@ -1,4 +1,4 @@
-"""runtime.process and runtime.security.curve: what is private stays so, and children do not outlive their parent."""
+"""runtime.process and runtime.security.curve: private files stay private; children do not outlive their parent."""
 
 import contextlib
 import os
@@ -79,7 +79,7 @@ def test_curve_keys_admit_listed_workers_only(tmp_path: Path):
         client_curve(client, tmp_path / directory)
         client.connect(f"tcp://127.0.0.1:{port}")
         clients.append(client)
-        # Who has been refused already has nobody to send to.
+        # A client that has already been refused has no peer to send to.
         with contextlib.suppress(zmq.Again):
             client.send(directory.encode(), zmq.NOBLOCK)
     try:

@@ -1,4 +1,4 @@
-"""The gauge that the soak looks at for tasks that nobody ends."""
+"""The gauge in which the soak looks for leaked asyncio tasks."""
 
 import asyncio
 

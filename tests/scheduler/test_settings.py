@@ -1,4 +1,4 @@
-"""The core's settings, from options and what workers bring."""
+"""The core's settings, made from options and from the workers' Ready."""
 
 import logging
 

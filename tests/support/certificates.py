@@ -1,4 +1,4 @@
-"""Certificates made by the openssl command line, which has to be there."""
+"""Certificates made by the openssl command line, which must be installed."""
 
 import subprocess
 from pathlib import Path
@@ -7,7 +7,7 @@ _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes
 
 
 class Authority:
-    """A CA in a directory of its own: ca.crt, and NAME.crt with NAME.key for each that it signs."""
+    """A CA in its own directory: ca.crt, and NAME.crt with NAME.key for each certificate that it signs."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
@@ -15,7 +15,7 @@ class Authority:
         self._openssl("req", "-x509", *_NEW_KEY, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=tests")
 
     def sign(self, name: str, ip: str = "127.0.0.1") -> tuple[Path, Path]:
-        """Certificate and key of who is at an address."""
+        """Certificate and key of a server or client at this IP address."""
         certificate, key = self.directory / f"{name}.crt", self.directory / f"{name}.key"
         self._openssl(
             "req", "-x509", *_NEW_KEY, "-CA", "ca.crt", "-CAkey", "ca.key", "-subj", f"/CN={name}",

@@ -1,4 +1,4 @@
-"""Runs a program of docs/clients while its router stops, or has no room for it."""
+"""Runs a program of docs/clients while its router stops or is full."""
 
 import asyncio
 import contextlib
@@ -21,10 +21,10 @@ _REFUSALS = "octavo_requests_total", {"outcome": "resource_exhausted"}
 
 
 async def check_resumes(directory: Path, command: Sequence[object], environment: Mapping[str, str]) -> None:
-    """Runs a program against two routers, of which the first stops in the middle of its stream. Raises AssertionError
-    unless it prints what a stream gives that nothing disturbs.
+    """Runs a program against two routers, the first of which stops in mid-stream. Raises AssertionError unless the
+    program prints the same text as an undisturbed stream.
 
-    directory: an empty one. command: arguments are added to it. environment: in addition to this process's.
+    directory: must be empty. command: gets arguments appended. environment: is added to this process's.
     """
     scheduler = FakeScheduler(socket_address(directory, "one"))
     async with (
@@ -43,12 +43,12 @@ async def check_resumes(directory: Path, command: Sequence[object], environment:
             await scheduler.resume_steps()
             assert begun.decode() + await _output(process) == expected
     *_, resumed = scheduler.submitted
-    assert resumed.choices[0].output_token_ids, "the second router continues, it does not begin again"
+    assert resumed.choices[0].output_token_ids, "the second router did not continue the stream, it began again"
 
 
 async def check_waits(directory: Path, command: Sequence[object], environment: Mapping[str, str]) -> None:
-    """Runs a program against a router that refuses it, and has room soon afterwards. Raises AssertionError unless it
-    comes again by itself. Arguments as above."""
+    """Runs a program against a router that refuses it and has room soon afterwards. Raises AssertionError unless the
+    program tries again by itself. Arguments as above."""
     scheduler = FakeScheduler(socket_address(directory, "full"))
     async with running_schedulers(scheduler), running_router([scheduler.address]) as (router, stub):
         await router.wait_ready()
@@ -56,7 +56,7 @@ async def check_waits(directory: Path, command: Sequence[object], environment: M
         scheduler.refused_priority = ANY_PRIORITY
         scheduler.send_load()
         async with _running(command, f"127.0.0.1:{router.port}", environment) as process:
-            while not router.metrics.registry.get_sample_value(*_REFUSALS):  # noqa: ASYNC110 (nobody tells)
+            while not router.metrics.registry.get_sample_value(*_REFUSALS):  # noqa: ASYNC110 (there is no event to wait for)
                 await asyncio.sleep(0.01)
             scheduler.refused_priority = None
             scheduler.send_load()
@@ -65,7 +65,7 @@ async def check_waits(directory: Path, command: Sequence[object], environment: M
 
 @contextlib.asynccontextmanager
 async def _running(command: Sequence[object], addresses: str, environment: Mapping[str, str]) -> AsyncIterator[Process]:
-    """The program, for 30 s at most. Raises TimeoutError."""
+    """Runs the program for at most 30 s. Raises TimeoutError."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command), addresses, "Once upon", "12", "5", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, **environment},
@@ -80,7 +80,7 @@ async def _running(command: Sequence[object], addresses: str, environment: Mappi
 
 
 async def _output(process: Process) -> str:
-    """What it prints until it ends well. Raises AssertionError."""
+    """All that the program prints until its end. Raises AssertionError if its exit code is not 0."""
     output, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
     return output.decode()

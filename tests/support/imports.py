@@ -1,4 +1,4 @@
-"""Reads which of our modules import which, from the sources; nothing is executed."""
+"""Reads from the sources which of our modules import which; executes nothing."""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ Imports = Mapping[str, set[str]]
 
 
 def sources_of(root: Path, packages: Iterable[str]) -> dict[str, str]:
-    """The modules of these packages, but generated ones."""
+    """The modules of these packages, without generated ones."""
     found: dict[str, str] = {}
     for package in packages:
         for path in files(".py", under=root / package):
@@ -41,7 +41,7 @@ def _imported(text: str, known: Sources) -> Iterator[str]:
 
 
 def circles(imports: Imports) -> set[str]:
-    """Modules that import each other, directly or through others; and those on a way from one circle to another."""
+    """Modules that import each other, directly or through others, and those on a path from one circle to another."""
     left = {module: set(targets) for module, targets in imports.items()}
     while left:
         imported = set[str]().union(*left.values())
@@ -59,9 +59,9 @@ def entries_of(folder: str, modules: Iterable[str]) -> set[str]:
 
 
 def upward(folder: str, floors: str, imports: Imports) -> list[str]:
-    """Imports among a folder's entries that don't go down.
+    """Imports among a folder's entries that don't go to a lower floor.
 
-    floors: "a b < c": entries of one floor, floors from bottom to top. The folder's own __init__.py is above all.
+    floors: "a b < c": floors from bottom to top, each a list of entries. The folder's own __init__.py is above all.
     """
     height = {entry: level for level, floor in enumerate(floors.split("<")) for entry in floor.split()}
     found = []

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector of a test's own: OTLP over HTTP."""
+"""A minimal OpenTelemetry collector for tests: OTLP over HTTP."""
 
 import contextlib
 import threading
@@ -16,7 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 @dataclass(frozen=True, kw_only=True)
 class SeenSpan:
-    """Ids in hexadecimal; parent and links: span ids. Times in ns."""
+    """An exported span. Ids are hexadecimal; parent and links are span ids; times are in ns."""
 
     process: str
     name: str
@@ -48,13 +48,13 @@ class Collector:
                 self.wfile.write(ExportTraceServiceResponse().SerializeToString())
 
             def log_message(self, format: str, *args: object) -> None:
-                """Exports are no news."""
+                """Logs nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}/v1/traces"
 
     def named(self, name: str) -> list[SeenSpan]:
-        """In the order in which they began."""
+        """Spans with this name, in the order in which they began."""
         with self._lock:
             return sorted((span for span in self._spans if span.name == name), key=lambda span: span.begin)
 

@@ -1,4 +1,4 @@
-"""One end of the step wire, made by hand."""
+"""A worker's end of the step wire, scripted by a test."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.support.scheduler.scheduling import TIMEOUT
 
 
 class Peer:
-    """A rank made by hand: says what it is told to, and no more."""
+    """A scripted rank: sends only the messages that a test asks for."""
 
     def __init__(self, endpoint: str, identity: bytes, curve_dir: Path | None = None) -> None:
         self.context = zmq.Context()
@@ -45,7 +45,7 @@ class Peer:
         self.socket.send(message.SerializeToString())
 
     async def expect(self, kind: str):
-        """The next message of this kind; others are passed over."""
+        """Returns the next message of this kind and skips others."""
         for _ in range(50):
             assert await asyncio.to_thread(self.socket.poll, int(TIMEOUT * 1000)), f"no {kind} came"
             message = step_pb2.SchedulerToWorker.FromString(self.socket.recv())

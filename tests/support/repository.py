@@ -1,4 +1,4 @@
-"""Where the repository is and which files are its sources, for the tests that read them."""
+"""The repository's root and source files, for the tests that read them."""
 
 import tomllib
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ _SKIPPED = {"__pycache__", "build", "dist", "node_modules"}
 
 
 def packages() -> list[str]:
-    """The import packages that an installation brings, from pyproject.toml."""
+    """The import packages that an installation contains, from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 
 
 def files(*suffixes: str, under: Path = ROOT) -> Iterator[Path]:
-    """Files with one of the suffixes (all, if none is given), in order, without hidden folders and build outputs."""
+    """Files with one of the suffixes (all if none is given), sorted, without hidden folders and build outputs."""
     for path in sorted(under.iterdir()):
         if path.name.startswith(".") or path.name in _SKIPPED or path.name.endswith(".egg-info"):
             continue
@@ -27,7 +27,7 @@ def files(*suffixes: str, under: Path = ROOT) -> Iterator[Path]:
 
 
 def is_generated(path: Path) -> bool:
-    """Whether protoc wrote it."""
+    """True for a file that protoc wrote."""
     return "_pb2" in path.name
 
 

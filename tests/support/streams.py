@@ -1,4 +1,4 @@
-"""Streams of a running cluster, all at once."""
+"""Concurrent streams from a running cluster."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from octavo.client.results import Delta, Generation
 def say(
     port: int, prompts: Sequence[str], sampling: Sequence[SamplingParams], when_begun: Callable[[], object]
 ) -> list[tuple[int, ...]]:
-    """The tokens of each stream; `when_begun` is called when each has some, and none has ended."""
+    """Returns each stream's tokens. `when_begun` is called once, when all streams have begun and none has ended."""
 
     async def all_streams() -> list[tuple[int, ...]]:
         begun = asyncio.Barrier(len(prompts))

@@ -1,9 +1,7 @@
 """Runs `octavo up` as users do, in a process of its own."""
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.ports import free_port
 from tests.support.repository import ROOT
 
 FAKES = ROOT / "tests" / "fakes" / "processes"
@@ -19,32 +18,13 @@ _TIMEOUT = 60.0
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Without this machine's own Octavo settings; what is started finds the repository installed or not."""
+    """This process's environment without its Octavo settings; with PYTHONPATH, so that no installation is needed."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
     return clean | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "OCTAVO_HTTP_PORT": "0"} | extra
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def free_ports(count: int) -> int:
-    """The first of so many in a row."""
-    while True:
-        first = free_port()
-        try:
-            with contextlib.ExitStack() as held:
-                for port in range(first, first + count):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-        except (OSError, OverflowError):
-            continue
-        return first
-
-
 class Up:
-    """One `octavo up`, with stand-ins for its processes unless real=True. Leaving the context leaves no process."""
+    """One `octavo up`, with stand-ins for its processes unless real=True. Leaving the context kills all processes."""
 
     def __init__(
         self,
@@ -97,7 +77,7 @@ class Up:
         return "\n".join(self.lines)
 
     def wait_for(self, words: str, *, count: int = 1) -> str:
-        """The first line that contains the words, once `count` lines do."""
+        """Waits until `count` lines contain the words; returns the first of them."""
         with self._grown:
             self._grown.wait_for(lambda: self._ended or len(self._find(words)) >= count, _TIMEOUT)
         found = self._find(words)
@@ -105,12 +85,12 @@ class Up:
         return found[0]
 
     def wait_until_serving(self, num_processes: int = 3) -> None:
-        """Every stand-in has come up, too: before that, one would simply die of a SIGTERM."""
+        """Also waits for every stand-in to be up: before that, SIGTERM would simply kill it."""
         self.wait_for("serving; Ctrl-C to stop")
         self.wait_for(" max_num_seqs=", count=num_processes)
 
     def wait(self) -> int:
-        """The exit code."""
+        """Waits for the end; returns the exit code."""
         code = self.process.wait(_TIMEOUT)
         self._reader.join(_TIMEOUT)
         return code

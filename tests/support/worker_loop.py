@@ -1,4 +1,4 @@
-"""A worker's loop on a thread of the test's process."""
+"""A worker's loop on a thread of the test process."""
 
 import threading
 from collections.abc import Callable
@@ -16,12 +16,12 @@ HELLO = step_pb2.Hello(protocol_version=1, world_size=1, model="fake", instance=
 
 
 class RunningWorker:
-    """Runs until it ends by itself, or `stop`."""
+    """A worker's loop that runs until it ends by itself or until `stop`."""
 
     def __init__(
         self, endpoint: str, build: Callable[[Callable[[float], None]], StepRunner], *, timeout: float = 30.0
     ) -> None:
-        """build: see WorkerLoop. timeout: for how long the scheduler may be silent."""
+        """build: see WorkerLoop. timeout: seconds for which the scheduler may be silent."""
         self.endpoint = endpoint
         self.status, self.wakeup = WorkerStatus(), Wakeup()
         self.metrics = WorkerMetrics(self.status.snapshot)
@@ -31,7 +31,7 @@ class RunningWorker:
         self._thread.start()
 
     def exit_code(self) -> int:
-        """Waits until it has ended by itself."""
+        """Waits until the loop ends by itself."""
         self._thread.join(60)
         assert not self._thread.is_alive()
         return self._exit_codes[0]

@@ -44,7 +44,7 @@ def build_cpu_runner(
     rank: int = 0,
     watch_experts: Callable[[ExpertLoad], None] = lambda load: None,
 ) -> Runner:
-    """As `build_runner`, on this CPU."""
+    """Builds a runner on this CPU; see worker.process.build.build_runner."""
     start = time.monotonic()
     files = resolve_model(options.model)
     dtype, shard, stage = model_dtype(options), shard_of(options, rank), stage_of(options, rank)
@@ -69,8 +69,8 @@ def build_cpu_runner(
         time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, backend.name,
     )  # fmt: skip
     if backend.native is not None:
-        # The C++ kernels have threads of their own by now. torch's, which spin for milliseconds after each op they
-        # share in, would take the cores from them.
+        # The C++ kernels have started their own threads by now. torch's threads would take the cores from them: they
+        # spin for milliseconds after each op that they take part in.
         torch.set_num_threads(1)
         if cores:
             backend.native.bind_threads(cores)
@@ -83,7 +83,7 @@ def build_cpu_runner(
         num_blocks=num_blocks,
         max_model_len=resolve_max_model_len(options, loaded.config, num_blocks),
     )
-    # Block 0, the null block, comes on top of those that can be given out.
+    # One more block than can be allocated: block 0 is the null block.
     kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, backend=backend)
     num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, backend.kv_cache_dtype, shard, stage)
     rows = make_rows(options, loaded, info)

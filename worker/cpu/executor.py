@@ -1,4 +1,4 @@
-"""Computes a model's steps on a CPU: the first one is recorded, and those that follow replay it.
+"""Computes a model's steps on a CPU: the first step is recorded, later steps replay the recording.
 
 Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V vocabulary.
 """
@@ -21,10 +21,10 @@ from worker.step.batch import InputBatch
 
 
 class Replay:
-    """Records the kernel calls of one step, and makes them again in the following ones.
+    """Records the kernel calls of one step, and repeats them in the following steps.
 
-    With PyTorch's kernels there is nothing to record, and Python makes each call in each step; so it does if steps
-    differ in more than their numbers.
+    Python makes each call in each step instead if the kernels are PyTorch's, which can't be recorded, or if the calls
+    differ from step to step.
     """
 
     def __init__(self, backend: Backend, *, records: bool = True) -> None:
@@ -33,12 +33,15 @@ class Replay:
         self._recording: Recording | None = None
 
     def run(self, body: Callable[[], object], num_tokens: int, *, memory: tuple[object, ...]) -> None:
-        """body: makes the same kernel calls for any number of tokens, and does nothing else; what it passes to them has
-        the same addresses as long as `memory` holds the same objects."""
+        """Runs `body`, or replays its recording if there is one for `memory`.
+
+        body: makes the same kernel calls for any number of tokens, and does nothing else; it passes them the same
+        addresses as long as `memory` holds the same objects.
+        """
         if self._kernels is not None and self._recording is not None and all(map(is_, memory, self._memory)):
             self._kernels.replay(self._recording, num_tokens)
             return
-        # Not around whole steps: entering and leaving it takes 50 us when the weights have just emptied the caches.
+        # Not around whole steps: entering and leaving it takes 50 us when the weights have just evicted the CPU caches.
         with torch.inference_mode():
             if self._kernels is None:
                 body()
@@ -51,7 +54,7 @@ class Replay:
 class CpuModel(Protocol):
     """A model that computes steps on a CPU: what worker.cpu.runner needs."""
 
-    # How it computes, and what draws therefore.
+    # Its native kernels also sample tokens.
     backend: Backend
     groups: Groups
 
@@ -59,21 +62,21 @@ class CpuModel(Protocol):
     def hidden_size(self) -> int: ...
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
-        """Hidden states [T, E] of the batch's tokens, whose KV it writes."""
+        """Returns the hidden states [T, E] of the batch's tokens, and writes their KV."""
         ...
 
     def incoming(self, num_tokens: int) -> torch.Tensor:
-        """Of a stage that is not the first: where its next step, of so many tokens, finds the hidden states of the
-        stage before, float32 [T, E]."""
+        """Returns the buffer, float32 [T, E], from which the next step of num_tokens reads the hidden states of the
+        stage before; for stages after the first."""
         ...
 
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        """Float32 logits [S, V] of some tokens, a tensor that the caller may change."""
+        """Returns float32 logits [S, V] of the given tokens; the caller may change the tensor."""
         ...
 
     def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """In place of `forward`: the likeliest token (int64 [L]) and its logit (float32 [L]) after each of the batch's
-        logit_indices, as kernels.sampling.greedy says of `logits`."""
+        """Replaces `forward`: returns the likeliest token (int64 [L]) and its logit (float32 [L]) after each of the
+        batch's logit_indices, as kernels.sampling.greedy would choose from `logits`."""
         ...
 
 
@@ -83,43 +86,43 @@ class CpuExecutor:
     def __init__(self, model: Decoder, groups: Groups | None = None) -> None:
         config, backend = model.config, model.backend
         self.model, self.backend, self.hidden_size = model, backend, config.hidden_size
-        # Set anew in each epoch, once its ranks are connected.
+        # Replaced in each epoch, once its ranks are connected.
         self.groups = groups or Groups()
         self.expert_load: ExpertLoad | None = None
         if config.experts is not None:
             self.expert_load = ExpertLoad(config.experts, backend.stage.layers(config.num_layers))
         self._workspace = Workspace(backend)
         self._plans = CpuAttentionPlans(config, backend)
-        # Each expert computes the tokens that chose it; PyTorch computes some norms; and ranks talk to each other
-        # within a step.
+        # Not recordable: the calls of experts depend on their tokens, PyTorch computes the norms of latents and
+        # projections, and ranks communicate within a step.
         is_recordable = config.experts is None and config.latent is None and not config.projection_norm
         records = is_recordable and backend.shard.size == 1
         self._forward, self._greedy = (Replay(backend, records=records) for _ in range(2))
 
     def incoming(self, num_tokens: int) -> torch.Tensor:
-        """Where a step of a stage that is not the first finds what `forward` gave the stage before, float32 [T, E]; to
-        be written before the step."""
+        """Returns the buffer, float32 [T, E], for the previous stage's `forward` result; to be written before the step
+        (stages after the first)."""
         self._workspace.reserve(num_tokens)
         return self._residual(num_tokens)
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
-        """Computes the batch's tokens, writes their KV, gives the residual stream after the last layer, [T, E], in
-        memory that the next call uses again."""
+        """Computes the batch's tokens and writes their KV. Returns the residual stream after the last layer, [T, E], in
+        memory that the next call reuses."""
         self._run(self._forward, self._compute, batch, kv_cache)
         return self._residual(batch.num_tokens)
 
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        """[S, V] from rows of `forward`'s result, float32; the last norm is applied here, to these rows alone."""
+        """Returns float32 logits [S, V] of rows of `forward`'s result; applies the last norm, to these rows alone."""
         return self.model.head.logits(hidden_SE, self.groups.tensor)
 
     def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes the batch as `forward` does. Gives the likeliest token after each of its logit_indices (int64 [S])
-        and its logit (float32 [S]), see kernels.sampling.greedy, of logits that are not kept; in memory that the next
-        call uses again."""
+        """Computes the batch as `forward` does. Returns the likeliest token after each of its logit_indices (int64 [S])
+        and its logit (float32 [S]), see kernels.sampling.greedy, in memory that the next call reuses. The logits
+        themselves are not kept."""
         if batch.num_logits != batch.num_tokens:
             likeliest = self.model.head.argmax(self.forward(batch, kv_cache)[batch.logit_indices])
         else:
-            # As in each step that only decodes: then the head goes with the layers.
+            # Every token needs logits, as in a decode-only step: the head is recorded together with the layers.
             self._run(self._greedy, self._compute_greedily, batch, kv_cache)
             likeliest = self._likeliest(batch.num_tokens)
         group = self.groups.tensor
@@ -156,5 +159,5 @@ class CpuExecutor:
         return take("likeliest", num_tokens, dtype=torch.int64), take("largest", num_tokens)
 
     def _residual(self, num_tokens: int) -> torch.Tensor:
-        """The stream, where `_compute` left it, whether it ran or was replayed."""
+        """Returns the residual stream where `_compute` left it, whether it ran or was replayed."""
         return self._workspace.take("residual", num_tokens, self.hidden_size, dtype=torch.float32)

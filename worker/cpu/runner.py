@@ -1,4 +1,4 @@
-"""Computes steps on a CPU: a plan in, a result out. Knows no sockets, so that a benchmark or a library can call it
+"""Computes steps on a CPU: a plan in, a result out. It uses no sockets, so a benchmark or a library can call it
 in-process.
 """
 
@@ -28,16 +28,16 @@ from worker.step.warm_up import warm_up_plans
 
 
 class SwapSpace:
-    """Host blocks, numbered from 0, each of all layers of a KV cache. What a free one holds means nothing."""
+    """Host blocks for swapped KV, numbered from 0; each spans all layers of the KV cache. Free blocks hold garbage."""
 
     def __init__(self, kv_cache: KVCache, num_blocks: int) -> None:
-        """Memory is taken when it is first written, as far as the system works so."""
+        """Reserves address space; most systems commit a page of memory only when it is first written."""
         self._kv_cache = kv_cache
         self.num_blocks = num_blocks
         self._layers = [torch.empty((num_blocks, *layer.shape[1:]), dtype=layer.dtype) for layer in kv_cache.layers]
 
     def apply(self, plan: step_pb2.StepPlan) -> None:
-        """Copies a plan's blocks out, then others in. Raises PlanError before anything is copied."""
+        """Copies a plan's blocks out to the host, then others in. Raises PlanError before it copies anything."""
         swaps = planned_swaps(plan, last_block=self._kv_cache.num_blocks - 1, num_host_blocks=self.num_blocks)
         if swaps is None:
             return
@@ -49,10 +49,10 @@ class SwapSpace:
 
 
 class Decodes:
-    """The steps of these rows in this batch."""
+    """Prepares and finishes decode-only steps in C++: native kernels read and write the arrays of rows and batch."""
 
     def __init__(self, kernels: NativeKernels, rows: Rows, batch: InputBatch) -> None:
-        # The rows' arrays are used as long as this is.
+        # Keeps the rows' arrays alive: the struct below holds their addresses.
         self._kernels, self._rows, self._batch = kernels, rows, batch
         most_rows = min(batch.max_rows, batch.max_tokens)
         self._sequences = np.zeros(most_rows, "<i8")
@@ -84,14 +84,14 @@ class Decodes:
             table_stride=batch.max_blocks,
         )
         self._address = ctypes.addressof(self._struct)
-        # Of the step before, whose rows are mostly those of the next.
+        # Cached from the previous step: the next one mostly has the same rows.
         self._decode_rows, self._batch_rows = b"", _batch_rows(b"")
 
     def begin(self, plan: step_pb2.StepPlan) -> BatchRows | None:
-        """Fills the batch with a plan that decodes, and counts its tokens as computed.
+        """Fills the batch from a decode-only plan, and counts its tokens as computed.
 
-        None, and nothing is done, if it has other rows, too, or is not in order: the rows themselves then say what is
-        wrong.
+        Returns None, and changes nothing, if the plan also has other rows or is invalid: `Rows.schedule` then reports
+        what is wrong.
         """
         decode_rows = plan.decode_rows
         if plan.rows or plan.num_tokens or plan.num_drafts or plan.draft_token_ids or len(decode_rows) % 2:
@@ -107,9 +107,9 @@ class Decodes:
         return self._batch_rows
 
     def end(self, scores: Greedy, result: step_pb2.StepResult) -> bool:
-        """Appends the likeliest tokens to the rows of the step that began last, and puts them into its result.
+        """Appends the likeliest tokens to the rows of the latest step, and puts them into its result.
 
-        False, and nothing is done, if there are failed rows among these: those of no finite logits, now or before.
+        Returns False, and changes nothing, if a row has failed: its logits were not finite, in this step or before.
         """
         num_rows = self._batch.num_rows
         if not self._kernels.end_decodes(
@@ -153,8 +153,8 @@ class Runner:
         without_others: Groups | None = None,
         max_steps_in_flight: int = 1,
     ) -> None:
-        """without_others: what stands for the groups of this rank until it has joined some; None: it is alone.
-        max_steps_in_flight: steps that may be under way at all stages together."""
+        """without_others: stands in for this rank's groups until it joins some; None: there are no other ranks.
+        max_steps_in_flight: steps that may be under way across all stages."""
         self._model, self._kv_cache, self._rows = model, kv_cache, rows
         self._swap_space = SwapSpace(kv_cache, num_swap_blocks)
         self._batch = InputBatch(
@@ -165,7 +165,7 @@ class Runner:
         self._without_others, self._max_steps_in_flight = without_others or Groups(), max_steps_in_flight
         model.groups = self._without_others
         self._traffic = self._new_traffic()
-        # As Ready tells it to the scheduler.
+        # Sent to the scheduler in Ready.
         self.model_info = model_info
 
     @property
@@ -184,25 +184,25 @@ class Runner:
         return len(self._rows.live_rows)
 
     def reset(self) -> None:
-        """A new epoch: forgets every row; what blocks hold means nothing any more."""
+        """Starts a new epoch: forgets every row and the contents of all blocks."""
         self._rows.clear()
         self._scrub(self._rows.take_spoiled_blocks())
         self._traffic = self._new_traffic()
 
     def begin(self, plan: step_pb2.StepPlan) -> DoneResult:
-        """As `execute`."""
+        """Computes the step at once; see `execute`."""
         return DoneResult(self.execute(plan))
 
     def expect(self, plan: step_pb2.StepPlan) -> ExpectedStep | None:
-        """What other stages send for a step begins to come. From any thread, in the order of steps."""
+        """Begins to receive what other stages send for a step. May be called on any thread, in the order of steps."""
         return None if self._traffic is None else self._traffic.expect(plan)
 
     def execute(self, plan: step_pb2.StepPlan, expected: ExpectedStep | None = None) -> step_pb2.StepResult:
-        """Computes one step. Epoch, step number and digest are the caller's to check. expected: what `expect` gave, if
-        it was called.
+        """Computes one step. The caller checks epoch, step number and digest. expected: the result of `expect`, if it
+        was called.
 
-        Raises PlanError for a plan that contradicts what the rows hold; then only `reset` may follow. Raises
-        CollectiveError if another rank is not there.
+        Raises PlanError if the plan contradicts what the rows hold; then only `reset` may follow. Raises
+        CollectiveError if another rank is gone.
         """
         arrival = time.perf_counter()
         rows, traffic = self._rows, self._traffic
@@ -239,13 +239,13 @@ class Runner:
         return result
 
     def warm_up(self) -> None:
-        """Runs a prefill and a decode through the real step, so that the first request finds everything allocated."""
+        """Runs a prefill and a decode through the real step, so that everything is allocated for the first request."""
         for plan in warm_up_plans(self._rows):
             self.execute(plan)
         self.reset()
 
     def _new_traffic(self) -> StageTraffic | None:
-        """Of an epoch that begins; None: there is one stage."""
+        """Returns the traffic of a new epoch, or None if there is only one stage."""
         link = self._model.groups.pipeline
         if link is None:
             return None
@@ -261,16 +261,17 @@ class Runner:
 
     @property
     def _in_lockstep(self) -> bool:
-        """Other replicas compute the step, too."""
+        """True if other replicas compute the step, too."""
         return self._model.groups.data.size > 1
 
     def _tokens_of_all(self) -> list[int]:
         return self._model.groups.data.gather(torch.tensor([self._batch.num_tokens]))[:, 0].tolist()
 
     def _compute(self, batch_rows: BatchRows, result: step_pb2.StepResult) -> Scores | None:
-        """The forward pass. Puts prompt logprobs into the result; None: no row samples.
+        """Runs the forward pass, and puts prompt logprobs into the result. Returns None if no row samples.
 
-        With logits for all rows, or for none: reading the head's weights twice costs more than some rows' logits.
+        Computes logits for all sampling rows or for none: reading the head's weights twice would cost more than the
+        logits that some rows do not need.
         """
         state, batch = self._rows.sampling, self._batch
         scoring = []
@@ -318,7 +319,7 @@ class Runner:
             yield step_pb2.RowPromptLogprobs(sequence=prompt.sequence, frame=frame)
 
     def _scrub(self, blocks: np.ndarray) -> None:
-        """Zeros blocks that may hold NaN: attention gives masked entries the weight 0, and 0 * NaN is NaN."""
+        """Zeros blocks that may hold NaN: attention gives masked entries weight 0, and 0 * NaN is NaN."""
         if len(blocks):
             for layer in self._kv_cache.layers:
                 layer[torch.from_numpy(blocks)] = 0

@@ -1,8 +1,8 @@
-"""What a pipeline stage gets of the others in each step, and gives them.
+"""The exchange of a pipeline stage with the other stages in each step.
 
-The residual stream goes from stage to stage. What the last stage sampled goes to all before it, whose rows are to hold
-the same: they add it when a plan names such a row again, by when it has come or is on its way, for a sequence is in one
-step in flight at most.
+The residual stream goes from stage to stage. The last stage sends the sampled tokens to all earlier stages, whose rows
+must hold the same tokens. An earlier stage appends them when a plan names such a row again. By then they have arrived
+or are on their way, since a sequence is in at most one step in flight.
 
 Shape suffixes: S scheduled rows, N sampling rows, D drafts of the longest row, T tokens of the step, E hidden size.
 """
@@ -36,29 +36,29 @@ class _Incoming:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedStep:
-    """What is on its way for one step. None: nothing of the kind."""
+    """The transfers on their way for one step; None: this stage gets none of that kind."""
 
-    # float32 [T, E]
+    # The residual stream, float32 [T, E].
     stream: _Incoming | None
-    # As SampledTokens has it.
+    # Sampled tokens in the layout of SampledTokens.
     said: _Incoming | None
 
 
 class SampledTokens:
-    """What the rows of a step said, as it travels: int32 [2 S + drafts].
+    """The message that carries a step's sampled tokens: int32 [2 S + drafts].
 
-    First, of each row, how many of its drafts were accepted, inverted (~) if its logits were not finite. Then, row
-    after row, room for a token more than it has drafts. What is there of a row that does not sample means nothing.
+    It begins with the number of accepted drafts of each row, inverted (~) if its logits were not finite. Then each row
+    in turn has room for its drafts and one more token. The entries of rows that do not sample are undefined.
     """
 
     def __init__(self, num_drafts_S: np.ndarray) -> None:
-        """num_drafts_S: int64."""
+        """num_drafts_S: int64, the drafts of each scheduled row."""
         widths_S = num_drafts_S + 1
         self._num_rows, self._starts_S = len(widths_S), widths_S.cumsum() - widths_S
         self.size = self._num_rows + int(widths_S.sum())
 
     def message(self, places_N: np.ndarray, said: StepTokens) -> torch.Tensor:
-        """places_N: of the sampling rows among the S."""
+        """Encodes what was sampled. places_N: indices of the sampling rows among the S."""
         message = np.zeros(self.size, np.int32)
         accepted_N = said.counts_N - 1
         message[places_N] = np.where(said.failed_N, ~accepted_N, accepted_N)
@@ -69,7 +69,7 @@ class SampledTokens:
         return torch.from_numpy(message)
 
     def append(self, message: torch.Tensor, rows: Rows, rows_N: np.ndarray, places_N: np.ndarray) -> None:
-        """Adds what was said to the rows, whose drafts are settled."""
+        """Appends the message's tokens to the rows, whose drafts are already settled."""
         accepted_S, tokens = np.split(message.numpy(), [self._num_rows])
         accepted_N = accepted_S[places_N]
         failed_N = accepted_N < 0
@@ -82,7 +82,7 @@ class SampledTokens:
 
 @dataclass(frozen=True, slots=True)
 class _UnsettledStep:
-    """Of a stage before the last: computed, but not yet what its rows said."""
+    """A computed step of an earlier stage whose sampled tokens are not yet in the rows."""
 
     step: int
     rows_N: np.ndarray
@@ -93,25 +93,25 @@ class _UnsettledStep:
 
 
 class StageTraffic:
-    """Of one rank in one epoch. `expect` may be called by another thread than the rest."""
+    """One rank's exchange with other stages in one epoch. `expect` may be called on another thread than the rest."""
 
     def __init__(self, link: PipelineLink, rows: Rows, *, hidden_size: int, max_steps_in_flight: int) -> None:
         self._link, self._rows = link, rows
         self._hidden_size, self._max_steps_in_flight = hidden_size, max_steps_in_flight
         self.is_first, self.is_last = link.stage == 0, link.stage == link.num_stages - 1
-        # gloo reads the memory of what is sent until the receiver has it.
+        # Keeps sent tensors alive: gloo reads their memory until the receiver has it.
         self._sent: deque[list[Transfer]] = deque()
         self._unsettled: deque[_UnsettledStep] = deque()
-        # The step that each row sampled in last, and of which it is not known here what it said; 0: none.
+        # The last step in which each row sampled and whose tokens are not in the rows yet; 0: none.
         self._unsettled_step_R = np.zeros(rows.max_num_seqs, np.int64)
 
     def expect(self, plan: step_pb2.StepPlan) -> ExpectedStep:
-        """Begins to receive what the others will send for a step. Raises CollectiveError."""
+        """Begins to receive what the other stages will send for a step. Raises CollectiveError."""
         num_decodes = len(plan.decode_rows) // 2
         num_tokens, num_rows = num_decodes + sum(plan.num_tokens), num_decodes + len(plan.rows)
         stream = said = None
         if num_tokens > self._rows.max_num_batched_tokens or num_rows > self._rows.max_num_seqs:
-            # It is refused when its turn comes.
+            # Too large: `Rows.schedule` refuses it when its turn comes.
             return ExpectedStep(stream, said)
         if not self.is_first and num_tokens:
             stream = self._receive(torch.empty(num_tokens, self._hidden_size), self._link.stage - 1, plan, _STREAM)
@@ -121,12 +121,12 @@ class StageTraffic:
         return ExpectedStep(stream, said)
 
     def settle(self, plan: step_pb2.StepPlan) -> None:
-        """Before a plan is applied: adds to the rows what steps before it sampled, up to the last one that had a row
-        that the plan names. Waits for it. Raises CollectiveError."""
+        """Appends to the rows what earlier steps sampled, up to the last step with a row that the plan names. Waits for
+        those tokens. Call it before the plan is applied. Raises CollectiveError."""
         if not self._unsettled:
             return
         named = _named_rows(plan)
-        # Rows that do not exist are the plan's fault, as will be said.
+        # Ignores rows that do not exist: `Rows.apply` or `schedule` raises PlanError for them.
         last = int(self._unsettled_step_R[named[named < len(self._unsettled_step_R)]].max(initial=0))
         while self._unsettled and self._unsettled[0].step <= last:
             self._settle(self._unsettled.popleft())
@@ -134,9 +134,10 @@ class StageTraffic:
     def pass_on(
         self, plan: step_pb2.StepPlan, expected: ExpectedStep, batch_rows: BatchRows, hidden_TE: torch.Tensor
     ) -> None:
-        """Of a stage before the last: its part of the step is computed."""
+        """Sends the stream to the next stage, and remembers the step until its tokens arrive (all but the last
+        stage)."""
         if len(hidden_TE):
-            # A copy, for the next step is computed in the same memory.
+            # A copy: the next step overwrites this memory.
             self._send(hidden_TE.clone(), [self._link.stage + 1], plan, _STREAM)
         if expected.said is not None:
             unsettled = _UnsettledStep(
@@ -151,7 +152,7 @@ class StageTraffic:
             self._unsettled_step_R[unsettled.rows_N] = plan.step
 
     def tell(self, plan: step_pb2.StepPlan, batch_rows: BatchRows, said: StepTokens) -> None:
-        """Of the last stage: tells the others what was sampled."""
+        """Sends what was sampled to all other stages (last stage only)."""
         layout = _layout(plan, len(batch_rows.rows_S))
         if layout.size:
             message = layout.message(_places(batch_rows), said)
@@ -169,7 +170,7 @@ class StageTraffic:
 
     def _send(self, x: torch.Tensor, stages: Iterable[int], plan: step_pb2.StepPlan, channel: int) -> None:
         self._sent.append([self._link.send(x, stage, step=plan.step, channel=channel) for stage in stages])
-        # Receivers begin when a plan comes to them. By now those of plans so long ago have, for their results are back.
+        # A receiver begins when it gets the plan. Steps older than this have returned results, so these sends end soon.
         while len(self._sent) > self._max_steps_in_flight:
             for transfer in self._sent.popleft():
                 transfer.wait()
@@ -189,7 +190,7 @@ def _layout(plan: step_pb2.StepPlan, num_rows: int) -> SampledTokens:
 
 
 def _places(batch_rows: BatchRows) -> np.ndarray:
-    """Of the sampling rows among all of the step, which are distinct."""
+    """Returns the indices of the sampling rows among all rows of the step, which are distinct."""
     rows_S, rows_N = batch_rows.rows_S, batch_rows.rows_N
     order = np.argsort(rows_S)
     return order[np.searchsorted(rows_S, rows_N, sorter=order)]

@@ -1,7 +1,6 @@
-"""A runner whose steps are computed on a thread of its own: a pipeline stage on CPUs.
+"""A runner that computes its steps on a separate thread: a pipeline stage on CPUs.
 
-Whoever begins steps takes the next plan meanwhile, and what the other stages send for it begins to come before its turn
-does.
+Meanwhile the worker loop takes the next plan, and already begins to receive what other stages send for it.
 """
 
 from collections import deque
@@ -16,7 +15,7 @@ from worker.parallel.groups import Groups
 
 
 class ThreadedRunner:
-    """A worker.step.runner.StepRunner."""
+    """A worker.step.runner.StepRunner that runs a `Runner` on its own thread."""
 
     def __init__(self, runner: Runner, *, max_steps_in_flight: int) -> None:
         """max_steps_in_flight: steps that may have begun without their results having been taken."""
@@ -24,9 +23,9 @@ class ThreadedRunner:
         self.model_info, self.num_swap_blocks = runner.model_info, runner.num_swap_blocks
         self._groups: Groups | None = None
         self._in_flight: deque[ThreadedResult] = deque()
-        # A step has failed, or its results are wanted no more: nothing is computed until the next reset.
+        # A step has failed, or its results are no longer wanted: nothing is computed until the next reset.
         self._is_over = False
-        # It stays on the cores of the thread that calls it first.
+        # Started by the first submit; it inherits the cores of the thread that calls it.
         self._thread = ThreadPoolExecutor(1, "steps")
 
     @property
@@ -45,8 +44,8 @@ class ThreadedRunner:
         return result
 
     def join(self, groups: Groups | None, while_waiting: Callable[[], None] = lambda: None) -> None:
-        """See worker.step.runner.StepRunner. None: waits for the step under way, which fails if it waits for a rank
-        that has died or left."""
+        """See worker.step.runner.StepRunner. If groups is None: waits for the step under way, which fails if it needs a
+        rank that has died or left."""
         self._is_over = self._is_over or groups is None
         if groups is None and self._groups is not None:
             self._groups.leave()
@@ -60,7 +59,7 @@ class ThreadedRunner:
         self._is_over = False
 
     def take(self, result: "ThreadedResult") -> step_pb2.StepResult:
-        """Waits for the step and says what it gave. Raises whatever made it fail."""
+        """Waits for the step and returns its result. Raises the error that made it fail."""
         assert self._in_flight, "no result is awaited; a reset has dropped it"
         assert self._in_flight[0] is result, "results are taken in the order of the steps"
         step_result = result.future.result()
@@ -68,9 +67,9 @@ class ThreadedRunner:
         return step_result
 
     def _execute(self, plan: step_pb2.StepPlan, expected: ExpectedStep | None) -> step_pb2.StepResult:
-        """On the thread."""
+        """Computes a step; runs on the runner's thread."""
         if self._is_over:
-            raise StepError(f"step {plan.step} is not computed: one before it has failed, or the epoch is over")
+            raise StepError(f"step {plan.step} is not computed: an earlier step failed, or the epoch is over")
         try:
             return self._runner.execute(plan, expected)
         except BaseException:
@@ -79,7 +78,7 @@ class ThreadedRunner:
 
 
 class ThreadedResult:
-    """A worker.step.runner.PendingResult."""
+    """A worker.step.runner.PendingResult of a ThreadedRunner."""
 
     __slots__ = ("_runner", "future")
 

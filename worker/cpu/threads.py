@@ -1,4 +1,4 @@
-"""On how many threads, and on which cores, a worker computes."""
+"""Chooses the number of threads and the cores that a worker computes on."""
 
 import os
 
@@ -11,11 +11,11 @@ from worker.errors import PermanentError
 
 
 def prepare_threads(options: Options, replica: int = 0, rank: int = 0) -> list[int]:
-    """To be called before anything computes. Sets torch's threads, whose number the C++ kernels take over.
+    """Sets the number of torch's threads, which the C++ kernels adopt. Call it before anything computes.
 
-    Returns the cores that one worker's threads are to be bound to once its weights are loaded; none if worker_cpus is
-    "none". From here on the calling thread, and those it starts, stay on these cores: memory comes from their node.
-    Raises PermanentError for cores that cannot be had.
+    Returns the cores to bind the worker's threads to once its weights are loaded; empty if worker_cpus is "none". Also
+    restricts the calling thread, and threads that it starts later, to these cores, so that memory comes from their NUMA
+    node. Raises PermanentError for cores that this process may not use.
     """
     worker = replica * options.world_size + rank
     num_workers = options.data_parallel_size * options.world_size
@@ -36,15 +36,15 @@ def _own_cores(worker_cpus: str, worker: int, num_workers: int) -> list[int]:
     missing = sorted({core for each in lists for core in each} - set(usable))
     if missing:
         raise PermanentError(
-            f"worker_cpus={worker_cpus!r}: this process may not run on core {missing[0]}; it may on "
+            f"worker_cpus={worker_cpus!r}: this process may not run on core {missing[0]}; it may run on "
             f"{', '.join(map(str, usable))}"
         )
     if len(lists) == 1:
         return _share(lists[0], worker, num_workers, worker_cpus)
     if len(lists) != num_workers:
         raise PermanentError(
-            f"worker_cpus={worker_cpus!r} has {len(lists)} lists of cores for {num_workers} workers: give one for "
-            f"each, or a single one to be dealt out"
+            f"worker_cpus={worker_cpus!r} has {len(lists)} lists of cores for {num_workers} workers: give one list for "
+            f"each worker, or a single list that is divided among them"
         )
     return lists[worker]
 
@@ -53,6 +53,6 @@ def _share(cores: list[int], worker: int, num_workers: int, worker_cpus: str) ->
     if len(cores) < num_workers:
         raise PermanentError(
             f"worker_cpus={worker_cpus!r}: {len(cores)} cores are too few for {num_workers} workers; give at least one "
-            f"for each, or worker_cpus=none"
+            f"core for each, or worker_cpus=none"
         )
     return cores[len(cores) * worker // num_workers : len(cores) * (worker + 1) // num_workers]

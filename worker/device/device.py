@@ -1,7 +1,7 @@
-"""What a worker needs of a GPU beyond tensors: pinned memory, events, graphs, and how much memory there is.
+"""The interface to a GPU beyond tensors: pinned memory, events, graphs, and memory statistics.
 
-A CPU on which Triton interprets its kernels (TRITON_INTERPRET=1) stands in for one: it computes at once whatever it is
-given, which is the order that a GPU's stream keeps.
+A CPU on which Triton interprets its kernels (TRITON_INTERPRET=1) can stand in for a GPU. It computes each operation
+immediately, in the order that a GPU's stream would keep.
 """
 
 import time
@@ -13,74 +13,74 @@ import torch
 
 
 class Event(Protocol):
-    """A place in the order of what the device was given."""
+    """A point in the device's queue of work."""
 
     def record(self) -> None:
-        """Here, after all that was given so far."""
+        """Places the event after all work queued so far."""
         ...
 
     def query(self) -> bool:
-        """Whether the device has got there."""
+        """Returns True once the device has reached the event."""
         ...
 
     def synchronize(self) -> None:
-        """Waits until it has, without keeping the interpreter's lock."""
+        """Waits until the device has reached the event. Releases the GIL while it waits."""
         ...
 
     def seconds_since(self, earlier: Self) -> float:
-        """What the device took from there to here. Both have been reached."""
+        """The device's time from the earlier event to this one. Both must have been reached."""
         ...
 
 
 class Graph(Protocol):
-    """Work that was captured once; its memory is the same in each replay."""
+    """Captured work; each replay uses the same memory addresses."""
 
     def replay(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes, of the device as a whole: other processes' count."""
+    """Memory of the whole device in bytes, other processes included."""
 
     total: int
-    # What this process holds without need is given back first.
+    # Measured after this process has returned its unused cached memory.
     free: int
-    # Of this process: its tensors, and the memory that they lie in, with gaps.
+    # This process's tensors, and the memory reserved for them, with gaps.
     allocated: int = 0
     reserved: int = 0
 
 
 class Device(Protocol):
-    """One worker's. All work goes to one stream, in order."""
+    """One worker's device. All work goes to one stream, in order."""
 
     torch_device: torch.device
-    # Of its kind, such as NVIDIA H200.
+    # The product name, such as NVIDIA H200.
     name: str
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        """uint8 host memory that the device copies from and to while the host goes on."""
+        """Allocates uint8 host memory for asynchronous copies from and to the device."""
         ...
 
     def event(self) -> Event: ...
 
     def synchronize(self) -> None:
-        """Waits for all work."""
+        """Waits for all work on the device."""
         ...
 
     def capture(self, body: Callable[[], object], pool: object | None) -> Graph:
-        """What `body` gives the device, without doing it. Run it once before: what is compiled or allocated for the
-        first time cannot be captured. pool: of `graph_pool`, for memory shared with other graphs of it."""
+        """Captures the device work of `body` without executing it. Run `body` once before: first-time compilation and
+        allocation can't be captured. pool: from `graph_pool`; graphs of one pool share memory."""
         ...
 
     def capture_pieces(self, body: Callable[[], object], pool: object | None) -> Graph:
-        """As `capture`, but for the calls that `body` makes by `between_graphs`: one graph ends there, and the next
-        begins. A replay makes these calls anew. What one piece leaves for a later one, or for a call, stays in place
-        as long as `body` itself still holds it there."""
+        """Captures like `capture`, but in pieces: each call that `body` makes through `between_graphs` ends one graph
+        and begins the next, and a replay makes the call again. A tensor that one piece passes to a later piece or to a
+        call keeps its memory only if `body` still holds it there."""
         ...
 
     def between_graphs(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What it gives. While pieces are captured, each replay calls it in this place, too; what it gives has to be in
-        the same memory each time."""
+        """Makes the call and returns its result. During `capture_pieces` the call becomes part of the replay; its
+        result must be in the same memory each time."""
         ...
 
     def graph_pool(self) -> object: ...
@@ -88,12 +88,12 @@ class Device(Protocol):
     def memory(self) -> DeviceMemory: ...
 
     def peak_bytes(self, body: Callable[[], None]) -> int:
-        """The most that `body` has allocated at once, beyond what was there before."""
+        """Runs `body`. Returns the most bytes that it had allocated at once, beyond those allocated before."""
         ...
 
 
 class CudaDevice:
-    """A GPU by CUDA."""
+    """A GPU driven by CUDA."""
 
     def __init__(self, index: int = 0) -> None:
         self.torch_device = torch.device("cuda", index)
@@ -108,7 +108,7 @@ class CudaDevice:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def event(self) -> Event:
-        # blocking: a waiting thread sleeps, rather than spin on a core that the next step's preparation needs.
+        # blocking: a waiting thread sleeps instead of spinning on a core that prepares the next step.
         return _CudaEvent(enable_timing=True, blocking=True)
 
     def synchronize(self) -> None:
@@ -160,8 +160,8 @@ class CudaDevice:
 
 class _CudaEvent(torch.cuda.Event):
     def synchronize(self) -> None:
-        # A thread begins with GPU 0. Were this one's another, a call there might make a context on that, which takes
-        # hundreds of MiB.
+        # A new thread starts with GPU 0 as current. If the event is on another GPU, a call might create a context on
+        # GPU 0, which takes hundreds of MiB.
         with torch.cuda.device(self.device):
             super().synchronize()
 
@@ -170,16 +170,16 @@ class _CudaEvent(torch.cuda.Event):
 
 
 def _begin_capture(pool: object | None) -> torch.cuda.CUDAGraph:
-    """On the current stream, until capture_end. torch.cuda.graph would wait for the device and empty the caches of its
-    memory each time: a model's pieces are some 30 graphs a size. thread_local: what other threads ask of CUDA meanwhile
-    does not spoil it."""
+    """Begins a capture on the current stream, until capture_end. torch.cuda.graph would synchronize and empty the
+    allocator's cache each time, and a model in pieces has some 30 graphs per size. thread_local: CUDA calls of other
+    threads meanwhile do not invalidate the capture."""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # pyright: ignore[reportArgumentType]
     return graph
 
 
 class _CapturedPieces:
-    """Graphs, and what is called between them."""
+    """Graphs, and the calls between them, in order."""
 
     def __init__(self, pool: object | None) -> None:
         self._pool = pool
@@ -188,7 +188,7 @@ class _CapturedPieces:
 
     def cut(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.end()
-        # Of what the memory holds at the moment; it is the place of the result that the next graph is captured with.
+        # The numbers are meaningless during a capture; the next graph is captured with the result's address.
         result = call()
         self._parts.append(call)
         self._graph = _begin_capture(self._pool)
@@ -204,7 +204,7 @@ class _CapturedPieces:
 
 
 class InterpretedDevice:
-    """A CPU with Triton's interpreter. memory_bytes: what it says it has."""
+    """A CPU with Triton's interpreter. memory_bytes: the total and free memory that it reports."""
 
     def __init__(self, memory_bytes: int = 1 << 30) -> None:
         self.torch_device = torch.device("cpu")
@@ -218,7 +218,7 @@ class InterpretedDevice:
         return _PassedEvent()
 
     def synchronize(self) -> None:
-        """Nothing is ever under way."""
+        """Returns at once: work is never pending."""
 
     def capture(self, body: Callable[[], object], pool: object | None) -> Graph:
         return _Repetition(body)
@@ -259,7 +259,7 @@ class _PassedEvent:
 
 @dataclass(frozen=True, slots=True)
 class _Repetition:
-    """A graph of a CPU: the work itself, done again with the same memory."""
+    """A stand-in for a graph: a replay runs the work again, in the same memory."""
 
     body: Callable[[], object]
 

@@ -1,7 +1,7 @@
-"""Pinned host memory that steps go to the device through, and results come back.
+"""Pinned host memory through which inputs of steps go to the device, and results come back.
 
-One copy takes all that a step tells the device. Some of it lies at the same place in each step, where graphs read it:
-`StepArrays`. The rest, `Part`s, lies behind that, for the step's own launches.
+One copy carries all inputs of a step. `StepArrays` come first, at the same addresses in each step, where graphs read
+them. `Part`s follow; only launches outside of graphs read them.
 
 Shape suffixes: R rows at most, T tokens at most.
 """
@@ -16,29 +16,29 @@ from worker.device.device import Device
 
 Array = TypeVar("Array")
 
-# Where an array begins: kernels read 16 bytes at once from what is aligned to them, and are compiled anew for what is
-# not.
+# Arrays begin at multiples of it: kernels read 16 bytes at once from aligned addresses, and Triton compiles them again
+# for unaligned ones.
 _ALIGNMENT = 64
-# For parts: what 1,000 new blocks and 100 new rows take. A step that needs more makes a second copy.
+# Bytes for parts: enough for 1,000 new blocks and 100 new rows. A step that needs more makes a second copy.
 _ROOM = 32 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepArrays(Generic[Array]):
-    """Of a step's batch; int32. See worker.step.batch.GpuBatch. The next-to-last two are for steps that only decode,
-    each of whose rows samples."""
+    """The int32 arrays of a step's batch; see worker.step.batch.GpuBatch. sampled_rows_R and output_positions_R are for
+    decode-only steps, in which each row samples."""
 
     rows_R: Array
     query_starts: Array  # [R + 1]
     context_lens_R: Array
-    # Rows that sample among all others; -1 for padding, and where logits are adjusted first.
+    # Rows whose token is chosen from unadjusted logits; -1 for padding, and for rows whose logits are adjusted first.
     sampled_rows_R: Array
     output_positions_R: Array
     token_ids_T: Array
 
 
 class StepLayout:
-    """Where StepArrays lie in one buffer."""
+    """The offsets of StepArrays in one buffer."""
 
     def __init__(self, *, max_rows: int, max_tokens: int) -> None:
         sizes = (max_rows, max_rows + 1, max_rows, max_rows, max_rows, max_tokens)
@@ -49,7 +49,7 @@ class StepLayout:
             self.num_bytes += _aligned(4 * size)
 
     def arrays(self, memory: torch.Tensor) -> StepArrays[torch.Tensor]:
-        """In memory: uint8, num_bytes or more."""
+        """Returns views into `memory`: uint8, num_bytes or more."""
         return StepArrays(**dict(zip(StepArrays.__slots__, self._views(memory), strict=True)))
 
     def host_arrays(self, memory: torch.Tensor) -> StepArrays[np.ndarray]:
@@ -57,7 +57,7 @@ class StepLayout:
         return StepArrays(**dict(zip(StepArrays.__slots__, views, strict=True)))
 
     def bytes_for(self, num_tokens: int) -> int:
-        """Of a step of so many tokens; tokens come last."""
+        """Bytes to copy for a step of num_tokens; tokens come last in the buffer."""
         return self._places[-1][0] + 4 * num_tokens
 
     def _views(self, memory: torch.Tensor) -> list[torch.Tensor]:
@@ -65,7 +65,7 @@ class StepLayout:
 
 
 class Part:
-    """An array of one step; `tensor` has it on the device once the step is sent."""
+    """An array of one step; `tensor` is its copy on the device once the step is sent."""
 
     __slots__ = ("array", "offset", "tensor")
 
@@ -79,7 +79,7 @@ class Waitable(Protocol):
 
 
 class StepSlot:
-    """Host memory of one step under way."""
+    """Host memory of one step in flight."""
 
     def __init__(self, device: Device, layout: StepLayout) -> None:
         self._device, self._layout = device, layout
@@ -89,26 +89,26 @@ class StepSlot:
         self._outputs = device.pinned(1 << 12)
         self._parts: list[Part] = []
         self._part_bytes = 0
-        # Whose memory this is.
+        # The step that uses this memory.
         self.pending: Waitable | None = None
 
     def clear(self) -> None:
-        """Waits until the device has done with it; the results are kept by the step."""
+        """Waits for the step that uses the slot; that step keeps a copy of its results."""
         if self.pending is not None:
             self.pending.wait()
         self.pending = None
         self._parts, self._part_bytes = [], 0
 
     def add(self, array: np.ndarray) -> Part:
-        """Takes an array along. It is copied when the step is sent."""
+        """Adds an array to the step. It is copied when the step is sent."""
         part = Part(array, self._part_bytes)
         self._parts.append(part)
         self._part_bytes += _aligned(array.nbytes)
         return part
 
     def send(self, memory: torch.Tensor, num_tokens: int) -> None:
-        """Copies the step to the device. memory: where its StepArrays and parts go, of `device_memory`; what steps of
-        more tokens left there stays."""
+        """Copies the step to the device. memory: from `device_memory`, for StepArrays and parts; it may still hold
+        tokens of longer steps beyond this step's."""
         start = self._layout.num_bytes
         if not self._parts:
             end = self._layout.bytes_for(num_tokens)
@@ -124,7 +124,7 @@ class StepSlot:
                 self._large = self._device.pinned(1 << (self._part_bytes - 1).bit_length())
             _write(self._parts, self._large)
             memory[:start].copy_(self._inputs[:start], non_blocking=True)
-            # The allocator gives this memory to none but work behind this step's.
+            # Safe though temporary: the allocator reuses this memory only for later work of the same stream.
             parts = torch.empty(self._part_bytes, dtype=torch.uint8, device=memory.device)
             parts.copy_(self._large[: self._part_bytes], non_blocking=True)
         for part in self._parts:
@@ -132,8 +132,8 @@ class StepSlot:
             part.tensor = at_place.view(_TORCH_DTYPES[part.array.dtype]).view(part.array.shape)
 
     def receive(self, results: torch.Tensor) -> np.ndarray:
-        """Copies int32 results, contiguous, from the device. What is returned holds them once the device has done
-        that."""
+        """Queues a copy of the contiguous int32 results to the host. The returned array holds them once the device has
+        reached that copy."""
         if results.nbytes > len(self._outputs):
             self._outputs = self._device.pinned(1 << (results.nbytes - 1).bit_length())
         outputs = self._outputs[: results.nbytes].view(torch.int32)
@@ -142,28 +142,27 @@ class StepSlot:
 
 
 class Staging:
-    """Slots, one after the other: one more than steps in flight, so that the host fills the next step's while the
-    device may still read those of all others."""
+    """A ring of slots, one more than steps in flight: the host fills one while the device may still read all others."""
 
     def __init__(self, device: Device, layout: StepLayout, max_steps_in_flight: int) -> None:
         self._slots = [StepSlot(device, layout) for _ in range(max_steps_in_flight + 1)]
         self._next = 0
 
     def next(self) -> StepSlot:
-        """The one that was taken longest ago, as soon as its step is done."""
+        """Returns the least recently used slot, after waiting for its step."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
         slot.clear()
         return slot
 
     def clear(self) -> None:
-        """Waits for all steps."""
+        """Waits for the steps of all slots."""
         for slot in self._slots:
             slot.clear()
 
 
 def device_memory(device: Device, layout: StepLayout) -> torch.Tensor:
-    """Where steps go on the device; uint8."""
+    """Allocates uint8 device memory for StepArrays and parts."""
     return torch.zeros(layout.num_bytes + _ROOM, dtype=torch.uint8, device=device.torch_device)
 
 

@@ -1,4 +1,4 @@
-"""Builds a runner on a GPU from options: weights, what they leave of the memory, graphs."""
+"""Builds a runner on a GPU from options: weights, KV cache in the memory that is left, graphs."""
 
 import logging
 import math
@@ -30,23 +30,21 @@ from worker.gpu.memory import (
 from worker.gpu.pending import PendingStep
 from worker.gpu.runner import GpuRunner
 from worker.model_config import ModelConfig
-from worker.models.config import config_from_directory, read_json
-from worker.models.gguf_source import GGUFSource
 from worker.models.info import gpu_kernels, log_ready, make_rows, model_dtype, model_info, resolve_max_model_len
-from worker.models.loader import load_model
+from worker.models.loader import config_of, load_model
 from worker.models.registry import model_class
 from worker.parallel.axes import axes_of, experts_of, shard_of
 from worker.parallel.expert_exchange import check_experts
 from worker.parallel.groups import Groups, without_others
 from worker.step.inputs import StepInputs
-from worker.weights.quantization import Quantization, resolve_quantization, stored_quantization
+from worker.weights.quantization import resolve_quantization
 
-# Embeddings and the head stay as they are under every quantization.
+# Embeddings and the head are never quantized.
 _KEPT = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, fp8: bool) -> int:
-    """fp8: linear layers have a byte for each weight and a float32 scale for each output."""
+    """Bytes of all weights. fp8: linear layers have a byte for each weight and a float32 scale for each output."""
     total = 0
     for name, shape in model_class(config.architecture).tensor_shapes(config).items():
         is_quantized = fp8 and len(shape) > 1 and name not in _KEPT
@@ -56,24 +54,16 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, fp8: bool) -> int:
     return total
 
 
-def config_of(files: ModelFiles) -> tuple[ModelConfig, Quantization]:
-    """A model's config, and the quantization that its checkpoint was made for. Raises ValueError as loading does."""
-    if files.is_gguf:
-        return GGUFSource(files.path).config, "none"
-    stored = stored_quantization(read_json(files.path / "config.json"))
-    return config_from_directory(files.path), stored.made_for
-
-
 class GuardedEngine:
-    """A worker.gpu.runner.Engine. Memory is taken when a step is begun, if ever: those that are under way have
-    theirs."""
+    """A worker.gpu.runner.Engine that explains a lack of memory. Only `begin` can run into it: steps in flight already
+    have their memory."""
 
     def __init__(self, engine: GpuEngine, device: Device, options: Options, use: MemoryUse) -> None:
         """use: as measured at the start."""
         self._engine, self._device, self._options, self._use = engine, device, options, use
 
     def begin(self, inputs: StepInputs) -> PendingStep:
-        """Raises StepError if memory is lacking."""
+        """Begins a step. Raises StepError if GPU memory runs out."""
         with out_of_memory(lambda: serving_needs_more(self._options, self._device.memory(), self._use)):
             return self._engine.begin(inputs)
 
@@ -83,7 +73,7 @@ class GuardedEngine:
 
 _log = logging.getLogger("octavo.worker")
 
-# None: as the model computes.
+# None: the model's compute dtype.
 _KV_CACHE_DTYPES = {
     "auto": None,
     "bfloat16": torch.bfloat16,
@@ -100,8 +90,8 @@ def build_gpu_runner(
     replica: int = 0,
     rank: int = 0,
 ) -> GpuRunner:
-    """As build_runner (worker.process.build), on a GPU. Raises PermanentError if memory is short, with what to
-    lower."""
+    """Builds a runner on a GPU; see worker.process.build.build_runner. Raises PermanentError if memory is short, with
+    the option to lower."""
     start = time.monotonic()
     files = resolve_model(options.model)
     with out_of_memory(lambda: _weights_error(options, device, files, rank)):
@@ -118,7 +108,7 @@ def build_gpu_runner(
         "weights are loaded on %s, in %.2f s: %.2f GiB, quantization %s, computed by %s",
         device.name, time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, backend.name,
     )  # fmt: skip
-    # What follows is compiling kernels, most of it.
+    # Most of the remaining time goes into compiling kernels.
     progress(1.0)
     axes = axes_of(options)
     others = without_others(axes, rank, replica) if axes.num_ranks > 1 else Groups()
@@ -136,7 +126,7 @@ def build_gpu_runner(
     )
     if not options.num_blocks_override:
         _log.info("%s", account(use, options, info, parts.block_bytes))
-    # Block 0, the null block, comes on top of those that can be given out.
+    # One more block than can be allocated: block 0 is the null block.
     kv_cache = parts.kv_cache(num_blocks + 1, use)
     with out_of_memory(lambda: start_needs_more(options, device.memory(), use)):
         engine = parts.engine(kv_cache, info.max_model_len)
@@ -167,11 +157,11 @@ def _make_backend(options: Options, device: Device, config: ModelConfig, *, rank
         try:
             config.latent.shape(config.num_heads).check_for_gpus()
         except ValueError as error:
-            raise PermanentError(f"device={options.device}: {error}; device=cpu computes any") from None
+            raise PermanentError(f"device={options.device}: {error}; device=cpu has no such limit") from None
     elif config.head_size not in HEAD_SIZES:
         raise PermanentError(
-            f"device={options.device}: the model's heads have {config.head_size} numbers, and the GPU's attention "
-            f"computes heads of {', '.join(map(str, HEAD_SIZES))}; device=cpu computes any"
+            f"device={options.device}: the model's head size is {config.head_size}, and attention on GPUs supports "
+            f"{', '.join(map(str, HEAD_SIZES))}; device=cpu has no such limit"
         )
     check_experts(options, config)
     backend = gpu_backend(
@@ -190,7 +180,7 @@ def _weights_error(options: Options, device: Device, files: ModelFiles, rank: in
     return weights_need_more(
         options,
         device.memory(),
-        # A rank's part, or a little less: norms are whole everywhere.
+        # A rank's part. A little too low: every rank has the norms whole.
         needed=weight_bytes(config, dtype, fp8=quantization == "fp8") // backend.shard.size,
         as_fp8=weight_bytes(config, dtype, fp8=True) // backend.shard.size,
     )

@@ -1,4 +1,4 @@
-"""The parts of a GPU worker beside its weights (engine, KV cache, graphs), and the memory that they take."""
+"""Makes the parts of a GPU worker beside its weights (engine, KV cache, graphs), and measures their memory."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,8 +30,8 @@ from worker.step.inputs import PromptScores, StepInputs, TableChanges
 def worst_step(
     *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int, vocab_size: int
 ) -> StepInputs:
-    """The step that takes the most memory: all tokens, in all rows, each of which samples with everything a request can
-    ask for. It writes to KV block 1 alone, over and over: what it computes means nothing."""
+    """Returns the step that takes the most memory: all tokens in all rows, each of which samples with every option of a
+    request. It overwrites KV block 1 alone; its results are meaningless."""
     num_rows = min(max_num_seqs, max_num_batched_tokens)
     num_tokens = min(max_num_batched_tokens, num_rows * max_model_len)
     lengths = np.full(num_rows, num_tokens // num_rows, np.int32)
@@ -77,17 +77,17 @@ def _every_kind_of_sampling(row: int, vocab_size: int) -> RowSampling:
     return resolve_sampling(row, 0, new)
 
 
-# Before a step of all tokens and rows is tried, one of so small a part of them is: it compiles kernels, and says what
+# A step of 1/8 of the tokens and rows runs before the worst-case step. It compiles kernels, and its memory tells what
 # the whole would need if that does not fit.
 _PART = 8
-# Of NCCL, as its sources have it: a connection takes 4 MiB for large messages, 4.7 and 0.5 for small ones; rings and
+# For NCCL. According to its sources a connection takes 4 MiB for large messages, 4.7 and 0.5 for small ones; rings and
 # trees have up to three for each of up to 32 channels.
 _NCCL_BYTES = 2**30
 
 
 class Components:
-    """Makes them, of a loaded model. Each method raises PermanentError if memory is lacking: which option to lower, and
-    to what."""
+    """Makes the parts for a loaded model. Each method raises PermanentError if memory is short; the message says which
+    option to lower, and to what value."""
 
     def __init__(self, options: Options, device: Device, loaded: LoadedModel, executor: GpuExecutor) -> None:
         """Raises PermanentError or ValueError for options that the model does not allow."""
@@ -106,15 +106,15 @@ class Components:
         self.block_bytes = KVCache.block_bytes(loaded.config, options.block_size, backend.kv_cache_dtype, backend.shard)
 
     def measure(self) -> MemoryUse:
-        """What is taken before there is a KV cache, measured by a worst-case step and some graphs. If the number of
-        blocks is given, these are left out."""
+        """Measures the memory taken by all but the KV cache, with a worst-case step and some graphs. Skips these two if
+        num_blocks_override is set."""
         options, device = self._options, self._device
         if options.num_blocks_override:
             return measure_use(device, lambda: None, weights=self._weights)
-        # The ranks meet when each of them is ready.
+        # An estimate: the ranks connect only after each of them is built.
         nccl = _NCCL_BYTES if options.world_size > 1 and device.torch_device.type == "cuda" else 0
         kv_cache = self.kv_cache(2, measure_use(device, lambda: None, weights=self._weights))
-        # If not even that fits, it needs more than all there is.
+        # If not even the part fits, it needs more than all free memory.
         needed_by_part = self._room().free
         engines: list[GpuEngine] = []
 
@@ -132,7 +132,7 @@ class Components:
         return replace(use, graphs=graphs, nccl=nccl)
 
     def _compute_worst(self, kv_cache: KVCache, part: int) -> GpuEngine:
-        """A step of a `part`-th of the tokens and rows, each of which asks for all that a request may."""
+        """Computes a worst-case step of a `part`-th of the tokens and rows. Returns the engine."""
         engine = self.engine(kv_cache, self._longest, part=part)
         inputs = worst_step(
             max_num_seqs=max(1, self._options.max_num_seqs // part),
@@ -146,7 +146,7 @@ class Components:
         return engine
 
     def engine(self, kv_cache: KVCache, max_model_len: int, *, part: int = 1) -> GpuEngine:
-        """part: for steps of a `part`-th of the tokens and rows."""
+        """Makes an engine. part: for steps of a `part`-th of the tokens and rows."""
         options = self._options
         return GpuEngine(
             self._executor,
@@ -160,7 +160,7 @@ class Components:
         )
 
     def kv_cache(self, num_blocks: int, use: MemoryUse) -> KVCache:
-        """num_blocks: with the null block. use: what all else takes."""
+        """Allocates the KV cache. num_blocks: including the null block. use: the memory of everything else."""
         config, backend, block_size = self._loaded.config, self._executor.backend, self._options.block_size
         free_before = self._device.memory().free
 
@@ -175,7 +175,7 @@ class Components:
     def capture(
         self, engine: GpuEngine, kv_cache: KVCache, settle: Callable[[], None] = lambda: None
     ) -> CapturedGraphs | None:
-        """The engine's graphs, if the options ask for some. settle: see CapturedGraphs."""
+        """Captures the engine's graphs; None if the options ask for none. settle: see CapturedGraphs."""
         if not (self._sizes.decodes or self._sizes.pieces):
             return None
         graphs = CapturedGraphs(engine, self._executor, kv_cache, self._device, self._sizes, settle)
@@ -184,12 +184,12 @@ class Components:
         return graphs
 
     def ranks(self, engine: GpuEngine, kv_cache: KVCache, without_others: Groups) -> GpuRanks:
-        """For an engine that computes with other ranks: its graphs are captured when they have met."""
+        """For an engine that computes with other ranks: its graphs are captured once the ranks are connected."""
         capture = partial(self.capture, engine, kv_cache)
         return GpuRanks(self._device, self._executor, engine, capture, without_others)
 
     def swap_space(self, kv_cache: KVCache) -> GpuSwapSpace:
-        """In pinned memory of the host, if the options ask for some."""
+        """Allocates swap space in pinned host memory; it has 0 blocks if the options ask for none."""
         options = self._options
         dtype = self._executor.backend.kv_cache_dtype
         num_blocks = resolve_num_swap_blocks(options, self._loaded.config, dtype, self._executor.backend.shard)
@@ -197,12 +197,12 @@ class Components:
             return GpuSwapSpace(kv_cache, self._device, num_blocks)
         except RuntimeError as error:
             raise PermanentError(
-                f"swap_space={options.swap_space:g} GiB of pinned host memory cannot be had ({error}): give less, or "
-                f"preemption_mode=recompute"
+                f"swap_space={options.swap_space:g} GiB of pinned host memory can't be allocated ({error}): use less, "
+                f"or preemption_mode=recompute"
             ) from error
 
     def _room(self) -> DeviceMemory:
-        """As it was when nothing but the weights was there."""
+        """Memory as if only the weights were allocated."""
         memory = self._device.memory()
         return replace(memory, free=memory.free + memory.allocated - self._weights)
 

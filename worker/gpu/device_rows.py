@@ -1,6 +1,6 @@
-"""What the device keeps of every permanent row's tokens: its block table and its last token.
+"""The device's state of every permanent row: its block table and its last token.
 
-A row that is freed leaves everything as it is: nobody reads it before a new row has overwritten what it reads itself.
+Freeing a row changes nothing here: a new row overwrites all entries that it will read.
 
 Shape suffixes: R permanent rows, B blocks of a row's table.
 """
@@ -17,17 +17,17 @@ StagedTables = tuple[Part, Part, Part]
 
 class DeviceRows:
     def __init__(self, device: torch.device, *, max_num_seqs: int, max_blocks: int) -> None:
-        """max_blocks: of a row."""
+        """max_blocks: the most blocks of a row."""
         self.block_tables_RB = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int32, device=device)
         self.last_tokens_R = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
 
     def stage(self, inputs: StepInputs, slot: StepSlot) -> StagedTables | None:
-        """Takes a step's changes along, if there are any."""
+        """Stages a step's changes, if there are any."""
         if (changes := inputs.table_changes) is None:
             return None
         return slot.add(changes.rows_C), slot.add(changes.places_C), slot.add(changes.block_ids_C)
 
     def apply(self, changes: StagedTables | None) -> None:
-        """Once they are sent."""
+        """Writes staged changes to the tables; call it after the step is sent."""
         if changes is not None:
             write_tables(self.block_tables_RB, *(part.tensor for part in changes))

@@ -1,4 +1,4 @@
-"""Computes steps on a GPU without ever waiting for it: a step is begun while those before it are under way.
+"""Computes steps on a GPU without waiting for it: a step begins while earlier ones are still in flight.
 
 Shape suffixes: S rows of the batch, T tokens, L scored positions, V vocabulary.
 """
@@ -26,45 +26,45 @@ from worker.step.inputs import PromptScores, StepInputs
 
 
 class StepGraphs(Protocol):
-    """Graphs of the engine's bodies. The engine never computes without padding what has a graph."""
+    """Graphs of the engine's bodies. If there is a graph for a step, the engine pads the step to the graph's size."""
 
     def padded(self, num_rows: int) -> int | None:
-        """Rows of the graph that a step of so many decodes runs in, max_num_seqs at most; None: there is none."""
+        """Returns the rows of the graph for a step of num_rows decodes, at most max_num_seqs; None: no graph."""
         ...
 
     def run_forward(self, size: int) -> None:
-        """Does what `GpuEngine.forward_body(size)` does. size: of `padded`."""
+        """Replaces `GpuEngine.forward_body(size)`. size: from `padded`."""
         ...
 
     def run_sample(self, kind: SamplingKind, size: int) -> None:
-        """Does what `GpuEngine.sample_body(kind, size)` does."""
+        """Replaces `GpuEngine.sample_body(kind, size)`."""
         ...
 
     def padded_tokens(self, num_tokens: int) -> int | None:
-        """Tokens of the pieces that a step of so many runs in, max_num_batched_tokens at most; None: there are
-        none."""
+        """Returns the tokens of the pieces for a step of num_tokens, at most max_num_batched_tokens; None: no
+        pieces."""
         ...
 
     def run_pieces(self, batch: GpuBatch) -> Residual:
-        """Does what `model.forward(batch, kv_cache)` does. The batch has as many tokens as `padded_tokens` said (those
-        beyond its last query are padding) and any number of rows; its inputs are expanded already."""
+        """Replaces `model.forward(batch, kv_cache)`. The batch has as many tokens as `padded_tokens` returned (those
+        beyond its last query are padding) and any number of rows; its inputs are already expanded."""
         ...
 
     def drop(self) -> None:
-        """Gives all up, also those that are being replayed: calls of other ranks that they hold can end then."""
+        """Drops all graphs, also ones in replay, so that collective calls that they hold can end."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MixedStep:
-    """What a step that does more than decode brings along for itself."""
+    """Additional inputs of a step that does more than decode."""
 
-    # int64 [L], tokens after which something is chosen.
+    # int64 [L], indices into T of the tokens whose logits are wanted.
     tokens_L: Part
     sampled_rows_L: Part
     output_positions_L: Part
     rows_N: Part
-    # int64 [P] both.
+    # Both int64 [P].
     scored_tokens_P: Part | None
     scored_targets_P: Part | None
 
@@ -72,8 +72,8 @@ class _MixedStep:
 class GpuEngine:
     """Permanent rows on the device, and the computation of steps over them.
 
-    All its work goes to the device's one stream, in order; nothing that it does in a step waits for the device, except
-    for memory of the step max_steps_in_flight + 1 before.
+    All work goes to the device's one stream, in order. A step never waits for the device, except to reuse host memory
+    of the step max_steps_in_flight + 1 steps earlier.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class GpuEngine:
         max_steps_in_flight: int,
         graphs: StepGraphs | None = None,
     ) -> None:
-        """Reserves the model's memory. Inputs are padding until the first step, so the bodies can be run and captured
-        at once: they change nothing but their own memory."""
-        # What decodes run in; may be set, or taken away, between steps.
+        """Reserves the model's memory. Inputs are padding until the first step, so the bodies can already be run and
+        captured: they change nothing but their own memory."""
+        # May be set or removed between steps.
         self.graphs = graphs
-        # Begun since the start. Graphs count how many of them they ran; the others were launched kernel by kernel.
+        # Steps begun since the start. Graphs count those that they ran; the others were launched kernel by kernel.
         self.num_steps = 0
         self._model, self._kv_cache, self._device = model, kv_cache, device
         self._vocab_size = vocab_size
@@ -109,45 +109,45 @@ class GpuEngine:
         self._token_ids_T = torch.zeros(max_num_batched_tokens, dtype=torch.int32, device=gpu)
         self._positions_T = torch.zeros(max_num_batched_tokens, dtype=torch.int32, device=gpu)
         self._slots_T = torch.zeros(max_num_batched_tokens, dtype=torch.int64, device=gpu)
-        # Of all positions of most steps; others take several turns.
+        # Logits that exist at once: enough for most steps; larger ones take several slices.
         num_logits = min(max(max_num_seqs, SLICE), max_num_batched_tokens)
         self._logits = StepLogits(model, num_logits, vocab_size)
         model.reserve(max_tokens=max_num_batched_tokens, max_rows=max_num_seqs, max_context=max_model_len)
         self._pad()
 
     def begin(self, inputs: StepInputs) -> PendingStep:
-        """Gives the device all of a step's work. Steps that were begun before may be under way."""
+        """Queues all of a step's work on the device. Earlier steps may still be in flight."""
         with torch.inference_mode():
             return self._begin(inputs)
 
     def reset(self) -> None:
-        """Waits for all that is under way, and forgets every row. Inputs are padding again."""
+        """Waits for all steps in flight, and forgets every row. Inputs are padding again."""
         self._staging.clear()
         self._device.synchronize()
         self._sampler.free(range(len(self._arrays.rows_R)))
         self._pad()
 
-    # --- What graphs are captured of: all in memory that stays in place.
+    # --- The bodies that graphs are captured from: all in memory at fixed addresses.
 
     def forward_body(self, size: int) -> None:
-        """Of a step that only decodes, `size` rows with padding: expands what the host sent to the batch's tensors,
-        runs the model and puts its logits where `sample_body` reads them. Reads and writes static memory only: one
-        graph for each size serves every step.
+        """Runs the forward pass of a decode-only step of `size` rows, with padding: expands what the host sent to the
+        batch's tensors, runs the model, and puts its logits where `sample_body` reads them. It reads and writes static
+        memory only, so one graph per size serves every step.
         """
         with torch.inference_mode():
             batch = self._expanded(size, size, max_query_len=1)
             self._logits.write(self._model.forward(batch, self._kv_cache), size)
 
     def sample_body(self, kind: SamplingKind, size: int) -> None:
-        """The tokens of such a step, and what rows remember of them. One graph for each kind and size."""
+        """Chooses the tokens of a decode-only step, and stores each row's last token. One graph per kind and size."""
         arrays = self._arrays
         with torch.inference_mode():
             self._choose(kind, size, arrays.sampled_rows_R[:size], arrays.output_positions_R[:size])
             self._sampler.remember(arrays.rows_R[:size])
 
     def pieces_batch(self, num_tokens: int) -> GpuBatch:
-        """What `StepGraphs.run_pieces` gets in steps that are padded to so many tokens, to capture them with: in the
-        memory of every step's inputs, one row of padding."""
+        """Returns a batch to capture pieces of num_tokens with: one row of padding, in the same memory as the batches
+        that `StepGraphs.run_pieces` gets."""
         return self._expanded(1, num_tokens, max_query_len=1)
 
     # --- A step.
@@ -190,7 +190,7 @@ class GpuEngine:
         return pending
 
     def _size_of_decodes(self, inputs: StepInputs) -> int | None:
-        """Rows, with padding, that `forward_body` computes; None: the step is not for it."""
+        """Returns the rows, with padding, for `forward_body`; None if it can't compute the step."""
         if not inputs.only_decodes or inputs.prompt_scores is not None:
             return None
         num_rows = len(inputs.rows_S)
@@ -274,7 +274,7 @@ class GpuEngine:
         layout: ResultLayout,
         results: torch.Tensor,
     ) -> None:
-        """Slice by slice, so that a whole prompt's logits never exist at once."""
+        """Computes prompt logprobs slice by slice, so that a whole prompt's logits never exist at once."""
         logprobs, size = layout.prompts_of(results), min(SLICE, len(self._logits))
         for first in range(0, len(tokens_P), size):
             tokens, targets = tokens_P[first : first + size], targets_P[first : first + size]
@@ -285,14 +285,14 @@ class GpuEngine:
     def _choose(
         self, kind: SamplingKind, size: int, rows_L: torch.Tensor, positions_L: torch.Tensor, first: int = 0
     ) -> None:
-        """Tokens of the first `size` positions' logits, which are a slice that begins with position `first`."""
+        """Chooses tokens from the logits of a slice: `size` positions, the first of which is position `first`."""
         if kind is SamplingKind.GREEDY and self._logits.are_divided:
             self._sampler.take_likeliest(*self._logits.likeliest(size), rows_L, first)
         else:
             self._sampler.choose(kind, self._logits.whole(size), rows_L, positions_L, first)
 
     def _expanded(self, num_rows: int, num_tokens: int, *, max_query_len: int) -> GpuBatch:
-        """The batch that the host has sent, both numbers with padding."""
+        """Returns the batch that the host has sent, expanded on the device. Both numbers include padding."""
         arrays = self._arrays
         batch = GpuBatch(
             token_ids_T=self._token_ids_T[:num_tokens],
@@ -318,12 +318,13 @@ class GpuEngine:
 
 
 def _needs_all_logits(sampling: StepSampling, part: LogitsSlice) -> bool:
-    """Of a vocabulary that ranks share. Greedy rows need what each rank finds likeliest alone."""
+    """Returns True if logits of a vocabulary that ranks share must be gathered. Greedy rows only need each rank's
+    likeliest token."""
     return sampling.kind is not SamplingKind.GREEDY or bool(part.adjusted or part.asked)
 
 
 def _fill(arrays: StepArrays[np.ndarray], inputs: StepInputs, size: int) -> None:
-    """size: rows with padding."""
+    """Writes a step's batch to the host arrays. size: rows, with padding."""
     num_rows, num_tokens = len(inputs.rows_S), len(inputs.token_ids_T)
     arrays.rows_R[:num_rows] = inputs.rows_S
     arrays.rows_R[num_rows:size] = -1

@@ -1,4 +1,4 @@
-"""Computes a model's steps on a GPU, in memory that stays in place.
+"""Computes a model's steps on a GPU, in memory at fixed addresses.
 
 Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V vocabulary, P a rank's part of it.
 """
@@ -25,23 +25,24 @@ class GpuModel(Protocol):
     groups: Groups
 
     def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
-        """Once, before anything else: all memory of a step is at fixed addresses from then on."""
+        """Reserves all memory of a step at fixed addresses. Call it once, before anything else."""
         ...
 
     def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
-        """The stream of the batch's T tokens, whose KV it writes; memory that the next call uses again. pieces: graphs
-        of what lies between attentions."""
+        """Returns the residual stream of the batch's T tokens, in memory that the next call reuses; writes their KV.
+        pieces: graphs of the work between attentions."""
         ...
 
     def logits(self, hidden: Residual, /, out: torch.Tensor) -> torch.Tensor:
-        """[S, V] of the compute dtype, in `out`."""
+        """Writes logits [S, V] of the compute dtype to `out`, and returns it."""
         ...
 
-    # If ranks share the vocabulary.
+    # Only if ranks share the vocabulary.
     def write_part_of_logits(self, hidden: Residual, /, out_SP: torch.Tensor) -> None: ...
     def gather_logits(self, part_SP: torch.Tensor, /, out_SV: torch.Tensor) -> None: ...
     def likeliest(self, part_SP: torch.Tensor, /) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the whole vocabulary: int64 ids [S], and their float32 logits [S], see kernels.sampling.triton.greedy."""
+        """Returns the likeliest tokens of the whole vocabulary, int64 ids [S], and their float32 logits [S]; see
+        kernels.sampling.triton.greedy."""
         ...
 
 
@@ -50,22 +51,22 @@ class GpuExecutor:
 
     def __init__(self, model: Decoder, groups: Groups | None = None) -> None:
         self.model, self.backend = model, model.backend
-        # Set anew in each epoch, once its ranks are connected.
+        # Replaced in each epoch, once its ranks are connected.
         self.groups = groups or Groups()
         self._workspace = Workspace(model.backend)
         self._plans: GpuAttentionPlans | None = None
 
     def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
-        """Before all steps: takes the memory of steps of so many tokens and rows, each after a context of so many
-        tokens at most. It stays where it is until more is reserved."""
+        """Reserves memory for steps of at most this many tokens, rows and tokens of context per row. Call it before the
+        first step. Addresses stay fixed until more is reserved."""
         self._workspace.reserve(max_tokens)
         self._plans = GpuAttentionPlans(
             self.model.config, self.backend, max_num_seqs=max_rows, max_context_len=max_context
         )
 
     def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
-        """Computes the batch's tokens, writes their KV, gives the residual stream after the last layer, [T, E], in
-        memory that the next call uses again. pieces: graphs of what lies between attentions."""
+        """Computes the batch's tokens and writes their KV. Returns the residual stream after the last layer, [T, E], in
+        memory that the next call reuses. pieces: graphs of the work between attentions."""
         assert self._plans is not None, "memory is reserved first"
         model, workspace = self.model, self._workspace
         with torch.inference_mode():
@@ -87,24 +88,24 @@ class GpuExecutor:
             return self._stream(batch.num_tokens)
 
     def logits(self, hidden_SE: Residual, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[S, V] from rows of `forward`'s result, of the compute dtype; the last norm is applied here, to these rows
-        alone. out: memory for the result."""
+        """Returns logits [S, V] of the compute dtype, from rows of `forward`'s result; applies the last norm, to these
+        rows alone. out: memory for the result."""
         return self.model.head.logits(hidden_SE, self.groups.tensor, out)
 
     def write_part_of_logits(self, hidden_SE: Residual, out_SP: torch.Tensor) -> None:
-        """What this rank computes of them, the first columns of `out`."""
+        """Writes this rank's part of the logits to the first columns of `out_SP`."""
         self.model.head.write_part(hidden_SE, out_SP)
 
     def gather_logits(self, part_SP: torch.Tensor, out_SV: torch.Tensor) -> None:
-        """[S, V] of the parts that all ranks have written, all as wide."""
+        """Gathers the parts that all ranks have written, all of the same width, into logits [S, V]."""
         self.model.head.gather(part_SP, out_SV, self.groups.tensor)
 
     def likeliest(self, part_SP: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See OutputHead.likeliest."""
+        """Finds the likeliest tokens over all ranks; see OutputHead.likeliest."""
         return self.model.head.likeliest(part_SP, self.groups.tensor)
 
     def _stream(self, num_tokens: int) -> Residual:
-        """After the last layer, where the model left it, whether it ran or was replayed."""
+        """Returns the stream after the last layer, where the model left it, whether it ran or was replayed."""
         take, hidden_size = self._workspace.take, self.model.config.hidden_size
         x_TE = take("residual", num_tokens, hidden_size, dtype=torch.float32)
         return Residual(x_TE, take("delta", num_tokens, hidden_size), is_pending=True)

@@ -1,4 +1,4 @@
-"""CUDA graphs of steps: captured at the start, replayed for steps of any rows that fit."""
+"""CUDA graphs of steps: captured at the start, replayed for any step that fits a graph's size."""
 
 import gc
 import logging
@@ -22,26 +22,26 @@ _log = logging.getLogger("octavo.worker")
 
 GraphLevel = Literal["NONE", "PIECEWISE", "FULL"]
 
-# Those of vLLM. Beyond 512 tokens a step computes for longer than Python takes to launch its kernels.
+# vLLM's sizes. Beyond 512 tokens a step computes for longer than Python takes to launch its kernels.
 _LARGEST_DEFAULT = 512
 _DEFAULTS = (1, 2, 4, *range(8, 256, 8), *range(256, _LARGEST_DEFAULT + 1, 16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSizes:
-    """Ascending. A step runs as the graph of the next size, with padding."""
+    """Sizes of graphs, ascending. A step is padded to the next size."""
 
-    # Rows of a step that only decodes, which runs as one graph.
+    # Rows of decode-only steps, whose forward pass is one graph.
     decodes: tuple[int, ...] = ()
     # Tokens of any step, which runs as pieces between attentions.
     pieces: tuple[int, ...] = ()
 
     def for_decodes(self, num_rows: int) -> int | None:
-        """The size whose graph computes so many decodes. None: there is none as large."""
+        """Returns the size of the graph for num_rows decodes, or None if no graph is large enough."""
         return _next(self.decodes, num_rows)
 
     def for_pieces(self, num_tokens: int) -> int | None:
-        """The size whose pieces compute so many tokens. None: there is none as large."""
+        """Returns the size of the pieces for num_tokens, or None if none are large enough."""
         return _next(self.pieces, num_tokens)
 
 
@@ -58,15 +58,15 @@ def graph_sizes(
     max_num_seqs: int,
     max_num_batched_tokens: int,
 ) -> GraphSizes:
-    """What compilation_config and enforce_eager ask for, as far as steps can be that large.
+    """Returns the sizes that compilation_config and enforce_eager ask for, limited to what a step can have.
 
-    capture_sizes: any order. Empty: 1, 2, 4, multiples of 8 up to 256 and of 16 up to 512, below what a step can have
-    at most, and that itself: no step of decodes is left without a graph for a max_num_seqs that is none of them.
+    capture_sizes: any order. Empty: 1, 2, 4, multiples of 8 up to 256 and of 16 up to 512, as far as they are below the
+    largest step, and the largest step itself (at most 512), so that a max_num_seqs between these sizes has a graph.
 
-    As in vLLM, a size that no step can have is left out, with a warning here; and a size above max_num_seqs is for
+    As in vLLM, sizes that no step can have are left out (here with a warning), and sizes above max_num_seqs are for
     pieces alone, since each row of a full graph has one token.
 
-    Raises ValueError if that leaves no size at all, although graphs were asked for.
+    Raises ValueError if graphs are asked for but no size remains.
     """
     if level == "NONE" or enforce_eager:
         return GraphSizes()
@@ -80,12 +80,12 @@ def graph_sizes(
     if not possible:
         raise ValueError(
             f"compilation_config.cudagraph_capture_sizes={sizes}: no step has more than "
-            f"max_num_batched_tokens={max_num_batched_tokens} tokens; give sizes up to that, or none for the usual "
-            "ones, or enforce_eager for no graphs"
+            f"max_num_batched_tokens={max_num_batched_tokens} tokens; give sizes up to that, or none for the default "
+            "sizes, or enforce_eager for no graphs"
         )
     if len(possible) < len(sizes):
         _log.warning(
-            "compilation_config.cudagraph_capture_sizes: %s left out, for no step has more than "
+            "compilation_config.cudagraph_capture_sizes: %s left out, since no step has more than "
             "max_num_batched_tokens=%d tokens",
             sizes[len(possible) :],
             max_num_batched_tokens,
@@ -93,8 +93,8 @@ def graph_sizes(
     decodes = tuple(size for size in possible if size <= most_decodes) if level == "FULL" else ()
     if level == "FULL" and not decodes:
         _log.warning(
-            "compilation_config.cudagraph_capture_sizes=%s: steps that only decode run in pieces, for none of these is "
-            "within max_num_seqs=%d",
+            "compilation_config.cudagraph_capture_sizes=%s: steps that only decode run in pieces, since none of these "
+            "sizes is within max_num_seqs=%d",
             sizes,
             max_num_seqs,
         )
@@ -107,12 +107,12 @@ def _defaults(most: int) -> tuple[int, ...]:
 
 
 class PiecewiseGraph:
-    """worker.layers.forward_context.Pieces of one size, for a model's forward.
+    """The worker.layers.forward_context.Pieces of one size, for a model's forward.
 
-    Attention's work depends on a step's rows, so it is launched by Python in each step, under the step's own
-    ForwardContext; all else depends on the number of tokens alone. What passes from a piece to attention and back is in
-    the model's workspace, which stays in place. What a piece allocates beside it is in the graphs' pool, and may be
-    used again by the next piece: in each step they run in the order in which they were captured.
+    Attention depends on a step's rows, so Python launches it in each step, under the step's own ForwardContext. All
+    else depends on the number of tokens alone. Tensors between a piece and attention are in the model's workspace, at
+    fixed addresses. Other memory of a piece is in the graphs' pool, and the next piece may reuse it: pieces always run
+    in the order in which they were captured.
     """
 
     def __init__(self, device: Device, pool: object) -> None:
@@ -120,7 +120,7 @@ class PiecewiseGraph:
         self._graph: Graph | None = None
 
     def run(self, body: Callable[[], object]) -> None:
-        """The first call captures what `body` does, and computes nothing that counts; those that follow replay it."""
+        """Captures `body` in the first call, without useful results; later calls replay it."""
         if self._graph is None:
             self._graph = self._device.capture_pieces(body, self._pool)
         else:
@@ -131,11 +131,11 @@ class PiecewiseGraph:
 
 
 class CapturedGraphs:
-    """worker.gpu.engine.StepGraphs.
+    """The worker.gpu.engine.StepGraphs of an engine.
 
-    A step that only decodes is two of them: the forward pass with its inputs and logits, and the choice of tokens, of
-    which there is one for each kind. Other steps run their forward pass in pieces. All are captured from the largest to
-    the smallest size with one pool of memory, so that each finds there what the ones before it took.
+    A decode-only step runs as two graphs: the forward pass with its inputs and logits, and the choice of tokens, with
+    one graph per SamplingKind. Other steps run their forward pass in pieces. All graphs share one memory pool and are
+    captured from the largest to the smallest size, so that each reuses the memory of those before it.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class CapturedGraphs:
         sizes: GraphSizes,
         settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """Captures nothing yet. settle: called when a step, of all ranks if there are several, has been given to the
-        device, before anything waits for it."""
+        """Captures nothing yet. settle: called when a warm-up step, which all ranks compute, is queued on the device,
+        before anything waits for it."""
         self._engine, self._model, self._kv_cache, self._device = engine, model, kv_cache, device
         self._sizes, self._settle = sizes, settle
         self._pool = device.graph_pool()
@@ -158,16 +158,16 @@ class CapturedGraphs:
         # Steps since the start that ran as one graph, and in pieces.
         self.num_full = 0
         self.num_in_pieces = 0
-        # That all graphs took of the GPU's memory.
+        # GPU memory that all graphs take.
         self.num_bytes = 0
 
     def capture(self) -> None:
-        """All sizes. The engine's rows are padding: nothing but memory that steps compute in is written."""
+        """Captures all sizes. The engine's rows are padding, so only scratch memory of steps is written."""
         started = time.perf_counter()
-        # Pinned memory that is garbage already, of an engine that measured something, may not be freed in a capture:
-        # that would put an event into it.
+        # Frees unreachable pinned memory of earlier engines now: freeing it during a capture would add an event to the
+        # graph.
         gc.collect()
-        # Pieces first: of the largest steps, most of the time.
+        # Pieces first: they usually have the largest sizes.
         for size in reversed(self._sizes.pieces):
             self.num_bytes += self.capture_pieces(size)
         for size in reversed(self._sizes.decodes):
@@ -181,7 +181,7 @@ class CapturedGraphs:
         )
 
     def capture_decodes(self, size: int) -> int:
-        """The graphs of a step of so many rows. Gives the bytes that they took."""
+        """Captures the graphs of a decode-only step of `size` rows. Returns the bytes that they take."""
         forward, sample = self._engine.forward_body, self._engine.sample_body
 
         def warm_up() -> None:
@@ -197,7 +197,7 @@ class CapturedGraphs:
         return self._measured(warm_up, capture)
 
     def capture_pieces(self, size: int) -> int:
-        """The pieces of a step of so many tokens. Gives the bytes that they took."""
+        """Captures the pieces of a step of `size` tokens. Returns the bytes that they take."""
         batch = self._engine.pieces_batch(size)
         pieces = self._pieces[size] = PiecewiseGraph(self._device, self._pool)
         return self._measured(
@@ -206,7 +206,7 @@ class CapturedGraphs:
         )
 
     def _measured(self, warm_up: Callable[[], object], capture: Callable[[], object]) -> int:
-        # The step itself, before the capture: it compiles kernels for this size, and takes the memory that stays.
+        # Runs the step before the capture: it compiles kernels for this size, and allocates memory that is kept.
         with torch.inference_mode():
             warm_up()
             self._settle()
@@ -215,7 +215,7 @@ class CapturedGraphs:
         return max(0, before - self._device.memory().free)
 
     def drop(self) -> None:
-        """Gives all up, also those that are being replayed: calls of other ranks that they hold can end then."""
+        """Drops all graphs, also ones in replay, so that collective calls that they hold can end."""
         self._forward.clear()
         self._sample.clear()
         self._pieces.clear()
@@ -243,9 +243,9 @@ class CapturedGraphs:
 def graph_memory_estimate(
     engine: GpuEngine, model: GpuModel, kv_cache: KVCache, device: Device, sizes: GraphSizes
 ) -> int:
-    """Bytes that graphs of these sizes will take: from capturing the two largest, of pieces and of decodes, and taking
-    all others to cost what the second did, for the first one's memory serves them, too. kv_cache: any, such as one of
-    two blocks; no graph knows how large it is. Nothing is left of what was captured.
+    """Estimates the bytes that graphs of these sizes will take. Captures the two largest of pieces and of decodes, and
+    assumes that all others cost as much as the second: they, too, reuse the first one's memory. The captured graphs are
+    dropped. kv_cache: of any size, such as two blocks; graphs do not depend on it.
     """
     graphs = CapturedGraphs(engine, model, kv_cache, device, sizes)
     total = 0

@@ -1,4 +1,4 @@
-"""Shares out a GPU's memory (weights, a step, graphs, KV blocks), and says which option to lower if it is short."""
+"""Divides a GPU's memory (weights, a step, graphs, KV blocks), and says which option to lower if it is short."""
 
 import math
 import traceback
@@ -13,9 +13,9 @@ from protos import inference_pb2
 from worker.device.device import Device, DeviceMemory
 from worker.errors import PermanentError, StepError, WorkerError
 
-# Utilizations above it leave drivers and other processes nothing to grow into.
+# Higher utilizations leave no room for drivers and other processes to grow.
 _HIGHEST_UTILIZATION = 0.98
-# What should have room at least, if nobody says how long a sequence may be.
+# The KV cache should have room for this many tokens if max_model_len is not set.
 _USEFUL_TOKENS = 4096
 
 
@@ -24,13 +24,13 @@ class MemoryUse:
     """Bytes of a GPU that are taken before there is a KV cache."""
 
     total: int
-    # What no tensor of this process takes: its driver state and kernels, and all other processes.
+    # Memory outside this process's tensors: its driver state and kernels, and all other processes.
     others: int
     weights: int
-    # The most that a step takes beyond the weights: what stays in place for all steps, and what comes and goes.
+    # The peak of a step beyond the weights: memory kept for all steps, and temporary memory.
     step: int
     graphs: int = 0
-    # What NCCL will take when the ranks have met.
+    # Memory that NCCL will take once the ranks are connected.
     nccl: int = 0
 
     @property
@@ -38,18 +38,19 @@ class MemoryUse:
         return self.others + self.weights + self.step + self.graphs + self.nccl
 
     def left(self, utilization: float) -> int:
-        """Bytes for the KV cache; below 0, so many are lacking."""
+        """Bytes left for the KV cache; negative if memory is short."""
         return int(self.total * utilization) - self.taken
 
     def utilization_for(self, kv_bytes: int) -> float:
-        """The least gpu_memory_utilization, of two decimals, that leaves so much for the KV cache."""
+        """The least gpu_memory_utilization, with two decimals, that leaves kv_bytes for the KV cache."""
         return math.ceil(100 * (self.taken + kv_bytes) / self.total) / 100
 
 
 def num_kv_blocks(use: MemoryUse, options: Options, block_bytes: int) -> int:
-    """Blocks that can be given out: what gpu_memory_utilization leaves, less the null block, or num_blocks_override.
+    """Returns the number of blocks that can be allocated: num_blocks_override, or as many as gpu_memory_utilization
+    leaves room for, less the null block.
 
-    Raises PermanentError, with the options that would make room, if that is none, or too few for max_model_len.
+    Raises PermanentError, with the options that would make room, if that is 0, or too few for max_model_len.
     """
     if options.num_blocks_override:
         return options.num_blocks_override
@@ -88,7 +89,7 @@ def _no_room(use: MemoryUse, options: Options, num_blocks: int, block_bytes: int
 
 
 def scaled_down(value: int, there: float, needed: float) -> int:
-    """What of `value` fits into `there` if all of it needs `needed`; a multiple of 64 from there on, at least 1."""
+    """Scales `value`, which needs `needed`, down to fit into `there`. At least 1; from 64 on a multiple of 64."""
     fitting = int(value * there / needed)
     return max(1, fitting - fitting % 64 if fitting >= 64 else fitting)
 
@@ -98,9 +99,9 @@ def gib(num_bytes: float) -> str:
 
 
 def measure_use(device: Device, step: Callable[[], None], *, weights: int, kv_bytes: int = 0) -> MemoryUse:
-    """What is taken while `step`, a worst case, is computed; without graphs. A smaller one has run before.
+    """Measures memory use while `step`, a worst case, is computed; without graphs. A smaller step must have run before.
 
-    weights: bytes. kv_bytes: of the KV cache that is there for this alone.
+    weights: bytes. kv_bytes: bytes of the temporary KV cache of this measurement.
     """
     before = device.memory().allocated
     peak = before + device.peak_bytes(step)
@@ -114,7 +115,7 @@ def measure_use(device: Device, step: Callable[[], None], *, weights: int, kv_by
 
 
 def account(use: MemoryUse, options: Options, info: inference_pb2.ModelInfo, block_bytes: int) -> str:
-    """Where the GPU's memory is, for the log."""
+    """Describes the use of the GPU's memory, for the log."""
     share, kv_bytes = options.gpu_memory_utilization, (info.num_blocks + 1) * block_bytes
     num_tokens = info.num_blocks * info.block_size
     num_sequences = num_tokens / info.max_model_len
@@ -128,21 +129,21 @@ def account(use: MemoryUse, options: Options, info: inference_pb2.ModelInfo, blo
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the GPU had no memory for what was asked: of torch's allocator, or of CUDA itself, by whose own calls
-    kernels are loaded, graphs instantiated and cuBLAS begun."""
+    """Returns True if the GPU ran out of memory: in torch's allocator, or in CUDA calls that load kernels, instantiate
+    graphs or start cuBLAS."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     text = str(error)
     if isinstance(error, RuntimeError) and ("out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text):
         return True
-    # The end of a capture that failed may fail for that.
+    # If memory runs out during a capture, ending the capture raises another error on top.
     return error.__context__ is not None and is_out_of_memory(error.__context__)
 
 
 @contextmanager
 def out_of_memory(become: Callable[[], WorkerError]) -> Iterator[None]:
-    """Raises what `become` makes in place of such an error. It is called when what was half made is gone, so that it
-    sees what there really is."""
+    """Replaces out-of-memory errors by the error that `become` returns. Memory of the failed work is released first, so
+    `become` sees how much is really free."""
     try:
         yield
     except RuntimeError as error:
@@ -156,7 +157,7 @@ def out_of_memory(become: Callable[[], WorkerError]) -> Iterator[None]:
 
 
 def weights_need_more(options: Options, memory: DeviceMemory, *, needed: int, as_fp8: int) -> PermanentError:
-    """needed: bytes of all weights; as_fp8: with quantization=fp8."""
+    """Makes the error for weights that do not fit. needed: bytes of all weights; as_fp8: with quantization=fp8."""
     ways = []
     if as_fp8 < min(needed, memory.total * options.gpu_memory_utilization):
         ways.append(f"quantization=fp8, which needs {gib(as_fp8)}")
@@ -170,9 +171,10 @@ def weights_need_more(options: Options, memory: DeviceMemory, *, needed: int, as
 
 
 def step_needs_more(options: Options, memory: DeviceMemory, *, part: int, needed_by_part: int) -> PermanentError:
-    """needed_by_part: bytes of a step of a `part`-th of the tokens and rows, which fitted; memory: without a step."""
+    """Makes the error for a worst-case step that does not fit. needed_by_part: bytes of a step of a `part`-th of the
+    tokens and rows, which did fit. memory: without a step."""
     needed = part * needed_by_part
-    # Something must be left for the KV cache.
+    # 10 % of the free memory must remain for the KV cache.
     there = min(memory.free * 0.9, needed / 2)
     tokens = scaled_down(options.max_num_batched_tokens, there, needed)
     rows = scaled_down(options.max_num_seqs, there, needed)
@@ -187,10 +189,14 @@ def step_needs_more(options: Options, memory: DeviceMemory, *, part: int, needed
 def cache_needs_more(
     options: Options, memory: DeviceMemory, use: MemoryUse, *, num_blocks: int, block_bytes: int, free_before: int
 ) -> PermanentError:
-    """use: as measured. num_blocks: with the null block. free_before: bytes, when the number of blocks was found."""
+    """Makes the error for a KV cache that does not fit. use: as measured. num_blocks: including the null block.
+    free_before: bytes that were free before the allocation."""
     wanted = num_blocks * block_bytes
-    said = f"out of GPU memory: a KV cache of {gib(wanted)} GiB, and {gib(memory.free)} of {gib(memory.total)} are free"
-    # What comes after the cache.
+    said = (
+        f"out of GPU memory: the KV cache needs {gib(wanted)} GiB, and {gib(memory.free)} of {gib(memory.total)} are "
+        f"free"
+    )
+    # Leaves room for steps and graphs, which are allocated after the cache.
     there = memory.free - use.step - use.graphs
     if options.num_blocks_override:
         fitting = max(0, there // block_bytes - 1)
@@ -198,15 +204,16 @@ def cache_needs_more(
     lost = f" ({gib(free_before - memory.free)} less than a moment ago)" if memory.free < free_before else ""
     lower = _lower_utilization(options, wanted - there, memory.total)
     return PermanentError(
-        f"{said}{lost}: others use this GPU, too; start with gpu_memory_utilization={lower:.2f} instead of "
+        f"{said}{lost}: other processes use this GPU, too; start with gpu_memory_utilization={lower:.2f} instead of "
         f"{options.gpu_memory_utilization:g}"
     )
 
 
 def graphs_need_more(options: Options, memory: DeviceMemory, sizes: Sequence[int]) -> PermanentError:
-    """sizes: that were to be captured, ascending. memory: with what was captured before it failed."""
+    """Makes the error for graphs that do not fit. sizes: the sizes to capture, ascending. memory: at the failure, with
+    the graphs captured before it."""
     lower = _lower_utilization(options, memory.total // 50, memory.total)
-    # The memory of the largest serves all others, too.
+    # Smaller graphs reuse the memory of the largest, so dropping the largest sizes helps.
     smaller = [size for size in sizes if size <= sizes[-1] // 2]
     fewer = f'compilation_config={{"cudagraph_capture_sizes": {smaller}}}, or ' if smaller else ""
     return PermanentError(
@@ -217,12 +224,12 @@ def graphs_need_more(options: Options, memory: DeviceMemory, sizes: Sequence[int
 
 
 def start_needs_more(options: Options, memory: DeviceMemory, use: MemoryUse) -> PermanentError:
-    """When there is a KV cache, and all else was measured. use: as it was then."""
+    """Makes the error for a lack of memory at the start, when the KV cache is allocated. use: as measured."""
     return PermanentError(_crowded(options, memory, use))
 
 
 def serving_needs_more(options: Options, memory: DeviceMemory, use: MemoryUse) -> StepError:
-    """In a step of requests. use: as measured at the start."""
+    """Makes the error for a lack of memory in a step of requests. use: as measured at the start."""
     return StepError(_crowded(options, memory, use))
 
 
@@ -231,13 +238,13 @@ def _crowded(options: Options, memory: DeviceMemory, use: MemoryUse) -> str:
     lower = _lower_utilization(options, others - use.others, memory.total)
     return (
         f"out of GPU memory: this worker holds {gib(memory.reserved)} of {gib(memory.total)} GiB, the driver and other "
-        f"processes {gib(others)} (when memory was measured {gib(use.others)}), {gib(memory.free)} are free; others "
-        f"use this GPU, too: start with gpu_memory_utilization={lower:.2f} instead of "
+        f"processes {gib(others)} ({gib(use.others)} when memory was measured), {gib(memory.free)} are free; other "
+        f"processes use this GPU, too: start with gpu_memory_utilization={lower:.2f} instead of "
         f"{options.gpu_memory_utilization:g}"
     )
 
 
 def _lower_utilization(options: Options, lacking: int, total: int) -> float:
-    """Of two decimals, lower by what is lacking, and at least by 0.02."""
+    """Returns gpu_memory_utilization lowered by the missing memory, at least by 0.01, rounded down to two decimals."""
     lower = options.gpu_memory_utilization - max(lacking / total, 0.01)
     return max(0.01, math.floor(100 * lower) / 100)

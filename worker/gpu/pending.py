@@ -1,4 +1,4 @@
-"""A step that the device has been given, and what comes back of it.
+"""A step that is queued on the device, and its results.
 
 Shape suffixes: N sampling rows, Q positions whose logprobs are asked for, K most likely tokens.
 """
@@ -13,20 +13,20 @@ from worker.device.device import Event
 from worker.sampling.gpu_logprobs import LogprobTensors
 from worker.step.inputs import Logprobs, StepOutputs
 
-# int32 numbers: what begins at a multiple of it is aligned as kernels like it.
+# In int32 numbers: arrays begin at multiples of 64 bytes, so that kernels can use aligned accesses.
 _ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class AskedLogprobs:
-    """positions_Q: int64, as worker.step.inputs.Logprobs has them."""
+    """Requested logprobs. positions_Q: int64, as in worker.step.inputs.Logprobs."""
 
     positions_Q: np.ndarray
     num_top: int
 
 
 class ResultLayout:
-    """Where a step's results lie among int32 numbers."""
+    """The layout of a step's results in one int32 array."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ResultLayout:
         sampled: AskedLogprobs | None = None,
         prompts: AskedLogprobs | None = None,
     ) -> None:
-        """width: tokens of the row that says the most, at most. has_counts: false says that each row says one."""
+        """width: the most tokens that a row may sample. has_counts: False if each row samples exactly one token."""
         self.num_rows, self.width, self.has_counts = num_rows, width, has_counts
         self._sampled, self._prompts = sampled, prompts
         self.size = 0
@@ -48,15 +48,15 @@ class ResultLayout:
 
     @property
     def is_only_tokens(self) -> bool:
-        """One a row, and nothing else."""
+        """True if the results are one token per row, and nothing else."""
         return not self.has_counts and self._sampled is None and self._prompts is None
 
     def tokens_of(self, results: torch.Tensor) -> torch.Tensor:
-        """int32 [N, width], for the device to write to."""
+        """The view for tokens, int32 [N, width], for the device to write to."""
         return results[self._tokens].view(self.num_rows, self.width)
 
     def counts_of(self, results: torch.Tensor) -> torch.Tensor:
-        """int32 [N]."""
+        """The view for counts, int32 [N]."""
         return results[self._counts]
 
     def sampled_of(self, results: torch.Tensor) -> LogprobTensors:
@@ -66,7 +66,7 @@ class ResultLayout:
         return _tensors(results, self._prompts, self._prompt_places)
 
     def outputs(self, results: np.ndarray, seconds: float) -> StepOutputs:
-        """Copies of what the host has received."""
+        """Copies the outputs from what the host has received."""
         return StepOutputs(
             tokens_ND1=results[self._tokens].reshape(self.num_rows, self.width).copy(),
             counts_N=results[self._counts].copy() if self.has_counts else np.ones(self.num_rows, np.int32),
@@ -111,10 +111,10 @@ def _logprobs(results: np.ndarray, asked: AskedLogprobs | None, places: Sequence
 
 
 class PendingStep:
-    """Results are taken from pinned memory once the device has reached the step's end."""
+    """A step in flight. Its results are copied from pinned memory once the device has reached the step's end."""
 
     def __init__(self, began: Event, event: Event, layout: ResultLayout, results: np.ndarray) -> None:
-        """results: int32, pinned; they are there when `event` is reached."""
+        """results: int32, pinned; filled once `event` is reached."""
         # The step's end.
         self.event = event
         self._began, self._layout = began, layout
@@ -123,15 +123,15 @@ class PendingStep:
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has finished it, so that `wait` returns at once."""
+        """True if the device has finished the step, so that `wait` returns at once."""
         return self._outputs is not None or self.event.query()
 
     def wait(self) -> StepOutputs:
-        """Blocks until then. The outputs are the same however often it is called, and the caller's to keep."""
+        """Waits for the step's end. Returns the same outputs in each call; the caller may keep them."""
         if self._outputs is None:
             self.event.synchronize()
             assert self._results is not None
             self._outputs = self._layout.outputs(self._results, self.event.seconds_since(self._began))
-            # The memory is the next step's.
+            # A later step will reuse the memory.
             self._results = None
         return self._outputs

@@ -1,4 +1,4 @@
-"""Whom a rank on a GPU computes with, and the graphs that hold calls to them."""
+"""The groups of ranks that a rank on a GPU computes with, and the graphs that hold their collective calls."""
 
 import time
 from collections.abc import Callable
@@ -8,14 +8,16 @@ from worker.gpu.engine import GpuEngine, StepGraphs
 from worker.gpu.executor import GpuModel
 from worker.parallel.groups import Groups
 
-# Between looks at whether the GPU has come to an end, which waits for all ranks.
+# Between polls for the end of a step that waits for all ranks.
 _PAUSE_S = 0.001
 
 
 class GpuRanks:
-    """Graphs hold the calls of one epoch's groups. So they are captured when the ranks have met, by all of them at the
-    same time, in the same order, for the step that goes before a capture is one that all compute; and they are dropped
-    before the groups are left, which would wait for them."""
+    """Joins and leaves the groups of an epoch, and captures and drops the graphs that hold their collective calls.
+
+    All ranks capture at the same time and in the same order, once they are connected, since they all compute the step
+    that precedes each capture. Graphs are dropped before the groups are left: leaving would wait for them.
+    """
 
     def __init__(
         self,
@@ -25,16 +27,16 @@ class GpuRanks:
         capture: Callable[[Callable[[], None]], StepGraphs | None],
         without_others: Groups,
     ) -> None:
-        """capture: makes the engine's graphs, calling what it is given when a step of all ranks is under way; None:
-        there are none. without_others: what stands for the groups meanwhile."""
+        """capture: makes the engine's graphs, or returns None if there are none; it calls its argument while a step of
+        all ranks is in flight. without_others: stands in for the groups until the rank joins some."""
         self._device, self._model, self._engine, self._capture = device, model, engine, capture
         self._without_others = without_others
         self._graphs: StepGraphs | None = None
         model.groups = without_others
 
     def join(self, groups: Groups, while_waiting: Callable[[], None]) -> None:
-        """while_waiting: called again and again while this rank waits for the others' part of a step, which may never
-        come; may raise, which leaves the groups."""
+        """Joins the groups and captures the graphs. while_waiting: called repeatedly while this rank waits for the
+        others' part of a step, which may never come; if it raises, the groups are left again."""
 
         def settle() -> None:
             end = self._device.event()
@@ -52,7 +54,7 @@ class GpuRanks:
             raise
 
     def leave(self) -> None:
-        """Whatever of this rank's steps waits for others ends, with numbers that mean nothing."""
+        """Leaves the groups and drops the graphs. Steps of this rank that wait for others end, with garbage results."""
         self._engine.graphs = None
         if self._graphs is not None:
             self._graphs.drop()
@@ -61,5 +63,5 @@ class GpuRanks:
         self._model.groups = self._without_others
 
     def begin_step(self, step: int) -> None:
-        """For messages."""
+        """Tells the groups the step's number, for their error messages."""
         self._model.groups.begin_step(step)

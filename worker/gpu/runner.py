@@ -1,4 +1,4 @@
-"""Computes plans on a GPU: a step begins while those before it are under way."""
+"""Computes plans on a GPU: a step begins while earlier ones are in flight."""
 
 import logging
 import threading
@@ -25,15 +25,15 @@ _log = logging.getLogger("octavo.worker")
 
 
 class StepWaiter:
-    """One thread, which begins with the first call; it waits without the interpreter's lock, for one event after the
-    other. A daemon: a device that hangs does not keep the process from ending."""
+    """A thread that waits for one event after the other, without holding the GIL. The first call starts it. It is a
+    daemon, so a device that hangs does not keep the process from ending."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Event, Callable[[], None]]] = SimpleQueue()
         self._has_begun = False
 
     def call_when_reached(self, event: Event, callback: Callable[[], None]) -> None:
-        """callback: called on the thread. Events come in the device's order."""
+        """Calls callback on the thread once the device has reached the event. Pass events in the device's order."""
         if not self._has_begun:
             self._has_begun = True
             threading.Thread(target=self._run, name="step-waiter", daemon=True).start()
@@ -45,13 +45,13 @@ class StepWaiter:
             try:
                 event.synchronize()
             except RuntimeError as error:
-                # Who takes the step's result gets it, too, and can do something about it.
+                # The caller that takes the step's result gets the same error, and can handle it.
                 _log.debug("waiting for a step failed: %s", error)
             callback()
 
 
 class EngineStep(Protocol):
-    """What the runner needs of `worker.gpu.pending.PendingStep`."""
+    """The part of `worker.gpu.pending.PendingStep` that the runner needs."""
 
     @property
     def event(self) -> Event: ...
@@ -61,7 +61,7 @@ class EngineStep(Protocol):
 
 
 class Engine(Protocol):
-    """What the runner needs of `worker.gpu.engine.GpuEngine`."""
+    """The part of `worker.gpu.engine.GpuEngine` that the runner needs."""
 
     def begin(self, inputs: StepInputs) -> EngineStep: ...
     def reset(self) -> None: ...
@@ -80,17 +80,17 @@ class GpuRunner:
         max_steps_in_flight: int,
         ranks: GpuRanks | None = None,
     ) -> None:
-        """max_steps_in_flight: steps that may have begun without their results having been taken. ranks: if there are
-        several that compute a step together."""
+        """max_steps_in_flight: steps that may have begun without their results having been taken. ranks: set if several
+        ranks compute a step together."""
         self._engine, self._rows, self._swap_space = engine, rows, swap_space
         self._max_steps_in_flight, self._ranks = max_steps_in_flight, ranks
-        # As Ready tells it to the scheduler.
+        # Sent to the scheduler in Ready.
         self.model_info = model_info
         self._waiter = StepWaiter()
         self._in_flight: deque[GpuResult] = deque()
-        # Rows that were begun with drafts: how many tokens they know comes with the result.
+        # Rows in flight with drafts: their number of tokens is known only with the result.
         self._unsettled_rows: set[int] = set()
-        # Sequences whose logits were not finite, until no result can name them any more.
+        # Sequences whose logits were not finite; kept until no result can name them any more.
         self._failed_sequences: set[int] = set()
 
     @property
@@ -104,16 +104,16 @@ class GpuRunner:
 
     def join(self, groups: Groups | None, while_waiting: Callable[[], None] = lambda: None) -> None:
         """See worker.step.runner.StepRunner."""
-        assert self._ranks is not None, "it computes alone"
+        assert self._ranks is not None, "this rank computes alone"
         if groups is None:
             self._ranks.leave()
         else:
             self._ranks.join(groups, while_waiting)
 
     def reset(self) -> None:
-        """A new epoch: waits for what is under way, drops the results, forgets every row."""
+        """Starts a new epoch: waits for steps in flight, drops their results, and forgets every row."""
         if self._in_flight and self._ranks is not None:
-            # They may wait for a rank that has died; and nobody wants what they say.
+            # The steps may wait for a rank that has died, and their results are not wanted.
             self._ranks.leave()
         self._in_flight.clear()
         self._engine.reset()
@@ -123,10 +123,10 @@ class GpuRunner:
         self._failed_sequences.clear()
 
     def begin(self, plan: step_pb2.StepPlan) -> "GpuResult":
-        """Gives the device a step, and waits for nothing. Epoch, step number and digest are the caller's to check.
+        """Queues a step on the device without waiting. The caller checks epoch, step number and digest.
 
-        Raises PlanError, before the device is given anything, for a plan that contradicts what the rows hold: results
-        of the steps before it can still be taken, and then only `reset` may follow.
+        Raises PlanError, before anything is queued, if the plan contradicts what the rows hold: results of earlier
+        steps can still be taken, and then only `reset` may follow.
         """
         rows = self._rows
         if self._ranks is not None:
@@ -152,11 +152,11 @@ class GpuRunner:
         return result
 
     def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:
-        """`begin`, and the result at once."""
+        """Begins a step, waits for it, and returns its result."""
         return self.begin(plan).result()
 
     def warm_up(self) -> None:
-        """Runs a prefill and a decode through the real step, so that the first request finds everything allocated."""
+        """Runs a prefill and a decode through the real step, so that everything is allocated for the first request."""
         for plan in warm_up_plans(self._rows):
             self.execute(plan)
         self.reset()
@@ -166,8 +166,8 @@ class GpuRunner:
         named = self._unsettled_rows.intersection([*decode_rows, *plan.rows])
         if named:
             raise PlanError(
-                f"rows: row {min(named)} is named in step {plan.step}, but a step with drafts of it is under way; it "
-                f"can be planned again once the result of that is taken"
+                f"rows: row {min(named)} is named in step {plan.step}, but an earlier step with drafts of that row is "
+                f"in flight; plan the row again once that step's result is taken"
             )
 
     def _remember(self, plan: step_pb2.StepPlan, scheduled: Scheduled, gathered: Gathered) -> BegunStep:
@@ -205,7 +205,7 @@ class GpuRunner:
         )
 
     def _append_unknown(self, step: BegunStep) -> None:
-        """Rows without drafts know a token more from here on, though only the device can tell which."""
+        """Appends one token, which only the device knows, to rows without drafts; rows with drafts become unsettled."""
         if step.num_drafts_N is None:
             self._rows.append_unknown(step.rows_N)
             return
@@ -213,7 +213,7 @@ class GpuRunner:
         self._unsettled_rows.update(step.rows_N[step.num_drafts_N > 0].tolist())
 
     def take(self, result: "GpuResult") -> step_pb2.StepResult:
-        """Waits for the step and says what it gave. Raises whatever made it fail."""
+        """Waits for the step and returns its result. Raises the error that made it fail."""
         assert self._in_flight, "no result is awaited; a reset has dropped it"
         assert self._in_flight[0] is result, "results are taken in the order of the steps"
         outputs, step = result.engine_step.wait(), result.step
@@ -221,12 +221,12 @@ class GpuRunner:
         if step.num_drafts_N is not None:
             self._settle(step, step.num_drafts_N, outputs)
         taken = step.result(outputs, self._failed(step, outputs))
-        # Results of earlier steps, which might name them, were taken before.
+        # Results of earlier steps, which might name these sequences, were taken before.
         self._failed_sequences.difference_update(step.freed_sequences)
         return taken
 
     def _failed(self, step: BegunStep, outputs: StepOutputs) -> np.ndarray:
-        """Which of a step's sampling rows had logits that were not finite, in it or before."""
+        """Returns which of the step's sampling rows had logits that were not finite, in this step or before."""
         is_said = np.arange(outputs.tokens_ND1.shape[1]) < outputs.counts_N[:, None]
         failed_N = ((outputs.tokens_ND1 < 0) & is_said).any(1)
         if failed_N.any():
@@ -236,7 +236,7 @@ class GpuRunner:
         return failed_N
 
     def _settle(self, step: BegunStep, num_drafts_N: np.ndarray, outputs: StepOutputs) -> None:
-        """Rows that were begun with drafts, and still hold the same sequence, know now how many tokens they have."""
+        """Sets the number of tokens of rows that had drafts, if they still hold the same sequence."""
         rows, rows_N = self._rows, step.rows_N
         is_held_N = (rows.sequence_R[rows_N] == step.sequences_N) & (rows.num_tokens_R[rows_N] > 0)
         settled = np.flatnonzero(is_held_N & (num_drafts_N > 0))
@@ -249,7 +249,7 @@ class GpuRunner:
 
 
 class GpuResult:
-    """A worker.step.runner.PendingResult."""
+    """A worker.step.runner.PendingResult of a GpuRunner."""
 
     __slots__ = ("_runner", "engine_step", "step")
 
@@ -268,7 +268,7 @@ class GpuResult:
 
 
 def _prompt_scores(prompts: Sequence[ScoredPrompt]) -> PromptScores | None:
-    """Of all rows together, one after the other."""
+    """Concatenates the prompt logprobs that all rows ask for; None: no row asks."""
     tokens_P = [np.arange(len(prompt.targets_P)) + prompt.first_token for prompt in prompts]
     if not any(map(len, tokens_P)):
         return None

@@ -18,22 +18,24 @@ from worker.sampling.filters import DeviceFilters, SamplingKind
 from worker.sampling.gpu_logprobs import SLICE, write_logprobs
 from worker.step.inputs import StepInputs
 
-# New rows, on their way to the device: how they draw, and what each feature keeps of them.
+# New rows, staged for the device: their filters, and their entries in the features' tables.
 StagedRows = tuple[Sequence[Part], Sequence[tuple[Table[Any], Staged]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowDrafts:
-    """int32."""
+    """The drafts of a step. int32."""
 
-    starts_N: np.ndarray  # a row's first position among L
+    starts_N: np.ndarray  # each row's first position in L
     counts_N: np.ndarray
     drafts_ND: np.ndarray  # -1 where a row has fewer
-    drafts_LD: np.ndarray  # those before each position; -1 where there are fewer
+    drafts_LD: np.ndarray  # the row's drafts before each position; -1 where there are fewer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredPositions:
+    """The positions of a step at which tokens are sampled."""
+
     rows_N: np.ndarray  # int32
     rows_L: np.ndarray  # int32
     output_positions_L: np.ndarray  # int32, of the token that is chosen
@@ -72,13 +74,13 @@ class ScoredPositions:
 
 
 class Demands:
-    """Of all rows. Those of free rows mean nothing."""
+    """The sampling kind and the logprobs of all rows. Entries of free rows are undefined."""
 
     def __init__(self, num_rows: int) -> None:
         self._kind_R = np.zeros(num_rows, np.int8)
-        # -1: none.
+        # -1: the row wants none.
         self.num_logprobs_R = np.full(num_rows, -1, np.int32)
-        # Rows that are more than greedy, and rows with logprobs: in many steps there are none.
+        # Rows that are more than greedy, and rows with logprobs; empty in many steps.
         self._drawing_rows: set[int] = set()
         self._asking_rows: set[int] = set()
 
@@ -87,7 +89,7 @@ class Demands:
         self._asking_rows.discard(row)
 
     def take(self, new: RowSampling) -> None:
-        """A row that is free."""
+        """Stores the demands of a new row."""
         kind = SamplingKind.of(new)
         if kind is not SamplingKind.GREEDY:
             self._drawing_rows.add(new.row)
@@ -97,49 +99,50 @@ class Demands:
             self._asking_rows.add(new.row)
 
     def kind(self, rows_N: np.ndarray) -> SamplingKind:
-        """The least that serves all these rows."""
+        """Returns the lowest kind that serves all these rows."""
         return SamplingKind(self._kind_R[rows_N].max(initial=0)) if self._drawing_rows else SamplingKind.GREEDY
 
     def asking(self, rows_L: np.ndarray) -> np.ndarray:
-        """Indices of rows that want logprobs."""
+        """Returns the indices of rows that want logprobs."""
         return np.flatnonzero(self.num_logprobs_R[rows_L] >= 0) if self._asking_rows else rows_L[:0].astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsSlice:
-    """Positions start : end, whose logits exist at once. Of adjusted and asked ones SLICE at a time."""
+    """Positions start : end of a step, whose logits exist at once. Its adjusted positions, and those with logprobs, are
+    split into parts of SLICE."""
 
     start: int
     end: int
     adjusted: Sequence[AdjustedPositions]
-    # int64 indices, from start on, and the place of the first among the step's logprobs.
+    # int64 indices, relative to start, and the place of the first among the step's logprobs.
     asked: Sequence[tuple[Part, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSampling:
-    """What one step takes, on its way to the device."""
+    """The sampling inputs of one step, staged for the device."""
 
     kind: SamplingKind
     slices: Sequence[LogitsSlice]
-    # Where a row is adjusted: -1.
+    # -1 where the logits are adjusted.
     sampled_rows_L: np.ndarray
     # starts_N, counts_N, drafts_ND.
     drafts: tuple[Part, Part, Part] | None
-    # Of tables to which it is something what rows say.
+    # Inputs of `Table.count`, for tables that depend on sampled tokens.
     counts: Sequence[tuple[Table[Any], Part]]
     asked: AskedLogprobs | None
 
 
 class Sampler:
-    """Of all permanent rows."""
+    """Chooses the tokens of all permanent rows."""
 
     def __init__(self, device: torch.device, rows: DeviceRows, *, max_rows: int, max_tokens: int, vocab_size: int):
         self._rows, self._vocab_size = rows, vocab_size
         self._demands = Demands(max_rows)
         self._adjustments = AdjustmentTables(device, num_rows=max_rows, vocab_size=vocab_size)
         self._filters = DeviceFilters(device, max_rows)
-        # What was chosen at each position.
+        # The token chosen at each position.
         self.tokens_L = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         self._ones_N = torch.ones(max_rows, dtype=torch.int32, device=device)
 
@@ -151,7 +154,7 @@ class Sampler:
             self._adjustments.free(row)
 
     def stage_rows(self, new_rows: Sequence[RowSampling], slot: StepSlot) -> StagedRows | None:
-        """Rows that are free; for `write_rows`. None: there are none."""
+        """Stages new rows, which must be free, for `write_rows`; None: there are none."""
         for new in new_rows:
             self._demands.take(new)
         if not new_rows:
@@ -160,7 +163,7 @@ class Sampler:
         return self._filters.add(new_rows, slot), self._adjustments.add(adjustments, slot)
 
     def stage(self, scored: ScoredPositions, slot: StepSlot, slice_size: int) -> StepSampling:
-        """slice_size: positions whose logits exist at once."""
+        """Stages the sampling inputs of a step. slice_size: positions whose logits exist at once."""
         adjusts_L = self._adjustments.needed(scored.rows_L, scored.output_positions_L)
         asked_Q = self._demands.asking(scored.rows_L)
         drafts = scored.drafts
@@ -204,7 +207,7 @@ class Sampler:
             self._adjustments.write(adjustments)
 
     def choose_adjusted(self, sampling: StepSampling, part: LogitsSlice, logits_LV: torch.Tensor) -> None:
-        """logits_LV: of the slice; not changed."""
+        """Chooses tokens at the slice's adjusted positions. logits_LV: of the slice; not changed."""
         tokens_L = self.tokens_L[part.start : part.end]
         for positions in part.adjusted:
             logits_AV = logits_LV[positions.indices_A.tensor].float()
@@ -223,30 +226,30 @@ class Sampler:
         output_positions_L: torch.Tensor,
         first: int = 0,
     ) -> None:
-        """Of a slice that begins with position `first`; positions whose row is -1 are left as they are."""
+        """Chooses tokens of a slice that begins with position `first`; leaves positions whose row is -1 as they are."""
         tokens_L = self.tokens_L[first : first + len(logits_LV)]
         self._filters.apply(kind, logits_LV, sampled_rows_L, output_positions_L, tokens_L)
 
     def take_likeliest(self, ids_L: torch.Tensor, logits_L: torch.Tensor, rows_L: torch.Tensor, first: int = 0) -> None:
-        """`choose` of greedy rows, for which this was found already: int64 ids, and their float32 logits."""
+        """Replaces `choose` for greedy rows whose likeliest tokens are known: int64 ids, and their float32 logits."""
         tokens_L = self.tokens_L[first : first + len(ids_L)]
         chosen_L = torch.where(logits_L.isfinite(), ids_L, -1).int()
         tokens_L.copy_(torch.where(rows_L >= 0, chosen_L, tokens_L))
 
     def score(self, part: LogitsSlice, logits_LV: torch.Tensor, layout: ResultLayout, results: torch.Tensor) -> None:
-        """Logprobs of what was chosen, into the results."""
+        """Writes logprobs of the chosen tokens to the results."""
         tokens_L = self.tokens_L[part.start : part.end]
         for indices_Q, first in part.asked:
-            # -1 where there was no choice; whatever is written there is of no use.
+            # -1 marks a row whose logits were not finite; its logprobs are never read.
             chosen_Q = tokens_L[indices_Q.tensor].long().clamp_(min=0)
             write_logprobs(logits_LV[indices_Q.tensor], chosen_Q, layout.sampled_of(results), first)
 
     def remember(self, rows_N: torch.Tensor) -> None:
-        """Of rows without drafts: one position each."""
+        """Stores the last tokens of rows without drafts, which have one position each."""
         remember_tokens(self._rows.last_tokens_R, rows_N, self.tokens_L[: len(rows_N)])
 
     def verify(self, sampling: StepSampling, rows_N: torch.Tensor, layout: ResultLayout, results: torch.Tensor) -> None:
-        """Of rows with drafts: what they say, into the results, and remembered."""
+        """Verifies drafts: writes the rows' tokens to the results, and stores each row's last one."""
         assert sampling.drafts is not None
         starts_N, num_drafts_N, drafts_ND = (part.tensor for part in sampling.drafts)
         tokens_ND1, counts_N = layout.tokens_of(results), layout.counts_of(results)
@@ -254,7 +257,7 @@ class Sampler:
         remember_tokens(self._rows.last_tokens_R, rows_N, tokens_ND1, counts_N)
 
     def finish(self, sampling: StepSampling, layout: ResultLayout, results: torch.Tensor) -> None:
-        """Puts the tokens into the results, and counts them where features do."""
+        """Writes the tokens to the results, and counts them in features that depend on them."""
         tokens_ND1 = layout.tokens_of(results)
         if not (layout.has_counts or layout.is_only_tokens):
             tokens_ND1.copy_(self.tokens_L[: layout.num_rows, None])

@@ -1,5 +1,5 @@
-"""Host memory for the KV of sequences that were preempted by swap, beside a KV cache on a GPU: copies are ordered on
-the device, and the host waits for none of them.
+"""Host memory for the KV of sequences that were preempted by swap, beside a KV cache on a GPU. Copies are ordered on
+the device; the host never waits for them.
 
 Shape suffixes: C blocks.
 """
@@ -20,40 +20,40 @@ class CopyEvent(Protocol):
     """The end of a swap's copies."""
 
     def wait(self) -> None:
-        """Work that the device is given from here on waits for it."""
+        """Makes later work on the device wait for the copies."""
         ...
 
     def query(self) -> bool:
-        """Whether they are done."""
+        """Returns True if the copies are done."""
         ...
 
 
 class Swap(Protocol):
-    """What kernels.kv_cache.swap.torch_gpu.BlockSwap does: copies in order, after what the device was given before."""
+    """The interface of kernels.kv_cache.swap.torch_gpu.BlockSwap: copies in order, after all earlier device work."""
 
     def swap_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> CopyEvent: ...
     def swap_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> CopyEvent: ...
 
 
 class GpuSwapSpace:
-    """Host blocks, numbered from 0, each of all layers of a KV cache. What a free one holds means nothing."""
+    """Host blocks for swapped KV, numbered from 0; each spans all layers of the KV cache. Free blocks hold garbage."""
 
     def __init__(self, kv_cache: KVCache, device: Device, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        # Of those that can be given out.
+        # The last KV block that can be allocated.
         self.last_block = kv_cache.num_blocks - 1
         self._swap = _swap(kv_cache.layers, device, num_blocks) if num_blocks else None
-        # Blocks whose copies may be under way.
+        # Blocks whose copies to the host may be in flight.
         self._leaving: list[tuple[np.ndarray, CopyEvent]] = []
 
     def apply(self, swaps: PlannedSwaps | None, taken_blocks_C: np.ndarray) -> None:
-        """Copies blocks out, then others in, beside the steps that follow. These wait for what comes in, and, if
-        somebody takes blocks that are leaving, for those.
+        """Copies blocks out, then others in. Later steps wait for the blocks that come in, and for blocks that go out
+        only if a row takes them.
 
         taken_blocks_C: int64, blocks that rows get by the same plan.
         """
         if swaps is not None:
-            assert self._swap is not None, "num_host_blocks of 0 lets no swap pass"
+            assert self._swap is not None, "planned_swaps refuses every swap if num_host_blocks is 0"
             if len(swaps.out_blocks):
                 event = self._swap.swap_out(swaps.out_blocks.tolist(), swaps.out_host_blocks.tolist())
                 self._leaving.append((swaps.out_blocks, event))
@@ -66,7 +66,7 @@ class GpuSwapSpace:
                     event.wait()
 
     def forget(self) -> None:
-        """No copy is under way any more."""
+        """Forgets all copies; call it when none is in flight."""
         self._leaving.clear()
 
 
@@ -77,7 +77,7 @@ def _swap(layers: list[torch.Tensor], device: Device, num_blocks: int) -> Swap:
 
 
 class _SwapAtOnce:
-    """Where a CPU stands in for a GPU."""
+    """A Swap that copies immediately, where a CPU stands in for a GPU."""
 
     def __init__(self, device_layers: list[torch.Tensor], host_layers: list[torch.Tensor]) -> None:
         self._device_layers, self._host_layers = device_layers, host_layers

@@ -24,17 +24,17 @@ from worker.weights.reader import Shape, WeightReader
 
 
 class QueryTemperature:
-    """What the queries of a step are multiplied by; worker.model_config.TemperatureConfig has the formula."""
+    """Factors for the queries of a step; worker.model_config.TemperatureConfig has the formula."""
 
     def __init__(self, config: ModelConfig, backend: Backend) -> None:
         self._config = None if config.irope is None else config.irope.temperature
         if self._config is not None:
-            # A table, for what a logarithm rounds to depends on where in a tensor it is computed.
+            # A table, because a logarithm may round differently at another position in a tensor.
             steps = torch.arange(config.max_position_embeddings // self._config.floor_scale + 1, dtype=torch.float32)
             self._table = (1 + self._config.scale * torch.log1p(steps)).to(backend.device)
 
     def __call__(self, positions_T: torch.Tensor, workspace: Workspace) -> torch.Tensor | None:
-        """float32 [T], in the workspace; None: no layer's queries grow. positions_T: below
+        """Returns float32 [T], in the workspace, or None if no layer has a temperature. positions_T: below
         max_position_embeddings."""
         if self._config is None:
             return None
@@ -44,12 +44,12 @@ class QueryTemperature:
 
 
 def heat_(q_THD: torch.Tensor, temperature_T: torch.Tensor) -> None:
-    """Multiplies each token's queries, in place."""
+    """Multiplies each token's queries by its temperature, in place."""
     q_THD.mul_(temperature_T[:, None, None])
 
 
 class ProjectionNorm:
-    """RMS norm of all heads of q, or of k, together. Ranks with a part of the heads each exchange them."""
+    """RMS norm over all heads of q, or of k, together. Ranks that split the heads gather them first."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ProjectionNorm:
         backend: Backend,
         reorder: Callable[[str, torch.Tensor], torch.Tensor],
     ) -> None:
-        """name: of its tensor, such as model.layers.3.self_attn.q_norm."""
+        """name: the norm's tensor, such as model.layers.3.self_attn.q_norm."""
         shard = backend.shard
         kind = name.removesuffix("_norm")[-1]
         ranks = [LocalHeads(config, replace(shard, rank=rank)) for rank in range(shard.size)]
@@ -67,7 +67,7 @@ class ProjectionNorm:
         own = ranks[shard.rank]
         width, first = rows[0].stop - rows[0].start, own.rows_of("q").stop - own.rows_of("q").start
         self._columns = slice(0, width) if kind == "q" else slice(first, first + width)
-        # If ranks hold the same heads, each is there as often: the mean stays as it is.
+        # If several ranks hold the same heads, each head occurs equally often, so the mean does not change.
         self._own = slice(shard.rank * width, (shard.rank + 1) * width)
         self._buffer = f"normed {kind}"
 
@@ -78,7 +78,7 @@ class ProjectionNorm:
         self._norm = Norm(name, config.rms_norm_eps, reader, backend, reorder=of_all_ranks)
 
     def norm_(self, qkv_TF: torch.Tensor) -> None:
-        """Norms the projection's columns, in place."""
+        """Norms this projection's columns, in place."""
         context = current()
         x_TN = qkv_TF[:, self._columns]
         whole_TN = x_TN
@@ -89,8 +89,8 @@ class ProjectionNorm:
 
 
 class Attention:
-    """One layer's attention. prefix, norm: of its tensors, such as model.layers.3.self_attn and
-    model.layers.3.input_layernorm; None: there is no norm before attention. added_norm: what the result goes through
+    """One layer's attention. prefix, norm: names of its tensors, such as model.layers.3.self_attn and
+    model.layers.3.input_layernorm; norm is None if there is none before attention. added_norm: applied to the result
     before it is added."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Attention:
             shape = local.shape
             head_norm_HD = torch.cat((q_D.expand(shape.num_heads, -1), k_D.expand(shape.num_kv_heads, -1)))
         elif irope is not None and irope.has_head_norm(layer):
-            # The model has it behind rope, which leaves a head as long as it was.
+            # The model norms heads after rope; doing it before is the same, since rope keeps a head's length.
             head_norm_HD = torch.ones(local.shape.num_heads + local.shape.num_kv_heads, config.head_size)
         self._rope_cache_write = RopeCacheWrite(
             backend,
@@ -152,7 +152,7 @@ class Attention:
 
     @staticmethod
     def shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:
-        """The tensors under the prefix."""
+        """Returns the shapes of the tensors under the prefix, by name."""
         hidden, q, kv = config.hidden_size, config.num_heads * config.head_size, config.num_kv_heads * config.head_size
         linears = {"q_proj": (hidden, q), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (q, hidden)}
         bias = ("q_proj", "k_proj", "v_proj") if config.qkv_bias else ()
@@ -168,7 +168,7 @@ class Attention:
         return self._qkv.num_bytes + self._o.num_bytes
 
     def add_to_(self, x_TE: Stream) -> None:
-        """Adds the attention of the residual stream to it, in place; writes the tokens' KV."""
+        """Adds attention over the residual stream to the stream, in place, and writes the tokens' KV to the cache."""
         if not len(x_TE):
             return
         context, num_tokens = current(), len(x_TE)
@@ -196,7 +196,7 @@ class Attention:
 
 
 def kv_scales_of(reader: WeightReader, prefix: str, backend: Backend) -> KVScales | None:
-    """prefix: of an attention's tensors. None: the cache is not of e4m3."""
+    """Returns the layer's KV scales, or None if the cache is not e4m3. prefix: of the attention's tensors."""
     if backend.kv_cache_dtype is not torch.float8_e4m3fn:
         return None
     k, v = reader.kv_scale(prefix) or (1.0, 1.0)

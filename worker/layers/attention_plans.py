@@ -1,4 +1,4 @@
-"""A step's attention plans, one for each span that layers have."""
+"""A step's attention plans: one for each attention span in the model."""
 
 from kernels.attention.latent import MlaPlanner, TritonMlaPlan
 from kernels.attention.paged import AttentionPlanner, TritonAttentionPlan
@@ -20,7 +20,7 @@ class CpuAttentionPlans:
             self._planners = {span: AttentionPlanner(backend, heads, *span) for span in config.attention_spans}
 
     def __call__(self, batch: InputBatch, kv_cache: KVCache) -> dict[AttentionSpan, AttentionPlan]:
-        """Good until the next step's are made."""
+        """Returns the step's plans, valid until the next call."""
         context = batch.max_blocks * kv_cache.block_size
         for planner in self._planners.values():
             planner.reserve(num_queries=batch.max_tokens, num_rows=batch.max_rows, context=context)
@@ -50,7 +50,7 @@ class GpuAttentionPlans:
         self._plans: dict[AttentionSpan, AttentionPlan] = dict(self._updated.items())
 
     def __call__(self, batch: GpuBatch) -> dict[AttentionSpan, AttentionPlan]:
-        """The same objects in each step."""
+        """Updates the plans for the step and returns them: the same objects in each step."""
         for plan in self._updated.values():
             plan.update(
                 query_starts=batch.query_starts,
@@ -63,6 +63,6 @@ class GpuAttentionPlans:
 
 
 def _latent_shape(config: ModelConfig, latent: LatentConfig, backend: Backend) -> LatentShape:
-    """Of a rank."""
+    """Returns the shape of one rank's part."""
     heads = backend.shard.of(config.num_heads, "num_attention_heads")
     return latent.shape(heads.stop - heads.start)

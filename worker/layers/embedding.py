@@ -12,15 +12,16 @@ from worker.layers.forward_context import Workspace, current
 
 
 class Embedding:
-    """A tensor-parallel rank has those of a part of the vocabulary, and zeros for other ids; the ranks add up."""
+    """The token embeddings. A tensor-parallel rank holds a part of the vocabulary and gives zeros for other ids; the
+    sum over the ranks is the result."""
 
     def __init__(self, table_VE: torch.Tensor, backend: Backend, *, scale: float = 1.0) -> None:
-        """table_VE: of the whole vocabulary, in the model's dtype. scale: that each number is multiplied by, rounded
-        to that dtype first, as models with a scale were trained."""
+        """table_VE: the whole vocabulary, in the model's dtype. scale: multiplies each number; it is rounded to that
+        dtype first, as in the training of models with a scale."""
         self._first_id, self._scale = 0, torch.tensor(scale, dtype=table_VE.dtype).item()
         if backend.shard.size > 1:
             part = backend.shard.covering(len(table_VE), "vocab_size")
-            # A copy, so that the whole is not kept.
+            # A copy: a view would keep the whole table in memory.
             table_VE, self._first_id = table_VE[part].clone(), part.start
         self._table_VE, self._kernels = table_VE.to(backend.device), backend.native
         self._on_gpu, self._is_part = backend.gpu is not None, backend.shard.size > 1
@@ -30,8 +31,8 @@ class Embedding:
         return self._table_VE.nbytes
 
     def __call__(self, token_ids_T: torch.Tensor, workspace: Workspace) -> Stream:
-        """The beginning of the residual stream, [T, E], in the workspace. On a GPU a negative id, as padding has it,
-        gives zeros."""
+        """Returns the initial residual stream, [T, E], in the workspace. On a GPU, negative ids (padding) give
+        zeros."""
         num_tokens, hidden_size = len(token_ids_T), self._table_VE.shape[1]
         x_TE = workspace.take("residual", num_tokens, hidden_size, dtype=torch.float32)
         if self._on_gpu:

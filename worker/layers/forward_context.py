@@ -1,6 +1,6 @@
-"""What all layers of one forward pass share: the workspace, the KV cache, attention plans, groups.
+"""The state that all layers of one forward pass share: the workspace, the KV cache, attention plans, groups.
 
-It is made once a step and entered with `with`, never nested; layers read it with `current()`.
+A context is made once per step and entered with `with`, never nested; layers read it with `current()`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,16 +20,17 @@ from worker.parallel.groups import Group, Groups
 
 
 class ExpertLoad:
-    """Of each layer that has a mixture. Ranks that share experts count the tokens of all of them, each by itself."""
+    """Tokens per expert, for each layer with a mixture of experts. Every rank counts the tokens of all ranks that share
+    its experts."""
 
     def __init__(self, config: ExpertsConfig, layers: Iterable[int]) -> None:
-        """layers: of this rank's stage."""
+        """layers: those of this rank's stage."""
         self.num_experts = config.num_experts
-        # int64, read by other threads.
+        # int64; other threads read it.
         self.tokens_N = {layer: np.zeros(config.num_experts, np.int64) for layer in layers if config.layers[layer]}
 
     def count(self, layer: int, experts: torch.Tensor) -> None:
-        """experts: int64 of any shape, that of a token and a choice in each; -1 where there is none."""
+        """Adds one token for each entry. experts: int64 of any shape, one expert per token and choice; -1: none."""
         self.tokens_N[layer] += np.bincount(experts.numpy().ravel() + 1, minlength=self.num_experts + 1)[1:]
 
     def clear(self) -> None:
@@ -37,49 +38,49 @@ class ExpertLoad:
             tokens_N[:] = 0
 
     def imbalance(self, layer: int) -> float:
-        """Tokens of the layer's busiest expert, over the mean. 1: all get as many; also before there are any."""
+        """Tokens of the layer's busiest expert, divided by the mean. 1: perfectly even, or no tokens yet."""
         tokens_N = self.tokens_N[layer]
         return float(tokens_N.max() / tokens_N.mean()) if tokens_N.any() else 1.0
 
 
 class Workspace:
-    """Buffers by name, all for the same number of rows.
+    """Buffers by name, all with the same number of rows.
 
-    A buffer stays where it is until more rows are reserved than ever before: `memory` is then another object.
+    A buffer keeps its address until more rows are reserved than ever before; then `memory` is a new object.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._device = backend.device
-        # Of what linears and attention give. PyTorch's on a CPU put it elsewhere.
+        # The dtype of results of linears and attention. (PyTorch's linears on a CPU do not write them here.)
         self._dtype = torch.float32 if backend.gpu is None else backend.compute_dtype
-        # On a GPU a batch may end in padding, for which attention leaves its result as it was. Whatever that is goes
-        # through the layers, and is to be finite.
+        # On a GPU, a batch may end in padding, for which attention does not write its result. The old contents then
+        # pass through the layers, so they must be finite.
         self._new = torch.empty if backend.gpu is None else torch.zeros
         self._num_rows = 0
         self._buffers: dict[str, torch.Tensor] = {}
-        # What was taken last of each buffer: in most steps as much as in the one before.
+        # The last view taken of each buffer: most steps take as many rows as the step before.
         self._taken: dict[str, torch.Tensor] = {}
 
     @property
     def memory(self) -> object:
-        """The same object as long as every buffer stays where it is."""
+        """The same object for as long as every buffer keeps its address."""
         return self._buffers
 
     def reserve(self, num_rows: int) -> None:
-        """Makes room for so many rows. All buffers are lost if there was less."""
+        """Makes room for num_rows rows. Drops all buffers if there was less room."""
         if num_rows > self._num_rows:
-            # Powers of 2, so that batches that grow row by row do not get new memory each time. On a GPU the most rows
-            # that there will be are reserved at once.
+            # Powers of 2, so that batches that grow row by row do not reallocate each time. On a GPU, the first
+            # reservation is for the largest batch.
             self._num_rows = num_rows if self._device.type == "cuda" else 1 << (num_rows - 1).bit_length()
             self._buffers, self._taken = {}, {}
 
     def take(self, name: str, num_rows: int, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The first num_rows rows of a buffer, [num_rows, *shape] and contiguous, with whatever was last put there.
-        Shape and dtype are the name's; None: as linears and attention give it."""
+        """Returns the first num_rows rows of a buffer, [num_rows, *shape] and contiguous, with their old contents. A
+        name always has the same shape and dtype. dtype None: that of results of linears and attention."""
         taken = self._taken.get(name)
         if taken is not None and len(taken) == num_rows:
             return taken
-        assert num_rows <= self._num_rows, "rows are reserved first"
+        assert num_rows <= self._num_rows, "reserve() must be called first"
         buffer = self._buffers.get(name)
         if buffer is None:
             buffer = self._new(self._num_rows, *shape, dtype=dtype or self._dtype, device=self._device)
@@ -94,7 +95,7 @@ Attend = Callable[[], torch.Tensor]
 
 
 def call(attend: Attend) -> torch.Tensor:
-    """Without graphs of pieces."""
+    """Calls `attend` directly: there are no graphs of pieces."""
     return attend()
 
 
@@ -102,14 +103,14 @@ _NOBODY_ELSE = Groups()
 
 
 class Pieces(Protocol):
-    """Graphs of a forward pass that is cut at its attentions."""
+    """Graphs of a forward pass that is cut at each attention."""
 
     def run(self, body: Callable[[], object]) -> None:
-        """Does what `body` does: by running it, or by replaying what it did when it was captured."""
+        """Runs `body`, or replays what it did when it was captured."""
         ...
 
     def between_graphs(self, attend: Attend) -> torch.Tensor:
-        """Called by `body`, see `ForwardContext.between_graphs`."""
+        """Runs `attend` outside any graph; called by `body`, see `ForwardContext.between_graphs`."""
         ...
 
 
@@ -118,15 +119,15 @@ class ForwardContext:
     kv_cache: KVCache
     # int64 [T]: where each token's KV is written.
     slots_T: torch.Tensor
-    # For kernels.kv_cache.write: of each of ModelConfig.ropes.
+    # For kernels.kv_cache.write: one for each of ModelConfig.ropes.
     cos_sin_tables: tuple[torch.Tensor, ...]
     attention_plans: dict[AttentionSpan, AttentionPlan]
-    # float32 [T], that queries of some layers are multiplied by; None: no layer's are.
+    # float32 [T]: factors for the queries of some layers; None: no layer has any.
     query_temperature_T: torch.Tensor | None = None
-    # For what layers compute on the way, with room for all tokens.
+    # Intermediate results of layers, with room for all tokens.
     workspace: Workspace
-    # Layers have their attention called by this: graphs of pieces end before it and begin anew after it. What is
-    # called reads `current()`, for it is called again in later steps; its result is in the workspace.
+    # Calls a layer's attention: graphs of pieces end before it, and the next one begins after it. The callable must
+    # read `current()` itself, because later steps call it again; its result is in the workspace.
     between_graphs: Callable[[Attend], torch.Tensor] = call
     groups: Groups = _NOBODY_ELSE
     # Tokens of the step at each replica of groups.data.
@@ -148,7 +149,7 @@ _current: ContextVar[ForwardContext | None] = ContextVar("forward pass", default
 
 
 def current() -> ForwardContext:
-    """The context of the forward pass that runs now, on this thread."""
+    """The context of the forward pass that runs on this thread."""
     context = _current.get()
     assert context is not None, "a layer was called outside of a forward pass"
     return context

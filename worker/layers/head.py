@@ -1,4 +1,4 @@
-"""The output head: logits of the vocabulary, of which each tensor-parallel rank has a part.
+"""The output head: logits of the vocabulary, which is split over the tensor-parallel ranks.
 
 Legend: S tokens whose logits are wanted, E hidden size, V vocabulary, P a rank's part of it (the last rank's may be
 smaller), R ranks.
@@ -12,8 +12,8 @@ from worker.parallel.groups import Group
 
 
 class OutputHead:
-    """Takes rows of the residual stream after the last layer; the model's last norm goes with it. group: the ranks that
-    share the vocabulary."""
+    """The model's last norm and its output projection. Takes rows of the residual stream after the last layer. group:
+    the ranks that share the vocabulary."""
 
     def __init__(self, linear: PackedLinear, vocab_size: int, backend: Backend) -> None:
         """linear: this rank's part, with the norm before it."""
@@ -24,7 +24,7 @@ class OutputHead:
         return self._linear.num_bytes
 
     def logits(self, hidden_SE: Stream, group: Group, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[S, V], float32 or, on a GPU, of the compute dtype. out: memory for the result, on a GPU."""
+        """Returns [S, V], float32 or, on a GPU, the compute dtype. out: memory for the result, on a GPU."""
         if not len(hidden_SE):
             return torch.empty(0, self._vocab_size, device=self._path.device)
         if group.size == 1:
@@ -37,23 +37,23 @@ class OutputHead:
     def argmax(
         self, hidden_SE: Stream, out: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The likeliest of this rank's part, see PackedLinear.argmax."""
+        """Returns the most likely tokens of this rank's part, as PackedLinear.argmax does."""
         return self._linear.argmax(hidden_SE, out)
 
     def write_part(self, hidden_SE: Residual, out_SP: torch.Tensor) -> None:
-        """On a GPU: this rank's logits, the first columns of `out`."""
+        """On a GPU: writes this rank's logits into the first columns of out_SP."""
         self._linear(hidden_SE, out_SP[:, : self._linear.num_outputs])
 
     def gather(self, part_SP: torch.Tensor, out_SV: torch.Tensor, group: Group) -> None:
-        """[S, V] of the parts that all ranks have written, all as wide."""
+        """Fills out_SV [S, V] from the parts that the ranks have written, all of the same width."""
         parts_RSP = group.gather(part_SP)
         width = part_SP.shape[1]
         for first, part in zip(range(0, self._vocab_size, width), parts_RSP, strict=True):
             out_SV[:, first : first + width].copy_(part[:, : self._vocab_size - first])
 
     def likeliest(self, part_SP: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-        """On a GPU: the likeliest token of the whole vocabulary (int64 [S]) and its logit (float32 [S]), from the part
-        of it that each rank has written; see kernels.sampling.triton.greedy."""
+        """On a GPU: returns the most likely tokens of the whole vocabulary (int64 [S]) and their logits (float32 [S]),
+        from the parts that the ranks have written; see kernels.sampling.triton.greedy."""
         from kernels.sampling.triton import greedy  # imports Triton
 
         ids_S, largest_S = greedy(part_SP[:, : self._linear.num_outputs])
@@ -62,24 +62,24 @@ class OutputHead:
     def likeliest_of_all(
         self, ids_S: torch.Tensor, largest_S: torch.Tensor, group: Group
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The likeliest of the vocabulary from the likeliest of each rank's part of it, the lowest among equals."""
+        """Returns the most likely tokens of the vocabulary, given those of each rank's part; the lowest id on ties."""
         if group.size == 1:
             return ids_S, largest_S
         first_id = group.rank * self._part_size(group)
-        # A logit travels as its bits.
+        # Logits are sent as their bits, in one tensor with the ids.
         both_2S = torch.stack((ids_S + first_id, largest_S.view(torch.int32).long()))
         ids_RS, bits_RS = group.gather(both_2S).unbind(1)
         largest_RS = bits_RS.int().view(torch.float32)
-        # The first rank of equals; a NaN before all numbers.
+        # On ties the first rank wins; NaN beats all numbers.
         best_1S = largest_RS.argmax(0, keepdim=True)
         return ids_RS.gather(0, best_1S)[0], largest_RS.gather(0, best_1S)[0]
 
     def _part_size(self, group: Group) -> int:
-        """Tokens of a rank; the last one may have fewer."""
+        """Vocabulary entries of a rank; the last rank may have fewer."""
         return -(-self._vocab_size // group.size)
 
     def _gathered(self, logits_SP: torch.Tensor, group: Group) -> torch.Tensor:
-        """[S, V] from each rank's part of the vocabulary."""
+        """Returns [S, V], gathered from all ranks' parts of the vocabulary."""
         missing = self._part_size(group) - logits_SP.shape[1]
         if missing:
             logits_SP = torch.nn.functional.pad(logits_SP, (0, missing))

@@ -1,4 +1,4 @@
-"""The KV cache: its blocks, and the heads that a rank keeps in it."""
+"""The KV cache: its blocks, and the heads that a rank stores in it."""
 
 import math
 
@@ -42,7 +42,7 @@ class LocalHeads:
         )
 
     def rows_of(self, projection: str) -> slice:
-        """Outputs of q, k or v that are this rank's; of q also inputs of the output projection."""
+        """This rank's outputs of q, k or v; those of q are also its inputs of the output projection."""
         heads = self.heads if projection == "q" else self.kv_heads
         return slice(heads.start * self.head_size, heads.stop * self.head_size)
 
@@ -54,13 +54,13 @@ GPU_BLOCK_SIZES = (*BLOCK_SIZES, 64, 128)
 class KVCache:
     """KV blocks of all layers of a stage.
 
-    A layer's cache is [num_blocks, block_size, 2, num_kv_heads, head_size], and a block is one contiguous run. In which
-    order the numbers of a block lie is the business of the kernels that write and read them: PyTorch's backend has
-    them as the shape says, a token's keys and values side by side; the C++ path as kernels/kv_cache/cache_layout.h
-    says. On a GPU it is [num_blocks, 2, num_kv_heads, block_size, head_size]: kernels/kv_cache/layout.py.
-    Of a model with latent attention it is [num_blocks, block_size, latent size + rope size], for all heads, on each
-    rank: kernels/kv_cache/layout.py.
-    Block 0 is the null block: block tables are padded with it, it is never given out, and it stays finite.
+    On a CPU, a layer's cache is [num_blocks, block_size, 2, num_kv_heads, head_size], and a block is one contiguous
+    run. The kernels decide the order of the numbers within a block: PyTorch's backend follows the shape, with a token's
+    keys and values side by side; the C++ path follows kernels/kv_cache/cache_layout.h.
+    On a GPU it is [num_blocks, 2, num_kv_heads, block_size, head_size]: kernels/kv_cache/layout.py.
+    With latent attention it is [num_blocks, block_size, latent size + rope size], for all heads, on each rank:
+    kernels/kv_cache/layout.py.
+    Block 0 is the null block: it pads block tables, is never allocated, and stays finite.
     """
 
     def __init__(self, config: ModelConfig, *, num_blocks: int, block_size: int, backend: Backend) -> None:
@@ -69,33 +69,33 @@ class KVCache:
         if block_size not in block_sizes:
             raise ValueError(f"block_size={block_size} must be one of {', '.join(map(str, block_sizes))}")
         if num_blocks < 2:
-            raise ValueError(f"num_blocks={num_blocks}: at least 2 are needed, the null block and one to give out")
+            raise ValueError(f"num_blocks={num_blocks}: at least 2 are needed, the null block and one to allocate")
         self.block_size = block_size
         numbers = backend.stage.layers(config.num_layers)
         self._first_layer = numbers.start
         dtype = backend.kv_cache_dtype
         block_shape = _block_shape(config, block_size, backend.shard, on_gpu=backend.gpu is not None)
-        # Zeros, not empty: attention multiplies masked entries by a weight of 0, which leaves NaN what it was. On a GPU
-        # what is masked is not read, but this takes the memory now, not in some step.
+        # Zeros, not empty: attention multiplies masked entries by a weight of 0, and 0 * NaN is NaN. On a GPU, masked
+        # entries are not read, but zeroing allocates the memory now rather than in some step.
         if backend.gpu is not None:
             self.layers = [torch.zeros((num_blocks, *block_shape), dtype=dtype, device=backend.device) for _ in numbers]
         else:
             self.layers = [huge_zeros((num_blocks, *block_shape), dtype) for _ in numbers]
 
     def of_layer(self, number: int) -> torch.Tensor:
-        """The cache of one of the stage's layers, which are numbered as in the whole model."""
+        """The cache of one of the stage's layers; layers are numbered as in the whole model."""
         return self.layers[number - self._first_layer]
 
     @property
     def num_blocks(self) -> int:
-        """Blocks, the null block included."""
+        """The number of blocks, including the null block."""
         return self.layers[0].shape[0]
 
     @staticmethod
     def block_bytes(
         config: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard = WHOLE, stage: Stage = ALL_LAYERS
     ) -> int:
-        """Bytes of one block over all layers of a stage, at a rank."""
+        """Bytes of one block over all layers of a stage, on one rank."""
         num_layers = len(stage.layers(config.num_layers))
         return num_layers * math.prod(_block_shape(config, block_size, shard)) * dtype.itemsize
 
@@ -109,9 +109,9 @@ class KVCache:
         shard: Shard = WHOLE,
         stage: Stage = ALL_LAYERS,
     ) -> int:
-        """Blocks, the null block included, that fit into num_bytes.
+        """Returns how many blocks, including the null block, fit into num_bytes.
 
-        Raises ValueError, naming the option, if those are fewer than 2.
+        Raises ValueError, naming the option, if fewer than 2 do.
         """
         size = KVCache.block_bytes(config, block_size, dtype, shard, stage)
         num_blocks = num_bytes // size
@@ -124,7 +124,7 @@ class KVCache:
 
 
 def _block_shape(config: ModelConfig, block_size: int, shard: Shard, *, on_gpu: bool = False) -> tuple[int, ...]:
-    """Of one layer's block, at a rank."""
+    """Returns the shape of one layer's block on one rank."""
     if config.latent is not None:
         return block_size, config.latent.entry_size
     num_kv_heads = LocalHeads(config, shard).shape.num_kv_heads

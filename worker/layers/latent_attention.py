@@ -1,11 +1,11 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-What is cached of a token is its latent, of which keys and values of all heads are linear functions, and one key part
-turned by rope. These functions are absorbed (appendix C there): q . (K latent) = (K^T q) . latent, and a sum of values
-is V of the sum of latents. So attention multiplies what is cached as it is, and all heads read the same.
+The cache holds, per token, a latent and one key part rotated by rope. Keys and values of all heads are linear functions
+of the latent. These functions are absorbed (appendix C there): q . (K latent) = (K^T q) . latent, and a sum of values
+is V of the sum of latents. So attention uses the cached latents directly, and all heads read the same ones.
 
-Legend: T tokens, E hidden size, H heads of this rank, N numbers of a head that rope leaves alone, R that it turns, L
-latent size, V value size, F outputs of the first projections.
+Legend: T tokens, E hidden size, H heads of this rank, N numbers of a head that rope does not rotate, R numbers that it
+does, L latent size, V value size, F outputs of the first projections.
 """
 
 from functools import partial
@@ -24,13 +24,13 @@ from worker.layers.residual import add_sum_of_ranks_
 from worker.model_config import AttentionSpan, LatentConfig, ModelConfig
 from worker.weights.reader import Shape, WeightReader
 
-# Of the norms of latents, in DeepSeek's own code as in transformers, whatever the config says of others.
+# The epsilon of the latents' norms, in DeepSeek's own code and in transformers, whatever rms_norm_eps the config has.
 _EPS = 1e-6
 
 
 class LatentAttention:
-    """One layer's attention. prefix, norm: of its tensors, such as model.layers.3.self_attn and
-    model.layers.3.input_layernorm. Ranks have a part of the heads each, and all of what makes latents."""
+    """One layer's attention. prefix, norm: names of its tensors, such as model.layers.3.self_attn and
+    model.layers.3.input_layernorm. Each rank has a part of the heads, and all of the projections that give latents."""
 
     def __init__(
         self, config: ModelConfig, layer: int, prefix: str, norm: str, reader: WeightReader, backend: Backend
@@ -62,7 +62,7 @@ class LatentAttention:
                 outputs=lambda name: queries,
             )
         self._latent_norm = Norm(f"{prefix}.kv_a_layernorm", _EPS, reader, backend)
-        # In floats: what is absorbed is not multiplied as it is stored.
+        # As floats: the absorbed weights are not multiplied in their stored (quantized) form.
         up_HL = reader(f"{prefix}.kv_b_proj.weight").unflatten(0, (config.num_heads, -1))[heads]
         keys_HNL, values_HVL = up_HL.split([latent.nope_size, latent.value_size], dim=1)
         self._absorbed_keys = HeadLinears(keys_HNL.transpose(1, 2), backend)
@@ -77,7 +77,7 @@ class LatentAttention:
 
     @staticmethod
     def shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:
-        """The tensors under the prefix."""
+        """Returns the shapes of the tensors under the prefix, by name."""
         latent, hidden = config.latent, config.hidden_size
         assert latent is not None
         queries, values = config.num_heads * latent.head_size, config.num_heads * latent.value_size
@@ -100,7 +100,7 @@ class LatentAttention:
         return sum(linear.num_bytes for linear in linears if linear is not None)
 
     def add_to_(self, x_TE: Stream) -> None:
-        """Adds the attention of the residual stream to it, in place; writes the tokens' latents."""
+        """Adds attention over the residual stream to the stream, in place, and writes the tokens' latents."""
         context, latent, num_tokens = current(), self._latent, len(x_TE)
         if not num_tokens:
             return
@@ -121,7 +121,7 @@ class LatentAttention:
         add_sum_of_ranks_(x_TE, lambda part_TE: self._o.add_to_(part_TE, o_THV.flatten(1)))
 
     def _queries(self, first_TF: torch.Tensor) -> torch.Tensor:
-        """[T, H, N + R]"""
+        """Returns [T, H, N + R]."""
         latent, take = self._latent, current().workspace.take
         q_TF = first_TF[:, : -latent.entry_size]
         if self._query is not None:
@@ -146,7 +146,7 @@ def _as_it_is(name: str, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _ordered(latent: LatentConfig, name: str, rows: torch.Tensor) -> torch.Tensor:
-    """With the pairs that rope turns side by side: in each query's head, and in the one key."""
+    """Puts the pairs that rope rotates side by side, in each query head and in the one key."""
     if name.endswith("q_a_proj"):
         return rows
     heads = rows.unflatten(0, (-1, latent.entry_size if name.endswith("kv_a_proj_with_mqa") else latent.head_size))

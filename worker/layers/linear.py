@@ -1,4 +1,4 @@
-"""Linear layers, loaded by the names of their weights; several fused where inputs are shared."""
+"""Linear layers, loaded by the names of their weights; layers with the same input are fused."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -26,11 +26,12 @@ def load_linear(
     outputs: Callable[[str], slice] | None = None,
     inputs: slice | None = None,
 ) -> PackedLinear:
-    """The layers `names` as one whose outputs lie side by side; `reorder` may move the outputs (dim 0) of each.
+    """Loads the layers `names` as one layer, their outputs side by side; `reorder` may move each layer's outputs
+    (dim 0).
 
-    norm: name of the RMS norm (with `eps`) that the input goes through first. gated: of two layers, the first is the
-    gate of the second, through `activation`. outputs: of each layer, this rank's part. inputs: this rank's part; then
-    what it computes is to be summed over the ranks, the first of which adds the bias.
+    norm: name of the RMS norm (with `eps`) that is applied to the input first. gated: of two layers, the first is the
+    gate of the second, through `activation`. outputs: this rank's part of each layer. inputs: this rank's part; the
+    results must then be summed over the ranks, and the first rank adds the bias.
     """
 
     def weight_of(name: str) -> Weight:
@@ -57,8 +58,8 @@ def load_linear(
 def load_head(
     reader: WeightReader, name: str, *, backend: Backend, norm: str, eps: float, outputs: slice | None = None
 ) -> PackedLinear:
-    """The output head, behind the model's last norm. name: of its weights, which may be the embeddings'. outputs: this
-    rank's part of the vocabulary."""
+    """Loads the output head, fused with the model's last norm. name: its weights, which may be the embeddings'.
+    outputs: this rank's part of the vocabulary."""
     norm_I = reader(norm).float()
 
     def weight() -> Weight:
@@ -79,7 +80,7 @@ def _packed(
     gated: bool,
     activation: Activation = "silu",
 ) -> PackedLinear:
-    """Of weights that an earlier start has packed, or of `weight()`."""
+    """Makes a layer of weights that an earlier start has packed, or else of `weight()`."""
     kept = reader.packed(names)
     linear = PackedLinear(
         weight() if kept is None else kept, bias_O, backend, norm_I=norm_I, eps=eps, gated=gated, activation=activation
@@ -92,7 +93,8 @@ def _packed(
 def linear_shapes(
     prefix: str, linears: Mapping[str, tuple[int, int]], *, bias: Collection[str] = ()
 ) -> dict[str, Shape]:
-    """The tensors of linear layers under a prefix. linears: inputs and outputs by name. bias: those that have one."""
+    """Returns the shapes of linear layers' tensors under a prefix. linears: inputs and outputs, by name. bias: the
+    layers that have one."""
     shapes: dict[str, Shape] = {}
     for name, (inputs, outputs) in linears.items():
         shapes[f"{prefix}.{name}.weight"] = (outputs, inputs)
@@ -102,11 +104,11 @@ def linear_shapes(
 
 
 class HeadLinears:
-    """y[t, h] = weight[h] x[t, h]."""
+    """One linear layer per head: y[t, h] = weight[h] x[t, h]."""
 
     def __init__(self, weight_HOI: torch.Tensor, backend: Backend) -> None:
-        """weight_HOI: of the model's dtype. On backends whose result does not depend on the batch, heads are
-        multiplied one by one, for a product of batches of matrices does."""
+        """weight_HOI: in the model's dtype. Batch-invariant backends multiply heads one by one, because the result of
+        a batched matrix product depends on the batch."""
         self._linears: list[PackedLinear] = []
         self._weight_HIO: torch.Tensor | None = None
         if backend.native is not None or (backend.gpu is not None and backend.gpu.batch_invariant):
@@ -121,7 +123,7 @@ class HeadLinears:
         return sum(linear.num_bytes for linear in self._linears)
 
     def __call__(self, x_THI: torch.Tensor, out_THO: torch.Tensor) -> None:
-        """Both of any strides."""
+        """Writes the result into out_THO. Both tensors may have any strides."""
         if self._weight_HIO is not None:
             x_HTI = x_THI.transpose(0, 1).to(self._weight_HIO.dtype)
             out_THO.copy_(torch.bmm(x_HTI, self._weight_HIO).transpose(0, 1))

@@ -15,15 +15,15 @@ from worker.weights.reader import Shape, WeightReader
 
 
 def gated_linears(hidden_size: int, intermediate_size: int) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of a gated MLP's layers, by name."""
+    """Returns the inputs and outputs of a gated MLP's layers, by name."""
     up = hidden_size, intermediate_size
     return {"gate_proj": up, "up_proj": up, "down_proj": (intermediate_size, hidden_size)}
 
 
 class GatedMLP:
-    """down(activation(gate(norm(x))) * up(norm(x))). prefix, norm: of its tensors, such as model.layers.3.mlp and
-    model.layers.3.post_attention_layernorm; None: there is no norm before the MLP. added_norm: what the result goes
-    through before it is added."""
+    """down(activation(gate(norm(x))) * up(norm(x))). prefix, norm: names of its tensors, such as model.layers.3.mlp and
+    model.layers.3.post_attention_layernorm; norm is None if there is none before the MLP. added_norm: applied to the
+    result before it is added."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class GatedMLP:
 
     @staticmethod
     def shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:
-        """The tensors under the prefix."""
+        """Returns the shapes of the tensors under the prefix, by name."""
         linears = gated_linears(config.hidden_size, config.intermediate_size)
         return linear_shapes(prefix, linears, bias=linears if config.mlp_bias else ())
 
@@ -55,7 +55,7 @@ class GatedMLP:
         return self._gate_up.num_bytes + self._down.num_bytes
 
     def add_to_(self, x_TE: Stream) -> None:
-        """Adds the MLP of the residual stream to it, in place."""
+        """Adds the MLP's result for the residual stream to the stream, in place."""
         add_sum_of_ranks_(x_TE, partial(self._add_to_, x_TE), self._added_norm)
 
     def _add_to_(self, x_TE: Stream, into: Stream) -> None:

@@ -1,6 +1,6 @@
-"""RMS norms of activations, where no linear layer applies one to its own input.
+"""RMS norms of activations that are not fused into a linear layer's input.
 
-Legend: T tokens, N numbers of a row.
+Legend: T tokens, N numbers in a row.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from worker.weights.reader import WeightReader
 
 
 class Norm:
-    """name: of its tensor, such as model.layers.3.self_attn.kv_a_layernorm. reorder: moves its numbers, as a linear
-    layer's outputs were moved."""
+    """An RMS norm. name: its tensor, such as model.layers.3.self_attn.kv_a_layernorm. reorder: moves the weights in the
+    same way as the outputs of the linear layer before it."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Norm:
         self._eps, self._path = eps, backend
 
     def __call__(self, x_TN: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """The norm, in `out`, contiguous. x_TN: of any strides but 1 in the last dim."""
+        """Writes the norm of x_TN into `out`, contiguous, and returns it. x_TN: any strides, but 1 in the last dim."""
         if self._path.gpu is not None:
             from kernels.elementwise.rms_norm.triton import rms_norm as norm_on_gpu  # imports Triton
 

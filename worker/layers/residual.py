@@ -1,4 +1,4 @@
-"""Adds a layer's result to the residual stream: summed over ranks, and normed where a model says so."""
+"""Adds a layer's result to the residual stream: summed over ranks, and normed in models that do so."""
 
 from collections.abc import Callable
 
@@ -12,15 +12,14 @@ from worker.weights.reader import WeightReader
 
 
 class AddedNorm:
-    """RMS norm of the sum of all ranks' parts. name: of its tensor, such as
-    model.layers.3.post_attention_layernorm."""
+    """RMS norm of the sum of all ranks' parts. name: its tensor, such as model.layers.3.post_attention_layernorm."""
 
     def __init__(self, name: str, eps: float, reader: WeightReader, backend: Backend) -> None:
         self._weight_E = reader(f"{name}.weight").float().contiguous().to(backend.device)
         self._eps, self._kernels = eps, backend.native
 
     def clear_(self, part_TE: torch.Tensor) -> None:
-        """On a CPU: makes zeros of it, also when a step is replayed."""
+        """On a CPU: fills part_TE with zeros; a replay of the step does so, too."""
         if self._kernels is None:
             part_TE.zero_()
         else:
@@ -31,14 +30,15 @@ class AddedNorm:
         add_rms_norm_(x_TE, part_TE, self._weight_E, self._eps, self._kernels)
 
     def norm_(self, delta_TE: torch.Tensor) -> None:
-        """On a GPU: of what the stream has pending, in place."""
+        """On a GPU: norms the stream's pending delta, in place."""
         from kernels.elementwise.rms_norm.triton import rms_norm  # imports Triton
 
         rms_norm(delta_TE, self._weight_E, self._eps, out=delta_TE)
 
 
 def unnormed(x_TE: Stream, dtype: torch.dtype) -> torch.Tensor:
-    """The residual stream for a linear layer without a norm: on a GPU of `dtype`, with nothing pending afterwards."""
+    """Returns the residual stream as input of a linear layer without a norm. On a GPU, its dtype is `dtype`, and the
+    pending delta is added to the stream first."""
     if not isinstance(x_TE, Residual):
         return x_TE
     if x_TE.is_pending:
@@ -48,8 +48,8 @@ def unnormed(x_TE: Stream, dtype: torch.dtype) -> torch.Tensor:
 
 
 def add_sum_of_ranks_(x_TE: Stream, add_to_: Callable[[Stream], None], norm: AddedNorm | None = None) -> None:
-    """Adds to the residual stream, in place, what add_to_ adds to the stream it is given, summed over all ranks, and
-    normed if there is a norm."""
+    """Calls add_to_ on each rank, sums what the calls add over all ranks, norms the sum if there is a norm, and adds it
+    to the residual stream, in place."""
     context = current()
     if not len(x_TE):
         return

@@ -12,18 +12,18 @@ from worker.model_config import RopeConfig
 
 
 class Rotary:
-    """Cosines and sines of a step's positions, computed as they come: a table for the longest context would be larger
-    than it is quick."""
+    """Cosines and sines of a step's positions, computed in each step: a table for the longest context would take much
+    memory and save little time."""
 
     def __init__(self, ropes: Sequence[RopeConfig], head_size: int, backend: Backend) -> None:
-        """ropes: all that a model's layers have."""
+        """ropes: all different ropes of the model's layers."""
         self._tables = [
             (f"cos_sin {i}", CosSinTable(backend, rope_frequencies(rope, head_size), rope.attention_factor))
             for i, rope in enumerate(ropes)
         ]
 
     def __call__(self, positions_T: torch.Tensor, workspace: Workspace) -> tuple[torch.Tensor, ...]:
-        """Of each rope, as kernels.kv_cache.write takes them, in the workspace."""
+        """Returns a table for each rope, as kernels.kv_cache.write takes them, in the workspace."""
         return tuple(
             table(positions_T, workspace.take(name, len(positions_T), *table.shape, dtype=table.dtype))
             for name, table in self._tables
@@ -31,7 +31,7 @@ class Rotary:
 
 
 def rope_frequencies(config: RopeConfig, head_size: int) -> torch.Tensor:
-    """float32 [head size / 2], radians a token. Raises ValueError if freq_factors are of another number."""
+    """Returns float32 [head size / 2], in radians per token. Raises ValueError for another number of freq_factors."""
     if config.scaling == "none":
         return torch.zeros(head_size // 2)
     frequencies = 1.0 / (config.theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
@@ -44,13 +44,13 @@ def rope_frequencies(config: RopeConfig, head_size: int) -> torch.Tensor:
     if config.freq_factors is not None:
         if len(config.freq_factors) != head_size // 2:
             expected = head_size // 2
-            raise ValueError(f"{len(config.freq_factors)} rope factors; half the head size, {expected}, are expected")
+            raise ValueError(f"{len(config.freq_factors)} rope factors: there must be half the head size, {expected}")
         frequencies = frequencies / torch.tensor(config.freq_factors)
     return frequencies
 
 
 def _llama3(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:
-    """Llama 3.1's: long wavelengths are stretched by `factor`, short ones stay, those between are blended."""
+    """Llama 3.1's scaling: long wavelengths are stretched by `factor`, short ones stay, those between are blended."""
     turns_in_context = config.original_max_position_embeddings * frequencies / (2 * math.pi)
     blend = (turns_in_context - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
     blend = blend.clamp(0, 1)

@@ -9,15 +9,14 @@ from worker.model_config import ModelConfig, RopeConfig, SamplingDefaults
 from worker.models.registry import family_of, gguf_family_of
 from worker.models.rope import yarn
 
-# More than any model has: a damaged file must not make the worker lay out billions of layers.
+# More than any model has; a damaged file must not make the worker plan billions of layers.
 MAX_LAYERS = 4096
 
 
 def config_from_directory(path: Path) -> ModelConfig:
-    """From config.json and, if there is one, generation_config.json.
+    """Reads config.json and, if there is one, generation_config.json.
 
-    Raises ValueError, naming the file, for JSON that does not parse, a model that is not supported, or a number
-    that is missing.
+    Raises ValueError, naming the file, for invalid JSON, an unsupported model, or a missing number.
     """
     raw = read_json(path / "config.json")
     generation = path / "generation_config.json"
@@ -32,9 +31,9 @@ def config_from_directory(path: Path) -> ModelConfig:
 def config_from_gguf(
     metadata: Mapping[str, Any], tensor_names: Iterable[str], freq_factors: tuple[float, ...] | None = None
 ) -> ModelConfig:
-    """From GGUF metadata (key -> number, string or list). freq_factors: the tensor rope_freqs.weight, if any.
+    """Reads GGUF metadata (key -> number, string or list). freq_factors: the tensor rope_freqs.weight, if any.
 
-    Raises ValueError for a model that is not supported or a number that is missing.
+    Raises ValueError for an unsupported model or a missing number.
     """
     try:
         return _from_gguf(metadata, frozenset(tensor_names), freq_factors)
@@ -45,7 +44,7 @@ def config_from_gguf(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises ValueError, naming the file, if there is none."""
+    """Returns the JSON object in a file. Raises ValueError, naming the file, if there is none."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

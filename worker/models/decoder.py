@@ -1,4 +1,4 @@
-"""What decoder models share: embeddings, layers, a head. An executor for each device runs them.
+"""The parts that decoder models share: embeddings, layers, a head. Each device has its own executor for them.
 
 Legend: T tokens of the step, E hidden size.
 """
@@ -27,12 +27,12 @@ class Layer(Protocol):
     def weight_bytes(self) -> int: ...
 
     def add_to_(self, x_TE: Stream) -> None:
-        """Adds what the layer computes to the residual stream, in place. Called within a ForwardContext."""
+        """Adds the layer's result to the residual stream, in place. Called within a ForwardContext."""
         ...
 
 
 class Block:
-    """Attention, then MLP, each of its own norm, added to the residual stream."""
+    """Attention, then MLP; each norms its input and adds its result to the residual stream."""
 
     def __init__(self, attention: Layer, mlp: Layer) -> None:
         self._attention, self._mlp = attention, mlp
@@ -42,16 +42,17 @@ class Block:
         return self._attention.weight_bytes + self._mlp.weight_bytes
 
     def add_to_(self, x_TE: Stream) -> None:
-        # Norms are computed within the first linear of each, sums within the last one.
+        # The first linear layer of each computes the norm, the last one the sum.
         self._attention.add_to_(x_TE)  # x = x + attention(norm(x))
         self._mlp.add_to_(x_TE)  # x = x + mlp(norm(x))
 
 
 class Decoder(ABC):
-    """The residual stream is float32 whatever the weights are: adding to it in place costs no more, and rounds less."""
+    """A decoder model, or one stage of it. The residual stream is float32 whatever dtype the weights have: adding to it
+    in place costs no more and rounds less."""
 
     def __init__(self, config: ModelConfig, reader: WeightReader, backend: Backend) -> None:
-        """Raises ValueError, before anything is read, for a model that the backend's ranks or stages do not divide."""
+        """Raises ValueError, before it reads any tensor, if the backend's ranks or stages do not divide the model."""
         layers = backend.stage.layers(config.num_layers)
         self.config, self.backend = config, backend
         self._embed = (
@@ -65,16 +66,16 @@ class Decoder(ABC):
     @classmethod
     @abstractmethod
     def block(cls, config: ModelConfig, layer: int, reader: WeightReader, backend: Backend) -> Layer:
-        """One layer of the model."""
+        """Makes one layer of the model."""
 
     @classmethod
     @abstractmethod
     def block_shapes(cls, config: ModelConfig, layer: int) -> dict[str, Shape]:
-        """The tensors that `block` reads, by their Hugging Face names."""
+        """Returns the shapes of the tensors that `block` reads, by their Hugging Face names."""
 
     @classmethod
     def tensor_shapes(cls, config: ModelConfig) -> dict[str, Shape]:
-        """The tensors of a checkpoint, by their Hugging Face names."""
+        """Returns the shapes of a checkpoint's tensors, by their Hugging Face names."""
         shapes: dict[str, Shape] = {_EMBEDDING: (config.vocab_size, config.hidden_size), _NORM: (config.hidden_size,)}
         if not config.tie_word_embeddings:
             shapes[_HEAD] = (config.vocab_size, config.hidden_size)
@@ -84,22 +85,22 @@ class Decoder(ABC):
 
     @property
     def head(self) -> OutputHead:
-        assert self._head is not None, "the last stage has it"
+        assert self._head is not None, "only the last stage has a head"
         return self._head
 
     @property
     def weight_bytes(self) -> int:
-        """That embeddings and linear layers take in memory."""
+        """Bytes that embeddings and linear layers take in memory."""
         ends = sum(each.num_bytes for each in (self._embed, self._head) if each is not None)
         return ends + sum(layer.weight_bytes for layer in self._layers)
 
     def forward(self, token_ids_T: torch.Tensor) -> Stream:
-        """The residual stream after the last layer of this stage. Called within a ForwardContext."""
+        """Returns the residual stream after this stage's last layer. Called within a ForwardContext."""
         workspace = current().workspace
         if self._embed is not None:
             x_TE = self._embed(token_ids_T, workspace)
         else:
-            # What the stage before gave, which lies there already.
+            # The previous stage's result; the caller has put it there.
             x_TE = workspace.take("residual", len(token_ids_T), self.config.hidden_size, dtype=torch.float32)
         for layer in self._layers:
             layer.add_to_(x_TE)

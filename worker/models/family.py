@@ -1,4 +1,4 @@
-"""The record by which a family of models is known: everything that depends on an architecture's name."""
+"""The record that describes a family of models: everything that depends on an architecture's name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _open_safetensors(directory: Path) -> "SafetensorsFiles":
-    # Benchmarks on a GPU compute a family's model where safetensors is not installed.
+    # Imported here because GPU benchmarks run models where safetensors is not installed.
     from worker.weights.safetensors_source import SafetensorsFiles
 
     return SafetensorsFiles(directory)
@@ -25,36 +25,36 @@ def _as_it_is(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class GgufFamily:
-    """How GGUF files hold a family's models."""
+    """How GGUF files store a family's models."""
 
-    # Their general.architecture.
+    # The files' general.architecture.
     name: str
-    # The one in config.json.
+    # The architecture in config.json.
     architecture: str
     # Names of a layer's tensors, where they differ from those of the llama family.
     layer_names: Mapping[str, str] = field(default_factory=dict)
-    # Rope turns pairs (2i, 2i + 1), and rows of q and k are in that order; else (i, i + head size / 2), as Hugging
-    # Face has them.
+    # Rope rotates pairs (2i, 2i + 1), and rows of q and k are in that order; else (i, i + head size / 2), as in
+    # Hugging Face's files.
     pairs_neighbours: bool = False
-    # Adds to a config what the metadata says of this family alone. Its second argument gives a number of the metadata
-    # by its name within the architecture, or a default.
+    # Adds to a config the metadata that only this family has. The second argument returns a metadata value by its name
+    # within the architecture, or a default.
     complete: Callable[[ModelConfig, Any], ModelConfig] = lambda config, get: config
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Models that one class computes, and one function reads the config.json of."""
+    """Models that share one model class and one reader of config.json."""
 
-    # As config.json names them.
+    # Names in config.json.
     architectures: tuple[str, ...]
     model: type[Decoder]
-    # Fields of a ModelConfig, from config.json and the number of layers: those that worker.models.config does not read,
-    # and those that differ. Raises KeyError for a number that is missing, ValueError for what is not supported.
+    # Makes fields of a ModelConfig from config.json and the number of layers: those that worker.models.config does not
+    # read, and those that differ. Raises KeyError for a missing number, ValueError for an unsupported value.
     fields: Callable[[Mapping[str, Any], int], dict[str, Any]]
     # The part of config.json that describes the text model.
     text_config: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
     # The hidden_act that config.json may name; None: `fields` checks it.
     hidden_act: str | None = "silu"
     gguf: GgufFamily | None = None
-    # Opens a directory's safetensors, with tensors as the model reads them.
+    # Opens a directory's safetensors files and presents tensors as the model reads them.
     open_files: "Callable[[Path], SafetensorsFiles]" = _open_safetensors

@@ -38,7 +38,7 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 def hugging_face_name(name: str, architecture: str) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight. A name it does not know stays as it is.
+    """Maps blk.3.attn_q.weight to model.layers.3.self_attn.q_proj.weight; unknown names stay as they are.
     architecture: as GGUF names it."""
     layer, names = _LAYER_TENSOR.fullmatch(name), {**_LAYER_NAMES, **gguf_family_of(architecture).layer_names}
     if layer and layer[2] in names:
@@ -48,8 +48,8 @@ def hugging_face_name(name: str, architecture: str) -> str:
 
 
 class GGUFSource:
-    """A TensorSource over one GGUF file, mapped into memory. Raises WeightsError for a damaged one, or another
-    model."""
+    """A TensorSource over one GGUF file, mapped into memory. Raises WeightsError if the file is damaged or the model is
+    not supported."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,7 +104,7 @@ class GGUFSource:
         return None
 
     def _rows_in_order(self, name: str, rows: slice) -> np.ndarray:
-        """uint8: some rows of a matrix, in Hugging Face's order."""
+        """Returns some rows of a matrix, in Hugging Face's order, as uint8."""
         stored = self._tensors[name]
         stored_rows = self._rows(stored)
         if self._pairs_neighbours and (".q_proj." in name or ".k_proj." in name):
@@ -113,18 +113,18 @@ class GGUFSource:
         return stored_rows[rows]
 
     def _rows(self, tensor: StoredTensor) -> np.ndarray:
-        """uint8, a view of the file."""
+        """Returns a tensor's rows as uint8, a view of the file."""
         stored = np.frombuffer(self._data, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
         return stored.reshape(*tensor.shape[:-1], -1)
 
 
 def _halves_from_neighbours(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows of each head from the order of pairs (2i, 2i + 1) to that of pairs (i, i + head size / 2)."""
+    """Reorders the rows of each head from pairs (2i, 2i + 1) to pairs (i, i + head size / 2)."""
     return rows.reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
 def _dequantized(rows: np.ndarray, kind: Kind) -> np.ndarray:
-    """float32, owning its memory, from rows of bytes."""
+    """Returns rows of bytes as float32, in memory of its own."""
     if kind is Kind.F32:
         return rows.view("<f4").copy()
     if kind is Kind.F16:

@@ -1,4 +1,4 @@
-"""What a worker reports of its model (name, fingerprint, limits), and the rows that it keeps for it."""
+"""The information that a worker reports about its model (name, fingerprint, limits), and the Rows made from it."""
 
 import hashlib
 import logging
@@ -20,14 +20,14 @@ _log = logging.getLogger("octavo.worker")
 
 
 def cpu_kernels(path: str) -> str:
-    """Which kernels compute here, as far as their results may differ: the model's own, by the name of its compute path,
-    the vector width, and the threads a sum may be split over."""
+    """Identifies the kernels in use, as far as their results may differ: the name of the compute path, the vector
+    width, and the number of threads that a sum may be split over."""
     return f"{path}-{torch.backends.cpu.get_cpu_capability()}-{torch.get_num_threads()}"
 
 
 def gpu_kernels(path: str, gpu: str) -> str:
-    """The same for a GPU, by its name: tiles are chosen by the number of its SMs, Triton compiles the kernels, and
-    libraries of torch's CUDA multiply."""
+    """Identifies a GPU's kernels: by the GPU's name, because tiles depend on its number of SMs; by Triton's version,
+    because Triton compiles the kernels; and by CUDA's, because CUDA's libraries multiply matrices."""
     return f"{path}-{gpu}-triton-{version('triton')}-cuda-{torch.version.cuda}"
 
 
@@ -40,11 +40,12 @@ def fingerprint(
     tensor_size: int = 1,
     whole_experts: bool = False,
 ) -> str:
-    """16 hexadecimal digits over weights, dtype, quantization, kernels, parallel sizes and versions.
+    """Returns 16 hexadecimal digits over weights, dtype, quantization, kernels, parallel sizes and versions.
 
-    kernels: of `cpu_kernels` or `gpu_kernels`; they settle the KV cache's dtype, too. whole_experts: whether the ranks
-    of a tensor group have whole experts, not a part of each, whose sums are others. Where the experts are, and how many
-    replicas share them, changes no bit on CPUs, and on GPUs no more than the tensor group's size does.
+    kernels: from `cpu_kernels` or `gpu_kernels`; they determine the KV cache's dtype, too. whole_experts: True if the
+    ranks of a tensor group have whole experts instead of a part of each, which changes the bits of sums. Which rank has
+    which experts, and how many replicas share them, changes no bit on CPUs, and on GPUs no more than the tensor group's
+    size does.
     """
     parts = [
         ("weights", weights_digest),
@@ -61,15 +62,15 @@ def fingerprint(
 
 
 def model_dtype(options: Options) -> torch.dtype:
-    """Of weights and activations."""
+    """Returns the dtype of weights and activations."""
     return torch.float32 if options.dtype == "float32" else torch.bfloat16
 
 
 def model_info(
     options: Options, loaded: LoadedModel, *, name: str, kernels: str, num_blocks: int, max_model_len: int
 ) -> inference_pb2.ModelInfo:
-    """As Ready tells it to the scheduler. name: of the model's files. kernels: of worker.models.info. num_blocks: that
-    can be given out."""
+    """Makes the ModelInfo that Ready sends to the scheduler. name: of the model's files. kernels: from cpu_kernels or
+    gpu_kernels. num_blocks: without the null block."""
     config, dtype_name = loaded.config, str(model_dtype(options)).removeprefix("torch.")
     said = {field: getattr(config.default_sampling, field) for field in config.default_sampling.__slots__}
     defaults = {field: value for field, value in said.items() if value is not None}
@@ -112,7 +113,7 @@ def make_rows(options: Options, loaded: LoadedModel, info: inference_pb2.ModelIn
 
 
 def log_ready(info: inference_pb2.ModelInfo, *, seconds: float, num_swap_blocks: int) -> None:
-    """seconds: that the start took."""
+    """Logs that the worker is ready. seconds: how long the start took."""
     _log.info(
         "%s (%s, %s) ready in %.1f s: %d KV blocks of %d tokens (and %d for swap), max_model_len %d, fingerprint %s",
         info.name, info.architecture, info.dtype, seconds, info.num_blocks, info.block_size, num_swap_blocks,
@@ -123,7 +124,7 @@ def log_ready(info: inference_pb2.ModelInfo, *, seconds: float, num_swap_blocks:
 def resolve_num_blocks(
     options: Options, config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE, stage: Stage = ALL_LAYERS
 ) -> int:
-    """Blocks that can be given out at a rank, from num_blocks_override or kv_cache_memory.
+    """Returns how many blocks a rank can allocate, from num_blocks_override or kv_cache_memory, without the null block.
 
     Raises ValueError, naming the option, if there is room for none.
     """
@@ -143,7 +144,7 @@ def resolve_num_blocks(
 def resolve_num_swap_blocks(
     options: Options, config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE, stage: Stage = ALL_LAYERS
 ) -> int:
-    """Host blocks for swapped KV: those that swap_space holds, or none if preemption_mode does not ask for them.
+    """Returns the number of host blocks for swapped KV: as many as swap_space holds, or 0 unless preemption_mode=swap.
 
     Raises PermanentError, naming the option, if there is room for none.
     """
@@ -160,7 +161,7 @@ def resolve_num_swap_blocks(
 
 
 def longest_sequence(options: Options, config: ModelConfig) -> int:
-    """max_model_len as asked for, or the model's context. Raises PermanentError for more than that."""
+    """Returns max_model_len if it is set, else the model's context length. Raises PermanentError if it is larger."""
     context = config.max_position_embeddings
     if options.max_model_len > context:
         raise PermanentError(
@@ -170,10 +171,11 @@ def longest_sequence(options: Options, config: ModelConfig) -> int:
 
 
 def resolve_max_model_len(options: Options, config: ModelConfig, num_blocks: int, *, on_gpu: bool = False) -> int:
-    """max_model_len as asked for, or the model's context as far as the KV cache holds it (a cut is logged).
+    """Returns max_model_len if it is set, else the model's context length, limited to what the KV cache holds (the
+    limit is logged).
 
-    on_gpu: gpu_memory_utilization says how large the cache is, not kv_cache_memory. Raises PermanentError, naming the
-    option, for a length that the model or the cache cannot hold.
+    on_gpu: gpu_memory_utilization sets the cache's size, not kv_cache_memory. Raises PermanentError, naming the option,
+    if max_model_len is more than the model or the cache holds.
     """
     longest, held = longest_sequence(options, config), num_blocks * options.block_size
     if held >= longest:

@@ -1,4 +1,4 @@
-"""From a model's files to a model that computes."""
+"""Loads a model from its files."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -34,7 +34,8 @@ from worker.weights.source import DummySource, SourceReader, TensorSource, check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """digest: equal for equal weights and config, whatever machine they were loaded on. quantization: auto resolved."""
+    """A model that is ready to compute. digest: equal for equal weights and config, on any machine. quantization: never
+    auto."""
 
     model: Decoder
     config: ModelConfig
@@ -52,12 +53,12 @@ def load_model(
     cache: WeightCache | None = None,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> LoadedModel:
-    """Reads config and weights and packs them for this machine.
+    """Reads a model's config and weights, and packs the weights for this machine.
 
-    load_format: auto, safetensors, gguf or dummy (random weights at the config's shapes). quantization: of the linear
-    layers' weights; auto: what the checkpoint was made for, if the backend computes it. make_backend: what the model is
-    computed by; None: the best backend for `dtype` on this CPU. cache: where packed weights are looked for and kept;
-    random ones are not. progress gets fractions from 0 to 1, on this thread. Raises WeightsError.
+    load_format: auto, safetensors, gguf or dummy (random weights with the config's shapes). quantization: of the linear
+    layers' weights; auto: what the checkpoint was made for, if the backend supports it. make_backend: makes the backend
+    that computes the model; None: the best one for `dtype` on this CPU. cache: looks up and keeps packed weights, but
+    not random ones. progress gets fractions from 0 to 1, on this thread. Raises WeightsError.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise WeightsError(f"dtype={dtype} is not supported; float32 and bfloat16 are")
@@ -90,7 +91,7 @@ def _packed_for(backend: Backend, config: ModelConfig) -> str:
     name = backend.name + "".join(f"-{what}-{each.rank}-of-{each.size}" for what, each in ranks if each.size > 1)
     if backend.stage.size == 1:
         return name
-    # Whether embeddings or the head are with them is said by the first and the last number.
+    # The first and last layer also determine if embeddings or the head are included.
     layers = backend.stage.layers(config.num_layers)
     return f"{name}-layers-{layers.start}-to-{layers.stop}"
 
@@ -122,14 +123,14 @@ class _Checkpoint:
     config: ModelConfig
     tensors: TensorSource
     digest: str
-    # That hold the weights; none: they are random.
+    # The files that hold the weights; empty: weights are random.
     files: Sequence[Path] = ()
-    # The quantization that `auto` stands for on paths that compute it.
+    # The quantization that `auto` means on backends that support it.
     made_for: Quantization = "none"
 
 
 def _open(files: ModelFiles, remember: Path | None, *, dummy: bool) -> _Checkpoint:
-    """remember: where digests of files are kept."""
+    """Opens a model's files. remember: a directory for digests of files, as in files_digest."""
     if files.is_gguf:
         source = GGUFSource(files.path)
         if not dummy:
@@ -164,3 +165,12 @@ def _read_config(directory: Path) -> tuple[ModelConfig, StoredQuantization]:
         return config, stored_quantization(read_json(file))
     except ValueError as error:
         raise WeightsError(f"{file}: {error}") from None
+
+
+def config_of(files: ModelFiles) -> tuple[ModelConfig, Quantization]:
+    """Returns a model's config, and the quantization that its checkpoint was made for. Raises ValueError, as loading
+    does."""
+    if files.is_gguf:
+        return GGUFSource(files.path).config, "none"
+    stored = stored_quantization(read_json(files.path / "config.json"))
+    return config_from_directory(files.path), stored.made_for

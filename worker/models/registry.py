@@ -1,4 +1,4 @@
-"""The families of models that are supported."""
+"""The supported families of models."""
 
 from worker.models.decoder import Decoder
 from worker.models.families.deepseek import DEEPSEEK
@@ -30,19 +30,21 @@ _BY_GGUF_NAME = {family.gguf.name: family.gguf for family in FAMILIES if family.
 
 
 def family_of(architecture: str) -> Family:
-    """architecture: as config.json names it. Raises ValueError, naming those that are supported, for another one."""
+    """Returns an architecture's family. architecture: as in config.json. Raises ValueError, listing the supported ones,
+    for an unknown one."""
     if architecture not in ARCHITECTURES:
         raise ValueError(f"architecture {architecture!r} is not supported; {', '.join(ARCHITECTURES)} are")
     return _BY_ARCHITECTURE[architecture]
 
 
 def gguf_family_of(name: str) -> GgufFamily:
-    """name: a GGUF file's general.architecture. Raises ValueError, naming those that are supported, for another one."""
+    """Returns the family of a GGUF file. name: its general.architecture. Raises ValueError, listing the supported ones,
+    for an unknown one."""
     if name not in _BY_GGUF_NAME:
         raise ValueError(f"general.architecture={name!r} is not supported; {', '.join(sorted(_BY_GGUF_NAME))} are")
     return _BY_GGUF_NAME[name]
 
 
 def model_class(architecture: str) -> type[Decoder]:
-    """The class that computes an architecture."""
+    """Returns the model class of an architecture."""
     return family_of(architecture).model

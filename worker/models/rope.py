@@ -1,4 +1,4 @@
-"""Rotary embeddings as configured: the base and the scaling that stretches a model's context."""
+"""Reads the configuration of rotary embeddings: the base, and the scaling that extends a model's context."""
 
 import math
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ SCALINGS = ("default", "linear", "llama3", "yarn")
 
 
 def rope_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config.json says about rope, under whichever of the two names."""
+    """Returns the rope settings of a config.json, under either of their two names."""
     return dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
 
 
 def rope_from_config_json(raw: Mapping[str, Any]) -> RopeConfig:
-    """The RopeConfig of a config.json: `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` before
-    it.
+    """Returns the RopeConfig of a config.json: from `rope_parameters` (transformers 5), or from `rope_theta` and
+    `rope_scaling` (before it).
 
-    Raises ValueError for a scaling that is not one of SCALINGS, or one that lacks a number.
+    Raises ValueError for a scaling not in SCALINGS, or one that lacks a number.
     """
     settings = rope_settings(raw)
     if any(isinstance(value, Mapping) for value in settings.values()):
-        raise ValueError("rope_parameters differ between layer types; one set for all layers is supported")
+        raise ValueError("rope_parameters differ between layer types: only one set for all layers is supported")
     scaling = settings.get("rope_type", settings.get("type", "default"))
     if scaling not in SCALINGS:
         raise ValueError(f"rope_type={scaling!r} is not supported; one of {', '.join(SCALINGS)} is")
@@ -75,7 +75,7 @@ def yarn(
     mscale: float | None = None,
     mscale_all_dim: float | None = None,
 ) -> RopeConfig:
-    """YaRN (arXiv 2309.00071) with the defaults of its authors for whatever is None."""
+    """Returns a YaRN RopeConfig (arXiv 2309.00071), with its authors' defaults for each argument that is None."""
     if attention_factor is None:
         if mscale and mscale_all_dim:
             attention_factor = yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim)
@@ -94,7 +94,7 @@ def yarn(
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """By how much attention is to be sharper for a context `factor` times as long (YaRN, section 3.4)."""
+    """Returns the factor that sharpens attention for a context `factor` times as long (YaRN, section 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

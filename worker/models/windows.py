@@ -1,17 +1,17 @@
-"""Sliding windows as config.json has them: one number for each layer, 0 where it sees everything."""
+"""Reads sliding windows from config.json: one number for each layer, 0 for full attention."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def window_of_all(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """The same window in all layers."""
+    """Returns the same window for all layers."""
     return (int(raw.get("sliding_window") or 0),) * num_layers
 
 
 def windows_if_used(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Windows of Qwen's models: none without use_sliding_window, else those of the layers that layer_types names, or
-    of those behind max_window_layers."""
+    """Returns the windows of Qwen's models. Without use_sliding_window no layer has one; otherwise those that
+    layer_types names, or those from layer max_window_layers on."""
     if not raw.get("use_sliding_window", False):
         return (0,) * num_layers
     types = raw.get("layer_types")
@@ -22,12 +22,14 @@ def windows_if_used(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
 
 
 def windows_by_type(window: int, types: Sequence[str], num_layers: int) -> tuple[int, ...]:
-    """The window in layers of sliding_attention. Raises ValueError for other types than that and full_attention."""
+    """Returns the window for layers of type sliding_attention, 0 for full_attention. Raises ValueError for other
+    types."""
     return sizes_by_type(window, types, num_layers, kind="sliding_attention")
 
 
 def sizes_by_type(size: int, types: Sequence[str], num_layers: int, *, kind: str) -> tuple[int, ...]:
-    """The size in layers of `kind`, 0 in those of full_attention. Raises ValueError for another type, or number."""
+    """Returns `size` for layers of type `kind`, 0 for full_attention. Raises ValueError for another type or number of
+    types."""
     if set(types) - {"full_attention", kind} or len(types) != num_layers:
         raise ValueError(f"layer_types: {num_layers} of full_attention or {kind} are expected, not {types}")
     return tuple(size if each == kind else 0 for each in types)

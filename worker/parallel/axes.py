@@ -1,4 +1,4 @@
-"""Divides the ranks of a replica into axes, and says which part of the model a rank computes."""
+"""Divides the ranks of a replica into axes, and determines which part of the model each rank computes."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """Within a replica, ranks of one stage are neighbours: rank = stage * tensor_size + tensor rank. Of replicas that
-    compute their steps together, all ranks are numbered on: global rank = replica * world_size + rank."""
+    """The sizes of the axes. Within a replica, ranks of one stage are neighbours: rank = stage * tensor_size + tensor
+    rank. Replicas that compute their steps together share one numbering: global rank = replica * world_size + rank."""
 
     tensor_size: int = 1
     pipeline_size: int = 1
-    # Replicas that compute their steps together; 1 if each computes for itself, however many there are.
+    # Replicas that compute their steps together; 1 if each computes its own, however many there are.
     data_size: int = 1
 
     @property
@@ -27,11 +27,12 @@ class Axes:
 
     @property
     def num_ranks(self) -> int:
-        """That meet, and live and die together."""
+        """Ranks that connect with each other, and start and fail together."""
         return self.world_size * self.data_size
 
     def global_rank(self, rank: int, replica: int) -> int:
-        """Here and below, `rank` is one within its replica. In replicas that compute for themselves, `replica` is 0."""
+        """Here and below, `rank` is the rank within its replica. `replica` is 0 if each replica computes its own
+        steps."""
         return replica * self.world_size + rank
 
     def tensor_rank(self, rank: int) -> int:
@@ -41,25 +42,25 @@ class Axes:
         return rank // self.tensor_size
 
     def tensor_group(self, rank: int) -> tuple[int, ...]:
-        """The ranks of its stage, in order."""
+        """The ranks of the rank's stage, in order."""
         first = self.stage(rank) * self.tensor_size
         return tuple(range(first, first + self.tensor_size))
 
     def pipeline_group(self, rank: int) -> tuple[int, ...]:
-        """The ranks of its place in all stages, in their order."""
+        """The ranks with the same place in each stage, in the order of stages."""
         return tuple(range(self.tensor_rank(rank), self.world_size, self.tensor_size))
 
     def data_group(self, rank: int) -> tuple[int, ...]:
-        """The global ranks of its place in all replicas, in their order."""
+        """The global ranks with the same place in each replica, in the order of replicas."""
         return tuple(range(rank, self.num_ranks, self.world_size))
 
     def expert_group(self, rank: int) -> tuple[int, ...]:
-        """The global ranks of its stage in all replicas, in order: experts are dealt out over them."""
+        """The global ranks of the same stage in all replicas, in order: experts are divided among them."""
         firsts = range(0, self.num_ranks, self.world_size)
         return tuple(first + member for first in firsts for member in self.tensor_group(rank))
 
     def returns_results(self, rank: int) -> bool:
-        """One rank of a replica does: the first of the last stage."""
+        """Returns True for one rank of a replica: the first of the last stage."""
         return rank == self.world_size - self.tensor_size
 
 
@@ -72,13 +73,13 @@ def axes_of(options: "Options") -> Axes:
 
 
 def shard_of(options: "Options", rank: int) -> Shard:
-    """What a rank computes of each layer of its stage."""
+    """Returns the part that a rank computes of each layer of its stage."""
     axes = axes_of(options)
     return Shard(axes.tensor_rank(rank), axes.tensor_size)
 
 
 def experts_of(options: "Options", rank: int, replica: int = 0) -> ExpertShard:
-    """Which of the whole experts of a mixture a rank has; all of one, if each expert is cut as all layers are."""
+    """Returns which of a mixture's whole experts a rank has: NOT_SHARED if each expert is split as all layers are."""
     axes = axes_of(options)
     if not options.enable_expert_parallel:
         return NOT_SHARED
@@ -92,6 +93,6 @@ def experts_of(options: "Options", rank: int, replica: int = 0) -> ExpertShard:
 
 
 def stage_of(options: "Options", rank: int) -> Stage:
-    """Which layers a rank computes."""
+    """Returns which layers a rank computes."""
     axes = axes_of(options)
     return Stage(axes.stage(rank), axes.pipeline_size, options.pipeline_layers)

@@ -1,4 +1,4 @@
-"""Sends tokens to the ranks that have their experts: to all in one gather, or to each by all-to-all."""
+"""Sends tokens to the ranks that have their experts: to all ranks by one gather, or to some by all-to-all."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,17 +17,18 @@ class Holder(Protocol):
     """A rank's experts of one mixture."""
 
     def find(self, experts_DTK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The slot that computes each token for each of its experts, and the rank that has it, int64 like these; -1
-        where there is no expert. The same on all ranks."""
+        """Returns the slot that computes each token for each of its experts, and that slot's rank, both int64 and
+        shaped like experts_DTK; -1: no expert. The result is the same on all ranks."""
         ...
 
     def compute(self, h_RE: torch.Tensor, rows_P: torch.Tensor, slots_P: torch.Tensor) -> torch.Tensor:
-        """[P, E], like h: what the expert in slots_P[i], one of this rank's, gives for row rows_P[i] of h."""
+        """Returns [P, E], in h's dtype: in row i, the result of the expert in slots_P[i], a slot of this rank, for row
+        rows_P[i] of h."""
         ...
 
 
 class ExpertExchange(ABC):
-    """Of one step. All ranks of the expert group make the same calls."""
+    """The exchange of one step. All ranks of the expert group make the same calls."""
 
     def __init__(self, groups: Groups, num_tokens_D: Sequence[int]) -> None:
         """num_tokens_D: tokens of the step at each replica, not all of them 0."""
@@ -37,33 +38,33 @@ class ExpertExchange(ABC):
     @property
     @abstractmethod
     def part(self) -> slice:
-        """Of the replica's tokens, those whose results come back to this rank."""
+        """The replica's tokens whose results come back to this rank."""
         ...
 
     @abstractmethod
     def results(self, h_TE: torch.Tensor, experts_TK: torch.Tensor, holder: Holder) -> torch.Tensor:
-        """[tokens of `part`, K, E], like h: what experts_TK (int64) give for the replica's tokens. h_TE: contiguous,
-        the same on all ranks of the tensor group."""
+        """Returns [tokens of `part`, K, E], in h's dtype: the results of experts_TK (int64). h_TE: the replica's
+        tokens, contiguous, the same on all ranks of the tensor group."""
         ...
 
     @abstractmethod
     def complete_(self, x_TE: torch.Tensor) -> None:
-        """Of the replica's tokens, this rank's part is up to date: so are all of them then, in place."""
+        """Completes x_TE in place: this rank's part of the replica's tokens is up to date before, all of them after."""
         ...
 
     def gathered(self, x_TX: torch.Tensor) -> torch.Tensor:
-        """[D, T, X]: that of each replica. Rows beyond a replica's tokens hold anything."""
+        """Returns [D, T, X]: each replica's x_TX. Rows beyond a replica's tokens have undefined contents."""
         return self.data.gather(pad(x_TX, (0, 0, 0, max(self.num_tokens_D) - len(x_TX))))
 
     def without_padding(self, experts_DTK: torch.Tensor) -> torch.Tensor:
-        """The same, int64, and -1 beyond a replica's tokens."""
+        """Returns experts_DTK as int64, with -1 beyond a replica's tokens."""
         _, num_tokens, _ = experts_DTK.shape
         is_padding_DT = torch.arange(num_tokens) >= torch.tensor(self.num_tokens_D)[:, None]
         return experts_DTK.long().masked_fill_(is_padding_DT[:, :, None], -1)
 
     def returned(self, y_PE: torch.Tensor, sent_N: torch.Tensor, ranks_TK: torch.Tensor) -> torch.Tensor:
-        """[T, K, E] from all ranks. y_PE: what this rank sends, sent_N[i] rows to rank i. ranks_TK: whence each of the
-        results comes; of one rank they come in order."""
+        """Returns [T, K, E], collected from all ranks. y_PE: this rank's results for others, sent_N[i] rows to rank i.
+        ranks_TK: the rank that each result comes from; one rank's results arrive in order."""
         ranks_P = ranks_TK.flatten()
         received_N = ranks_P.bincount(minlength=self.experts.size)
         arrived_PE = self.experts.exchange(y_PE, sent_N.tolist(), received_N.tolist())
@@ -72,12 +73,12 @@ class ExpertExchange(ABC):
         return results_PE.unflatten(0, ranks_TK.shape)
 
 
-# Numbers of experts travel behind activations, whatever dtype those are.
+# Experts' numbers are sent in this dtype, appended to activations of any dtype.
 _CHOICE = torch.int32
 
 
 class GatherExchange(ExpertExchange):
-    """Activations of all replicas are gathered at each rank; results go to all ranks of the token's replica."""
+    """Gathers the activations of all replicas on each rank; results go to all ranks of the token's replica."""
 
     @property
     def part(self) -> slice:
@@ -103,12 +104,12 @@ class GatherExchange(ExpertExchange):
 
 
 class AllToAllExchange(ExpertExchange):
-    """A replica's tokens are dealt out over its ranks. Each sends its part to ranks of other replicas (those of its own
-    have all of it), gets the results, and in the end the parts are gathered."""
+    """Divides a replica's tokens among its ranks. Each rank sends its part to ranks of other replicas (those of its own
+    replica have all tokens) and receives the results; at the end the parts are gathered."""
 
     @property
     def _part_size(self) -> int:
-        """Tokens of a rank; the last ones may have fewer, or none."""
+        """Tokens of a rank; the last ranks may have fewer, or none."""
         return -(-self.num_tokens_D[self.data.rank] // self.tensor.size)
 
     @property
@@ -135,7 +136,7 @@ class AllToAllExchange(ExpertExchange):
             x_TE.copy_(self.tensor.gather(padded_TE).flatten(0, 1)[: len(x_TE)])
 
     def _owners(self, num_tokens: int) -> torch.Tensor:
-        """int64 [D, T]: the rank in whose part each token is."""
+        """Returns int64 [D, T]: the rank whose part each token is in."""
         part_sizes_D = torch.tensor([-(-count // self.tensor.size) for count in self.num_tokens_D])
         members_DT = torch.arange(num_tokens) // part_sizes_D.clamp(min=1)[:, None]
         return torch.arange(self.data.size)[:, None] * self.tensor.size + members_DT
@@ -143,13 +144,13 @@ class AllToAllExchange(ExpertExchange):
     def _brought(
         self, h_TE: torch.Tensor, ranks_DTK: torch.Tensor, owners_DT: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[R, E]: the replica's own tokens, and those that arrive, and where in it those of all replicas are."""
+        """Returns [R, E], the replica's own tokens and then those that arrive, and [D, T], each token's row in it."""
         num_replicas, num_tokens, _ = ranks_DTK.shape
         own, num_ranks = self.data.rank, self.experts.size
         rows_DT = torch.arange(num_tokens).repeat(num_replicas, 1)
         if num_replicas == 1:
             return h_TE, rows_DT
-        # Where there is no expert, rank -1: the last of these, which is none.
+        # Rank -1, no expert, marks the last column, which is never read.
         needs_DTN = torch.zeros(num_replicas, num_tokens, num_ranks + 1, dtype=torch.bool)
         needs_DTN.scatter_(2, ranks_DTK % (num_ranks + 1), True)
         first = own * self.tensor.size
@@ -166,20 +167,22 @@ class AllToAllExchange(ExpertExchange):
         return torch.cat((h_TE, arrived_AE)), rows_DT
 
 
-# Of all replicas. A gather is a call less, or two, and sends what nobody needs: hidden size 2048, 8 of 64 experts, over
-# loopback, 2 x 2 ranks on 2 cores: 6.2 ms against 9.3 with 16 tokens, 9.7 against 9.2 with 32, 39 against 25 with 256.
+# Over all replicas. A gather saves one or two calls, but sends data that no rank needs. Gather against all-to-all,
+# hidden size 2048, 8 of 64 experts, over loopback, 2 x 2 ranks on 2 cores: 6.2 ms against 9.3 with 16 tokens, 9.7
+# against 9.2 with 32, 39 against 25 with 256.
 GATHERED_TOKENS = 32
 
 
 def check_experts(options: Options, config: ModelConfig) -> None:
-    """Raises PermanentError if ranks are to share experts that the model does not have."""
+    """Raises PermanentError if enable_expert_parallel is on but the model has no experts."""
     if options.enable_expert_parallel and config.experts is None:
         raise PermanentError(
-            f"enable_expert_parallel: a {config.architecture} has no experts that ranks could share; leave it out"
+            f"enable_expert_parallel: a {config.architecture} has no experts to divide among ranks; leave it out"
         )
 
 
 def exchange_for(groups: Groups, num_tokens_D: Sequence[int]) -> ExpertExchange:
-    """num_tokens_D: tokens of the step at each replica, by which all ranks choose alike."""
+    """Chooses the exchange for the step. num_tokens_D: tokens of the step at each replica, known to all ranks, so that
+    all choose the same."""
     cls = GatherExchange if sum(num_tokens_D) <= GATHERED_TOKENS else AllToAllExchange
     return cls(groups, num_tokens_D)

@@ -26,13 +26,13 @@ class GlooGroup:
         connect_timeout: float,
         call_timeout: float,
     ) -> None:
-        """Connects with the other ranks, all of which do so with the same store at about the same time. name: for
-        messages, such as "tensor group of ranks 0, 1". host: the address of this machine that ranks talk over. Timeouts
-        in seconds. Raises CollectiveError."""
+        """Connects with the other ranks, which must connect through the same store at about the same time. name: for
+        messages, such as "tensor group of ranks 0, 1". host: the address of this machine that other ranks connect to.
+        Timeouts in seconds. Raises CollectiveError."""
         self.rank, self.size, self._name = rank, size, name
-        # Of this group so far: calls, and bytes that this rank has sent to others.
+        # This group's calls so far, and the bytes that this rank has sent to others.
         self.num_calls = self.num_bytes = 0
-        # The step under way, for messages.
+        # The current step, for messages.
         self.step = 0
         self._group: Any = connect(
             name, store, rank, size, host=host, connect_timeout=connect_timeout, call_timeout=call_timeout
@@ -61,18 +61,18 @@ class GlooGroup:
         return arrived
 
     def leave(self) -> None:
-        # Connections close when nothing refers to it any more.
+        # Connections close when nothing refers to the group any more.
         self._group = None
 
     def _call(self, what: str, begin: Callable[[Any], Any]) -> None:
         self.num_calls += 1
         try:
-            # No variable holds it: the frames of an exception would keep the connections open.
+            # No variable holds the group: an exception's frames would keep its connections open.
             begin(self._connected(what)).wait()
         except RuntimeError as error:
             raise CollectiveError(
-                f"{self._name}: {what} in step {self.step} failed at rank {self.rank}, for another rank has died or "
-                f"hangs: {first_line(error)}"
+                f"{self._name}: {what} in step {self.step} failed at rank {self.rank}: another rank has died or hangs: "
+                f"{first_line(error)}"
             ) from error
 
     def _connected(self, what: str) -> Any:
@@ -85,9 +85,9 @@ class GlooGroup:
 def connect(
     name: str, store: Store, rank: int, size: int, *, host: str, connect_timeout: float, call_timeout: float
 ) -> ProcessGroupGloo:
-    """See `GlooGroup`."""
-    # Not by init_process_group, of which there is one a process: groups come and go with epochs. Without a device,
-    # gloo asks the system which address the host's name has. torch's stubs know neither options nor calls.
+    """Connects the ranks of a group or pipeline; see `GlooGroup`."""
+    # Not by init_process_group, which makes one group per process: these come and go with epochs. Without a device,
+    # gloo would resolve the host's own name. torch's stubs know neither options nor calls.
     options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=call_timeout)
@@ -103,7 +103,7 @@ def first_line(error: RuntimeError) -> str:
 
 
 _NUM_CHANNELS = 2
-# gloo's tags have 31 bits. No two steps that are under way at once have the same one.
+# gloo's tags have 31 bits. Tags repeat, but never among the steps in flight.
 _NUM_TAGS = 2**30
 
 
@@ -121,14 +121,14 @@ class GlooPipeline:
         connect_timeout: float,
         call_timeout: float,
     ) -> None:
-        """As worker.parallel.gloo.GlooGroup."""
+        """Connects with the other stages; arguments as for GlooGroup."""
         self.stage, self.num_stages, self.step, self._name = stage, num_stages, 0, name
-        # What this rank has sent so far.
+        # Sends and bytes of this rank so far.
         self.num_calls = self.num_bytes = 0
         self._group: Any = connect(
             name, store, stage, num_stages, host=host, connect_timeout=connect_timeout, call_timeout=call_timeout
         )
-        # Begun and not waited for. One thread may leave while another begins or waits.
+        # Transfers that have begun and not been waited for. One thread may leave while another begins or waits.
         self._transfers: set[GlooTransfer] = set()
         self._lock = Lock()
 
@@ -146,21 +146,21 @@ class GlooPipeline:
 
     def leave(self) -> None:
         with self._lock:
-            # Connections close when nothing refers to the group or to one of its transfers any more.
+            # Connections close when nothing refers to the group or its transfers any more.
             self._group = None
             for transfer in self._transfers:
                 transfer.release()
             self._transfers.clear()
 
     def finish(self, transfer: "GlooTransfer") -> None:
-        """To be called once it has been waited for."""
+        """Forgets a transfer that has been waited for."""
         with self._lock:
             self._transfers.discard(transfer)
 
     def _begin(self, what: str, tensor: torch.Tensor, begin: Callable[[Any], Any]) -> "GlooTransfer":
         with self._lock, _as_collective_error(what):
             if self._group is None:
-                raise CollectiveError(f"{what}: this one has left")
+                raise CollectiveError(f"{what}: this stage has left")
             transfer = GlooTransfer(self, what, tensor, begin(self._group))
             self._transfers.add(transfer)
         return transfer
@@ -176,7 +176,7 @@ class GlooTransfer:
     def wait(self) -> None:
         try:
             with _as_collective_error(self._what):
-                # No variable holds it: the frames of an exception would keep the connection open.
+                # No variable holds the work: an exception's frames would keep the connection open.
                 self._unfinished.wait()
         finally:
             self.release()
@@ -189,7 +189,7 @@ class GlooTransfer:
     def _unfinished(self) -> Any:
         work = self._work
         if work is None:
-            raise CollectiveError(f"{self._what}: this one has left")
+            raise CollectiveError(f"{self._what}: this stage has left")
         return work
 
 
@@ -198,7 +198,7 @@ def _as_collective_error(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise CollectiveError(f"{what} failed, for that one has died or hangs: {first_line(error)}") from error
+        raise CollectiveError(f"{what} failed: the other stage has died or hangs: {first_line(error)}") from error
 
 
 def _tag(step: int, channel: int) -> int:

@@ -17,18 +17,18 @@ from worker.parallel.gloo import GlooGroup, GlooPipeline
 from worker.parallel.groups import Alone, Group, Groups
 from worker.parallel.nccl import tensor_group_class
 
-# A store that is there answers in milliseconds.
+# A live store answers in milliseconds.
 _TIMEOUT_S = 10.0
-# Names of machines that have just been started may be known a little later.
+# The name of a machine that has just started may take a while to resolve.
 _NAME_PAUSE_S, _LONGEST_NAME_WAIT_S = 0.5, 60.0
 
 
 def host_towards(endpoint: str, while_waiting: Callable[[], None]) -> str:
-    """The address of this machine from which it reaches another: loopback for itself, so that it is one that the other
-    machines of the cluster know, too.
+    """Returns the local address from which this machine reaches the endpoint. Other machines of the cluster can reach
+    it, too; it is loopback only if the endpoint is.
 
-    endpoint: tcp://HOST:PORT. while_waiting: called again and again while the host's name is not known; may raise.
-    Raises OSError if it is not after a minute, or if there is no route.
+    endpoint: tcp://HOST:PORT. while_waiting: called repeatedly while the host's name does not resolve; may raise.
+    Raises OSError if it does not within a minute, or if there is no route.
     """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     gives_up_at = time.monotonic() + _LONGEST_NAME_WAIT_S
@@ -38,20 +38,20 @@ def host_towards(endpoint: str, while_waiting: Callable[[], None]) -> str:
             break
         except socket.gaierror as error:
             if time.monotonic() >= gives_up_at:
-                raise OSError(f"{host}: {error.strerror}; give worker_host, or a name that is known") from None
+                raise OSError(f"{host}: {error.strerror}; set worker_host, or use a name that resolves") from None
         while_waiting()
         time.sleep(_NAME_PAUSE_S)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        # Chooses a route; nothing is sent.
+        # This chooses a route and sends nothing.
         probe.connect(address)
         return probe.getsockname()[0]
 
 
 def hold_store(host: str) -> tuple[Store, str]:
-    """A store that listens at a free port of one address of this machine, as long as it is referred to; and where:
-    HOST:PORT, for step_pb2.Hello. Raises PermanentError."""
+    """Returns a store that listens at a free port of `host`, an address of this machine, for as long as it is
+    referenced; and its HOST:PORT, for step_pb2.Hello. Raises PermanentError."""
     try:
-        # TCPStore's own binding takes all addresses.
+        # TCPStore itself would bind all addresses.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family)
     except OSError as error:
@@ -71,16 +71,16 @@ def hold_store(host: str) -> tuple[Store, str]:
 
 
 def store_at(place: str) -> Store:
-    """What ranks of one epoch share of the store at HOST:PORT/EPOCH. May block for ever, if the machine has vanished or
-    the process is stopped: see worker.parallel.group_init. Raises PlanError, or RuntimeError
-    if the store is not there."""
+    """Returns the part of a store that belongs to one epoch. place: HOST:PORT/EPOCH. May block for ever, if the store's
+    machine has vanished or its process is stopped: see GroupInit. Raises PlanError for another form, RuntimeError if
+    the store is not there."""
     address, _, epoch = place.rpartition("/")
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and epoch):
         raise PlanError(f"rendezvous: {place!r} is not of the form HOST:PORT/EPOCH")
     host = host.strip("[]")
     try:
-        # TCPStore says the same in fifty lines, and tries for longer.
+        # TCPStore would try for longer and fail with fifty lines.
         socket.create_connection((host, int(port)), _TIMEOUT_S).close()
     except OSError as error:
         raise RuntimeError(error.strerror or str(error)) from None
@@ -92,18 +92,18 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-# Between looks at who has come.
+# The pause between checks of which ranks have come.
 _STORE_PAUSE_S = 0.02
-# Once all have come, connecting takes milliseconds.
+# Connecting takes milliseconds once all ranks have come.
 _CONNECT_S = 10.0
-# Ranks of one machine talk over it.
+# Ranks on one machine connect over it.
 LOOPBACK = "127.0.0.1"
 
 _GroupT = TypeVar("_GroupT", covariant=True)
 
 
 class GroupClass(Protocol[_GroupT]):
-    """worker.parallel.gloo.GlooGroup, and others that connect as it does."""
+    """worker.parallel.gloo.GlooGroup, and other classes with the same constructor."""
 
     def __call__(
         self, name: str, store: Store, rank: int, size: int, /, *,
@@ -122,13 +122,13 @@ def connect_ranks(
     call_timeout: float,
     while_waiting: Callable[[], None],
 ) -> Groups:
-    """Connects with the other ranks of each group that this one is in, once all of axes.num_ranks are there.
+    """Connects this rank with the others in each of its groups, once all axes.num_ranks ranks are there.
 
-    address: of step_pb2.Reset. rank: within its replica. replica: its number; it matters to those that compute their
-    steps together. host: the address of this machine that ranks talk over. tensor_group: what connects those that share
-    each layer. call_timeout: seconds that each of the groups' calls may take. while_waiting: called again and again
-    until all are there, which may take as long as loading weights; may raise. Raises PlanError for another kind of
-    address, CollectiveError if ranks vanish while they connect, RuntimeError if the place where they meet does.
+    address: that of step_pb2.Reset. rank: within its replica. replica: its number; used only by replicas that compute
+    their steps together. host: the address of this machine that other ranks connect to. tensor_group: connects the
+    ranks that share each layer. call_timeout: seconds that each call of a group may take. while_waiting: called
+    repeatedly until all ranks are there, which may take as long as loading weights; may raise. Raises PlanError for
+    another kind of address, CollectiveError if ranks vanish while they connect, RuntimeError if the store vanishes.
     """
     store = _store(address, axes)
     global_rank = axes.global_rank(rank, replica if axes.data_size > 1 else 0)
@@ -143,7 +143,7 @@ def connect_ranks(
         )  # fmt: skip
 
     first = global_rank - rank
-    # All ranks connect their groups in this order, so that none waits for one that waits elsewhere.
+    # All ranks connect their groups in this order, so that they do not deadlock.
     tensor, pipeline, data = Alone(), None, Alone()
     if axes.tensor_size > 1:
         tensor = connect(tensor_group, "tensor group", [first + each for each in axes.tensor_group(rank)])
@@ -157,7 +157,7 @@ def connect_ranks(
 
 
 def _store(address: str, axes: Axes) -> Store:
-    """Where ranks leave word for each other."""
+    """Returns the store at which the ranks meet."""
     kind, _, place = address.partition(":")
     if kind == "tcp":
         return store_at(place)
@@ -180,20 +180,20 @@ def _name(global_rank: int) -> str:
 
 _T = TypeVar("_T")
 
-# Between looks at whether somebody still wants the result.
+# The pause between calls of while_waiting.
 _CALL_PAUSE_S = 0.02
 
 
 class _NobodyWaits(Exception):
-    """Ends a call whose result is not wanted any more."""
+    """Ends a call whose result is no longer wanted."""
 
 
 def call_with_timeout(call: Callable[[Callable[[], None]], _T], while_waiting: Callable[[], None]) -> _T:
-    """What `call`, on a thread of its own, returns or raises; while_waiting is called here meanwhile, again and again.
+    """Runs `call` on a thread of its own, and returns or raises what it does; meanwhile calls while_waiting repeatedly.
 
-    If while_waiting raises, that is raised at once, and the thread is left behind: it ends when its call does, which
-    may be as late as the process. The call is given a function to call in loops of its own; it raises once nobody
-    waits.
+    If while_waiting raises, that error is raised at once and the thread is abandoned: it ends when `call` does, at the
+    latest with the process. `call` gets a function to call in its own loops; it raises once nothing waits for the
+    result.
     """
     is_left = threading.Event()
     outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
@@ -219,16 +219,17 @@ def call_with_timeout(call: Callable[[Callable[[], None]], _T], while_waiting: C
 
 
 class GroupInit:
-    """Of one process. store_address: for its Hello, empty if the ranks' store is not here.
+    """Connects one process with the other ranks, once per epoch. store_address: for its Hello; empty if another process
+    has the ranks' store.
 
-    A store on another machine may fall silent in the middle of a call: if that machine vanishes, or the process is
-    stopped. So what may wait for it is left to a thread that can be left behind.
+    A store on another machine may stop answering in the middle of a call, if that machine vanishes or the process is
+    stopped. So calls that may wait for it run on a thread that can be abandoned.
     """
 
     def __init__(
         self, options: Options, axes: Axes, replica: int, rank: int, while_waiting: Callable[[], None]
     ) -> None:
-        """while_waiting: as worker.parallel.group_init.host_towards. Raises PermanentError."""
+        """while_waiting: as for host_towards. Raises PermanentError."""
         self._options, self._axes, self._replica, self._rank = options, axes, replica, rank
         self._is_patient = options.meets_over_tcp(replica)
         self._host, self.store_address = LOOPBACK, ""
@@ -236,12 +237,14 @@ class GroupInit:
             try:
                 self._host = options.worker_host or host_towards(options.step_address(replica), while_waiting)
             except OSError as error:
-                raise PermanentError(f"step_addresses: no way to {options.step_address(replica)}: {error}") from error
+                raise PermanentError(
+                    f"step_addresses: cannot reach {options.step_address(replica)}: {error}"
+                ) from error
             if axes.global_rank(rank, replica if axes.data_size > 1 else 0) == 0:
                 self._store, self.store_address = hold_store(self._host)
 
     def __call__(self, address: str, while_waiting: Callable[[], None]) -> Groups:
-        """As connect_ranks, without the RuntimeError."""
+        """Connects the ranks as connect_ranks does, but raises CollectiveError in place of RuntimeError."""
         if self._is_patient:
             return call_with_timeout(lambda check: self._meet_at_store(address, check), while_waiting)
         return self._meet(address, while_waiting)
@@ -260,7 +263,7 @@ class GroupInit:
             self._rank,
             self._replica,
             host=self._host,
-            # Once it has been decided which device this process computes on.
+            # Called only now: which device this process computes on must be decided first.
             tensor_group=tensor_group_class(self._options, self._replica, self._rank),
             call_timeout=self._options.step_timeout,
             while_waiting=while_waiting,

@@ -10,30 +10,31 @@ from worker.parallel.axes import Axes
 
 
 class Group(Protocol):
-    """Every rank of it makes the same calls in the same order, with tensors of the same shape and dtype."""
+    """Ranks that compute together. All make the same calls in the same order, with tensors of the same shape and
+    dtype."""
 
     rank: int
     size: int
-    # Under way, for messages.
+    # The current step, for error messages.
     step: int
 
     def sum_(self, x: torch.Tensor) -> None:
-        """Replaces x, contiguous, by the sum over all ranks: added up from rank 0 on, so that it has the same bits on
-        each and whatever else is in the tensor. (In a ring's sum the order depends on the position.)"""
+        """Replaces x, contiguous, by the sum over all ranks. Terms are added from rank 0 on, so that the bits are the
+        same on each rank and at each position of the tensor. (In a ring's sum the order depends on the position.)"""
         ...
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """[size, *x.shape], contiguous: what each rank gave."""
+        """Returns [size, *x.shape], contiguous: the x of each rank."""
         ...
 
     def exchange(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
-        """To each rank rows of x [sum(sent), ...], in the order of ranks; what each rank has sent to this one,
-        [sum(received), ...], in the same order. sent, received: rows for and from each rank; the numbers of both ends
-        are equal. The one call whose shapes differ between ranks."""
+        """Sends rows of x [sum(sent), ...] to each rank, in the order of ranks, and returns what each rank has sent to
+        this one, [sum(received), ...], in the same order. sent, received: numbers of rows for and from each rank; a
+        sender's and its receiver's must agree. This is the only call whose shapes differ between ranks."""
         ...
 
     def leave(self) -> None:
-        """Calls of other ranks fail if they wait for this one, and so do later ones here."""
+        """Makes calls of other ranks that wait for this one fail, and later calls here, too."""
         ...
 
 
@@ -56,7 +57,7 @@ class Alone:
 
 
 class Rehearsal:
-    """A rank of a group without the others: for a warm-up, whose results mean nothing."""
+    """A group that pretends to have other ranks: for a warm-up, whose results are not used."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.step = rank, size, 0
@@ -75,25 +76,25 @@ class Rehearsal:
 
 
 def alone_or_rehearsal(rank: int, size: int) -> Group:
-    """Until the ranks are connected."""
+    """Returns a group to use until the ranks are connected."""
     return Alone() if size == 1 else Rehearsal(rank, size)
 
 
 class Transfer(Protocol):
-    """Of a tensor, from one stage to another. The tensor is in use until `wait` has returned."""
+    """A transfer of a tensor from one stage to another. The tensor is in use until `wait` has returned."""
 
     def wait(self) -> None:
-        """Until it has been sent, or has come. Raises CollectiveError."""
+        """Waits until the tensor has been sent or received. Raises CollectiveError."""
         ...
 
 
 class PipelineLink(Protocol):
-    """Between the ranks of one place in all stages. A sender and a receiver name the same step and channel, once each;
-    in which order they begin and finish their transfers is open. Calls come from several threads."""
+    """Connects the ranks with the same place in each stage. A sender and its receiver name the same step and channel,
+    once each; transfers may begin and finish in any order. Several threads make calls."""
 
     stage: int
     num_stages: int
-    # Begun last, for messages.
+    # The step begun last, for error messages.
     step: int
 
     def send(self, x: torch.Tensor, stage: int, *, step: int, channel: int) -> Transfer:
@@ -101,11 +102,11 @@ class PipelineLink(Protocol):
         ...
 
     def receive(self, into: torch.Tensor, stage: int, *, step: int, channel: int) -> Transfer:
-        """Begins to receive a tensor of into's size. Raises CollectiveError."""
+        """Begins to receive a tensor of the same size as `into`. Raises CollectiveError."""
         ...
 
     def leave(self) -> None:
-        """Transfers that are under way here and at the other stages fail, and so do later ones."""
+        """Makes all transfers fail, here and at the other stages: current ones and later ones."""
         ...
 
 
@@ -115,7 +116,7 @@ class _Done:
 
 
 class RehearsedPipeline:
-    """A stage without the others: for a warm-up, whose results mean nothing."""
+    """A pipeline link that pretends to have other stages: for a warm-up, whose results are not used."""
 
     def __init__(self, stage: int, num_stages: int) -> None:
         self.stage, self.num_stages, self.step = stage, num_stages, 0
@@ -136,25 +137,25 @@ _ALONE = Alone()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """Of one epoch. By default there is nobody else."""
+    """A rank's groups in one epoch. By default the rank is alone."""
 
-    # That share each layer.
+    # The ranks that share each layer.
     tensor: Group = _ALONE
     # The other stages; None if there is one stage.
     pipeline: PipelineLink | None = None
-    # The same place in replicas that compute their steps together.
+    # The ranks with the same place in replicas that compute their steps together.
     data: Group = _ALONE
-    # The same stage in all of these replicas: experts are dealt out over it. The tensor group itself, if there is one
-    # replica.
+    # The ranks of the same stage in all of these replicas: experts are divided among them. With one replica, it is the
+    # tensor group itself.
     experts: Group = _ALONE
 
     def begin_step(self, step: int) -> None:
-        """For messages."""
+        """Sets the step that error messages name."""
         for each in self._all:
             each.step = step
 
     def leave(self) -> None:
-        """The other ranks fail if they wait for this one, now or later."""
+        """Makes other ranks fail if they wait for this one, now or later."""
         for each in self._all:
             each.leave()
 
@@ -166,7 +167,7 @@ class Groups:
 
 
 def without_others(axes: Axes, rank: int, replica: int = 0) -> Groups:
-    """Until the ranks are connected. rank: within its replica."""
+    """Returns groups to use until the ranks are connected. rank: within its replica."""
     tensor = alone_or_rehearsal(axes.tensor_rank(rank), axes.tensor_size)
     data, experts = _ALONE, tensor
     if axes.data_size > 1:

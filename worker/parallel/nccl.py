@@ -1,13 +1,13 @@
 """Groups of ranks on GPUs, connected by NCCL.
 
-What is known of torch's ProcessGroupNCCL (2.11 to 2.13) and of NCCL, from their sources, and shapes this file:
+Facts about torch's ProcessGroupNCCL (2.11 to 2.13) and NCCL, from their sources, that shape this file:
 
-- A call that is not asynchronous puts NCCL's kernel on the current stream and gives no Work: it can be captured.
-- A communicator can be given up only when no graph holds calls of it any more (ncclCommAbort waits for that).
-  Who captures drops the graphs before `leave`; one that is being replayed may be dropped, too.
-- torch's watchdog sees no replay of a graph, waits a minute before it aborts, and by default ends the process. With
-  TORCH_NCCL_BLOCKING_WAIT it does not run: a step that hangs, for a rank that has died, is given up by the scheduler
-  (step_timeout), which tells all ranks to leave.
+- A synchronous call puts NCCL's kernel on the current stream and returns no Work, so it can be captured.
+- A communicator can be aborted only when no graph holds calls of it any more (ncclCommAbort waits for that). So the
+  owner of the graphs drops them before `leave`; it may drop one that is being replayed, too.
+- torch's watchdog does not see replays of graphs, waits a minute before it aborts, and by default ends the process.
+  With TORCH_NCCL_BLOCKING_WAIT it does not run: if a step hangs because a rank has died, the scheduler gives up on it
+  (step_timeout) and tells all ranks to leave.
 """
 
 import os
@@ -26,8 +26,8 @@ from worker.parallel.gloo import GlooGroup, first_line
 
 
 class NcclGroup:
-    """worker.parallel.groups.Group, of CUDA tensors, on the current stream: nothing here waits for the GPU. Traffic is
-    not encrypted."""
+    """worker.parallel.groups.Group for CUDA tensors, on the current stream: no call waits for the GPU. Traffic is not
+    encrypted."""
 
     def __init__(
         self,
@@ -42,22 +42,23 @@ class NcclGroup:
         connect_timeout: float,
         call_timeout: float,
     ) -> None:
-        """As worker.parallel.gloo.GlooGroup. device: this rank's GPU, that of no other rank. batch_invariant: sums have
-        the same bits wherever in a tensor a number lies. host: of no use here, for NCCL chooses among a machine's
-        addresses itself (NCCL_SOCKET_IFNAME). call_timeout: seconds that `leave` may take. Raises CollectiveError."""
+        """Connects as worker.parallel.gloo.GlooGroup does. device: this rank's GPU, shared with no other rank.
+        batch_invariant: a sum's bits do not depend on the position in the tensor. host: not used, because NCCL itself
+        chooses among a machine's addresses (NCCL_SOCKET_IFNAME). call_timeout: seconds that `leave` may take. Raises
+        CollectiveError."""
         self.rank, self.size, self._name = rank, size, name
-        # At two ranks there is one order.
+        # With two ranks, every order gives the same sum.
         self._sums_in_order = batch_invariant and size > 2
-        # As in GlooGroup, but of what a graph captured once, however often it is replayed.
+        # As in GlooGroup, but calls in a graph count once, when they are captured, not at each replay.
         self.num_calls = self.num_bytes = 0
         self.step = 0
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
         store.set_timeout(timedelta(seconds=connect_timeout))
         try:
-            # The thread may be one whose GPU is another.
+            # This thread's current GPU may be another one.
             with torch.cuda.device(device):
                 self._group: Any = _process_group(store, rank, size, timedelta(seconds=call_timeout))
-                # At once, not with the first call: all ranks are here now.
+                # Connect now rather than at the first call: all ranks are here.
                 self._group.eager_connect_single_device(device)
         except RuntimeError as error:
             raise CollectiveError(
@@ -65,7 +66,7 @@ class NcclGroup:
             ) from error
 
     def sum_(self, x: torch.Tensor) -> None:
-        """In x's dtype: of bfloat16, each addition is rounded. In order, it is float32 that is added up, and rounded
+        """NCCL adds in x's dtype: in bfloat16, each addition is rounded. Sums in order are added in float32 and rounded
         once."""
         assert x.is_contiguous()
         if self._sums_in_order:
@@ -77,7 +78,7 @@ class NcclGroup:
             return
         options = AllreduceOptions()
         options.asyncOp = False
-        # As a ring sends it; what NCCL chooses may send less.
+        # Bytes that a ring sends; the algorithm that NCCL chooses may send less.
         self.num_bytes += 2 * x.nbytes * (self.size - 1) // self.size
         self._call(f"a sum of {x.nbytes} bytes", lambda group: group.allreduce([x], options))
 
@@ -106,8 +107,8 @@ class NcclGroup:
         return arrived
 
     def leave(self) -> None:
-        """Frees this rank's GPU from calls that wait for others; others, that wait for this one, leave likewise. No
-        graph may hold a call any more. Raises RuntimeError if that takes longer than call_timeout."""
+        """Frees this rank's GPU from calls that wait for others; ranks that wait for this one must leave, too. No graph
+        may hold a call any more. Raises RuntimeError if it takes longer than call_timeout."""
         group, self._group = self._group, None
         if group is not None:
             group.abort()
@@ -125,7 +126,7 @@ class NcclGroup:
 
 
 def _process_group(store: Store, rank: int, size: int, timeout: timedelta) -> object:
-    # Not in every build of torch.
+    # Imported here because not every build of torch has it.
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
@@ -134,7 +135,7 @@ def _process_group(store: Store, rank: int, size: int, timeout: timedelta) -> ob
 
 
 def tensor_group_class(options: Options, replica: int, rank: int) -> Callable[..., GlooGroup | NcclGroup]:
-    """What connects the ranks that share each layer: NCCL, if this process computes on a GPU, which it has begun to."""
+    """Returns the class that connects the ranks that share each layer: NCCL if this process has initialized CUDA."""
     if not torch.cuda.is_initialized():
         return GlooGroup
     device = torch.device("cuda", gpu_index(options, torch.cuda.device_count(), replica, rank))

@@ -23,9 +23,9 @@ _ONLY_ON_CPUS = {
 
 
 def check_cpu_options(options: Options) -> None:
-    """Raises PermanentError for what only GPUs do, and warns of options that change nothing."""
+    """Raises PermanentError for options that need a GPU, and warns of options without effect on a CPU."""
     if options.quantization == "fp8":
-        raise PermanentError("quantization=fp8 is computed on GPUs only: use int8, int4 or none on a CPU")
+        raise PermanentError("quantization=fp8 is for GPUs only: use int8, int4 or none on a CPU")
     if options.kv_cache_dtype in ("fp8", "fp8_e4m3"):
         raise PermanentError(f"kv_cache_dtype={options.kv_cache_dtype} is for GPUs only: use auto on a CPU")
     if options.kv_cache_dtype == "bfloat16" and options.dtype == "float32":
@@ -41,20 +41,20 @@ def check_cpu_options(options: Options) -> None:
 
 
 def check_gpu_options(options: Options) -> None:
-    """Raises PermanentError for what only CPUs do, and warns of options that change nothing."""
+    """Raises PermanentError for options that need a CPU, and warns of options without effect on a GPU."""
     if options.quantization in ("int8", "int4"):
         raise PermanentError(
-            f"quantization={options.quantization} is computed on CPUs only: use fp8 or none on a GPU, or device=cpu"
+            f"quantization={options.quantization} is for CPUs only: use fp8 or none on a GPU, or device=cpu"
         )
     if options.num_redundant_experts:
         raise PermanentError(
-            f"num_redundant_experts={options.num_redundant_experts}: experts are copied on CPUs only so far; use 0 on "
-            "GPUs, or device=cpu"
+            f"num_redundant_experts={options.num_redundant_experts}: copies of experts are for CPUs only so far; use 0 "
+            "on GPUs, or device=cpu"
         )
     if options.in_lockstep:
         raise PermanentError(
             f"enable_expert_parallel with data_parallel_size={options.data_parallel_size}: replicas share experts on "
-            "CPUs only so far; use data_parallel_size=1, without enable_expert_parallel any, or device=cpu"
+            "CPUs only so far; use data_parallel_size=1, or no enable_expert_parallel, or device=cpu"
         )
     if options.pipeline_parallel_size > 1:
         raise PermanentError(
@@ -68,7 +68,7 @@ def _warn(options: Options, without_effect: dict[str, str], where: str) -> None:
     for name, reason in without_effect.items():
         value = getattr(options, name)
         if value != type(options).model_fields[name].default:
-            _log.warning("%s=%s changes nothing %s: %s", name, value, where, reason)
+            _log.warning("%s=%s has no effect %s: %s", name, value, where, reason)
 
 
 def build_runner(
@@ -80,13 +80,13 @@ def build_runner(
     rank: int = 0,
     watch_experts: Callable[[ExpertLoad], None] = lambda load: None,
 ) -> StepRunner:
-    """Loads the model that the options name, makes its KV cache, and warms up, on the device that they name.
+    """Loads the options' model on their device, makes its KV cache, and warms up.
 
-    progress gets fractions of loading, from 0 to 1, on this thread. cores: that this thread and those of the kernels
-    are bound to (worker.cpu.threads.prepare_threads). watch_experts: called once on a CPU, of ranks that count the same
-    tokens at the first, if the model has experts. Raises ValueError (a model that is not there, weights that are
-    damaged, a KV cache with no room) or PermanentError (options that do not fit the model or the device); either would
-    happen again.
+    progress: called on this thread with the fraction of loading, from 0 to 1. cores: the cores that this thread and
+    those of the kernels are bound to (worker.cpu.threads.prepare_threads). watch_experts: called once if the model has
+    experts, on CPUs only; of ranks that count the same tokens, only the first calls it. Raises ValueError (missing
+    model, damaged weights, no room for a KV cache) or PermanentError (options that do not fit the model or the device);
+    neither goes away by a restart.
     """
     device = select_device(options, replica, rank)
     if device is None:
@@ -96,7 +96,7 @@ def build_runner(
             return runner
         return ThreadedRunner(runner, max_steps_in_flight=options.max_steps_in_flight)
     check_gpu_options(options)
-    # Triton, and what is written in it, is not for workers on CPUs.
+    # Imported here: workers on CPUs do without Triton and its kernels.
     from worker.gpu.build import build_gpu_runner
 
     return build_gpu_runner(options, device, progress, replica=replica, rank=rank)

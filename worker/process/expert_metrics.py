@@ -1,4 +1,4 @@
-"""The load of experts, for /metrics."""
+"""Metrics of the load of experts."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from worker.layers.forward_context import ExpertLoad
 
-# One for each expert of each layer. DeepSeek-V3 would have 14,848.
+# One series per expert per layer. DeepSeek-V3 would have 14,848.
 _MOST_SERIES = 4096
 
 
@@ -17,15 +17,15 @@ class ExpertMetrics(Collector):
         self._load = load
 
     def collect(self) -> Iterator[Metric]:
-        """At each scrape, on any thread."""
+        """Yields the metrics; called at each scrape, on any thread."""
         load = self._load
         tokens = {str(layer): tokens_N for layer, tokens_N in load.tokens_N.items()}
         if len(tokens) * load.num_experts > _MOST_SERIES:
             tokens = {"all": np.sum([*tokens.values()], axis=0)}
         counter = CounterMetricFamily(
             "octavo_expert_tokens",
-            "Tokens that chose an expert, at all ranks that share experts with this one. Of a model with more than "
-            f"{_MOST_SERIES} experts in all, of all layers together.",
+            "Tokens that chose an expert, at all ranks that share experts with this one. Summed over all layers if the "
+            f"model has more than {_MOST_SERIES} experts in all.",
             labels=["layer", "expert"],
         )
         for layer, tokens_N in tokens.items():

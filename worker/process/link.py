@@ -1,4 +1,4 @@
-"""The worker's sockets: the DEALER of the step wire, and what ends a wait on it."""
+"""The worker's sockets: the DEALER of the step wire, and a wakeup that ends a wait on it."""
 
 import secrets
 import signal
@@ -14,7 +14,7 @@ from runtime.wire import STEP_MESSAGE_BYTES, rank_identity
 
 
 class Wakeup:
-    """A file descriptor that becomes readable, and whether the process has been asked to stop."""
+    """A socket that becomes readable to wake the main loop, and a flag that the process was asked to stop."""
 
     def __init__(self) -> None:
         self.reader, self._writer = socket.socketpair()
@@ -27,11 +27,11 @@ class Wakeup:
         return self._stop.is_set()
 
     def notify(self) -> None:
-        """Ends the poll. From any thread."""
+        """Ends the poll. May be called on any thread."""
         try:
             self._writer.send(b"x")
         except BlockingIOError:
-            pass  # the buffer is full of notifications: the poll ends as it is
+            pass  # the buffer is full of notifications, so the poll ends anyway
 
     def request_stop(self) -> None:
         self._stop.set()
@@ -49,41 +49,41 @@ class Wakeup:
         self._writer.close()
 
     def stop_on_signals(self) -> None:
-        """SIGTERM and SIGINT ask to stop. On the main thread only."""
+        """Makes SIGTERM and SIGINT request a stop. Must be called on the main thread."""
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: self._stop.set())
 
 
-# How long a last word (Failure) may take to leave when the process ends.
+# How long the process waits at its end for its last message (Failure) to be sent.
 _LAST_WORD_MS = 1000
 
 
 class Link:
-    """Connects to a scheduler that need not be there yet. To be used on one thread."""
+    """The connection to the scheduler, which need not be running yet. Use it on one thread only."""
 
     def __init__(self, context: zmq.Context, endpoint: str, curve_dir: Path | None) -> None:
-        """curve_dir: where the CURVE keys are; None speaks in the clear. Raises CurveError."""
+        """curve_dir: directory of the CURVE keys; None: no encryption. Raises CurveError."""
         self._context, self._endpoint, self._curve_dir = context, endpoint, curve_dir
         self.socket = self._connect(b"join-" + secrets.token_hex(8).encode())
 
     def join(self) -> None:
-        """Connects anew, under a random identity, to say Hello."""
+        """Reconnects under a random identity, to send Hello."""
         self._replace(b"join-" + secrets.token_hex(8).encode())
 
     def enter(self, epoch: int, rank: int) -> None:
-        """Connects anew as a rank of an epoch."""
+        """Reconnects as a rank of an epoch."""
         self._replace(rank_identity(epoch, rank))
 
     def receive(self) -> list[bytes] | None:
-        """The frames of the next message; None if there is none yet."""
+        """Returns the frames of the next message, or None if there is none yet."""
         try:
             return self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
 
     def send(self, message: step_pb2.WorkerToScheduler) -> bool:
-        """Queues a message. False if the queue is full, for want of a scheduler that reads it."""
+        """Queues a message. Returns False if the queue is full because no scheduler reads it."""
         try:
             self.socket.send(message.SerializeToString(), zmq.NOBLOCK)
         except zmq.Again:
@@ -91,7 +91,7 @@ class Link:
         return True
 
     def close(self, *, deliver: bool = False) -> None:
-        """deliver: gives what was sent last a second to leave."""
+        """Closes the socket. deliver: waits up to a second for queued messages to be sent."""
         self.socket.close(linger=_LAST_WORD_MS if deliver else 0)
 
     def _replace(self, identity: bytes) -> None:
@@ -103,14 +103,14 @@ class Link:
 
 
 def connect_dealer(context: zmq.Context, endpoint: str, curve_dir: Path | None, identity: bytes) -> zmq.Socket:
-    """A DEALER that goes on trying to connect for as long as it lives. Raises CurveError."""
+    """Returns a DEALER that keeps trying to connect until it is closed. Raises CurveError."""
     socket: zmq.Socket = context.socket(zmq.DEALER)
     try:
         socket.setsockopt(zmq.IDENTITY, identity)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, STEP_MESSAGE_BYTES)
-        # Soon at first: a scheduler that starts along with its workers is there within moments. Streams wait for one
-        # that was restarted, and an attempt costs microseconds, so the pauses do not grow long.
+        # In ms. Short at first: a scheduler that starts together with its workers listens within moments. The maximum
+        # is low, too: streams wait for a restarted scheduler, and an attempt costs microseconds.
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
         if endpoint.startswith("tcp://") and curve_dir is not None:

@@ -1,4 +1,4 @@
-"""The life of a worker: Hello, Reset, Ready, then plan after plan (protos/step.proto has the protocol)."""
+"""The main loop of a worker: Hello, Reset, Ready, then plan after plan (see protos/step.proto for the protocol)."""
 
 import logging
 import math
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class PlanChain:
-    """Step numbers and digests of one epoch. A rank that missed a plan finds out here, before it would hang in a
-    collective."""
+    """Checks step numbers and digests within an epoch. A rank that missed a plan finds out here, before it would hang
+    in a collective."""
 
     def __init__(self) -> None:
         self._step = 0
         self._digest = b""
 
     def follow(self, plan: step_pb2.StepPlan, payload: bytes) -> None:
-        """payload: the bytes that carried the plan. Raises PlanError if a plan before it is missing or was another."""
+        """Adds a plan. payload: its serialized bytes. Raises PlanError if the plan before it is missing or differs."""
         if plan.step != self._step + 1:
-            raise PlanError(f"step: {plan.step} follows {self._step}; a plan is missing, or came twice")
+            raise PlanError(f"step: {plan.step} follows {self._step}; a plan is missing, or arrived twice")
         if plan.previous_digest != self._digest:
             raise PlanError(
                 f"previous_digest: {plan.previous_digest.hex() or 'empty'} in step {plan.step}, but the plan before it "
@@ -46,10 +46,10 @@ class PlanChain:
 _log = logging.getLogger("octavo.worker")
 
 EXIT_FAILED = 1
-# Starting again would fail in the same way; `octavo up` gives up on it.
+# A restart would fail in the same way: `octavo up` does not try.
 EXIT_PERMANENT = 2
 
-# Steps that failed without one that succeeded in between; then a new process may do better.
+# Failed steps in a row after which the process ends, since a new one may do better.
 _MOST_FAILED_STEPS = 8
 
 _PROBE = step_pb2.SchedulerToWorker(probe=step_pb2.Probe()).SerializeToString()
@@ -58,28 +58,28 @@ _FIRST_HELLO_AGAIN, _LAST_HELLO_AGAIN = 1.0, 32.0
 
 
 class _StopRequested(Exception):
-    """Leaves loading early."""
+    """Interrupts loading or a rendezvous to stop the worker."""
 
 
 class _Overtaken(Exception):
-    """Leaves a rendezvous for what the scheduler says next."""
+    """Interrupts a rendezvous that a newer message, or the loss of the scheduler, has made obsolete."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One that was begun and whose result has not been sent."""
+    """A step that was begun and whose result has not been sent."""
 
     plan: step_pb2.StepPlan
     pending: PendingResult
-    # Of the plan (time.perf_counter).
+    # When the plan arrived (time.perf_counter).
     arrival: float
 
 
 class WorkerLoop:
-    """Runs on one thread, which owns the link's socket.
+    """The worker's main loop. It runs on one thread, which owns the link's socket.
 
-    It begins each plan as soon as it is there and sends each result as soon as it is there. While steps are computed
-    elsewhere it sleeps, until a message comes or a step is done.
+    It begins each plan when it arrives, and sends each result when it is ready. While a device or another thread
+    computes steps, the loop sleeps until a message comes or a step is done.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class WorkerLoop:
         returns_results: bool = True,
         max_steps_in_flight: int = 1,
     ) -> None:
-        """build: makes the runner, given what to report progress to; worker.process.build has its errors.
-        connect: of a replica of several ranks: connects with the others at a rendezvous, given what to call while it
-        waits; see worker.parallel.group_init. returns_results: one rank does."""
+        """build: makes the runner; gets a function to report progress to; see worker.process.build for its errors.
+        connect: connects the ranks of a replica that has several; gets the rendezvous and a function to call while it
+        waits; see worker.parallel.group_init. returns_results: True for one rank of the replica."""
         self._hello, self._rank = hello, hello.rank
         self._link, self._heartbeat, self._status = link, heartbeat, status
         self._wakeup, self._metrics, self._build = wakeup, metrics, build
@@ -106,22 +106,22 @@ class WorkerLoop:
         self._max_steps_in_flight = max_steps_in_flight
         self._runner: StepRunner | None = None
         self._chain = PlanChain()
-        # Of this epoch, in the order of their plans.
+        # Steps of this epoch, in the order of their plans.
         self._in_flight: deque[_Step] = deque()
         self._epoch = 0
-        # Plans are computed. False before the first Reset, and from a failure to the next Reset.
+        # Plans are dropped if False: before the first Reset, and from a failure to the next Reset.
         self._is_ready = False
         self._num_failed_steps = 0
         self._exit_code: int | None = None
-        # While joining, when to say Hello again, and after what pause; None: not joining.
+        # While joining: when to send Hello again, and the length of the pause. None: not joining.
         self._hello_due: float | None = None
         self._hello_pause = _FIRST_HELLO_AGAIN
         self._num_losses_seen = 0
-        # Received while something else was under way: the next message to be handled.
+        # A message received while waiting for other ranks: the next one to be handled.
         self._put_back: list[bytes] | None = None
 
     def run(self) -> int:
-        """Serves until told to stop. Returns the exit code of the process."""
+        """Runs until the worker is told to stop. Returns the exit code of the process."""
         try:
             self._join()
             while self._exit_code is None and not self._wakeup.stop_requested:
@@ -137,7 +137,7 @@ class WorkerLoop:
             _log.exception("the worker failed")
             return self._give_up(f"{type(error).__name__}: {error}", permanent=False)
         finally:
-            # Not left to the end of the process: NCCL would wait for graphs that are still there.
+            # Leaves the groups now: at the end of the process NCCL would wait for graphs that still exist.
             if self._connect is not None and self._runner is not None:
                 self._runner.join(None)
         return self._exit_code or 0
@@ -157,7 +157,7 @@ class WorkerLoop:
             self._hello_pause = _FIRST_HELLO_AGAIN
             self._join()
         elif self._hello_due is not None and time.monotonic() >= self._hello_due:
-            # A scheduler that ended between this Hello and its Reset has taken the Hello with it.
+            # If the scheduler ended between this Hello and its Reset, the Hello is lost.
             self._hello_pause = min(2 * self._hello_pause, _LAST_HELLO_AGAIN)
             self._join()
 
@@ -172,7 +172,7 @@ class WorkerLoop:
     # --- Messages
 
     def _serve(self) -> None:
-        """Handles what has arrived, and sends the results that are there."""
+        """Handles messages that have arrived, and sends results that are ready."""
         while self._exit_code is None and not self._wakeup.stop_requested:
             try:
                 frames, self._put_back = self._put_back or self._link.receive(), None
@@ -188,11 +188,11 @@ class WorkerLoop:
     def _handle(self, frames: list[bytes]) -> None:
         arrival = time.perf_counter()
         if len(frames) != 1:
-            raise PlanError(f"a message of {len(frames)} frames; one frame holds one SchedulerToWorker")
+            raise PlanError(f"a message has {len(frames)} frames; it must have one, with one SchedulerToWorker")
         try:
             message = step_pb2.SchedulerToWorker.FromString(frames[0])
         except DecodeError:
-            raise PlanError(f"a message of {len(frames[0])} bytes is no SchedulerToWorker") from None
+            raise PlanError(f"a message of {len(frames[0])} bytes is not a SchedulerToWorker") from None
         match message.WhichOneof("message"):
             case "plan":
                 self._begin(message.plan, frames[0], arrival)
@@ -204,7 +204,7 @@ class WorkerLoop:
             case "probe":
                 pass
             case _:
-                raise PlanError("a SchedulerToWorker holds no message of a kind known here")
+                raise PlanError("a SchedulerToWorker holds no message of a known kind")
 
     def _reset(self, reset: step_pb2.Reset) -> None:
         self._hello_due, self._hello_pause = None, _FIRST_HELLO_AGAIN
@@ -215,7 +215,7 @@ class WorkerLoop:
         self._link.enter(reset.epoch, self._rank)
         if bool(reset.rendezvous) != (self._connect is not None):
             raise PermanentError(
-                f"rendezvous: {reset.rendezvous!r}, but world_size is {self._hello.world_size} here: give all "
+                f"rendezvous is {reset.rendezvous!r}, but world_size is {self._hello.world_size} here: give all "
                 f"processes the same options"
             )
         if self._runner is None:
@@ -244,7 +244,7 @@ class WorkerLoop:
         _log.info("ready for epoch %d", reset.epoch)
 
     def _show_progress(self, fraction: float) -> None:
-        """Called while loading; also the place where loading can be left."""
+        """Reports the progress of loading, which calls it repeatedly. Raises _StopRequested to end loading early."""
         if self._wakeup.stop_requested:
             raise _StopRequested
         loading = fraction < 1.0
@@ -252,13 +252,13 @@ class WorkerLoop:
         self._status.set(state, progress=fraction)
 
     def _look_up(self) -> None:
-        """Called while the other ranks are waited for. They may never come to this rendezvous: if one has died, a new
-        Reset names another; if the scheduler has, too, it comes after a new Hello."""
+        """Checks for news while this rank waits for others, which may never come to this rendezvous. If a rank has
+        died, a new Reset names another rendezvous; if the scheduler has died, too, that Reset follows a new Hello."""
         if self._wakeup.stop_requested:
             raise _StopRequested
         if self._heartbeat.num_losses != self._num_losses_seen:
             raise _Overtaken
-        # Whoever has entered an epoch is probed again and again.
+        # The scheduler probes ranks that have entered an epoch repeatedly; probes need no answer.
         while (frames := self._link.receive()) is not None:
             if frames != [_PROBE]:
                 self._put_back = frames
@@ -281,7 +281,8 @@ class WorkerLoop:
         assert self._runner is not None
         self._chain.follow(plan, payload)
         if not self._returns_results:
-            # The rank that does may be ahead of this one: its result has brought this plan.
+            # The rank that returns results may be ahead, and its result has led to this plan. Wait until this rank has
+            # room for one more step, too.
             self._send_results(most_left=self._max_steps_in_flight - 1)
         self._status.begin_step(plan.step)
         try:
@@ -293,8 +294,8 @@ class WorkerLoop:
         self._in_flight.append(_Step(plan, pending, arrival))
 
     def _send_results(self, *, most_left: int | None = None) -> None:
-        """Of the steps that are done, in order. most_left: waits until no more than so many are in flight. After a
-        failure there are none."""
+        """Sends the results of steps that are done, in order. most_left: waits until at most this many steps are in
+        flight. After a failure none are."""
         try:
             while self._in_flight:
                 step = self._in_flight[0]
@@ -307,7 +308,7 @@ class WorkerLoop:
                     self._fail_step(step.plan, error)
                 self._send_result(step, result)
         except Exception:
-            # What was begun after this one builds on it.
+            # Later steps build on the failed one.
             self._drop_in_flight()
             raise
 
@@ -315,18 +316,19 @@ class WorkerLoop:
         assert self._runner is not None
         result.timing.total = time.perf_counter() - step.arrival
         if self._returns_results and not self._link.send(step_pb2.WorkerToScheduler(result=result)):
-            raise PlanError(f"step: the result of {step.plan.step} can't be sent, for nobody takes results")
+            raise PlanError(f"step: the result of {step.plan.step} can't be sent: the scheduler receives nothing")
         self._in_flight.popleft()
         self._num_failed_steps = 0
         self._status.end_step()
         self._metrics.count_step(step.plan, result, self._runner.num_live_rows)
 
     def _fail_step(self, plan: step_pb2.StepPlan, error: Exception) -> NoReturn:
-        """Whatever the model raises ends the epoch. The process stays, its weights loaded, as long as that may help."""
+        """Turns any error of a step into one that ends the epoch. The process keeps running with its weights loaded,
+        unless too many steps in a row have failed."""
         if isinstance(error, PlanError):
             raise error
         if isinstance(error, CollectiveError):
-            # No new process in place of this one would do better.
+            # Not counted as this rank's failure: a new process would not do better.
             raise CollectiveError(f"step {plan.step} failed: {error}") from error
         self._num_failed_steps += 1
         if self._num_failed_steps >= _MOST_FAILED_STEPS:
@@ -336,12 +338,13 @@ class WorkerLoop:
         raise StepError(f"step {plan.step} failed: {cause}") from error
 
     def _drop_in_flight(self) -> None:
-        """Nobody wants their results any more. They count as steps of this worker until it has waited for them."""
+        """Drops the results of steps in flight, which are no longer wanted. The steps stay in the worker's status until
+        it has waited for them."""
         if self._in_flight:
             assert self._runner is not None
             _log.debug("the results of steps %d to %d are dropped", *(self._in_flight[i].plan.step for i in (0, -1)))
             if self._connect is not None:
-                # They may wait for other ranks, and these for them.
+                # The steps may wait for other ranks, and those for this one.
                 self._runner.join(None)
             self._runner.reset()
             self._in_flight.clear()
@@ -350,7 +353,7 @@ class WorkerLoop:
     # --- Failures
 
     def _fail_epoch(self, error: PlanError | StepError) -> None:
-        """What follows can't be computed: says so and waits for a Reset. The results of steps before it go first."""
+        """Ends the epoch: sends the results of earlier steps, then a Failure. The next Reset starts a new epoch."""
         try:
             self._send_results(most_left=0)
         except (PlanError, StepError) as earlier:
@@ -359,7 +362,7 @@ class WorkerLoop:
         _log.error("epoch %d is over: %s", self._epoch, error)
         self._is_ready = False
         if self._connect is not None and self._runner is not None:
-            # The other ranks may wait for this one within the step.
+            # Other ranks may be waiting for this one within the step.
             self._runner.join(None)
         self._metrics.count_epoch_failure()
         self._send_failure(str(error), is_consequence=isinstance(error, CollectiveError))
@@ -380,4 +383,4 @@ class WorkerLoop:
             is_consequence=is_consequence,
         )
         if not self._link.send(step_pb2.WorkerToScheduler(failure=failure)):
-            _log.warning("nobody takes this worker's failure")
+            _log.warning("the worker's failure can't be sent: the scheduler receives nothing")

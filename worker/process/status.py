@@ -1,4 +1,4 @@
-"""What a worker tells of itself: heartbeats, on a thread of their own, and metrics."""
+"""A worker's reports about itself: heartbeats, on a thread of their own, and metrics."""
 
 import logging
 import math
@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from protos import step_pb2
+from runtime.awake_time import AwakeTime
 from worker.process.link import connect_dealer
 
 _log = logging.getLogger("octavo.worker")
@@ -26,7 +27,7 @@ _INTERVAL = 1.0
 class StatusSnapshot:
     state: step_pb2.WorkerState = step_pb2.WORKER_STATE_UNSPECIFIED
     epoch: int = 0
-    # The last one begun.
+    # The latest step that was begun.
     step: int = 0
     # Steps whose results have not been sent; above 0 exactly when the state is STEPPING.
     num_in_flight: int = 0
@@ -36,12 +37,12 @@ class StatusSnapshot:
 
     @property
     def oldest_step(self) -> int:
-        """Whose result is the next to be sent, if one is in flight."""
+        """The step whose result is sent next, if any is in flight."""
         return self.step - self.num_in_flight + 1
 
 
 class WorkerStatus:
-    """What the worker is doing, written by its loop and read by heartbeats and /health."""
+    """The worker's current state, written by its loop and read by heartbeats and /health."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,7 +60,7 @@ class WorkerStatus:
         step: int | None = None,
         progress: float | None = None,
     ) -> None:
-        """No step is in flight in this state. None keeps what was."""
+        """Enters a state in which no step is in flight. None keeps a field's value."""
         with self._lock:
             old = self._snapshot
             self._snapshot = StatusSnapshot(
@@ -71,7 +72,7 @@ class WorkerStatus:
             )
 
     def begin_step(self, step: int) -> None:
-        """The next step is in flight from here on. A step's time begins when those before it are over."""
+        """Adds a step to those in flight. A step's time starts when the steps before it have ended."""
         with self._lock:
             old = self._snapshot
             self._snapshot = StatusSnapshot(
@@ -84,7 +85,7 @@ class WorkerStatus:
             )
 
     def end_step(self) -> None:
-        """The result of the oldest step in flight has been sent."""
+        """Removes the oldest step from those in flight: its result has been sent."""
         with self._lock:
             old = self._snapshot
             assert old.num_in_flight, "no step is in flight"
@@ -102,9 +103,9 @@ class WorkerStatus:
 class HeartbeatThread(threading.Thread):
     """Sends a heartbeat each second and watches the answers.
 
-    `num_losses` counts how often the scheduler turned out to be another one than that of the last Reset or answer, or
-    was back after a silence longer than `timeout`: after either, it knows this rank no more. `on_loss` is called on
-    this thread, and so is `on_beat`, before each heartbeat.
+    `num_losses` counts how often the scheduler was lost: it is a new process since the last Reset or answer, or is back
+    after a silence longer than `timeout`. In both cases it no longer knows this rank. Time in which this process stood
+    still is no silence. `on_loss` is called then, and `on_beat` before each heartbeat, both on this thread.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class HeartbeatThread(threading.Thread):
         instance: int,
         timeout: float,
         on_loss: Callable[[], None],
-        on_beat: Callable[[], None] = lambda: None,
+        on_beat: Callable[[AwakeTime], None] = lambda awake: None,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._context, self._endpoint, self._curve_dir = context, endpoint, curve_dir
@@ -127,11 +128,12 @@ class HeartbeatThread(threading.Thread):
         self._stop_reader, self._stop_writer = socket.socketpair()
         self.num_losses = 0
         self._lock = threading.Lock()
+        self._awake = AwakeTime(_INTERVAL)
         self._scheduler: int | None = None
         self._last_answer = 0.0
 
     def follow(self, scheduler: int) -> None:
-        """A Reset of this instance of the scheduler has come; it need not have answered a heartbeat yet."""
+        """Notes the scheduler instance that sent a Reset; it may not have answered a heartbeat yet."""
         with self._lock:
             self._scheduler, self._last_answer = scheduler, time.monotonic()
 
@@ -156,9 +158,11 @@ class HeartbeatThread(threading.Thread):
         poller.register(self._stop_reader, zmq.POLLIN)
         next_beat = time.monotonic()
         while True:
-            wait = next_beat - time.monotonic()
+            now = time.monotonic()
+            self._awake.wake(now)
+            wait = next_beat - now
             if wait <= 0:
-                self._on_beat()
+                self._on_beat(self._awake)
                 self._send(dealer)
                 next_beat = time.monotonic() + _INTERVAL
                 continue
@@ -177,7 +181,7 @@ class HeartbeatThread(threading.Thread):
         try:
             dealer.send(beat.SerializeToString(), zmq.NOBLOCK)
         except zmq.Again:
-            _log.debug("nobody takes heartbeats at %s", self._endpoint)
+            _log.debug("nothing receives heartbeats at %s", self._endpoint)
 
     def _receive(self, dealer: zmq.Socket) -> None:
         try:
@@ -186,8 +190,9 @@ class HeartbeatThread(threading.Thread):
             _log.warning("an answer to a heartbeat could not be read; it is ignored")
             return
         now = time.monotonic()
+        self._awake.wake(now)
         with self._lock:
-            before, silence = self._scheduler, now - self._last_answer
+            before, silence = self._scheduler, self._awake.seconds(self._last_answer, now)
             self._scheduler, self._last_answer = answer.instance, now
         if before is None:
             return
@@ -202,7 +207,7 @@ class HeartbeatThread(threading.Thread):
         self._on_loss()
 
 
-# Of the columns of step.proto.
+# Bytes per entry of the columns in step.proto.
 _DECODE_ROW_BYTES, _TOKEN_ID_BYTES = 2, 4
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -211,7 +216,7 @@ class WorkerMetrics:
     """Metrics of one rank, in a registry of their own."""
 
     def __init__(self, status: Callable[[], StatusSnapshot]) -> None:
-        """status: called at each scrape, on any thread."""
+        """status: returns the current snapshot; called at each scrape, on any thread."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._step_seconds = Histogram(
@@ -227,7 +232,7 @@ class WorkerMetrics:
         self._sampled = Counter("octavo_worker_sampled_tokens", "Tokens sampled.", registry=self.registry)
         self._swapped = Counter(
             "octavo_worker_swapped_blocks",
-            "KV blocks copied out to host memory, or in from there.",
+            "KV blocks copied out to host memory, or back in.",
             ["direction"],
             registry=self.registry,
         )
@@ -236,20 +241,20 @@ class WorkerMetrics:
         )
         self._failures = Counter(
             "octavo_worker_epoch_failures",
-            "Epochs ended by a message that could not be followed.",
+            "Epochs ended by an invalid message or a failed step.",
             registry=self.registry,
         )
         self._rows = Gauge("octavo_worker_rows", "Rows that hold a sequence.", registry=self.registry)
         for name, help in (
             ("state", "1 loading, 2 compiling, 3 idle, 4 stepping."),
             ("epoch", "The epoch in force."),
-            ("progress", "Of loading, 0 to 1."),
+            ("progress", "Progress of loading, 0 to 1."),
         ):
             gauge = Gauge(f"octavo_worker_{name}", help, registry=self.registry)
             gauge.set_function(lambda name=name: float(getattr(status(), name)))
 
     def count_step(self, plan: step_pb2.StepPlan, result: step_pb2.StepResult, num_rows: int) -> None:
-        """num_rows: rows that hold a sequence after the step."""
+        """Counts one step. num_rows: rows that hold a sequence after it."""
         timing = result.timing
         self._step_seconds.observe(timing.total)
         self._part_seconds.labels("forward").inc(timing.forward)

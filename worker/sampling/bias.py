@@ -1,4 +1,4 @@
-"""logit_bias: numbers that are added to the logits of some tokens."""
+"""logit_bias: adds numbers to the logits of some tokens."""
 
 from collections.abc import Sequence
 from typing import Any, Self

@@ -1,12 +1,12 @@
-"""A sampling feature that changes a row's logits before a token is chosen: its verbs, on a CPU and on a GPU.
+"""Base classes of sampling features, which change a row's logits before a token is chosen. Methods on each device:
 
-               CPU: an Adjustment a row     GPU: a Table of all rows
-add a row      add                          add; write, once that is sent
-stage          (nothing to send)            stage: what some positions of a step need
-apply          apply                        apply
-a token said   append                       stage_counts; count
+                CPU: an Adjustment per row    GPU: a Table of all rows
+add a row       add                           add; write, once the step is sent
+stage           (nothing to send)             stage: what some positions of a step need
+apply           apply                         apply
+token sampled   append                        stage_counts; count
 
-A feature is one file with both classes, and an entry of worker.sampling.features.FEATURES.
+A feature is one file with both classes, and an entry in worker.sampling.features.FEATURES.
 
 Shape suffixes: L scored positions, A adjusted ones, N rows that sample, R permanent rows, P places of a table, V
 vocabulary, K entries of a list, D drafts.
@@ -23,10 +23,10 @@ import torch
 from worker.device.staging import Part, StepSlot
 
 if TYPE_CHECKING:
-    # What a GPU computes with runs without protobuf, too.
+    # Not imported at run time: code for GPUs must also run without protobuf.
     from protos.inference_pb2 import SamplingParams
 
-# Below this a softmax is an argmax in float32; such rows are greedy (vLLM draws the same line).
+# Below it a softmax is an argmax in float32, so such rows are greedy (vLLM has the same limit).
 MIN_TEMPERATURE = 1e-5
 # The least number of places, and of a list's entries.
 _LEAST_PLACES = 4
@@ -35,7 +35,7 @@ _LEAST_ENTRIES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRow:
-    """What a row comes with. Numbers are within the ranges of configs.sampling."""
+    """The sampling parameters and tokens of a new row. Numbers are within the ranges of configs.sampling."""
 
     sampling: "SamplingParams"
     prompt: np.ndarray  # token ids
@@ -50,22 +50,22 @@ class NewRow:
 
 
 class Adjustment(ABC):
-    """What one row asks of a feature, and how a CPU does it."""
+    """One row's settings of a feature, and its computation on a CPU."""
 
-    # Fields of SamplingParams: rows that set none of them have no need of the feature.
+    # Fields of SamplingParams: rows that set none of them do not need the feature.
     fields: ClassVar[tuple[str, ...]]
 
     @classmethod
     @abstractmethod
     def add(cls, new: NewRow) -> Self | None:
-        """None: the row does not need the feature. Raises PlanError, naming the field."""
+        """Returns the row's adjustment, or None if it does not need the feature. Raises PlanError, naming the field."""
 
     @abstractmethod
     def apply(self, logits_V: np.ndarray) -> None:
         """Changes the row's float32 logits in place."""
 
     def append(self, token_id: int) -> None:
-        """The row said a token."""
+        """Takes note of a token that the row sampled."""
         return
 
 
@@ -80,28 +80,28 @@ class Positions:
 
 
 Row = TypeVar("Row", bound=Adjustment)
-# Places of new rows, int64 as torch indexes with them, and what is written there.
+# The places of new rows (int64, for torch's indexing), and what is written there.
 Staged = tuple[Part, Sequence[Part]]
 
 
 class Table(ABC, Generic[Row]):
-    """How a GPU does it: a place for every row that needs the feature."""
+    """A feature's computation on a GPU: a table with a place for every row that needs the feature."""
 
     def __init__(self, device: torch.device, *, num_rows: int, vocab_size: int) -> None:
-        # A CPU's worker has no use for Triton, which takes half a second.
+        # Imported here: workers on a CPU save the half second that Triton's import takes.
         from kernels.sampling import triton_adjust
 
         self.kernels, self.device, self.vocab_size = triton_adjust, device, vocab_size
-        # -1: the row has none.
+        # Each row's place; -1: none.
         self.place_R = np.full(num_rows, -1, np.int32)
-        # That the table must have.
+        # Places that the device's table needs.
         self.num_places = 0
         self._free_places: list[int] = []
 
     # --- On the host, before the step is sent.
 
     def add(self, new: Sequence[tuple[int, Row]], slot: StepSlot) -> Staged:
-        """Takes rows along that are free; for `write`."""
+        """Gives places to new rows, which must be free, and stages their entries for `write`."""
         for row, _ in new:
             assert self.place_R[row] < 0, "a row is freed before it is new again"
             if not self._free_places:
@@ -118,19 +118,19 @@ class Table(ABC, Generic[Row]):
 
     @abstractmethod
     def stage_rows(self, new: Sequence[tuple[int, Row]], slot: StepSlot) -> Sequence[Part]:
-        """What `write` puts into the places of new rows."""
+        """Stages what `write` puts into the places of new rows."""
 
     def needed(self, rows_L: np.ndarray, positions_L: np.ndarray) -> np.ndarray:
-        """Which positions (of the output) the feature changes: bool [L]."""
+        """Returns which positions the feature changes: bool [L]. positions_L: indices in the output."""
         return self.place_R[rows_L] >= 0
 
     def stage(self, at: Positions, slot: StepSlot) -> Sequence[Part]:
-        """For `apply`: places [A], -1 where the feature changes nothing. Nothing at all if that is so everywhere."""
+        """Stages for `apply`: places [A], -1 where the feature changes nothing. Empty if it changes nothing at all."""
         places_A = np.where(self.needed(at.rows_A, at.positions_A), self.place_R[at.rows_A], np.int32(-1))
         return [slot.add(places_A)] if (places_A >= 0).any() else ()
 
     def stage_counts(self, rows_N: np.ndarray, slot: StepSlot) -> Part | None:
-        """For `count`; None: it is nothing to the feature what these rows say."""
+        """Stages for `count`; None: the feature does not depend on the tokens of these rows."""
         return None
 
     # --- On the device.
@@ -140,15 +140,15 @@ class Table(ABC, Generic[Row]):
 
     @abstractmethod
     def apply(self, logits_AV: torch.Tensor, positions_A: torch.Tensor, staged: Sequence[Part]) -> None:
-        """logits_AV: float32, changed in place. positions_A: int32, in the output."""
+        """Changes logits_AV, float32, in place. positions_A: int32, indices in the output."""
 
     def count(self, places_N: Part, tokens_ND1: torch.Tensor, counts_N: torch.Tensor) -> None:
-        """Rows said tokens_ND1[n, : counts_N[n]]."""
+        """Counts what rows sampled: tokens_ND1[n, : counts_N[n]]."""
         raise NotImplementedError
 
 
 def padded(lists: Sequence[np.ndarray], table_PK: torch.Tensor, dtype: type[np.generic], fill: float) -> np.ndarray:
-    """[lists, K]: as many entries as the table's lists have once these are among them."""
+    """Returns the lists as an array [lists, K], padded with `fill`. K: the width that the table will need for them."""
     longest = max(map(len, lists))
     width = max(_LEAST_ENTRIES, 1 << (longest - 1).bit_length(), table_PK.shape[1])
     lines = np.full((len(lists), width), fill, dtype)
@@ -158,7 +158,7 @@ def padded(lists: Sequence[np.ndarray], table_PK: torch.Tensor, dtype: type[np.g
 
 
 def grown(table: torch.Tensor, *least: int, fill: float = 0) -> torch.Tensor:
-    """The table or, if it is too small in a dim, a copy that is a power of 2 there."""
+    """Returns the table or, if a dim is too small, a copy with that dim rounded up to a power of 2."""
     if all(size >= wanted for size, wanted in zip(table.shape, least, strict=True)):
         return table
     shape = [

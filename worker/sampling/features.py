@@ -1,5 +1,4 @@
-"""What a row asks of sampling: its parameters, checked and resolved, and the features that change its logits, in
-order.
+"""A row's sampling parameters, checked and resolved, and the features that change its logits, in order.
 
 On a GPU each feature has a table of the rows that need it.
 """
@@ -26,7 +25,7 @@ class Feature(NamedTuple):
     table: type[Table[Any]]
 
 
-# In the order in which they change logits: what is banned stays banned.
+# In the order in which they change logits: a token that is banned stays banned.
 FEATURES = (
     Feature(Bias, BiasTable),
     Feature(Penalties, PenaltiesTable),
@@ -36,7 +35,7 @@ FEATURES = (
 
 
 def adjustments_of(new: NewRow) -> tuple[Adjustment, ...]:
-    """Those that the row needs, in order. Raises PlanError."""
+    """Returns the adjustments that the row needs, in order. Raises PlanError."""
     given = {
         field.name
         for field, value in new.sampling.ListFields()
@@ -48,22 +47,22 @@ def adjustments_of(new: NewRow) -> tuple[Adjustment, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdjustedPositions:
-    """Some positions of a step, on their way to the device."""
+    """Adjusted positions of a step, staged for the device."""
 
-    # int64, among the logits that they are taken from.
+    # int64, indices into the slice's logits.
     indices_A: Part
     rows_A: Part
     positions_A: Part
-    # In order, of features that change any of them.
+    # In order; only features that change any of these positions.
     staged: Sequence[tuple[Table[Any], Sequence[Part]]]
 
 
 class AdjustmentTables:
-    """A GPU's table of each feature, for the rows that need it."""
+    """The tables of all features on a GPU."""
 
     def __init__(self, device: torch.device, *, num_rows: int, vocab_size: int) -> None:
         self._tables = {each.row: each.table(device, num_rows=num_rows, vocab_size=vocab_size) for each in FEATURES}
-        # Of rows with a place in any table: in most steps there are none.
+        # Rows with a place in any table; empty in most steps.
         self._rows: set[int] = set()
 
     def free(self, row: int) -> None:
@@ -75,7 +74,7 @@ class AdjustmentTables:
     def add(
         self, new: Sequence[tuple[int, Sequence[Adjustment]]], slot: StepSlot
     ) -> Sequence[tuple[Table[Any], Staged]]:
-        """Takes new rows along, which are free; for `write`."""
+        """Adds new rows, which must be free, to their tables, and stages their entries for `write`."""
         added: list[tuple[Table[Any], Staged]] = []
         for kind, table in self._tables.items():
             its_own = [(row, each) for row, adjustments in new for each in adjustments if type(each) is kind]
@@ -89,7 +88,7 @@ class AdjustmentTables:
             table.write(staged)
 
     def needed(self, rows_L: np.ndarray, positions_L: np.ndarray) -> np.ndarray:
-        """Which positions (of the output) have their logits adjusted: bool [L]."""
+        """Returns which positions have their logits adjusted: bool [L]. positions_L: indices in the output."""
         needed_L = np.zeros(len(rows_L), np.bool_)
         if self._rows:
             for table in self._tables.values():
@@ -105,22 +104,24 @@ class AdjustmentTables:
         )
 
     def apply(self, logits_AV: torch.Tensor, positions: AdjustedPositions) -> None:
-        """logits_AV: float32, changed in place."""
+        """Changes logits_AV, float32, in place."""
         for table, staged in positions.staged:
             table.apply(logits_AV, positions.positions_A.tensor, staged)
 
     def stage_counts(self, rows_N: np.ndarray, slot: StepSlot) -> Sequence[tuple[Table[Any], Part]]:
-        """For `Table.count`: of features to which it is something what these rows say."""
+        """Stages for `Table.count`, for features that depend on the tokens of these rows."""
         tables = self._tables.values() if self._rows else ()
         return [(table, places_N) for table in tables if (places_N := table.stage_counts(rows_N, slot)) is not None]
 
 
-# Errors show it as the least number above 0, where 0 itself is out of range.
+# Shown in errors as the lower limit where 0 itself is out of range.
 _LEAST = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSampling:
+    """One row's sampling parameters, resolved."""
+
     row: int
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0  # 0 is off
@@ -128,14 +129,15 @@ class RowSampling:
     min_p: float = 0.0
     seed: int = 0  # uint64
     choice: int = 0
-    # So many most likely tokens with logprobs beside the chosen one's; None: no logprobs.
+    # Number of most likely tokens to return beside the chosen one's logprob; None: no logprobs.
     num_logprobs: int | None = None
-    # What changes its logits before temperature, in order.
+    # Applied to its logits before temperature, in order.
     adjustments: tuple[Adjustment, ...] = ()
 
 
 def resolve_sampling(row: int, choice: int, new: NewRow) -> RowSampling:
-    """Raises PlanError, naming the field, for a value that is missing or out of range."""
+    """Checks a new row's parameters and resolves them. Raises PlanError, naming the field, for a value that is missing
+    or out of range."""
     sampling = new.sampling
     if not sampling.HasField("seed") and sampling.temperature >= MIN_TEMPERATURE:
         raise PlanError(f"new_rows: row {row} samples at temperature {sampling.temperature:g} without a seed")

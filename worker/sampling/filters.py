@@ -1,6 +1,6 @@
-"""temperature, top_k, top_p, min_p and seed: what a token is drawn from, and with which number.
+"""temperature, top_k, top_p, min_p and seed: the distribution that a token is drawn from, and the random number.
 
-The draw itself is kernels.sampling's: it takes these as columns, an entry a row.
+kernels.sampling draws; it takes these parameters as columns, one entry per row.
 
 Shape suffixes: R permanent rows, M new ones, L scored positions, N rows that sample, V vocabulary.
 """
@@ -19,13 +19,13 @@ from worker.sampling.uniforms import uniforms
 
 
 class SamplingKind(Enum):
-    """What a step's rows demand of a GPU's kernels; a captured graph serves one kind. In order: each serves those
-    before it, with the same tokens, and takes longer."""
+    """The sampling that a step's rows need on a GPU; a captured graph serves one kind. In order: each kind also serves
+    rows of those before it, with the same tokens, but takes longer."""
 
     GREEDY = 0
-    # Temperatures.
+    # A temperature.
     DRAWS = 1
-    # And top_k, top_p or min_p.
+    # A temperature, and top_k, top_p or min_p.
     FILTERS = 2
 
     @classmethod
@@ -36,7 +36,7 @@ class SamplingKind(Enum):
 
 
 class Filters:
-    """Of all rows, on a CPU."""
+    """The parameters of all rows, on a CPU."""
 
     def __init__(self, num_rows: int) -> None:
         self.temperature_R = np.zeros(num_rows, np.float32)
@@ -63,7 +63,7 @@ class Filters:
         positions_N: np.ndarray,
         kernels: NativeKernels | None,
     ) -> np.ndarray:
-        """Tokens of rows with a temperature above 0, see draw_rows. scored_N: where among L their logits are."""
+        """Draws tokens of rows with a temperature above 0, see draw_rows. scored_N: indices of their logits in L."""
         return draw_rows(
             logits_LV,
             scored_N,
@@ -77,10 +77,10 @@ class Filters:
 
 
 class DeviceFilters:
-    """Of all rows, on a GPU."""
+    """The parameters of all rows, on a GPU."""
 
     def __init__(self, device: torch.device, num_rows: int) -> None:
-        # A CPU's worker has no use for Triton, which takes half a second.
+        # Imported here: workers on a CPU save the half second that Triton's import takes.
         from kernels.sampling.triton import SamplingColumns, sample
         from kernels.step_inputs.triton import write_columns
 
@@ -98,7 +98,7 @@ class DeviceFilters:
         )
 
     def add(self, new_rows: Sequence[RowSampling], slot: StepSlot) -> Sequence[Part]:
-        """For `write`."""
+        """Stages the columns of new rows for `write`."""
         columns_M = (
             np.array([new.row for new in new_rows], np.int32),
             np.array([new.temperature for new in new_rows], np.float32),
@@ -123,7 +123,7 @@ class DeviceFilters:
         positions_L: torch.Tensor,
         tokens_L: torch.Tensor,
     ) -> None:
-        """Chooses tokens_L, see kernels.sampling.triton.sample. kind: that serves all these rows."""
+        """Chooses tokens_L, see kernels.sampling.triton.sample. kind: one that serves all these rows."""
         self._sample(
             logits_LV, rows_L, positions_L, self._columns, tokens_L,
             draws=kind is not SamplingKind.GREEDY, filters=kind is SamplingKind.FILTERS,

@@ -1,4 +1,4 @@
-"""Logprobs on the device, of the model's own logits.
+"""Computes logprobs of the model's own logits on the device.
 
 Shape suffixes: Q positions, V vocabulary, K most likely tokens.
 """
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-# Positions whose float32 logits exist at once: 64 x 128,256 are 32 MiB, and the keys that sort them twice that.
+# Positions whose float32 logits exist at once: 64 x 128,256 take 32 MiB, and their sort keys twice that.
 SLICE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
-    """Where the device puts logprobs, in order of the positions asked for. ranks begin with 1."""
+    """Device memory for logprobs, in order of the positions that asked. ranks begin with 1."""
 
     chosen_Q: torch.Tensor  # float32
     ranks_Q: torch.Tensor  # int32
@@ -22,23 +22,23 @@ class LogprobTensors:
 
 
 def write_logprobs(logits_QV: torch.Tensor, chosen_Q: torch.Tensor, into: LogprobTensors, first: int) -> None:
-    """Writes the logprob and the rank of a token of each position, and its most likely tokens, equals by id, to entries
-    `first` and following.
+    """Writes for each position the logprob and rank of its chosen token, and the most likely tokens (ties in order of
+    id), to the entries from `first` on.
 
-    logits_QV: of any float dtype; a row that is not finite gives numbers without meaning. chosen_Q: int64.
+    logits_QV: any float dtype; rows that are not finite give meaningless numbers. chosen_Q: int64.
     """
     count, vocab_size = logits_QV.shape
     num_top = into.top_ids_QK.shape[1]
     place = slice(first, first + count)
-    # Adding 0 makes -0 of it, which equals it but has other bits.
+    # Adding 0 turns -0 into 0: they are equal, but their bits, which the keys below are made of, differ.
     logits_QV = logits_QV.float() + 0.0
     totals_Q1 = logits_QV.logsumexp(1, keepdim=True)
     chosen_Q1 = logits_QV.gather(1, chosen_Q[:, None])
     into.chosen_Q[place] = (chosen_Q1 - totals_Q1)[:, 0]
     into.ranks_Q[place] = (logits_QV > chosen_Q1).sum(1) + 1
     if num_top:
-        # No two keys are equal: a float's bits, so that they are ordered as integers, then what is larger for a lower
-        # id. So the choice among equals is not topk's.
+        # Distinct keys, so that topk never has to break a tie: the upper half is the float's bits, made to sort as an
+        # integer; the lower half is larger for a lower id.
         bits_QV = logits_QV.view(torch.int32)
         keys_QV = (bits_QV ^ ((bits_QV >> 31) & 0x7FFFFFFF)).long()
         keys_QV <<= 32

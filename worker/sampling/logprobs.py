@@ -1,4 +1,4 @@
-"""Logprobs as the wire has them: of the model's own logits, before temperature, penalties and filters.
+"""Wire messages of logprobs of the model's own logits, before temperature, penalties and filters.
 
 Shape suffixes: V vocabulary.
 """
@@ -12,14 +12,14 @@ from kernels.sampling import most_likely
 from protos import inference_pb2
 from runtime.wire import PROMPT_LOGPROBS_FRAME_BYTES
 
-# Bytes of one TokenLogprob at most: 19 as it leaves here, the rest for the token's bytes, which the router adds.
+# The most bytes of one TokenLogprob: 19 when it leaves here, the rest for the token's bytes, which the router adds.
 _ENTRY_BYTES = 48
 
 
 def token_logprobs(logits_V: np.ndarray, token_id: int, num_top: int) -> inference_pb2.TokenLogprobs:
-    """Of a token, and of the num_top most likely ones (equals by id).
+    """Computes the logprobs of a token and of the num_top most likely ones (ties in order of id).
 
-    logits_V: float32, finite or -inf; the position's own logits.
+    logits_V: float32, finite or -inf; the position's logits before any adjustment.
     """
     largest = logits_V.max()
     log_total = float(largest) + math.log(np.exp(logits_V - largest).sum(dtype=np.float64))
@@ -37,7 +37,7 @@ def token_logprobs(logits_V: np.ndarray, token_id: int, num_top: int) -> inferen
 def logprobs_message(
     token_id: int, logprob: float, rank: int, top_ids: Sequence[int], top_logprobs: Sequence[float]
 ) -> inference_pb2.TokenLogprobs:
-    """rank: of the chosen token, from 1. top_ids: the most likely first."""
+    """Makes the message of one position. rank: of the chosen token, from 1. top_ids: the most likely first."""
     entry = inference_pb2.TokenLogprob
     return inference_pb2.TokenLogprobs(
         chosen=entry(token_id=token_id, logprob=logprob, rank=rank),
@@ -49,7 +49,7 @@ def logprobs_message(
 
 
 def frames(first_position: int, logprobs: list[inference_pb2.TokenLogprobs]) -> Iterator[inference_pb2.PromptLogprobs]:
-    """Prompt logprobs from first_position on, cut into frames that stay within the wire's bound."""
+    """Cuts prompt logprobs, from first_position on, into frames within the wire's size limit."""
     largest = max((len(item.top) for item in logprobs), default=0) + 1
     count = max(1, PROMPT_LOGPROBS_FRAME_BYTES // (largest * _ENTRY_BYTES + 8))
     for start in range(0, len(logprobs), count):

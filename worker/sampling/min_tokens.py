@@ -1,4 +1,4 @@
-"""min_tokens: bans the tokens that would end an output which is too short yet."""
+"""min_tokens: bans the tokens that would end an output that is still too short."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -12,11 +12,11 @@ from worker.sampling.feature import Adjustment, NewRow, Staged, Table, grown, pa
 
 
 class MinTokens(Adjustment):
-    # The latter are checked.
+    # stop_token_ids are checked even if min_tokens is 0.
     fields = ("min_tokens", "stop_token_ids")
 
     def __init__(self, min_tokens: int, banned_token_ids: np.ndarray, num_output_tokens: int) -> None:
-        """banned_token_ids: int32. num_output_tokens: that the row comes with."""
+        """banned_token_ids: int32. num_output_tokens: the output tokens that the row comes with."""
         self.min_tokens, self.banned_token_ids = min_tokens, banned_token_ids
         self._num_output_tokens = num_output_tokens
 
@@ -43,7 +43,7 @@ class MinTokens(Adjustment):
 class MinTokensTable(Table[MinTokens]):
     def __init__(self, device: torch.device, *, num_rows: int, **sizes: Any) -> None:
         super().__init__(device, num_rows=num_rows, **sizes)
-        # What the host knows of it: rows that have said enough need nothing more.
+        # The host's copy: rows whose output is long enough need nothing more.
         self._min_tokens_R = np.zeros(num_rows, np.int32)
         self._min_tokens_P1 = torch.empty(0, 1, dtype=torch.int32, device=device)
         self._token_ids_PK = torch.empty(0, 0, dtype=torch.int32, device=device)

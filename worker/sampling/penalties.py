@@ -1,4 +1,4 @@
-"""repetition_penalty, presence_penalty, frequency_penalty: tokens that were there before become less likely."""
+"""repetition_penalty, presence_penalty, frequency_penalty: make tokens that occurred before less likely."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -16,13 +16,13 @@ class Penalties(Adjustment):
     fields = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
     def __init__(self, numbers: Sequence[float], prompt_token_ids: np.ndarray, output_token_ids: np.ndarray) -> None:
-        """numbers: repetition, presence, frequency. Token ids that the row comes with: int32."""
+        """numbers: repetition, presence, frequency. prompt_token_ids, output_token_ids: int32, of the new row."""
         self.repetition, self.presence, self.frequency = numbers
         self.prompt_token_ids, self.output_token_ids = prompt_token_ids, output_token_ids
         # Distinct tokens in order of first sight, and how often each occurs in the output; both grow by doubling.
         self._ids_N = np.empty(0, np.int64)
         self._counts_N = np.empty(0, np.int64)
-        # None: not counted yet. Where a GPU samples, its own counts are all there is.
+        # None: not counted yet. It stays None where a GPU samples and counts by itself.
         self._index: dict[int, int] | None = None
 
     @classmethod
@@ -53,7 +53,7 @@ class Penalties(Adjustment):
         self._counts_N[index] += 1
 
     def _counted(self) -> dict[int, int]:
-        """Where in the counts each token is."""
+        """Returns each token's index in the counts."""
         if self._index is None:
             prompt, output = self.prompt_token_ids, self.output_token_ids
             distinct, inverse = np.unique(np.concatenate((prompt, output)), return_inverse=True)
@@ -70,7 +70,7 @@ class PenaltiesTable(Table[Penalties]):
         # Repetition, presence, frequency.
         self._penalties_3P = torch.empty(3, 0, device=device)
         self._prompt_mask_PW = torch.empty(0, self._num_words, dtype=torch.int32, device=device)
-        # Half a MiB a place for a vocabulary of 128,256.
+        # Half a MiB per place for a vocabulary of 128,256.
         self._output_counts_PV = torch.empty(0, vocab_size, dtype=torch.int32, device=device)
 
     def stage_rows(self, new: Sequence[tuple[int, Penalties]], slot: StepSlot) -> Sequence[Part]:
@@ -100,7 +100,7 @@ class PenaltiesTable(Table[Penalties]):
         self._output_counts_PV.view(-1).scatter_(0, said_places.tensor, said_counts.tensor)
 
     def stage(self, at: Positions, slot: StepSlot) -> Sequence[Part]:
-        """Drafts before a position count as output."""
+        """Also stages the drafts before each position, which count as output."""
         places = super().stage(at, slot)
         return [*places, slot.add(at.drafts_AD)] if places and at.drafts_AD is not None else places
 

@@ -14,14 +14,14 @@ from worker.sampling.state import NO_LOGPROBS, SamplingState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logits:
-    """logits_LV: float32, contiguous; changed in place where rows have penalties."""
+    """Scores as logits. logits_LV: float32, contiguous; changed in place for rows with adjustments."""
 
     logits_LV: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greedy:
-    """token_ids_L: int64, the likeliest. largest_L: float32, their logits."""
+    """Scores as the likeliest tokens. token_ids_L: int64. largest_L: float32, their logits."""
 
     token_ids_L: torch.Tensor
     largest_L: torch.Tensor
@@ -32,8 +32,8 @@ Scores = Logits | Greedy
 
 @dataclass(slots=True, kw_only=True)
 class Sampled:
-    """One entry a row. token_ids_N: int64; 0 where failed_N, the rows whose logits were not finite. logprobs: by index
-    into N, for rows that asked and did not fail."""
+    """The sampled tokens, one entry per row. token_ids_N: int64; 0 where failed_N is set: the row's logits were not
+    finite. logprobs: by index into N, for rows that asked and did not fail."""
 
     token_ids_N: np.ndarray
     failed_N: np.ndarray
@@ -48,11 +48,10 @@ def sample(
     positions_N: np.ndarray,
     kernels: NativeKernels | None,
 ) -> Sampled:
-    """One token for each row.
+    """Samples one token for each row. It depends only on the row's own logits, parameters, tokens and position.
 
-    scored_N: where among `scores` each row's are; without logits there, all rows must be merely greedy. positions_N:
-    output index of each token. kernels: what draws, if not PyTorch's path. A row's token is a function of its own
-    logits, parameters, tokens and position alone.
+    scored_N: each row's index into `scores`; with `Greedy` scores all rows must be merely greedy. positions_N: output
+    index of each token. kernels: native kernels that draw; None: PyTorch draws.
     """
     if isinstance(scores, Greedy):
         failed_N = ~np.isfinite(scores.largest_L.numpy()[scored_N])
@@ -74,7 +73,7 @@ def _sample_logits(
     asked_N = state.logprobs_R[rows_N] != NO_LOGPROBS
     draws_N = state.filters.temperature_R[rows_N] > 0
     adjusts_N = state.adjusts_R[rows_N]
-    # The model's own logits, of rows that asked for logprobs and whose logits are adjusted.
+    # Copies of the model's own logits for rows that asked for logprobs and whose logits are adjusted.
     own: dict[int, np.ndarray] = {}
     for i in np.flatnonzero(~draws_N | adjusts_N).tolist():
         row_1V = scores.logits_LV[scored_N[i], None]

@@ -1,4 +1,4 @@
-"""How all rows sample, as a CPU keeps it."""
+"""The sampling state of all rows, kept on the CPU."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ NO_LOGPROBS = -1
 
 
 class SamplingState:
-    """Sampling parameters of all rows. Entries of a free row mean nothing."""
+    """Sampling parameters of all rows. Entries of free rows are undefined."""
 
     def __init__(self, *, num_rows: int, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._vocab_size = vocab_size
@@ -23,15 +23,15 @@ class SamplingState:
         self._adjustments: list[tuple[Adjustment, ...]] = [()] * num_rows
         # Rows with adjustments.
         self.adjusts_R = np.zeros(num_rows, np.bool_)
-        # Rows that are more than merely greedy, and rows that want prompt logprobs: in most steps one look says that
-        # there are none.
+        # Rows that are more than merely greedy, and rows that want prompt logprobs: mostly empty, so most steps need
+        # only a quick check.
         self._demanding_rows: set[int] = set()
         self._scoring_rows: set[int] = set()
 
     def set(
         self, row: int, sampling: inference_pb2.SamplingParams, choice: int, prompt: np.ndarray, output: np.ndarray
     ) -> RowSampling:
-        """Takes a new row's parameters, and returns them resolved; prompt and output are the tokens it comes with.
+        """Stores a new row's parameters, and returns them resolved; prompt and output are the tokens it comes with.
 
         Raises PlanError, naming the field, for a value that is missing or out of range.
         """
@@ -56,16 +56,16 @@ class SamplingState:
         return resolved
 
     def needs_logits(self, rows_N: np.ndarray) -> bool:
-        """Whether one of these rows is more than merely greedy."""
+        """Returns True if one of these rows is more than merely greedy."""
         return bool(self._demanding_rows) and not self._demanding_rows.isdisjoint(rows_N.tolist())
 
     @property
     def scores_prompts(self) -> bool:
-        """Whether a row wants prompt logprobs."""
+        """True if a row wants prompt logprobs."""
         return bool(self._scoring_rows)
 
     def clear(self, row: int) -> None:
-        """Drops what holds memory, and what the row demanded."""
+        """Frees the memory of the row's adjustments, and removes the row from the sets."""
         self._adjustments[row] = ()
         self.adjusts_R[row] = False
         self._demanding_rows.discard(row)

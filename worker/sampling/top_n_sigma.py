@@ -1,7 +1,7 @@
-"""top_n_sigma: only tokens whose logit is within n standard deviations of the largest stay (arXiv 2411.07641).
+"""top_n_sigma: keeps only tokens whose logit is within n standard deviations of the largest (arXiv 2411.07641).
 
-As llama.cpp has it: the deviation is that of all logits that are not -inf, after penalties and bans, before
-temperature. It is a function of the position's logits alone. Rows that are greedy ignore it: their token stays.
+As in llama.cpp, the deviation is over all logits that are not -inf, after penalties and bans, before temperature. It
+depends on the position's logits alone. Greedy rows ignore it: it would not change their token.
 
 Shape suffixes: V vocabulary, A adjusted positions, S some of them.
 """
@@ -15,7 +15,7 @@ import torch
 from worker.device.staging import Part, StepSlot
 from worker.sampling.feature import Adjustment, NewRow, Positions, Staged, Table
 
-# Positions whose logits are there in float64 at once: 16 x 128,256 are 16 MiB.
+# Positions whose float64 logits exist at once: 16 x 128,256 take 16 MiB.
 _SLICE = 16
 
 
@@ -38,7 +38,7 @@ class TopNSigma(Adjustment):
 
 
 class TopNSigmaTable(Table[TopNSigma]):
-    """The host keeps each row's number and sends it with a position: nothing is kept on the device."""
+    """Keeps each row's n on the host and sends it with each position; nothing is kept on the device."""
 
     def __init__(self, device: torch.device, *, num_rows: int, **sizes: Any) -> None:
         super().__init__(device, num_rows=num_rows, **sizes)
@@ -62,7 +62,7 @@ class TopNSigmaTable(Table[TopNSigma]):
 
 
 def _without_the_rest(logits_SV: torch.Tensor, n_S1: torch.Tensor) -> torch.Tensor:
-    """A line with a NaN or an infinity stays what it is: its deviation is NaN."""
+    """Sets logits below the limit to -inf. Rows with a NaN or +inf stay as they are: their deviation is NaN."""
     absent_SV = logits_SV == -torch.inf
     counts_S1 = logits_SV.shape[1] - absent_SV.sum(1, keepdim=True)
     wide_SV = logits_SV.double()
@@ -73,7 +73,8 @@ def _without_the_rest(logits_SV: torch.Tensor, n_S1: torch.Tensor) -> torch.Tens
 
 
 def _sums(lines_SV: torch.Tensor) -> torch.Tensor:
-    """[S, 1], by halves: the order of a reduction's additions may depend on the number of lines."""
+    """Sums each row, [S, 1], by halves: in torch's reductions the order of additions may depend on the number of
+    rows."""
     while (width := lines_SV.shape[1]) > 1:
         half = width // 2
         halves = lines_SV[:, :half] + lines_SV[:, half : 2 * half]

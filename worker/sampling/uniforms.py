@@ -1,4 +1,4 @@
-"""The numbers that draws are made with: Philox4x32-10, a function of (seed, choice, output position) alone."""
+"""The random numbers of draws: Philox4x32-10, a function of (seed, choice, output position) alone."""
 
 import numpy as np
 
@@ -9,11 +9,11 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def philox4x32(counter_4N: np.ndarray, key_2N: np.ndarray) -> np.ndarray:
-    """Ten rounds over N counters at once.
+    """Runs ten rounds over N counters at once.
 
     counter_4N: uint32 [4, N]. key_2N: uint32 [2, N]. Returns uint32 [4, N].
     """
-    # 64-bit lanes hold the 32x32-bit products; wrapping is by masks, so that no overflow ever happens.
+    # 64-bit lanes hold the 32x32-bit products; masks do the wrapping, so that nothing overflows.
     c0, c1, c2, c3 = counter_4N.astype(np.uint64)
     k0, k1 = key_2N.astype(np.uint64)
     for _ in range(_ROUNDS):
@@ -24,9 +24,9 @@ def philox4x32(counter_4N: np.ndarray, key_2N: np.ndarray) -> np.ndarray:
 
 
 def uniforms(seeds_N: np.ndarray, choices_N: np.ndarray, positions_N: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) for each (seed, choice, output position).
+    """Returns one number in [0, 1) for each (seed, choice, output position).
 
-    seeds_N: uint64 [N]. choices_N, positions_N: integers below 2**32, [N]. Returns float64 [N], multiples of 2**-53.
+    seeds_N: uint64 [N]. choices_N, positions_N: integers below 2**32, [N]. Result: float64 [N], multiples of 2**-53.
 
     The seed is the key and (position, choice, 0, 0) the counter; the first two words of the output give 27 and 26 bits,
     as NumPy's Generator.random takes them from a 64-bit word.

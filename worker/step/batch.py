@@ -1,4 +1,4 @@
-"""The batch of one step, as models see it, built from the rows without a Python loop.
+"""The batch of one step, the input of models, built from the rows without a Python loop.
 
 Shape suffixes: D replicas, R permanent rows, S scheduled rows, T tokens, B blocks of a row's table, L positions
 whose logits are wanted.
@@ -14,23 +14,22 @@ import torch
 from worker.step.inputs import BatchRows, Scheduled
 
 if TYPE_CHECKING:
-    # Rows are filled from plans; models are computed without protobuf, too.
+    # Not imported at run time: rows need protobuf, and models must also work without it.
     from worker.step.rows import Rows
 
 
 class InputBatch:
-    """A step as the model sees it. Row i's tokens are query_starts[i] : query_starts[i + 1] of the T axis.
+    """The model's input for a step on a CPU. Row i's tokens are query_starts[i] : query_starts[i + 1] of the T axis.
 
-    The numbers of each step lie where those of the step before did: what was recorded with their addresses is good for
-    all steps.
+    The arrays keep their addresses from step to step, so kernel calls recorded with them are valid in all steps.
     """
 
     def __init__(self, *, max_tokens: int, max_rows: int, max_blocks: int) -> None:
-        """max_blocks: of a row."""
+        """max_blocks: the most blocks of a row."""
         self.max_tokens, self.max_rows, self.max_blocks = max_tokens, max_rows, max_blocks
-        # How much of the arrays is the step's; their pages cost memory once they are written.
+        # Entries of the arrays that this step uses. Pages of the arrays cost memory only once they are written.
         self.num_tokens = self.num_rows = self.num_blocks = self.num_logits = 0
-        # Tokens of the step at each replica that computes it, this one's among them; empty: there is no other.
+        # Tokens of the step at each replica that computes it, including this one; empty: there is no other replica.
         self.num_tokens_D: Sequence[int] = ()
         self.token_ids = np.zeros(max_tokens, np.int64)
         self.positions = np.zeros(max_tokens, np.int64)
@@ -52,7 +51,7 @@ class InputBatch:
         block_tables_SB: np.ndarray,
         logit_indices: np.ndarray | torch.Tensor,
     ) -> "InputBatch":
-        """A batch with room for this step; its numbers are copied."""
+        """Makes a batch with just enough room for this step, and copies its numbers."""
         num_rows, num_blocks = block_tables_SB.shape
         batch = cls(max_tokens=len(token_ids_T), max_rows=num_rows, max_blocks=num_blocks)
         batch.fill(
@@ -77,7 +76,7 @@ class InputBatch:
         block_tables_SB: np.ndarray,
         logit_indices: np.ndarray,
     ) -> None:
-        """Takes a step's numbers: see the properties of these names."""
+        """Copies a step's numbers; see the properties of the same names."""
         self.num_tokens, self.num_logits = len(token_ids_T), len(logit_indices)
         self.num_rows, self.num_blocks = block_tables_SB.shape
         self.token_ids[: self.num_tokens] = token_ids_T
@@ -126,21 +125,21 @@ class InputBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuBatch:
-    """Row i's tokens are query_starts[i] : query_starts[i + 1] of the T axis. Tensors are on the GPU; in a graph they
-    are where they were when it was captured.
+    """The model's input for a step on a GPU. Row i's tokens are query_starts[i] : query_starts[i + 1] of the T axis.
+    A graph's replay needs the tensors at the addresses that they had in the capture.
 
-    Padding: rows beyond the step's have rows_S = -1 and a context of 0; tokens beyond query_starts[-1], or of such
-    rows, have token id -1, position 0 and slot -1.
+    Padding rows have rows_S = -1 and context length 0. Padding tokens (beyond query_starts[-1], or of padding rows)
+    have token id -1, position 0 and slot -1.
     """
 
     token_ids_T: torch.Tensor  # int32
     positions_T: torch.Tensor  # int32, within the sequence
     slots_T: torch.Tensor  # int64, block id * block size + offset
-    rows_S: torch.Tensor  # int32, whose tables are meant
+    rows_S: torch.Tensor  # int32, indices into R
     query_starts: torch.Tensor  # int32 [S + 1]
     context_lens_S: torch.Tensor  # int32, tokens whose KV exists after this step's writes
     block_tables_RB: torch.Tensor  # int32, of all permanent rows
-    # No row has more queries.
+    # The most tokens of a row in this step.
     max_query_len: int
 
     @property
@@ -154,7 +153,7 @@ class GpuBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """A step's tokens, which are counted as computed."""
+    """A step's tokens; they already count as computed in the rows."""
 
     query_starts: np.ndarray  # int64 [S + 1], begins with 0
     row_T: np.ndarray  # int64
@@ -165,7 +164,7 @@ class Gathered:
 
 
 def gather(rows: "Rows", scheduled: Scheduled) -> Gathered:
-    """Takes what a plan asks for out of the rows."""
+    """Gathers the tokens that a plan computes from the rows, and counts them as computed."""
     rows_S, num_tokens_S = scheduled.rows_S, scheduled.num_tokens_S
     query_starts = np.concatenate(([0], num_tokens_S.cumsum()))
     first_positions_S = rows.num_computed_tokens_R[rows_S]
@@ -184,10 +183,9 @@ def gather(rows: "Rows", scheduled: Scheduled) -> Gathered:
 
 
 def build_batch(rows: "Rows", scheduled: Scheduled, batch: InputBatch) -> BatchRows:
-    """Fills the batch with what a plan asks for, and counts its tokens as computed.
+    """Fills the batch with what a plan computes, and counts its tokens as computed.
 
-    The batch's logit_indices are, for each row that then samples, its last token and as many before it as it has
-    drafts.
+    logit_indices has, for each row that samples, its last token and the num_drafts tokens before it.
     """
     step, rows_S = gather(rows, scheduled), scheduled.rows_S
     block_T = rows.block_ids_RB[step.row_T, step.positions_T // rows.block_size].astype(np.int64)
@@ -213,7 +211,7 @@ def build_batch(rows: "Rows", scheduled: Scheduled, batch: InputBatch) -> BatchR
 
 
 def _with_drafts(last_N: np.ndarray, num_drafts_N: np.ndarray) -> np.ndarray:
-    """For each row the indices of its last num_drafts_N + 1 tokens, in order."""
+    """Returns the indices of each row's last num_drafts_N + 1 tokens, in order."""
     counts_N = num_drafts_N + 1
     offsets = np.arange(counts_N.sum()) - (counts_N.cumsum() - counts_N).repeat(counts_N)
     return (last_N - num_drafts_N).repeat(counts_N) + offsets

@@ -1,4 +1,4 @@
-"""What goes to a device for a step (changed rows, tokens, tables), and the arrays that come back."""
+"""The inputs that a step sends to a device (changed rows, tokens, tables), and the arrays that come back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ import numpy as np
 
 from worker.sampling.features import RowSampling
 
-# A token that the host need not know: the last one that its row sampled, which may not have been chosen yet.
+# Placeholder for the token that the row sampled last: it is on the device, and may not be chosen yet.
 LAST_SAMPLED = -1
 
 
@@ -22,7 +22,7 @@ class TableChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptScores:
-    """Wanted: the logprob of targets_P[i] after token tokens_P[i] of the step. int32."""
+    """Requested prompt logprobs: that of targets_P[i] after token tokens_P[i] of the step. int32."""
 
     tokens_P: np.ndarray
     targets_P: np.ndarray
@@ -31,63 +31,64 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """A step as the host knows it, before the results of the steps under way."""
+    """A step as the host knows it, while the results of earlier steps may still be outstanding."""
 
-    # --- The batch. int32 all.
+    # --- The batch. All int32.
     rows_S: np.ndarray  # permanent rows, distinct
     query_starts: np.ndarray  # [S + 1], begins with 0: row i computes tokens query_starts[i] : query_starts[i + 1]
     context_lens_S: np.ndarray  # tokens of each row whose KV exists after this step
-    token_ids_T: np.ndarray  # LAST_SAMPLED where the row's own last token is meant
-    # --- Which of its rows sample, as indices into S.
+    token_ids_T: np.ndarray  # LAST_SAMPLED stands for the row's last sampled token
+    # --- The rows that sample, as indices into S.
     sampling_N: np.ndarray
-    output_positions_N: np.ndarray  # index in its output of the first token that each samples
+    output_positions_N: np.ndarray  # each row's output index of the first token that it samples
     # The last num_drafts_N[i] tokens of a row are drafts. None: there are none.
     num_drafts_N: np.ndarray | None = None
     prompt_scores: PromptScores | None = None
-    # --- What changes before.
+    # --- Changes to apply before the step.
     freed_rows: Sequence[int] = ()
-    # Free before, or freed above.
+    # Each of these was free before, or is in freed_rows.
     new_rows: Sequence[RowSampling] = ()
     table_changes: TableChanges | None = None
 
     @property
     def only_decodes(self) -> bool:
-        """Every row computes one token, and samples."""
+        """True if every row computes one token, and samples."""
         return len(self.token_ids_T) == len(self.rows_S) == len(self.sampling_N) and self.num_drafts_N is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprobs:
-    """Of the model's own logits, before temperature, penalties and filters. An entry for each position that asked."""
+    """Logprobs of the model's own logits, before temperature, penalties and filters; one entry for each position that
+    asked."""
 
-    positions: np.ndarray  # int64, among L (of sampled tokens) or P (of prompts)
+    positions: np.ndarray  # int64, indices into L (sampled tokens) or P (prompts)
     chosen: np.ndarray  # float32
     ranks: np.ndarray  # int64, from 1
-    top_ids_K: np.ndarray  # int64 [positions, K]; equals by id
+    top_ids_K: np.ndarray  # int64 [positions, K]; ties in order of id
     top_K: np.ndarray  # float32 [positions, K]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutputs:
-    """Row sampling_N[i] said tokens_ND1[i, : counts_N[i]]; -1 is a position whose logits were not finite."""
+    """Results of a step: row sampling_N[i] sampled tokens_ND1[i, : counts_N[i]]; -1 where logits were not finite."""
 
     tokens_ND1: np.ndarray  # int32
     counts_N: np.ndarray  # int32
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
-    # Seconds between the step's begin and end on the device.
+    # Seconds from the step's begin to its end on the device.
     seconds: float = field(default=0.0)
 
 
 @dataclass(slots=True)
 class RowChanges:
-    """In the order in which plans are applied: rows that were freed, then rows that were filled, then tables."""
+    """The changes of one plan, in the order in which it is applied: freed rows, then new rows, then tables."""
 
     freed_rows: list[int] = field(default_factory=list)
-    # That these held.
+    # The sequences that the freed rows held.
     freed_sequences: list[int] = field(default_factory=list)
     new_rows: list[RowSampling] = field(default_factory=list)
-    # (rows, places, block ids) of entries that were written, int64, distinct in themselves.
+    # (rows, places, block ids) of written entries, int64; the entries of one tuple are distinct.
     _tables: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
 
     def free(self, row: int, sequence: int) -> None:
@@ -98,16 +99,16 @@ class RowChanges:
         self._tables.append((rows_C, places_C, block_ids_C))
 
     def block_ids(self) -> np.ndarray:
-        """All that were written, int64."""
+        """Returns all block ids that were written, int64."""
         return np.concatenate([block_ids_C for _, _, block_ids_C in self._tables] or [np.empty(0, np.int64)])
 
     def table_changes(self) -> TableChanges | None:
-        """None: no table was changed. Entries that were trimmed stay what they are: nothing reads them."""
+        """Returns the changed table entries, or None. Trimmed entries keep their values: nothing reads them."""
         if not self._tables:
             return None
         rows_C, places_C, block_ids_C = (np.concatenate(columns) for columns in zip(*self._tables, strict=True))
         if len(self._tables) > 1:
-            # What was filled, trimmed and grown in one plan was written twice.
+            # An entry of a row that one plan filled, trimmed and grew was written twice: the last value counts.
             entries = np.stack((rows_C, places_C))[:, ::-1]
             last = len(rows_C) - 1 - np.unique(entries, axis=1, return_index=True)[1]
             rows_C, places_C, block_ids_C = rows_C[last], places_C[last], block_ids_C[last]
@@ -120,7 +121,8 @@ class RowChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled:
-    """Row rows_S[i] computes its next num_tokens_S[i] tokens; the last num_drafts_S[i] are drafts. int64 [S]."""
+    """The work of a step: row rows_S[i] computes its next num_tokens_S[i] tokens, of which the last num_drafts_S[i] are
+    drafts. int64 [S]."""
 
     rows_S: np.ndarray
     num_tokens_S: np.ndarray
@@ -130,11 +132,11 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRows:
-    """Whose the entries of a batch are, and which of these sample, in its order. int64."""
+    """The rows of a batch, in its order, and those of them that sample. int64."""
 
     rows_S: np.ndarray
     rows_N: np.ndarray
     # int64 [N]. None: no row has drafts.
     num_drafts_N: np.ndarray | None = None
-    # Whether the batch was begun by worker.cpu.runner.
+    # The batch was filled by worker.cpu.runner.Decodes.
     all_decode: bool = False

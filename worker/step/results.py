@@ -1,4 +1,4 @@
-"""From chosen tokens to a StepResult: drafts verified, columns filled, logprobs framed."""
+"""Turns chosen tokens into a StepResult: verifies drafts, fills columns, frames logprobs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,24 +16,24 @@ from worker.step.rows import Rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredPrompt:
-    """Wanted: the logprob of targets_P[i] after token first_token + i of the step, which is that of the token at
-    first_position + i of the prompt."""
+    """Requested prompt logprobs of one row: that of targets_P[i], the prompt's token at first_position + i, after token
+    first_token + i of the step."""
 
     sequence: int
     first_token: int
     first_position: int
     targets_P: np.ndarray  # int64
-    # So many most likely tokens beside each.
+    # Number of most likely tokens to return with each.
     num_top: int
 
 
 def scored_prompts(
     rows: Rows, rows_S: np.ndarray, query_starts: np.ndarray, context_lens_S: np.ndarray
 ) -> list[ScoredPrompt]:
-    """Of a step whose tokens are counted as computed, and whose samples are not appended yet.
+    """Returns the prompt logprobs to compute in a step; call it between `Rows.advance` and `Rows.append`.
 
-    A row that came with output has delivered them before. query_starts: [S + 1]; context_lens_S: tokens of each row
-    that are computed after the step.
+    Skips rows that came with output: their prompt logprobs were delivered before. query_starts: [S + 1];
+    context_lens_S: tokens of each row that are computed after the step.
     """
     wanted_S = rows.sampling.prompt_logprobs_R[rows_S] != NO_LOGPROBS
     scored = np.flatnonzero(wanted_S & (rows.num_tokens_R[rows_S] == rows.num_prompt_tokens_R[rows_S]))
@@ -41,7 +41,7 @@ def scored_prompts(
 
 
 def _scored(rows: Rows, row: int, query: np.ndarray, context_len: int) -> ScoredPrompt:
-    """The prompt tokens that follow the step's tokens of one row."""
+    """Selects the prompt tokens that follow the step's tokens of one row."""
     start, end = query.tolist()
     first_position = context_len - (end - start) + 1
     # The last prompt token is followed by the first sampled one.
@@ -63,8 +63,11 @@ def put_columns(
     counts_N: np.ndarray | None,
     failed_N: np.ndarray,
 ) -> None:
-    """Row i said tokens_ND1[i, : counts_N[i]], the first of them at output position positions_N[i]; counts_N is None
-    where no row has drafts: one each. Of rows that failed only the sequence is told. Integers of any width."""
+    """Writes a result's columns: row i sampled tokens_ND1[i, : counts_N[i]], from output position positions_N[i] on.
+
+    counts_N: None if no row has drafts, so each samples one token. Failed rows report only their sequence. Integers of
+    any width.
+    """
     good_N = ~failed_N
     result.sequences = sequences_N[good_N].astype("<i8").tobytes()
     result.positions = positions_N[good_N].astype("<i4").tobytes()
@@ -72,7 +75,7 @@ def put_columns(
         result.token_ids = tokens_ND1[good_N, 0].astype("<i4").tobytes()
     else:
         result.num_tokens = counts_N[good_N].astype("<i4").tobytes()
-        # Row by row, of each what it said.
+        # Row after row, without the unused entries.
         is_said = (np.arange(tokens_ND1.shape[1]) < counts_N[:, None]) & good_N[:, None]
         result.token_ids = tokens_ND1[is_said].astype("<i4").tobytes()
     result.failed_sequences.extend(sequences_N[failed_N].tolist())
@@ -80,7 +83,8 @@ def put_columns(
 
 @dataclass(slots=True, kw_only=True)
 class StepTokens:
-    """Row i said tokens_ND1[i, : counts_N[i]]. logprobs: by (row, token), for rows that asked and did not fail."""
+    """The tokens of one step: row i sampled tokens_ND1[i, : counts_N[i]]. logprobs: by (row, token), for rows that
+    asked and did not fail."""
 
     tokens_ND1: np.ndarray  # int64
     counts_N: np.ndarray  # int64
@@ -89,7 +93,7 @@ class StepTokens:
 
     @classmethod
     def one_each(cls, tokens_N: np.ndarray) -> "StepTokens":
-        """Of rows that have neither drafts nor failed."""
+        """Wraps one token per row; no row has drafts, none has failed."""
         num_rows = len(tokens_N)
         return cls(
             tokens_ND1=tokens_N[:, None], counts_N=np.ones(num_rows, np.int64), failed_N=np.zeros(num_rows, np.bool_)
@@ -103,11 +107,11 @@ def sample_rows(
     scores: Scores,
     kernels: NativeKernels | None,
 ) -> StepTokens:
-    """Samples each row's next tokens, up to and including the first that differs from the draft after it, and appends
-    them to the rows. What was drafted beyond that is forgotten.
+    """Samples each row's next tokens, up to and including the first that differs from its draft, and appends them to
+    the rows. The remaining drafts are dropped.
 
-    scores: at each row's last token before its drafts, then at each draft. num_drafts_N: int64; None for none at all.
-    kernels: see worker.sampling.sampler.sample.
+    scores: for each row, at its last token before the drafts, then at each draft. num_drafts_N: int64; None if no row
+    has drafts. kernels: see worker.sampling.sampler.sample.
     """
     if num_drafts_N is None:
         num_drafts_N = np.zeros(len(rows_N), np.int64)
@@ -132,11 +136,11 @@ def sample_rows(
 def _count_accepted(
     rows: Rows, rows_N: np.ndarray, going: np.ndarray, turn: int, sampled: Sampled, said: StepTokens
 ) -> np.ndarray:
-    """Takes one token for each row of rows_N[going]. Returns which of them said what was drafted there, if anything
-    was."""
+    """Appends one token to each row of rows_N[going]. Returns a mask of the rows whose token equals the draft at its
+    position. Ignore it for rows without a draft there."""
     rows_G = rows_N[going]
     drafted_G = rows.token_ids_RL[rows_G, rows.num_tokens_R[rows_G]]
-    # A failed row takes token 0 and goes on: a step planned before the scheduler knows may name it once more.
+    # A failed row appends token 0: a step planned before the scheduler learned of the failure may name it again.
     rows.append(rows_G, sampled.token_ids_N)
     said.tokens_ND1[going, turn] = sampled.token_ids_N
     said.counts_N[going] += 1
@@ -147,24 +151,24 @@ def _count_accepted(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BegunStep:
-    """int64 all."""
+    """The part of a step's result that is known when the step begins. All arrays are int64."""
 
     epoch: int
     step: int
     rows_N: np.ndarray
     sequences_N: np.ndarray
-    # Of the first token that each samples, in its output.
+    # Each row's output index of the first token that it samples.
     positions_N: np.ndarray
     # None: the plan names no drafts.
     num_drafts_N: np.ndarray | None
     # NO_LOGPROBS: the row wants none.
     num_logprobs_N: np.ndarray
     prompts: Sequence[ScoredPrompt]
-    # Not named by this step, nor by later ones.
+    # Sequences freed by this step's plan: neither this step nor later ones name them.
     freed_sequences: Sequence[int]
 
     def result(self, outputs: StepOutputs, failed_N: np.ndarray) -> step_pb2.StepResult:
-        """failed_N: bool, rows whose logits were not finite, in this step or before."""
+        """Builds the StepResult. failed_N: bool, rows whose logits were not finite, in this step or before."""
         result = step_pb2.StepResult(epoch=self.epoch, step=self.step)
         counts_N = None if self.num_drafts_N is None else outputs.counts_N
         put_columns(result, self.sequences_N, self.positions_N, outputs.tokens_ND1, counts_N, failed_N)
@@ -178,7 +182,7 @@ class BegunStep:
     def _logprobs(
         self, outputs: StepOutputs, logprobs: Logprobs, failed_N: np.ndarray
     ) -> Iterator[inference_pb2.TokenLogprobs]:
-        """Of what was said, where a draft that was not accepted has an entry, too."""
+        """Yields the logprobs of the sampled tokens; skips the entries at rejected drafts."""
         entries = {position: entry for entry, position in enumerate(logprobs.positions.tolist())}
         num_scored_N = np.ones_like(self.rows_N) if self.num_drafts_N is None else self.num_drafts_N + 1
         first_N = num_scored_N.cumsum() - num_scored_N
@@ -200,7 +204,7 @@ class BegunStep:
 
 
 def _entry(logprobs: Logprobs, entry: int, token_id: int, num_top: int) -> inference_pb2.TokenLogprobs:
-    """num_top: as many as this row asked for; another one may have asked for more."""
+    """Makes one message. num_top: what this row asked for; the arrays are as wide as the largest request."""
     return logprobs_message(
         token_id,
         float(logprobs.chosen[entry]),

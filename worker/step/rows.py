@@ -1,4 +1,4 @@
-"""The permanent rows: the worker remembers every sequence, so that plans are differences.
+"""The permanent rows: the worker remembers every sequence, so that plans only carry differences.
 
 Shape suffixes: R permanent rows, S scheduled rows, T tokens of the step, B blocks of a row's table.
 """
@@ -15,8 +15,8 @@ from worker.step.inputs import LAST_SAMPLED, RowChanges, Scheduled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSwaps:
-    """KV blocks out_blocks[i] go to host blocks out_host_blocks[i]; then host blocks in_host_blocks[i] to KV blocks
-    in_blocks[i]. int64."""
+    """Block copies of a plan: first KV blocks out_blocks[i] to host blocks out_host_blocks[i], then host blocks
+    in_host_blocks[i] to KV blocks in_blocks[i]. int64."""
 
     out_blocks: np.ndarray
     out_host_blocks: np.ndarray
@@ -24,16 +24,16 @@ class PlannedSwaps:
     in_blocks: np.ndarray
 
 
-# int64, as results have it.
+# Results carry sequences as int64.
 _LARGEST_SEQUENCE = 2**63 - 1
 
 
 class Rows:
     """Tokens, progress, block tables and sampling parameters of max_num_seqs rows.
 
-    `apply` takes the differences of a plan, and `schedule` says what it computes; `advance` then counts the step's
-    tokens as computed, drafts included; `settle_drafts` and `append` put what was sampled in the drafts' place, or
-    `append_unknown`, where a device samples and results come later.
+    In each step `apply` takes a plan's differences, `schedule` returns what it computes, and `advance` counts the
+    tokens as computed, drafts included. Then `settle_drafts` removes the drafts, and `append` adds the sampled tokens,
+    or `append_unknown` if they are on a device and the results come later.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Rows:
         vocab_size: int,
         eos_token_ids: frozenset[int],
     ) -> None:
-        """num_blocks: those that can be given out, numbered from 1."""
+        """num_blocks: blocks that can be allocated, numbered from 1."""
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.max_model_len, self.block_size = max_model_len, block_size
         self.num_blocks, self.vocab_size = num_blocks, vocab_size
-        # Pages of these two cost memory once they are written, not before. The last token sampled may be the one past
-        # max_model_len of a step that was planned too far; it is never computed.
+        # Pages of these two cost memory only once they are written. The extra token: a step that was planned ahead may
+        # sample one past max_model_len, which is never computed.
         self.token_ids_RL = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.block_ids_RB = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int32)
         self.num_blocks_R = np.zeros(max_num_seqs, np.int64)
@@ -73,7 +73,7 @@ class Rows:
 
     @property
     def changes(self) -> RowChanges:
-        """What the last `apply` did."""
+        """The changes that the last `apply` made."""
         if self._changes is None:
             self._changes = RowChanges()
         return self._changes
@@ -84,12 +84,12 @@ class Rows:
             self._free(row)
 
     def apply(self, plan: step_pb2.StepPlan) -> None:
-        """Frees, fills, trims and grows rows as a plan says.
+        """Frees, fills, trims and grows rows according to a plan. Ignores its swaps; see `planned_swaps`.
 
-        Raises PlanError, after which rows are good for nothing but `clear`. Swaps are worker.cpu.runner's.
+        Raises PlanError; then only `clear` may follow.
         """
         self._changes = None
-        # In most steps of few rows nothing of this happens.
+        # Most steps with few rows do none of this.
         if plan.freed_rows:
             for row in self._live(_ids(plan.freed_rows), "freed_rows").tolist():
                 self._free(row)
@@ -102,27 +102,27 @@ class Rows:
             self._grow(plan)
 
     def take_spoiled_blocks(self) -> np.ndarray:
-        """Blocks of failed rows freed since the last call, which nobody else holds: their KV may not be finite."""
+        """Returns blocks of failed rows that were freed since the last call and that no other row reads: their KV may
+        not be finite."""
         if not self._spoiled_blocks:
             return np.empty(0, np.int64)
         spoiled = np.unique(np.concatenate(self._spoiled_blocks))
         self._spoiled_blocks = []
-        # Blocks taken over in the same step are not written yet; blocks shared with a row that computes are not ours.
+        # Includes blocks that a new row got but has not written. Excludes blocks with computed tokens of a live row.
         in_use = [self._computed_blocks(row) for row in self.live_rows.tolist()]
         return np.setdiff1d(spoiled, np.concatenate(in_use)) if in_use else spoiled
 
     def advance(self, rows_S: np.ndarray, num_tokens_S: np.ndarray) -> np.ndarray:
-        """Counts the step's tokens as computed; which rows then sample (indices into S)."""
+        """Counts the step's tokens as computed. Returns the rows that sample, as indices into S."""
         self.num_computed_tokens_R[rows_S] += num_tokens_S
         return np.flatnonzero(self.num_computed_tokens_R[rows_S] == self.num_tokens_R[rows_S])
 
     def settle_drafts(self, rows_S: np.ndarray, num_drafts_S: np.ndarray) -> None:
-        """The last tokens of these rows were drafts, and are not known any more; token_ids_RL has them until `append`
-        writes over them."""
+        """Removes the drafts, the last tokens of these rows; token_ids_RL keeps them until `append` overwrites them."""
         self.num_tokens_R[rows_S] -= num_drafts_S
 
     def append(self, rows_S: np.ndarray, token_ids_S: np.ndarray) -> None:
-        """Adds one sampled token to each of distinct rows: all before it is computed, and it is not."""
+        """Appends one sampled token to each row, still to be computed; all tokens before it are. Rows are distinct."""
         num_tokens_S = self.num_tokens_R[rows_S]
         self.token_ids_RL[rows_S, num_tokens_S] = token_ids_S
         self.num_tokens_R[rows_S] = num_tokens_S + 1
@@ -131,9 +131,9 @@ class Rows:
             self.sampling.append(int(rows_S[index]), int(token_ids_S[index]))
 
     def append_unknown(self, rows_S: np.ndarray, num_tokens_S: np.ndarray | int = 1) -> None:
-        """As `append`, of tokens that only the device knows: num_tokens_S of each row, all but the last one computed.
+        """Appends num_tokens_S tokens to each row that only the device knows; all but the last one are computed.
 
-        The last one reads LAST_SAMPLED; what is computed is not read again.
+        The last one becomes LAST_SAMPLED. The others are left unwritten, since computed tokens are not read again.
         """
         num_tokens_S = self.num_tokens_R[rows_S] + num_tokens_S
         self.token_ids_RL[rows_S, num_tokens_S - 1] = LAST_SAMPLED
@@ -141,7 +141,7 @@ class Rows:
         self.num_computed_tokens_R[rows_S] = num_tokens_S - 1
 
     def output_positions(self, rows_S: np.ndarray) -> np.ndarray:
-        """Output index of the token that each row samples next."""
+        """Returns the output index of the token that each row samples next."""
         return self.num_tokens_R[rows_S] - self.num_prompt_tokens_R[rows_S]
 
     def _free(self, row: int) -> None:
@@ -165,7 +165,7 @@ class Rows:
         if new.sequence > _LARGEST_SEQUENCE:
             raise PlanError(f"new_rows: sequence {new.sequence} is beyond {_LARGEST_SEQUENCE}, the largest in results")
         if new.sequence in self.sequence_R[self.live_rows]:
-            raise PlanError(f"new_rows: sequence {new.sequence} has a row already; a number is used once in an epoch")
+            raise PlanError(f"new_rows: sequence {new.sequence} already has a row; numbers are used once per epoch")
         if not 1 <= num_tokens <= self.max_model_len:
             raise PlanError(f"new_rows: row {row} has {num_tokens} token_ids; max_model_len is {self.max_model_len}")
         if not 1 <= new.num_prompt_tokens <= num_tokens:
@@ -209,7 +209,7 @@ class Rows:
         self._append_blocks(rows, counts, blocks, "new_blocks")
 
     def _append_blocks(self, rows: np.ndarray, counts: np.ndarray, block_ids: np.ndarray, field: str) -> None:
-        """counts[i] of block_ids go to rows[i], which are distinct."""
+        """Appends counts[i] of block_ids to the table of rows[i]; rows are distinct."""
         held = self.num_blocks_R[rows]
         row_of_block = rows.repeat(counts)
         wrong = (block_ids < 1) | (block_ids > self.num_blocks)
@@ -226,7 +226,7 @@ class Rows:
                 f"{field}: row {rows[i]} would hold {after[i]} blocks of {self.block_size} tokens; "
                 f"max_model_len is {self.max_model_len}"
             )
-        # Of the blocks that one row gets, the first goes to where its table ends, and so on.
+        # A row's new blocks go to the end of its table, in order.
         offsets = np.arange(len(block_ids)) - (counts.cumsum() - counts).repeat(counts)
         places = held.repeat(counts) + offsets
         self.block_ids_RB[row_of_block, places] = block_ids
@@ -234,28 +234,28 @@ class Rows:
         self.changes.write_table(row_of_block, places, block_ids)
 
     def schedule(self, plan: step_pb2.StepPlan, *, may_be_empty: bool = False) -> Scheduled:
-        """What a plan computes, once it is applied; puts drafts behind the tokens of their rows. may_be_empty: that may
-        be nothing.
+        """Returns what an applied plan computes, and appends drafts to the tokens of their rows. may_be_empty: a plan
+        without work is valid.
 
-        Raises PlanError, after which rows are good for nothing but `clear`.
+        Raises PlanError; then only `clear` may follow.
         """
         decode_rows = np.frombuffer(plan.decode_rows, "<u2") if len(plan.decode_rows) % 2 == 0 else None
         if decode_rows is None:
-            raise PlanError(f"decode_rows: {len(plan.decode_rows)} bytes, which are no whole entries of 2")
+            raise PlanError(f"decode_rows: {len(plan.decode_rows)} bytes, but entries have 2 bytes each")
         chunk_rows, chunk_counts = _ids(plan.rows), _ids(plan.num_tokens)
         if may_be_empty and not (plan.decode_rows or plan.rows or plan.num_tokens or plan.num_drafts):
             return Scheduled(rows_S=chunk_rows, num_tokens_S=chunk_counts)
         if len(chunk_counts) != len(chunk_rows) or not len(decode_rows) + len(chunk_rows):
             raise PlanError(
-                f"num_tokens: {len(chunk_counts)} entries for {len(chunk_rows)} rows; as many, and one row at least, "
-                f"here or in decode_rows"
+                f"num_tokens: {len(chunk_counts)} entries for {len(chunk_rows)} rows; give one for each, and at least "
+                f"one row, here or in decode_rows"
             )
         rows_S = self._live(np.concatenate((decode_rows.astype(np.int64), chunk_rows)), "rows")
         counts_S = np.ones(len(rows_S), np.int64)
         counts_S[len(decode_rows) :] = chunk_counts
         if counts_S.min() < 1 or counts_S.sum() > self.max_num_batched_tokens:
             raise PlanError(
-                f"num_tokens: from {counts_S.min()} on, {counts_S.sum()} in all; each is at least 1, and "
+                f"num_tokens: the least is {counts_S.min()}, the sum {counts_S.sum()}; each must be at least 1, and "
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}"
             )
         drafts_S = None
@@ -264,8 +264,8 @@ class Rows:
             drafts_S[len(decode_rows) :] = self._put_drafts(plan, chunk_rows)
         after_S = self.num_computed_tokens_R[rows_S] + counts_S
         for wrong_S, what, limit_S in (
-            (after_S > self.num_tokens_R[rows_S], "it knows tokens:", self.num_tokens_R[rows_S]),
-            (after_S > self.num_blocks_R[rows_S] * self.block_size, "it holds blocks:", self.num_blocks_R[rows_S]),
+            (after_S > self.num_tokens_R[rows_S], "tokens known:", self.num_tokens_R[rows_S]),
+            (after_S > self.num_blocks_R[rows_S] * self.block_size, "blocks held:", self.num_blocks_R[rows_S]),
             (after_S > self.max_model_len, "max_model_len:", np.full(len(rows_S), self.max_model_len)),
         ):
             if wrong_S.any():
@@ -280,17 +280,17 @@ class Rows:
         return Scheduled(rows_S=rows_S, num_tokens_S=counts_S, num_drafts_S=drafts_S)
 
     def _check_whole(self, rows: np.ndarray, after: np.ndarray, field: str) -> None:
-        """These rows have all their tokens computed after the step."""
+        """Raises PlanError if a row would not have all its tokens computed after the step."""
         wrong = after != self.num_tokens_R[rows]
         if wrong.any():
             i = int(wrong.argmax())
             raise PlanError(
                 f"{field}: row {rows[i]} would have {after[i]} tokens computed of {self.num_tokens_R[rows[i]]}; "
-                f"such a row computes all it knows"
+                f"such a row must compute all its tokens"
             )
 
     def _put_drafts(self, plan: step_pb2.StepPlan, rows: np.ndarray) -> np.ndarray:
-        """Drafts become the last tokens of their rows. Returns how many each has."""
+        """Appends drafts to the tokens of their rows. Returns the number of drafts of each row."""
         counts, token_ids = _ids(plan.num_drafts), _ids(plan.draft_token_ids)
         if len(counts) != len(rows) or counts.sum() != len(token_ids):
             raise PlanError(
@@ -313,7 +313,7 @@ class Rows:
         return counts
 
     def _live(self, rows: np.ndarray, field: str) -> np.ndarray:
-        """The same rows, int64, once they are seen to be live and distinct."""
+        """Checks that rows are live and distinct, and returns them. Raises PlanError."""
         if not len(rows):
             return rows
         if (largest := rows.max()) >= self.max_num_seqs:
@@ -340,8 +340,8 @@ def _swapped_blocks(values, field: str, first: int, last: int) -> np.ndarray:  #
 
 
 def planned_swaps(plan: step_pb2.StepPlan, *, last_block: int, num_host_blocks: int) -> PlannedSwaps | None:
-    """None: the plan swaps nothing. KV blocks that can be given out are 1 to last_block, host blocks are numbered from
-    0. Raises PlanError."""
+    """Returns a plan's swaps, checked, or None. KV blocks that can be allocated are 1 to last_block; host blocks are
+    numbered from 0. Raises PlanError."""
     if not (plan.swap_out_blocks or plan.swap_out_host_blocks or plan.swap_in_blocks or plan.swap_in_host_blocks):
         return None
     swaps = PlannedSwaps(

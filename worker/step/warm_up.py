@@ -3,12 +3,12 @@
 from protos import inference_pb2, step_pb2
 from worker.step.rows import Rows
 
-# 256 take ten times as long on a CPU, and leave the first request no faster.
+# 256 tokens take ten times as long on a CPU, and do not make the first request faster.
 _TOKENS = 16
 
 
 def warm_up_plans(rows: Rows) -> list[step_pb2.StepPlan]:
-    """A prefill and a decode, of free rows; to be followed by a reset."""
+    """Returns a prefill and a decode. All rows must be free; call `reset` after them."""
     length = min(_TOKENS, rows.max_num_batched_tokens, rows.max_model_len - 1)
     new = step_pb2.NewRow(
         sequence=1,

@@ -1,4 +1,4 @@
-"""Keeps packed weights in files of our own, so that the next start packs nothing."""
+"""Keeps packed weights in a cache directory, so that the next start need not pack them."""
 
 import fcntl
 import hashlib
@@ -36,16 +36,16 @@ _LONGEST_HEADER = 64 * 2**20
 
 
 class DamagedFileError(ValueError):
-    """The file is not what was written. The message names it and what is wrong."""
+    """A file does not hold what was written. The message names the file and the problem."""
 
 
 def file_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    """What a file of them takes at least."""
+    """Returns the minimum size of a file with these tensors, in bytes."""
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def write_weight_file(file: BinaryIO, tensors: Mapping[str, torch.Tensor], notes: Mapping[str, str]) -> None:
-    """notes: kept beside the tensors; those under a tensor's name are covered by its checksum. Raises OSError."""
+    """Writes tensors and notes. A note under a tensor's name is covered by the tensor's checksum. Raises OSError."""
     header: dict[str, Any] = {}
     checksums: dict[str, int] = {}
     end = 0
@@ -62,7 +62,7 @@ def write_weight_file(file: BinaryIO, tensors: Mapping[str, torch.Tensor], notes
 
 
 class WeightFile:
-    """An open file. Every fault of its contents is a DamagedFileError, found before a wrong tensor is given out."""
+    """An open file of packed weights. Any damage raises DamagedFileError before a wrong tensor is returned."""
 
     def __init__(self, path: Path) -> None:
         """Raises DamagedFileError, or OSError if there is no such file."""
@@ -85,7 +85,7 @@ class WeightFile:
         return self._notes.get(name, "")
 
     def tensor(self, name: str, empty: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        """empty: gives uint8 memory of so many bytes. Raises DamagedFileError."""
+        """Returns a tensor. empty: allocates uint8 memory of a given number of bytes. Raises DamagedFileError."""
         entry = self._entries.get(name)
         if entry is None:
             raise DamagedFileError(f"{self.path}: {name} is missing")
@@ -95,7 +95,7 @@ class WeightFile:
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedFileError(f"{self.path}: {name}: its entry is damaged: {error!r}") from None
         if not fits:
-            raise DamagedFileError(f"{self.path}: {name}: {entry} is outside of the file, or of another size")
+            raise DamagedFileError(f"{self.path}: {name}: {entry} is outside the file or of the wrong size")
         memory = empty(end - start)
         view = memory.numpy().data
         self._file.seek(self._data_start + start)
@@ -123,7 +123,7 @@ class WeightFile:
         self._notes: dict[str, str] = json.loads(metadata["notes"])
         self._checksums: dict[str, int] = json.loads(metadata["crc32"])
         if not (isinstance(self._notes, dict) and isinstance(self._checksums, dict)):
-            raise ValueError("notes and checksums are no objects")
+            raise ValueError("notes or checksums are not objects")
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -132,24 +132,25 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _checksum(entry: Mapping[str, Any], note: str, data: memoryview) -> int:
-    """Of the entry without its place in the file, the note and the data."""
+    """Returns the checksum of an entry (without its offsets), its note and its data."""
     return zlib.crc32(data, zlib.crc32(f"{entry['dtype']} {entry['shape']} {note}".encode()))
 
 
 _log = logging.getLogger("octavo.worker")
 
 _PACKAGES = Path(__file__).resolve().parents[2]
-# Less than this is packed in no time.
+# Smaller models are packed so quickly that a file saves nothing.
 _SMALLEST = 16 * 2**20
 _SUFFIX = ".safetensors"
-# What other sources packed of a model goes when it has not been used for so long, room or not.
+# Files of the same model from other versions of the sources are deleted after this time without use, even if there is
+# room.
 _OUTDATED_S = 24 * 3600.0
 _UNFINISHED = ".writing-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedModel:
-    """What packed weights are of, and for. digest: of the weight files. path: the name of the compute path."""
+    """The identity of a model's packed weights. digest: of the weight files. path: the name of the compute path."""
 
     digest: str
     quantization: str
@@ -157,21 +158,21 @@ class PackedModel:
 
     @property
     def stem(self) -> str:
-        """The part of a file's name that stays when the sources change."""
+        """The part of a file's name that does not depend on the sources."""
         return f"{self.digest[:24]}-{self.quantization}-{self.path}"
 
 
 class WeightCache:
-    """The files of one directory."""
+    """The packed weights in the files of one directory."""
 
     def __init__(self, directory: Path, max_bytes: int, *, smallest: int | None = None) -> None:
-        """max_bytes: of all files together; the least recently used go first. smallest: a model that takes less is not
-        kept."""
+        """max_bytes: limit of all files together; the least recently used are deleted first. smallest: smaller models
+        are not kept, in bytes."""
         self.directory, self._max_bytes = directory, max_bytes
         self._smallest = _SMALLEST if smallest is None else smallest
 
     def find(self, model: PackedModel) -> WeightFile | None:
-        """The open file of a model; None if there is none that can be used."""
+        """Opens the file of a model; returns None if there is no usable one."""
         path = self._file(model)
         try:
             found = WeightFile(path)
@@ -184,15 +185,15 @@ class WeightCache:
         return found
 
     def discard(self, path: Path, error: Exception) -> None:
-        """Of a damaged file: it is deleted, and the weights are packed again."""
-        _log.warning("packed weights are made anew: %s", error)
+        """Deletes a damaged file; the weights are then packed again."""
+        _log.warning("weights are packed again: %s", error)
         try:
             path.unlink(missing_ok=True)
         except OSError as cause:
             _log.warning("the damaged file cannot be deleted: %s", cause)
 
     def keep(self, model: PackedModel, tensors: Mapping[str, torch.Tensor], notes: Mapping[str, str]) -> None:
-        """Writes a model's file, unless another process is about to."""
+        """Writes a model's file, unless another process is writing."""
         path, num_bytes = self._file(model), file_bytes(tensors)
         if num_bytes < self._smallest:
             return
@@ -210,7 +211,7 @@ class WeightCache:
         except OSError as error:
             _log.warning(
                 "packed weights cannot be kept for the next start: %s; free some space, set OCTAVO_CACHE_DIR to a "
-                "directory with %.1f GiB, or set weight_cache=0", error, num_bytes / 2**30,
+                "directory with %.1f GiB, or set weight_cache=0", error, 2 * num_bytes / 2**30,
             )  # fmt: skip
 
     def _file(self, model: PackedModel) -> Path:
@@ -218,8 +219,8 @@ class WeightCache:
 
     @contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Whether this process may write. It does not wait for another: ranks and replicas of one model start
-        together, and one of them is enough."""
+        """Yields True if this process may write. It does not wait for another process: ranks and replicas of one model
+        start together, and one writer is enough."""
         with (self.directory / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -229,11 +230,11 @@ class WeightCache:
                 yield True
 
     def _make_room(self, model: PackedModel, num_bytes: int) -> None:
-        # Nobody else writes: what is unfinished was left by a process that was killed.
+        # No other process is writing, so unfinished files were left by processes that were killed.
         for path in self.directory.glob(f"{_UNFINISHED}*"):
             path.unlink()
         for path in self.directory.glob(f"{model.stem}-*{_SUFFIX}"):
-            # Another installation's may be in use.
+            # Another installation may still use the file.
             if time.time() - path.stat().st_mtime > _OUTDATED_S:
                 path.unlink()
         kept = sorted(self.directory.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
@@ -259,7 +260,8 @@ class WeightCache:
 
 
 def open_weight_cache(gib: float) -> WeightCache | None:
-    """gib: the option weight_cache. None, with a warning, if there is no directory for it; or if it is 0."""
+    """Opens the cache. gib: the option weight_cache. Returns None if it is 0, or, with a warning, if there is no usable
+    directory."""
     if not gib:
         return None
     try:
@@ -271,7 +273,7 @@ def open_weight_cache(gib: float) -> WeightCache | None:
 
 @cache
 def _sources_digest() -> str:
-    """Of everything that decides what packed weights look like: our sources, and torch, which quantizes."""
+    """Returns a digest of all that determines the bytes of packed weights: our sources, and torch, which quantizes."""
     digest = hashlib.sha256(torch.__version__.encode())
     for package in ("kernels", "worker"):
         for path in sorted((_PACKAGES / package).rglob("*")):
@@ -280,16 +282,16 @@ def _sources_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-# Bytes up to which a tensor is kept though the model has made something else of it.
+# Tensors up to this size, in bytes, are kept in the file even if the model has not kept them itself.
 _SMALL = 2**20
 
 
 class CachedWeightReader:
-    """With a file, what is in it comes from there, and the rest from the checkpoint. Without one, all comes from the
-    checkpoint, and `tensors` and `notes` become what a file should hold."""
+    """A WeightReader. With a file, it takes from there what the file holds, and the rest from the checkpoint. Without
+    one, it takes all from the checkpoint, and collects in `tensors` and `notes` what a file should hold."""
 
     def __init__(self, reader: SourceReader, file: WeightFile | None, empty: Callable[[int], torch.Tensor]) -> None:
-        """empty: gives uint8 memory for weights, of so many bytes."""
+        """empty: allocates uint8 memory for weights, of a given number of bytes."""
         self._reader, self._file, self._empty = reader, file, empty
         self._packed: dict[str, torch.Tensor] = {}
         self._small: dict[str, torch.Tensor] = {}
@@ -298,8 +300,8 @@ class CachedWeightReader:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Packed weights, and other tensors that the model holds as they are; small ones in any case. Of the rest, as
-        embeddings of which a rank has a part, a copy would stay for nothing."""
+        """Packed weights, tensors that the model holds unchanged, and all small tensors. For others, such as embeddings
+        that a rank has only a part of, the whole tensor would stay in memory just to be written."""
         return {**self._held, **self._small, **self._packed}
 
     def __call__(self, name: str) -> torch.Tensor:
@@ -330,7 +332,7 @@ class CachedWeightReader:
             return None
         for name in names:
             self._reader.count(name)
-        # The note is under the checksum that `tensor` verifies.
+        # `tensor` verifies a checksum that covers the note, too.
         panels = self._file.tensor(key, self._empty)
         return PackedWeight(**json.loads(self._file.note(key)), panels=panels)
 
@@ -343,5 +345,5 @@ class CachedWeightReader:
 
 
 def _key(names: Sequence[str]) -> str:
-    """Not the name of any tensor: tied embeddings are kept both as they are and packed."""
+    """Returns a key that is no tensor's name: tied embeddings are kept both unchanged and packed."""
     return "packed:" + "+".join(names)

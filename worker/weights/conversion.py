@@ -1,4 +1,4 @@
-"""Reading and converting a matrix some rows at a time, so that nothing but its result is ever there as a whole.
+"""Reads and converts a matrix some rows at a time, so that only the result is ever in memory as a whole.
 
 Legend: O outputs, I inputs.
 """
@@ -12,19 +12,19 @@ from kernels.linear.weights import BLOCK, Int4Weight, Int8Weight, Weight, map_te
 from kernels.native.memory import give_back_free_memory, passing_memory
 from worker.weights.reader import Shape
 
-# Numbers of a piece: converting takes some float32 copies of it, which stay in a core's cache.
+# Numbers in a piece: conversion makes several float32 copies of it, which fit into a core's cache.
 _NUM_ELEMENTS = 2**18
 
 
 def row_ranges(rows: slice, num_columns: int) -> Iterator[slice]:
-    """Of so many rows of a matrix. They begin at multiples of a block from the first row on."""
+    """Splits rows of a matrix into pieces, which begin at multiples of a block from the first row on."""
     step = max(1, _NUM_ELEMENTS // max(1, num_columns) // BLOCK) * BLOCK
     for start in range(rows.start, rows.stop, step):
         yield slice(start, min(start + step, rows.stop))
 
 
 def converted(shape: Shape, dtype: torch.dtype, read: Callable[[slice], torch.Tensor], rows: slice) -> torch.Tensor:
-    """`rows` of a tensor of `shape`, in dtype; read: gives some of them."""
+    """Returns `rows` of a tensor of `shape`, in dtype. read: returns some of them."""
     out = passing_memory((rows.stop - rows.start, *shape[1:]), dtype)
     for piece in row_ranges(rows, prod(shape[1:])):
         out[piece.start - rows.start : piece.stop - rows.start] = read(piece)
@@ -32,8 +32,8 @@ def converted(shape: Shape, dtype: torch.dtype, read: Callable[[slice], torch.Te
 
 
 def in_pieces(read: Callable[[slice], Weight], rows: slice, num_inputs: int, inputs: slice | None) -> Weight | None:
-    """`rows` of a weight, of these only the `inputs`, unless that is None. read: gives some rows, with all inputs.
-    None: they are of different kinds."""
+    """Returns `rows` of a weight, limited to `inputs` unless that is None; or None if pieces are of different kinds.
+    read: returns some rows, with all inputs."""
     whole: Weight | None = None
     for piece in row_ranges(rows, num_inputs):
         part = read(piece)
@@ -44,20 +44,20 @@ def in_pieces(read: Callable[[slice], Weight], rows: slice, num_inputs: int, inp
         if not _put(part, whole, slice(piece.start - rows.start, piece.stop - rows.start)):
             return None
     if (rows.stop - rows.start) * num_inputs >= _NUM_ELEMENTS:
-        # Of the pieces' copies, which lay between each other.
+        # The pieces' copies have left free memory all over the heap.
         give_back_free_memory()
     return whole
 
 
 def columns_of(matrix: torch.Tensor, columns: slice) -> torch.Tensor:
-    """A copy, on the same device."""
+    """Returns a copy of some columns, on the same device."""
     if matrix.device.type != "cpu":
         return matrix[:, columns].contiguous()
     return passing_memory((len(matrix), columns.stop - columns.start), matrix.dtype).copy_(matrix[:, columns])
 
 
 def part_of(weight: Weight, rows: slice | None, inputs: slice | None) -> Weight:
-    """Raises ValueError for groups or blocks that would be cut."""
+    """Returns a part of a weight. Raises ValueError if it would split groups or blocks."""
     if rows is not None:
         weight = slice_outputs(weight, rows)
     return weight if inputs is None else slice_inputs(weight, inputs)
@@ -68,7 +68,7 @@ def _like(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
 
 
 def _put(part: Weight, whole: Weight, rows: slice) -> bool:
-    """False: they are of different kinds."""
+    """Copies part into rows of whole. Returns False if they are of different kinds."""
     match whole, part:
         case torch.Tensor(), torch.Tensor():
             whole[rows] = part

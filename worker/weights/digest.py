@@ -1,4 +1,4 @@
-"""Digests of weight files: by content for a replica's fingerprint, by date for the cache of one machine."""
+"""Digests of weight files: by content for a replica's fingerprint, also by date for the cache of one machine."""
 
 import hashlib
 import logging
@@ -8,20 +8,19 @@ from pathlib import Path
 
 _log = logging.getLogger("octavo.worker")
 
-# Files from here on count by their size and their first and last MiB: reading all of a large one would double its
-# loading time.
+# Larger files are digested by their size and their first and last MiB: reading them in full would double their loading
+# time.
 WHOLE_BELOW = 2**30
 EDGE = 2**20
-# Smaller ones are read in less time than remembering saves.
+# Smaller files are read so quickly that remembering their digests saves nothing.
 REMEMBERED_FROM = 16 * 2**20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def files_digest(files: Iterable[Path], remember: Path | None = None) -> str:
-    """sha256, in hex, over the names, sizes and contents of the files, in order of their names.
+    """Returns the sha256, in hex, over the names, sizes and contents of the files, in order of their names.
 
-    remember: a directory in which the digests of large files are kept, so that a later call need not read them again
-    as long as they stay as they are.
+    remember: a directory for digests of large files, so that later calls do not read unchanged files again.
     """
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: file.name):
@@ -45,7 +44,8 @@ def _sha256(file: Path) -> bytes:
 
 
 def _remembered(file: Path, directory: Path) -> bytes:
-    """By what changes with any write to a file or in its place: the kernel sets ctime, and no call sets it back."""
+    """Returns a file's digest, remembered under what changes when the file is written or replaced: the kernel sets
+    ctime, and no call can set it back."""
     status = file.stat()
     identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     note = directory / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.digest"
@@ -65,6 +65,6 @@ def _remembered(file: Path, directory: Path) -> bytes:
 
 
 def dated_digest(digest: str, files: Iterable[Path]) -> str:
-    """From a files_digest: of large files, which that sees in parts, the times of their last change count, too."""
+    """Extends a files_digest by the modification times of large files, because it reads only parts of them."""
     times = {file.name: stat.st_mtime_ns for file in files if (stat := file.stat()).st_size >= WHOLE_BELOW}
     return hashlib.sha256(f"{digest} {sorted(times.items())}".encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""The head of a GGUF file: its metadata, and where its tensors lie.
+"""Reads the header of a GGUF file: its metadata, and the places of its tensors.
 
-gguf.GGUFReader makes several numpy objects of each of the tokenizer's strings, which no worker reads: 3.0 s of a core
-for a vocabulary of 49,152, against 0.04 s here. This reader also trusts nothing: every length is checked against the
-file before it is used.
+gguf.GGUFReader makes several numpy objects for each of the tokenizer's strings, which no worker needs: 3.0 s of a core
+for a vocabulary of 49,152, against 0.04 s here. This reader also trusts nothing: it checks every length against the
+file's size before use.
 Format: ggml-org/ggml, docs/gguf.md.
 """
 
@@ -18,7 +18,7 @@ from gguf import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGMLQuant
 from worker.weights.reader import Shape, WeightsError
 
 VERSIONS = (2, 3)
-# Longer arrays are the tokenizer's: of those only the length is kept, as a range.
+# Longer arrays belong to the tokenizer: only their length is kept, as a range.
 LONGEST_ARRAY = 256
 MAX_DIMS = 4
 
@@ -39,7 +39,7 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies in its file. shape: the contiguous dim last."""
+    """The place of a tensor in its file. shape: the contiguous dim last."""
 
     kind: GGMLQuantizationType
     shape: Shape
@@ -49,13 +49,13 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    # Key -> number, string, list, or a range for an array too long to be of interest.
+    # Key -> number, string, list, or a range in place of an array longer than LONGEST_ARRAY.
     metadata: dict[str, Any]
     tensors: dict[str, StoredTensor]
 
 
 def read_header(path: Path, data: mmap.mmap) -> GGUFHeader:
-    """Raises WeightsError for what is no GGUF file, or one that is damaged or cut short."""
+    """Reads the header. Raises WeightsError if the file is not GGUF, or is damaged or cut short."""
     cursor = _Cursor(path, data)
     magic, version = cursor.number("<I"), cursor.number("<I")
     if magic != GGUF_MAGIC:
@@ -89,10 +89,10 @@ class _Cursor:
         self.position = 0
 
     def skip(self, num_bytes: int) -> int:
-        """Moves on; gives the position before."""
+        """Moves on; returns the old position."""
         start, self.position = self.position, self.position + num_bytes
         if self.position > len(self._data):
-            raise WeightsError(f"{self._path}: cut short or damaged: its head goes past its {len(self._data):,} bytes")
+            raise WeightsError(f"{self._path}: cut short or damaged: its header exceeds its {len(self._data):,} bytes")
         return start
 
     def number(self, number_format: str) -> Any:
@@ -100,7 +100,7 @@ class _Cursor:
         return struct.unpack_from(number_format, self._data, start)[0]
 
     def count(self, number_format: str) -> int:
-        """A number of things that take a byte or more each."""
+        """Reads the number of entries that take at least a byte each."""
         count = self.number(number_format)
         if count > len(self._data):
             raise WeightsError(f"{self._path}: damaged: it claims {count:,} entries in {len(self._data):,} bytes")
@@ -119,7 +119,7 @@ class _Cursor:
         try:
             return GGUFValueType(code)
         except ValueError:
-            raise WeightsError(f"{self._path}: damaged: no value is of type {code}") from None
+            raise WeightsError(f"{self._path}: damaged: unknown value type {code}") from None
 
     def value(self, kind: GGUFValueType) -> Any:
         if kind is GGUFValueType.STRING:
@@ -139,7 +139,7 @@ class _Cursor:
         return range(count)
 
     def tensor(self) -> tuple[str, StoredTensor]:
-        """One entry of the table of tensors; its offset counts from the end of the head."""
+        """Reads an entry of the tensor table; its offset counts from the end of the header."""
         name = self.text()
         num_dims = self.number("<I")
         if not 1 <= num_dims <= MAX_DIMS:
@@ -149,8 +149,10 @@ class _Cursor:
         try:
             kind = GGMLQuantizationType(code)
         except ValueError:
-            raise WeightsError(f"{self._path}: {name} is of the unknown quantization {code}") from None
+            raise WeightsError(f"{self._path}: {name} has the unknown quantization {code}") from None
         block_values, block_bytes = GGML_QUANT_SIZES[kind]
         if shape[-1] % block_values:
-            raise WeightsError(f"{self._path}: damaged: {name} has rows of {shape[-1]}, no multiple of {block_values}")
+            raise WeightsError(
+                f"{self._path}: damaged: {name} has rows of {shape[-1]}, not a multiple of {block_values}"
+            )
         return name, StoredTensor(kind, shape, offset, prod(shape) // block_values * block_bytes)

@@ -1,4 +1,4 @@
-"""Linear weights of a GGUF file as the integers it holds. Formats: ggml-org/ggml, src/ggml-common.h.
+"""Reads linear weights of a GGUF file as the integers stored in it. Formats: ggml-org/ggml, src/ggml-common.h.
 
 Legend: O outputs, I inputs, G blocks of 32 inputs.
 """
@@ -15,9 +15,10 @@ _HALF = np.dtype("<f2")
 
 
 def integer_weight(kind: Kind, rows_OB: np.ndarray, num_inputs: int) -> Int8Weight | Int4Weight | None:
-    """From the bytes of each row: blocks of a scale (Q4_1: and a minimum), then 32 values, all kept as they are.
+    """Makes a weight from the bytes of each row: blocks of a scale (Q4_1: and a minimum), then 32 values, all kept as
+    they are.
 
-    Q4_0 counts its values from -8: its minima are -8 scales. None if one of these is beyond float16.
+    Q4_0's values count from -8, so its minima are -8 * scale. Returns None if one of these is beyond float16.
     """
     blocks_OGB = rows_OB.reshape(len(rows_OB), num_inputs // GROUP, -1)
     scales_OG = blocks_OGB[:, :, :2].copy().view(_HALF)[:, :, 0]
@@ -25,7 +26,7 @@ def integer_weight(kind: Kind, rows_OB: np.ndarray, num_inputs: int) -> Int8Weig
         values_OI = np.array(blocks_OGB[:, :, 2:]).view(np.int8).reshape(len(rows_OB), num_inputs)
         return Int8Weight(values_OI=torch.from_numpy(values_OI), scales_OG=_tensor(scales_OG))
     if kind is Kind.Q4_0:
-        # A multiple by a power of two: exact, if it can be told at all.
+        # Multiplication by a power of two is exact unless it overflows.
         with np.errstate(over="ignore"):
             minima_OG = scales_OG * _HALF.type(-8)
         if not np.isfinite(minima_OG).all():

@@ -1,4 +1,4 @@
-"""Quantizations: how a checkpoint stores weights, and which kind a compute path uses for them."""
+"""Quantizations: how a checkpoint stores weights, and which kind a backend computes with."""
 
 import re
 from collections.abc import Mapping
@@ -37,8 +37,8 @@ _LARGEST_HALF = torch.finfo(torch.float16).max
 
 
 def resolve_quantization(option: QuantizationOption, made_for: Quantization, backend: Backend) -> Quantization:
-    """What `option` means for a checkpoint made for `made_for` on this backend. Raises WeightsError for what the
-    backend does not compute."""
+    """Returns the quantization that `option` means on this backend, for a checkpoint made for `made_for`. Raises
+    WeightsError for one that the backend does not support."""
     offered = _ON_CPUS if backend.gpu is None else _ON_GPUS
     if option == "auto":
         can = made_for in offered and (made_for != "fp8" or has_e4m3(backend.device))
@@ -47,7 +47,7 @@ def resolve_quantization(option: QuantizationOption, made_for: Quantization, bac
         where, other = ("CPU", "a GPU") if backend.gpu is None else ("GPU", "a CPU")
         raise WeightsError(
             f"quantization={option} is computed on {other} only, and this is a {where} ({backend.name}): "
-            f"quantization={offered[1]} is what works here, or one of auto, {', '.join(offered)}"
+            f"use quantization={offered[1]}, or one of auto, {', '.join(offered)}"
         )
     if option == "fp8":
         try:
@@ -58,9 +58,9 @@ def resolve_quantization(option: QuantizationOption, made_for: Quantization, bac
 
 
 def quantized(stored: Weight, quantization: Literal["int8", "int4", "fp8"]) -> Weight:
-    """What the checkpoint holds in as many bits stays as it is; all else is made from floats, in float32.
+    """Quantizes a stored weight, in float32. A weight that is already stored in this quantization stays as it is.
 
-    int4 leaves a weight with numbers beyond float16, of which its scales and minima are, at 8 bits.
+    With int4, a weight with numbers beyond float16 gets 8 bits, because int4's scales and minima are float16.
     """
     if isinstance(stored, {"int8": Int8Weight, "int4": Int4Weight, "fp8": Fp8Weight}[quantization]):
         return stored
@@ -73,8 +73,8 @@ def quantized(stored: Weight, quantization: Literal["int8", "int4", "fp8"]) -> W
 
 
 def quantized_expert(stored: Weight) -> Weight:
-    """fp8 of an expert. Grouped GEMMs take e4m3 in blocks alone, and whole ones: experts of other sizes, and those that
-    the checkpoint holds with scales of outputs, are floats, for rounding them again would gain nothing over those."""
+    """Quantizes an expert to fp8 if possible. Grouped GEMMs take e4m3 only in whole blocks: experts of other sizes, and
+    experts stored with a scale per output, become floats, because rounding these again would gain nothing."""
     num_outputs, num_inputs = (stored if isinstance(stored, torch.Tensor) else stored.values_OI).shape
     blocks = None
     if num_outputs % BLOCK == num_inputs % BLOCK == 0:
@@ -83,15 +83,15 @@ def quantized_expert(stored: Weight) -> Weight:
 
 
 def head_quantization(quantization: Quantization) -> Quantization:
-    """The head chooses the token: 4 bits cost it more than they cost a layer, and checkpoints keep it at 6 or 8; those
-    in FP8 keep it in floats."""
+    """Returns the output head's quantization. The head chooses the token, so 4 bits cost it more accuracy than a layer;
+    checkpoints keep it at 6 or 8 bits, and FP8 checkpoints keep it in floats."""
     head: dict[Quantization, Quantization] = {"int4": "int8", "fp8": "none"}
     return head.get(quantization, quantization)
 
 
 # Outputs and inputs that share a scale in e4m3 as GPUs compute with it: a tensor, a channel, a block; 0: all.
 FP8_BLOCKS = ((0, 0), (1, 0), (BLOCK, BLOCK))
-# What safetensors calls the two kinds of stored weights.
+# safetensors' names of the two kinds of stored weights.
 StoredKind = Literal["F8_E4M3", "I8"]
 
 
@@ -100,7 +100,7 @@ class Scheme:
     """weight[o, i] = stored[o, i] * the scale of its block."""
 
     kind: StoredKind
-    # The scales of layer.weight are layer.weight_scale, or of whichever of these names there is.
+    # The scales of layer.weight are layer.weight_scale, or the first of these names that the file has.
     scale_names: tuple[str, ...] = ("weight_scale",)
     # Outputs and inputs that share a scale; 0: all.
     block: tuple[int, int]
@@ -108,7 +108,7 @@ class Scheme:
     has_int8_inputs: bool = False
 
     def scale_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """Of a weight of `shape`: the usual one first."""
+        """Returns the possible shapes of the scales of a weight of `shape`, the usual one first."""
         if self.block == (0, 0):
             return (1,), ()
         return (tuple(-(-size // (step or size)) for size, step in zip(shape, self.block, strict=True)),)
@@ -116,14 +116,15 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredQuantization:
-    """Which layers are stored how. The first scheme counts whose targets match."""
+    """How each layer is stored: by the first scheme whose targets match."""
 
     schemes: tuple[tuple[tuple[str, ...], Scheme], ...] = ()
-    # Layers that are stored as floats: their names, or re: and a regular expression.
+    # Layers that are stored as floats: names, or re: and a regular expression.
     ignored: tuple[str, ...] = ()
 
     def scheme_of(self, layer: str) -> Scheme | None:
-        """layer: such as model.layers.3.mlp.up_proj, the name of its weight without ".weight". None: floats."""
+        """Returns a layer's scheme; None: it is stored as floats. layer: the name of its weight without ".weight", such
+        as model.layers.3.mlp.up_proj."""
         if any(_names(pattern, layer) for pattern in self.ignored):
             return None
         for targets, scheme in self.schemes:
@@ -133,7 +134,8 @@ class StoredQuantization:
 
     @property
     def made_for(self) -> Quantization:
-        """int8 if inputs were calibrated for it, fp8 if a GPU's kernels take all that is quantized as it is stored."""
+        """The quantization that the checkpoint was made for: int8 if its inputs were calibrated for that, fp8 if GPU
+        kernels take all quantized weights as they are stored."""
         schemes = [scheme for _, scheme in self.schemes]
         if schemes and all(scheme.has_int8_inputs for scheme in schemes):
             return "int8"
@@ -143,14 +145,14 @@ class StoredQuantization:
 
 
 def stored_quantization(config: Mapping[str, Any]) -> StoredQuantization:
-    """From a config.json. Raises ValueError for what is not supported."""
+    """Reads quantization_config from a config.json. Raises ValueError if it is not supported."""
     raw = config.get("quantization_config") or config.get("compression_config")
     if not raw:
         return StoredQuantization()
     method = raw.get("quant_method") if isinstance(raw, Mapping) else None
     if not isinstance(method, str) or method not in _METHODS:
         raise ValueError(
-            f"quantization_config: quant_method={method!r} is not supported; {', '.join(_METHODS)} are, and GGUF files"
+            f"quantization_config: quant_method={method!r} is not supported; {', '.join(_METHODS)} and GGUF files are"
         )
     try:
         return msgspec.convert(raw, _METHODS[method]).stored()
@@ -163,7 +165,7 @@ class _Skipping(msgspec.Struct, kw_only=True):
     ignored_layers: list[str] | None = None
 
     def skipped(self) -> tuple[str, ...]:
-        # These methods leave the head alone whether they say so or not, and DeepSeek-V3 its routers.
+        # These methods never quantize the head, listed or not, and DeepSeek-V3's files do not quantize routers.
         return ("lm_head", "mlp.gate", *(self.modules_to_not_convert or ()), *(self.ignored_layers or ()))
 
 
@@ -174,7 +176,7 @@ class _Fp8(_Skipping, kw_only=True):
     def stored(self) -> StoredQuantization:
         if self.fmt != "e4m3":
             raise ValueError(f"fmt={self.fmt!r} is not supported; e4m3 is")
-        # Of whole tensors, AutoFP8 calls them weight_scale, transformers weight_scale_inv; either is multiplied with.
+        # For whole tensors, AutoFP8 names the scale weight_scale, transformers weight_scale_inv; both are factors.
         scheme = Scheme(kind="F8_E4M3", block=(0, 0), scale_names=("weight_scale", "weight_scale_inv"))
         if self.weight_block_size is not None:
             block = _sizes(self.weight_block_size, "weight_block_size")
@@ -189,7 +191,7 @@ class _FbgemmFp8(_Skipping, kw_only=True):
 
 
 class _Numbers(msgspec.Struct, kw_only=True):
-    """Of weights, or of inputs."""
+    """The numeric format of weights or of inputs."""
 
     num_bits: int
     type: str
@@ -207,7 +209,7 @@ class _Group(msgspec.Struct, kw_only=True):
     def scheme(self) -> Scheme:
         weights, inputs = self.weights, self.input_activations
         if weights.num_bits != 8 or weights.type not in ("float", "int"):
-            raise ValueError(f"{weights.type} weights of {weights.num_bits} bits are not supported; of 8 bits they are")
+            raise ValueError(f"{weights.type} weights of {weights.num_bits} bits are not supported; only 8 bits are")
         if not weights.symmetric:
             raise ValueError("asymmetric weights are not supported; symmetric ones are")
         strategy = weights.strategy or "tensor"
@@ -225,7 +227,7 @@ class _Group(msgspec.Struct, kw_only=True):
         )
 
 
-# Formats that hold a byte a weight.
+# Formats with one byte per weight.
 _PLAIN_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 
 
@@ -268,7 +270,7 @@ def _sizes(block: tuple[int, int], name: str) -> tuple[int, int]:
 
 
 def _names(pattern: str, layer: str) -> bool:
-    """Whether a pattern is the layer's name, a module around it (model.layers.3), or its own short name (lm_head)."""
+    """Returns True if a pattern is a layer's name, a module around it (model.layers.3) or its short name (lm_head)."""
     if pattern.startswith("re:"):
         return _compiled(pattern).match(layer) is not None
     return layer == pattern or layer.startswith(f"{pattern}.") or layer.endswith(f".{pattern}")
@@ -279,4 +281,4 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern.removeprefix("re:"))
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None

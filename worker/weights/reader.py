@@ -1,4 +1,4 @@
-"""How layers read their weights, wherever these come from."""
+"""The interface through which layers read their weights, from any source."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,11 +9,11 @@ from kernels.linear.weights import PackedWeight, Weight
 
 
 class WeightsError(ValueError):
-    """A weight file is missing, damaged, or of another model. The message names the file and what is wrong with it."""
+    """A weight file is missing, damaged, or of another model. The message names the file and the problem."""
 
 
 def some(names: list[str]) -> str:
-    """The first few of `names`, for a message."""
+    """Joins the first few of `names`, for a message."""
     shown = ", ".join(names[:4])
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
 
@@ -22,36 +22,36 @@ Shape = tuple[int, ...]
 
 
 class WeightReader(Protocol):
-    """Gives tensors by their Hugging Face names, on the device that computes, which the caller may keep."""
+    """Returns tensors by their Hugging Face names, on the device that computes; the caller may keep them."""
 
     def __call__(self, name: str) -> torch.Tensor:
-        """In the model's dtype."""
+        """Returns a tensor in the model's dtype."""
         ...
 
     def float32(self, name: str) -> torch.Tensor:
-        """In float32 whatever the model's dtype: of few numbers whose last bits decide."""
+        """Returns a tensor in float32 whatever the model's dtype: for small tensors whose last bits matter."""
         ...
 
     def weight(self, name: str, outputs: slice | None = None, inputs: slice | None = None) -> Weight:
-        """Of a linear layer, in the model's quantization. outputs, inputs: a rank's part of them, which alone is read
-        as far as can be. Raises ValueError for a part that would cut what shares a scale."""
+        """Returns a linear layer's weight, in the model's quantization. outputs, inputs: a rank's part; only it is
+        read, as far as possible. Raises ValueError for a part that would split numbers with a common scale."""
         ...
 
     def head_weight(self, name: str, outputs: slice | None = None) -> Weight:
-        """Of the output head, which quantization to 4 bits leaves at 8, and FP8 in floats."""
+        """Returns the output head's weight: with 4-bit quantization it has 8 bits, with FP8 it stays in floats."""
         ...
 
     def kv_scale(self, attention: str) -> tuple[float, float] | None:
-        """Of keys and of values, for a KV cache of e4m3: number = scale * stored. None: the checkpoint has none, and 1
-        is to be taken; a warning has said so. attention: such as model.layers.3.self_attn. Raises WeightsError for
-        scales that are no positive numbers."""
+        """Returns the scales of keys and of values for an e4m3 KV cache: number = scale * stored. None: the checkpoint
+        has none, so use 1; a warning is logged. attention: such as model.layers.3.self_attn. Raises WeightsError for
+        scales that are not positive numbers."""
         ...
 
     def packed(self, names: Sequence[str]) -> PackedWeight | None:
-        """What `keep` was given for the weights `names`, side by side, by an earlier start; None: they are to be
-        packed."""
+        """Returns the packed weight that an earlier start gave to `keep` for the weights `names`, side by side; None:
+        the caller must pack them."""
         ...
 
     def keep(self, names: Sequence[str], packed: PackedWeight) -> None:
-        """For the next start, perhaps."""
+        """May keep a packed weight for the next start."""
         ...

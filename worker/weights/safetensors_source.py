@@ -1,4 +1,4 @@
-"""Tensors of a Hugging Face directory: its files, and the scales of quantized tensors."""
+"""Reads the tensors of a Hugging Face directory: its files, and the scales of quantized tensors."""
 
 import json
 import math
@@ -18,7 +18,8 @@ INDEX = "model.safetensors.index.json"
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a directory, by name. Raises WeightsError if there are none, or shards are missing."""
+    """Returns a directory's safetensors files, sorted by name. Raises WeightsError if there are none or shards are
+    missing."""
     index = directory / INDEX
     if not index.is_file():
         files = sorted(directory.glob("*.safetensors"))
@@ -29,10 +30,10 @@ def weight_files(directory: Path) -> list[Path]:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise WeightsError(f"{index}: not an index with a weight_map: {error}") from None
-    # An index is data from elsewhere: a name in it must not lead out of the directory.
+    # The index is untrusted: a name in it must not lead out of the directory.
     bad = [name for name in names if not isinstance(name, str) or Path(name).name != name]
     if bad:
-        raise WeightsError(f"{index}: {some([repr(name) for name in bad])} is no file name")
+        raise WeightsError(f"{index}: {some([repr(name) for name in bad])} is not a file name")
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise WeightsError(
@@ -48,7 +49,7 @@ class SafetensorsFiles:
         self.path = directory
         self.files = weight_files(directory)
         self.shapes: dict[str, Shape] = {}
-        # As safetensors spells them, such as BF16 and F8_E4M3.
+        # In safetensors' spelling, such as BF16 and F8_E4M3.
         self.dtypes: dict[str, str] = {}
         self._owner: dict[str, safe_open] = {}
         for file in self.files:
@@ -63,11 +64,11 @@ class SafetensorsFiles:
                 raise WeightsError(f"{file}: damaged or cut short: {error}") from None
 
     def stored_name(self, name: str) -> str:
-        """What the checkpoint calls it, and so does its config.json."""
+        """Returns a tensor's name in the checkpoint, which its config.json uses, too."""
         return name
 
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
-        """As it is stored, a view of the file. rows: of it, those alone."""
+        """Returns a tensor as it is stored, a view of the file. rows: only these rows."""
         return self._read_rows(name, rows)
 
     def _read_rows(self, stored: str, rows: slice | None) -> torch.Tensor:
@@ -82,8 +83,8 @@ class SafetensorsFiles:
             raise WeightsError(f"{self.path}: {stored} cannot be read: {error}") from None
 
 
-# At the attention, or at the layer that makes k or v; compressed-tensors calls it the scale of that layer's output, and
-# the first AutoFP8 had one for both.
+# Scales belong to the attention or to the layer that computes k or v; compressed-tensors names them scales of that
+# layer's output, and the first AutoFP8 had one for both.
 _K_NAMES, _V_NAMES = (
     (f"{x}_scale", f"attn.{x}_scale", f"{x}_proj.{x}_scale", f"{x}_proj.output_scale", "kv_scale", "attn.kv_scale")
     for x in "kv"
@@ -91,8 +92,8 @@ _K_NAMES, _V_NAMES = (
 
 
 def kv_scale(files: SafetensorsFiles, attention: str) -> tuple[float, float] | None:
-    """Of keys and of values; None if there are none. attention: such as model.layers.3.self_attn. Raises WeightsError
-    for a scale that is not one positive number, and for one without the other."""
+    """Returns the scales of keys and of values, or None if there are none. attention: such as model.layers.3.self_attn.
+    Raises WeightsError for a scale that is not one positive number, and for one without the other."""
     k, v = _found(files, attention, _K_NAMES), _found(files, attention, _V_NAMES)
     if k is None and v is None:
         return None
@@ -109,25 +110,25 @@ def _found(files: SafetensorsFiles, attention: str, names: tuple[str, ...]) -> s
 def _scale_number(files: SafetensorsFiles, name: str) -> float:
     scale = files.read(name)
     if scale.numel() != 1:
-        raise WeightsError(f"{files.path}: {name} has shape {list(scale.shape)}; one scale for a layer is supported")
+        raise WeightsError(f"{files.path}: {name} has shape {list(scale.shape)}: only one scale per layer is supported")
     number = float(scale)
     if not (number > 0 and math.isfinite(number)):
-        raise WeightsError(f"{files.path}: {name} is {number}; a scale is positive and finite")
+        raise WeightsError(f"{files.path}: {name} is {number}: a scale must be positive and finite")
     return number
 
 
 _FLOATS = ("F32", "BF16", "F16", "F64")
-# A quantized layer may have these, too. They are left aside on purpose: inputs get scales of their own as they come (in
-# int8 for each 32 of a token's numbers; in e4m3 for a token, or each 128 of it), which fit them at least as well as one
-# for all that was set beforehand.
+# A quantized layer may have these, too. They are ignored on purpose: inputs get their own scales at run time (in int8
+# one for every 32 of a token's numbers; in e4m3 one per token, or for every 128 of its numbers), which fit at least as
+# well as one calibrated scale for all inputs.
 _SCALES_OF_INPUTS = ("input_scale", "activation_scale", "input_scale_ub", "input_zero_point")
-# These are for a KV cache of e4m3. Beside the layers that make it, or at the attention around them.
+# Scales for an e4m3 KV cache, of the layers that compute KV or of the attention around them.
 _SCALES_OF_KV = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale")
 
 
 class SafetensorsSource:
-    """A TensorSource over safetensors files. Raises WeightsError, naming the tensor, unless each one is stored as
-    `stored` says, and has its scales."""
+    """A TensorSource over safetensors files. Raises WeightsError, naming the tensor, unless each tensor is stored as
+    `stored` says and has its scales."""
 
     def __init__(self, files: SafetensorsFiles, stored: StoredQuantization, expected: Collection[str]) -> None:
         """expected: the model's tensors."""
@@ -167,7 +168,7 @@ class SafetensorsSource:
         return kv_scale(self._files, attention)
 
     def _dequantized(self, name: str, scheme: Scheme, scales_YX: torch.Tensor, rows: slice) -> torch.Tensor:
-        """float32. Blocks that the rows would cut are read as a whole."""
+        """Returns rows in float32. Blocks that the rows would split are read in full."""
         total = self.shapes[name][0]
         height = scheme.block[0] or total
         blocks = slice(rows.start // height, -(-rows.stop // height)) if height < total else slice(0, 1)
@@ -178,7 +179,7 @@ class SafetensorsSource:
         return scaled[rows.start - whole.start : rows.stop - whole.start]
 
     def _scales_YX(self, name: str, scheme: Scheme) -> torch.Tensor:
-        """float32."""
+        """Returns a weight's scales, in float32."""
         scale = _scale_of(self._files, name, scheme)
         scales_YX = self._files.read(scale).float()
         if not scales_YX.isfinite().all():
@@ -187,11 +188,11 @@ class SafetensorsSource:
 
 
 def _schemes(files: SafetensorsFiles, stored: StoredQuantization, expected: Collection[str]) -> dict[str, Scheme]:
-    """Of each expected weight that is quantized."""
+    """Returns the scheme of each expected weight that is quantized, and checks its dtype and scales."""
     found: dict[str, Scheme] = {}
     for name in expected:
         if name not in files.shapes:
-            continue  # all tensors that a model lacks are told of together
+            continue  # check_tensors reports all missing tensors together
         layer = files.stored_name(name).removesuffix(".weight")
         scheme = stored.scheme_of(layer) if _is_linear(name, files.shapes[name]) else None
         dtype = files.dtypes[name]
@@ -199,13 +200,13 @@ def _schemes(files: SafetensorsFiles, stored: StoredQuantization, expected: Coll
             found[name] = scheme
             if dtype != scheme.kind:
                 raise WeightsError(
-                    f"{files.path}: {name} is stored as {dtype}; by config.json's quantization_config it is "
-                    f"{scheme.kind}, for it is not among the layers left out there"
+                    f"{files.path}: {name} is stored as {dtype}; {scheme.kind} is expected, because config.json's "
+                    "quantization_config does not leave this layer out"
                 )
         elif dtype not in _FLOATS:
             raise WeightsError(
-                f"{files.path}: {name} is stored as {dtype}; {_one_of(_FLOATS)} is expected, for config.json's "
-                "quantization_config says nothing else"
+                f"{files.path}: {name} is stored as {dtype}; {_one_of(_FLOATS)} is expected, because config.json's "
+                "quantization_config does not quantize it"
             )
     scales = {_scale_of(files, name, scheme): name for name, scheme in found.items()}
     missing = [scale for scale in scales if scale not in files.shapes]
@@ -237,13 +238,13 @@ def _is_linear(name: str, shape: Shape) -> bool:
 
 
 def _scale_of(files: SafetensorsFiles, name: str, scheme: Scheme) -> str:
-    """The tensor with the scales of a weight, or the name that it should have."""
+    """Returns the name of the tensor with a weight's scales; if there is none, the name that it should have."""
     scales = [_beside(name, scale_name) for scale_name in scheme.scale_names]
     return next((scale for scale in scales if scale in files.shapes), scales[0])
 
 
 def _names_of_scales(files: SafetensorsFiles, schemes: dict[str, Scheme], expected: Collection[str]) -> set[str]:
-    """Those that the weights need, and those that may be there: those of KV also beside floats."""
+    """Returns the names of scales that the weights need or may have; layers in floats may have scales of KV, too."""
     names = {_scale_of(files, name, scheme) for name, scheme in schemes.items()}
     names |= {_beside(name, kind) for name in schemes for kind in _SCALES_OF_INPUTS}
     linears = [name for name in expected if _is_linear(name, files.shapes.get(name, ()))]
@@ -253,7 +254,7 @@ def _names_of_scales(files: SafetensorsFiles, schemes: dict[str, Scheme], expect
 
 
 def _beside(name: str, other: str) -> str:
-    """layer.weight -> layer.other"""
+    """Maps layer.weight to layer.other."""
     return f"{name.removesuffix('weight')}{other}"
 
 

@@ -1,4 +1,4 @@
-"""Where tensors come from: checks a checkpoint's tensors, reads them, or makes random ones."""
+"""Sources of tensors: checks a checkpoint's tensors, reads them, or makes random ones."""
 
 import logging
 import zlib
@@ -16,14 +16,14 @@ from worker.weights.reader import Shape, WeightsError, some
 
 _T = TypeVar("_T")
 _CPU = torch.device("cpu")
-# In the names of a mixture's experts, whatever the family.
+# Part of the names of a mixture's experts, in all families.
 _EXPERT = ".experts."
 _log = logging.getLogger("octavo.worker")
 
 
 class TensorSource(Protocol):
-    """Tensors of one checkpoint under Hugging Face names, read one by one, so that no second copy of all ever
-    exists."""
+    """The tensors of one checkpoint, under Hugging Face names. They are read one by one, so that there is never a
+    second full copy."""
 
     # For messages.
     path: Path
@@ -32,20 +32,20 @@ class TensorSource(Protocol):
     def shapes(self) -> Mapping[str, Shape]: ...
 
     def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
-        """dtype: None: in whatever float dtype it is stored. rows: of a matrix, those alone. What a file holds as it is
-        wanted may be a view of the file. Raises WeightsError if its bytes are damaged."""
+        """Returns a tensor, which may be a view of the file if no conversion is needed. dtype: None: the float dtype in
+        which it is stored. rows: only these rows of a matrix. Raises WeightsError if its bytes are damaged."""
         ...
 
     def weight(self, name: str, rows: slice | None = None) -> Weight:
-        """Of a linear layer, as it is stored. Raises WeightsError."""
+        """Returns a linear layer's weight, as it is stored. Raises WeightsError."""
         ...
 
     def is_left_out(self, name: str) -> bool:
-        """Whether the checkpoint is quantized, but this weight of a linear layer was left in floats."""
+        """Returns True if the checkpoint is quantized but leaves this linear layer's weight in floats."""
         ...
 
     def kv_scale(self, attention: str) -> tuple[float, float] | None:
-        """As `WeightReader.kv_scale`."""
+        """Returns the same as `WeightReader.kv_scale`."""
         ...
 
 
@@ -54,8 +54,8 @@ def check_tensors(
 ) -> None:
     """Raises WeightsError unless the source holds exactly the expected tensors, in their shapes.
 
-    A stored output head is no error where the config ties it to the embeddings (many checkpoints hold both), nor are
-    the inverse frequencies that old checkpoints carry, nor tensors whose names begin with one of left_out.
+    These extra tensors are allowed: an output head that the config ties to the embeddings (many checkpoints hold both),
+    the inverse frequencies in old checkpoints, and tensors whose names begin with one of left_out.
     """
     found = source.shapes
     missing = [name for name in expected if name not in found]
@@ -79,7 +79,7 @@ def check_tensors(
 
 
 class SourceReader:
-    """A WeightReader over a source. Reports the fraction of all elements given out so far."""
+    """A WeightReader over a source. Reports as progress the fraction of all elements that have been read."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class SourceReader:
         progress: Callable[[float], None],
         device: torch.device = _CPU,
     ) -> None:
-        """device: of all tensors that it gives."""
+        """device: where all returned tensors are."""
         self._source, self._expected = source, expected
         self._dtype, self._device, self._progress = dtype, device, progress
         self._quantization: Quantization = quantization
@@ -111,7 +111,7 @@ class SourceReader:
 
     def head_weight(self, name: str, outputs: slice | None = None) -> Weight:
         quantization = head_quantization(self._quantization)
-        # A head that is tied to the embeddings is the same memory: a gigabyte, of some models.
+        # A head that is tied to the embeddings shares their memory, which saves a gigabyte in some models.
         given = self._given.get(name) if quantization == "none" else None
         if given is None:
             return self._took(name, self._weight(name, quantization, outputs, None))
@@ -122,8 +122,8 @@ class SourceReader:
         if scales is None and not self._lacks_kv_scales:
             self._lacks_kv_scales = True
             _log.warning(
-                "%s has no k_scale and v_scale for %s: its KV goes into e4m3 as it is, where numbers beyond 448 are "
-                "cut off; kv_cache_dtype=auto keeps them", self._source.path, attention,
+                "%s has no k_scale and v_scale for %s: its KV is stored in e4m3 with scale 1, and numbers beyond 448 "
+                "are clipped; kv_cache_dtype=auto avoids this", self._source.path, attention,
             )  # fmt: skip
         return scales
 
@@ -131,18 +131,18 @@ class SourceReader:
         return None
 
     def keep(self, names: Sequence[str], packed: PackedWeight) -> None:
-        """A checkpoint has no place for it."""
+        """Does nothing: a checkpoint has no place for packed weights."""
 
     def count(self, name: str) -> None:
-        """As taken: whoever asks has it from elsewhere."""
+        """Counts a tensor as read; the caller got it from somewhere else."""
         self._took(name, None)
 
     def _weight(self, name: str, quantization: Quantization, outputs: slice | None, inputs: slice | None) -> Weight:
-        # What the maker of an FP8 checkpoint left in floats loses too much in so few bits.
+        # The maker of an FP8 checkpoint left these weights in floats because FP8 would lose too much accuracy.
         if quantization == "none" or (quantization == "fp8" and self._source.is_left_out(name)):
             floats_OI = self._floats(name, outputs)
             return floats_OI if inputs is None else columns_of(floats_OI, inputs)
-        # On a GPU weights are quantized there: a core takes seconds for a billion of them.
+        # A GPU quantizes its weights itself: a CPU core takes seconds for a billion of them.
         if self._device != _CPU or quantization == "fp8":
             stored = map_tensors(self._source.weight(name), lambda tensor: tensor.to(self._device))
             if quantization == "fp8" and _EXPERT in name:
@@ -156,7 +156,7 @@ class SourceReader:
 
         made = in_pieces(read, rows, num_inputs, inputs)
         if made is None:
-            # Numbers that are too large for some kind are in some pieces alone.
+            # Only some pieces hold numbers that are too large for their kind, so convert the weight as a whole.
             made = part_of(quantized(self._source.weight(name), quantization), outputs, inputs)
         return made
 
@@ -172,7 +172,7 @@ class SourceReader:
 
 
 class DummySource:
-    """A TensorSource whose tensors depend on nothing but their names and shapes."""
+    """A TensorSource of random tensors that depend only on their names and shapes."""
 
     def __init__(self, path: Path, shapes: Mapping[str, Shape]) -> None:
         self.path = path

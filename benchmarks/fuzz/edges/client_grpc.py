@@ -1,4 +1,4 @@
-"""What clients send to the router by gRPC: Octavo's own service, and those of other projects."""
+"""Messages that clients send to the router by gRPC: for Octavo's own service, and those of other projects."""
 
 import asyncio
 import uuid
@@ -24,7 +24,7 @@ from router.api.inference_service import InferenceService
 from router.errors import RequestError
 from router.intake.intake import Intake
 
-# A client goes away after so many messages.
+# A client leaves after so many messages.
 _MOST_READ = 3
 
 
@@ -34,6 +34,9 @@ class _Caller:
     def __init__(self) -> None:
         self.status = ""
         self._num_read = 0
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
 
     def time_remaining(self) -> float | None:
         return None
@@ -51,7 +54,7 @@ class _Caller:
 
 
 class _Requests:
-    """Requests that one function reads and the router's intake takes."""
+    """Requests that one method reads and the router's intake takes."""
 
     def __init__(self, cluster: SmallCluster, kinds: Mapping[type[Message], tuple[Message, ...]]) -> None:
         self._cluster, self._kinds = cluster, list(kinds.items())

@@ -1,4 +1,4 @@
-"""What clients send to the router over HTTP, from the headers on; the bytes of HTTP itself are in sockets.py."""
+"""Requests that clients send to the router over HTTP, from the headers on; for HTTP's own bytes see sockets.py."""
 
 import json
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ _HEADERS = (b"authorization", b"x-api-key", b"x-request-id", b"content-type", b"
 
 
 class _Http:
-    """A message is JSON's first byte: its path, whether it has a key and odd headers; then the body."""
+    """A message is three bytes (path, header name, length of the header's value), then that value, then the body."""
 
     def __init__(self, cluster: SmallCluster, keys: Keys) -> None:
         router = cluster.router
@@ -102,7 +102,7 @@ class _Http:
 
 
 def _spoiled(value: Any, random: Random) -> Any:
-    """The same JSON, with a hostile value somewhere."""
+    """Returns the same JSON with a hostile value somewhere."""
     if isinstance(value, dict) and value and random.random() < 0.9:
         name = random.choice(list(value))
         changed = {**value, name: _spoiled(value[name], random)}

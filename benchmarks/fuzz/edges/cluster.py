@@ -1,4 +1,4 @@
-"""A router and a scheduler without a model, in this process, and good requests that tell whether they are well."""
+"""A router and a scheduler without a model, in this process, and good requests that check that both still work."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from router.server import RouterServer
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler, model_info
 
-# Requests that are accepted are short.
+# Keeps accepted requests short.
 MAX_MODEL_LEN = 64
 _GOOD = pb.GenerateRequest(prompt="Hello there", sampling=pb.SamplingParams(max_tokens=3, temperature=0))
 _END_S = 10.0
@@ -62,13 +62,13 @@ CHAT, CHAT_WITH_JSON = _chat(), _chat_with_json()
 
 
 class SmallCluster:
-    """A router of one scheduler."""
+    """A router with one scheduler."""
 
     def __init__(self, router: RouterServer, scheduler: FakeScheduler) -> None:
         self.router, self.scheduler = router, scheduler
 
     async def check(self) -> None:
-        """A good request streams to its end, and nothing else is live."""
+        """Checks that a good request streams to its end, and that nothing else is live."""
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self.router.port}") as channel:
             result = await InferenceStub(channel).GenerateUnary(_GOOD, timeout=_END_S)
             assert len(result.choices[0].token_ids) == 3, "a good request does not get its tokens"
@@ -79,7 +79,7 @@ class SmallCluster:
         self.tidy()
 
     def tidy(self) -> None:
-        """Forgets what the fake keeps for tests to look at."""
+        """Clears what the fake records for tests."""
         for kept in (self.scheduler.submitted, self.scheduler.cancelled, self.scheduler.prompts):
             kept.clear()
 

@@ -14,6 +14,7 @@ from benchmarks.fuzz.edge import Edge
 from benchmarks.fuzz.mutation import malformed
 from configs.options import Options
 from protos import coordination_pb2 as pb
+from runtime.awake_time import AwakeTime
 from runtime.wire import PROTOCOL_VERSION, coordination_endpoint, octavo_version, replica_identity
 from scheduler.lockstep.agreement import common_options
 from scheduler.lockstep.coordinator import Coordinator
@@ -27,23 +28,23 @@ _INSTANCE = 77
 
 
 class Coordination:
-    """A coordinator that two peers talk to, and a member that hears a peer in a coordinator's place."""
+    """A coordinator with two peers, and a member whose coordinator is a fake."""
 
     def __init__(self, directory: Path, context: zmq.Context, heartbeats: Heartbeats, invalid: InvalidMessages) -> None:
         self._options = self._options_at(directory / "real")
         self._context = context
-        self._coordinator = Coordinator(context, self._options, None, invalid)
+        self._coordinator = Coordinator(context, self._options, None, invalid, AwakeTime(1.0))
         self._peers = [self._connect(replica_identity(1, _INSTANCE)), self._connect(secrets.token_bytes(5))]
         theirs = self._options_at(directory / "made")
         self._fake = context.socket(zmq.ROUTER)
         self._fake.setsockopt(zmq.LINGER, 0)
         self._fake.bind(coordination_endpoint(theirs.step_address(0)))
         workers = Workers(
-            context, f"ipc://{directory}/workers", None, Terms.of(theirs), heartbeats, invalid, rendezvous=None,
-            in_lockstep=True, heartbeat_timeout=10.0, step_timeout=60.0,
+            context, f"ipc://{directory}/workers", None, Terms.of(theirs), heartbeats, invalid, AwakeTime(1.0),
+            rendezvous=None, in_lockstep=True, heartbeat_timeout=10.0, step_timeout=60.0,
         )  # fmt: skip
         self._workers = workers
-        self._member = Member(context, theirs, 1, None, workers, invalid)
+        self._member = Member(context, theirs, 1, None, workers, invalid, AwakeTime(1.0))
         self._member_identity = b""
 
     @staticmethod
@@ -110,7 +111,7 @@ class Coordination:
         peer = self._peers[0]
         peer.send(self._state().SerializeToString())
         gives_up_at, became = time.monotonic() + 10.0, "not answered"
-        # Refusals of earlier messages may come first; and it says again each second what it has said.
+        # Refusals of earlier messages may come first; the coordinator repeats its state each second.
         while time.monotonic() < gives_up_at:
             self._coordinator.serve(time.monotonic())
             if peer.poll(100):

@@ -1,4 +1,4 @@
-"""Bytes over sockets, to servers that are there: connections of their own, or calls in place of messages."""
+"""Bytes sent to live servers: over connections of their own, or in place of gRPC messages."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -10,20 +10,21 @@ import grpc.aio
 from benchmarks.fuzz.edge import LONGEST_S, MessageFailed
 from benchmarks.fuzz.mutation import malformed
 
-# So many messages are on their way at once. The largest of those of RawMessages, in bytes, goes up to three times.
+# Messages in flight at once, and the bytes of the largest of RawMessages, which is sent up to three times.
 _AT_ONCE, _LARGEST = 16, 2**23
 CALLS_MIB = _AT_ONCE * 3 * _LARGEST >> 20
 _ANSWER_S = 0.05
 
 
 class AtOnce:
-    """Messages on their way at the same time: most of a message's time is spent in waiting."""
+    """Messages in flight at the same time, because a message spends most of its time waiting."""
 
     def __init__(self) -> None:
         self._tasks: dict[asyncio.Task[str], bytes] = {}
 
     async def add(self, message: bytes, feeding: Coroutine[None, None, str]) -> str:
-        """What became of another one, that ends meanwhile. Raises MessageFailed with the one that failed."""
+        """Starts feeding a message. Returns the result of another one that has ended. Raises MessageFailed with the
+        message that failed."""
         if len(self._tasks) >= _AT_ONCE:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         became = self._take_done()
@@ -31,7 +32,7 @@ class AtOnce:
         return became
 
     async def rest(self) -> None:
-        """Waits for all. Raises MessageFailed."""
+        """Waits for all messages. Raises MessageFailed."""
         if self._tasks:
             await asyncio.wait(self._tasks)
         while self._tasks:
@@ -52,7 +53,7 @@ class AtOnce:
 
 
 class RawSocket:
-    """Connects, sends the bytes, reads a little, and goes away; now and then it stays connected for a while."""
+    """Connects, sends the bytes, reads a little, and disconnects; now and then it stays connected for a while."""
 
     _MOST_OPEN = 32
 
@@ -134,7 +135,7 @@ class RawMessages:
             call.cancel()
             return "answered"
         except asyncio.InvalidStateError:
-            # The server has said all before it was told all.
+            # The server ended the call before all messages were written.
             return (await call.code()).name.lower()
         except grpc.aio.AioRpcError as error:
             if "failed; its log" in (error.details() or ""):

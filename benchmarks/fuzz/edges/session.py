@@ -23,6 +23,7 @@ from router.replicas.placed_stream import PlacedStream
 from router.replicas.policies.prefix_index import PrefixIndex
 from router.replicas.session import Session, SessionError
 from router.request import Request
+from router.streams.choices import new_choices
 from router.streams.outbox import Outbox, WriteQueue
 from router.streams.stream import Stream
 from router.telemetry.metrics import RouterMetrics
@@ -39,7 +40,7 @@ _STEP_EVERY = 8
 _CHECK_EVERY = 200
 _READ_EVERY = 50
 _A_MOMENT_S = 0.01
-# A Session that is never refused gets old.
+# Opens a new Session after so many messages, even if none was refused.
 _SESSION_EVERY = 500
 
 
@@ -57,7 +58,7 @@ def _submit(group: int, **fields: object) -> pb.RouterMessage:
 
 
 class ToScheduler:
-    """A scheduler's requests, core and wire, with a worker of hashes that checks what its plans promise."""
+    """A scheduler's requests, core and wire, with a hash worker that checks the promises of its plans."""
 
     def __init__(self) -> None:
         self._options = Options(block_size=8, max_num_seqs=8, max_num_batched_tokens=64, max_queued_tokens=2000)
@@ -154,7 +155,7 @@ async def to_scheduler(directory: Path) -> AsyncIterator[Edge]:
 
 
 class _Nowhere:
-    """A dispatcher without replicas: streams that lose theirs end."""
+    """A dispatcher without replicas: a stream that loses its replica ends."""
 
     def open(self, stream: PlacedStream) -> Placement:
         return Placement(stream, cast(Dispatcher, self))
@@ -166,11 +167,11 @@ class _Nowhere:
         placement.stream.fail(RequestError(rejected.message))
 
     def forget(self, placement: Placement) -> None:
-        """Nothing is kept of any."""
+        """Does nothing: no placement is kept."""
 
 
 class ToRouter:
-    """A router's Session with two streams and an index of prefixes."""
+    """A router's Session with two streams and a prefix index."""
 
     def __init__(self) -> None:
         self._metrics, self._tokenizer = RouterMetrics(), smollm2_tokenizer()
@@ -240,7 +241,7 @@ class ToRouter:
         self._open()
 
     async def _read(self) -> None:
-        """What clients get can be serialized."""
+        """Checks that events for clients can be serialized."""
         for stream in self._streams:
             with contextlib.suppress(TimeoutError, RequestError):
                 async with asyncio.timeout(_A_MOMENT_S):
@@ -252,13 +253,13 @@ class ToRouter:
         return self._streams[1].num_output_tokens
 
     def _receive(self, message: pb.SchedulerMessage) -> None:
-        """As router.replicas.replica."""
+        """Does what router.replicas.replica does."""
         self._session.receive(message)
         self._index.resize(0, self._session.welcome.model.num_blocks)
         try:
             self._index.apply(0, message.cache_events)
         except ValueError as error:
-            # Also one that it documents.
+            # `apply` documents this error.
             raise SessionError(str(error)) from error
 
     def _open(self) -> None:
@@ -276,7 +277,8 @@ class ToRouter:
             arrival=time.monotonic(), eos_token_ids=[2],
         )  # fmt: skip
         outbox = Outbox(2**20, WriteQueue())
-        stream = Stream(request, self._tokenizer, cast(Dispatcher, _Nowhere()), self._metrics, outbox)
+        choices = new_choices(params, request.eos_token_ids, self._tokenizer)
+        stream = Stream(request, choices, [], cast(Dispatcher, _Nowhere()), self._metrics, outbox)
         stream.begin("", exact=True)
         stream.placement.submit_to(self._session)
         return stream

@@ -1,4 +1,4 @@
-"""Bytes for live servers, below the messages: HTTP, HTTP/2, gRPC's frames, ZeroMQ's greeting, CURVE, torch's store."""
+"""Bytes for live servers, below the messages: HTTP, HTTP/2, gRPC's frames, ZeroMQ's greeting, CURVE."""
 
 import asyncio
 import secrets
@@ -107,7 +107,7 @@ async def _expect_http(port: int, beginning: bytes) -> None:
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
             except ConnectionRefusedError:
-                # It has only begun to start.
+                # The server is still starting.
                 await asyncio.sleep(0.01)
             else:
                 break
@@ -171,7 +171,7 @@ async def scheduler_methods(directory: Path) -> AsyncIterator[Edge]:
 
 @asynccontextmanager
 async def curve(directory: Path) -> AsyncIterator[Edge]:
-    """A ROUTER with CURVE, over tcp, as a scheduler has it for its workers."""
+    """A ROUTER socket with CURVE over tcp, like the one that a scheduler has for its workers."""
     keys = directory / "keys"
     make_keys(keys)
     with zmq.Context() as context:

@@ -17,6 +17,7 @@ from configs.options import Options
 from protos import inference_pb2
 from protos import step_pb2 as pb
 from protos.inference_pb2 import SamplingParams
+from runtime.awake_time import AwakeTime
 from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint, octavo_version, plan_digest
 from scheduler.core.core import Core
 from scheduler.core.messages import ChoiceStart, GroupRequest, StopRules
@@ -36,7 +37,7 @@ _IDENTITIES = (b"join-1", b"join-2", b"1:0", b"2:0", b"", b"\0", b"x" * 255, b"h
 
 
 class Results:
-    """A scheduler's core with sequences that run, to which each result comes while its plan is in flight."""
+    """A scheduler's core with running sequences; each result comes while its plan is in flight."""
 
     def __init__(self) -> None:
         self._options = Options(block_size=8, max_num_seqs=8, max_num_batched_tokens=64)
@@ -62,7 +63,7 @@ class Results:
             result = pb.StepResult.FromString(message)
         except DecodeError:
             return "no message"
-        # As the step loop, to which any other step is none of its business.
+        # Like the step loop, which drops results of any other step.
         result.step, result.epoch = self._result.step, self._epoch
         try:
             outcome = self._codec.decode(result)
@@ -73,7 +74,7 @@ class Results:
             return "epoch ended"
         self._core.apply(outcome.result, now)
         self._core.check_integrity()
-        # What the scheduler believes now is not what its worker holds.
+        # The scheduler's state no longer matches its worker's.
         self._core.lose_workers(now)
         self._core.resize(self._model.num_blocks, now=now)
         self._begin()
@@ -96,7 +97,7 @@ class Results:
         self._step()
 
     def _step(self) -> None:
-        """Sends a plan, and has its result."""
+        """Makes the next plan and computes its result."""
         now = time.monotonic()
         load = self._core.load
         for _ in range(_NUM_SEQUENCES - load.num_running - load.num_waiting):
@@ -125,7 +126,7 @@ async def results(directory: Path) -> AsyncIterator[Edge]:
 
 
 class Plans:
-    """A rank's rows, batch and sampler, and a model without weights, as its loop gives them a plan."""
+    """A rank's rows, batch and sampler, and a model without weights; they get plans as from the rank's loop."""
 
     def __init__(self) -> None:
         self._runner = fake_runner(num_swap_blocks=8)
@@ -152,7 +153,7 @@ class Plans:
             swap_in_host_blocks=[2], swap_in_blocks=[31],
         )  # fmt: skip
         plan = malformed((decode, admit, drafts, others), random)
-        # The frame around it is sound: field 2, and a length.
+        # The frame around the plan is valid: field 2, and a length.
         return b"\x12" + _varint(len(plan)) + plan
 
     async def feed(self, message: bytes) -> str:
@@ -172,7 +173,7 @@ class Plans:
             self._reset()
             return "refused"
         except AssertionError as error:
-            # What blocks hold is the model's own check, and nothing that a plan's reader could know.
+            # Only the fake model checks what blocks hold; the reader of a plan cannot know it.
             if "does not hold the context" not in str(error):
                 raise
         self._reset()
@@ -185,7 +186,7 @@ class Plans:
         self._reset()
 
     def _reset(self) -> None:
-        """A new epoch, and a sequence that decodes in row 0."""
+        """Begins a new epoch, with a sequence that decodes in row 0."""
         self._runner.reset()
         self._chain, self._step, self._chain_digest = PlanChain(), 1, b""
         first = pb.NewRow(
@@ -213,14 +214,14 @@ async def plans(directory: Path) -> AsyncIterator[Edge]:
 
 
 class Ranks:
-    """A scheduler's end of the wire: frames of anybody who reaches its socket, known or not."""
+    """A scheduler's end of the wire, which gets frames from any peer that reaches its socket, known or not."""
 
     def __init__(self, directory: Path, context: zmq.Context, heartbeats: Heartbeats, invalid: InvalidMessages) -> None:
         self._options = Options(served_model_name="hashes", block_size=8, max_num_seqs=16, max_num_batched_tokens=64)
         self._context, self._endpoint = context, f"ipc://{directory}/step"
         self.workers = Workers(
-            context, self._endpoint, None, Terms.of(self._options), heartbeats, invalid, rendezvous=None,
-            in_lockstep=False, heartbeat_timeout=10.0, step_timeout=60.0,
+            context, self._endpoint, None, Terms.of(self._options), heartbeats, invalid, AwakeTime(1.0),
+            rendezvous=None, in_lockstep=False, heartbeat_timeout=10.0, step_timeout=60.0,
         )  # fmt: skip
         self._peers = [self._connect(identity) for identity in _IDENTITIES]
         self._beats = self._connect(b"beats", heartbeat_endpoint(self._endpoint))
@@ -258,9 +259,9 @@ class Ranks:
         try:
             peer.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
-            # The socket takes one of a name at a time.
+            # The socket accepts only one peer of a name at a time.
             return "not taken"
-        # A moment for ZeroMQ's own thread.
+        # Gives ZeroMQ's own thread a moment.
         self.workers.sockets[0].poll(1)
         events = [*self.workers.receive(time.monotonic()), *self.workers.tick(time.monotonic())]
         with suppress(zmq.Again):

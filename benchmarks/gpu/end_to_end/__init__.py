@@ -1,8 +1,8 @@
-"""Steps of whole models by the engine of GPU workers, with random weights: eager and by CUDA graphs, with one step in
-flight and with two.
+"""Times steps of whole models by the engine of GPU workers, with random weights: eager and by CUDA graphs, with one and
+with two steps in flight.
 
-What is there of a worker is its engine, its models and its KV cache. Schedulers, routers and wires are not: a schedule
-of known lengths stands in for them (schedule.py), so that neither protos/ nor what those need is imported.
+Of a worker it uses the engine, the models and the KV cache. A schedule of known lengths (schedule.py) stands in for
+schedulers, routers and wires, so that neither protos/ nor their dependencies are imported.
 """
 
 import gc
@@ -49,36 +49,37 @@ TOY_SIZES = Sizes(
     num_requests=3,
     lengths=(1, 2),
 )
-# What weights and KV leave to graphs, workspace and logits.
+# Bytes that weights and KV leave to graphs, workspace and logits.
 _ROOM = 10 << 30
-# To build a model, to check it, and to capture its graphs, most of it for compiling kernels.
+# Time to build a model, check it, and capture its graphs; compiling kernels takes most of it.
 _SECONDS = 20.0
 
 
 def run(report: Report, *, toy: bool) -> None:
-    # The interpreter's memory is said to be enough.
+    # The interpreter claims to have enough memory.
     device = InterpretedDevice(memory_bytes=2 * _ROOM) if toy else CudaDevice()
     sizes, limits = (TOY_SIZES, TOY_LIMITS) if toy else (_SIZES, _LIMITS)
     variants = TOY_VARIANTS if toy else VARIANTS
     for index, variant in enumerate(variants):
-        # bf16 gets twice the time of fp8; what one leaves is the next ones'.
+        # bf16 gets twice the time of fp8; time that one leaves goes to the next.
         parts = [1 if each.fp8 else 2 for each in variants[index:]]
         with report.within(parts[0] / sum(parts)):
             report.attempt(
                 OP, variant.name, lambda variant=variant: measure_variant(report, variant, device, sizes, limits)
             )
-        # An engine and its graphs hold one another.
+        # An engine and its graphs refer to one another.
         gc.collect()
 
 
 def measure_variant(report: Report, variant: Variant, device: Device, sizes: Sizes, limits: Limits) -> None:
-    """Raises AssertionError if its logits are not right; ways to run it that give other tokens are left out."""
+    """Checks and times one variant. Raises AssertionError if its logits are wrong; ways that give other tokens than
+    eager steps are left out."""
     if not report.has_time(_SECONDS):
         report.skip(OP, variant.name, "no time left")
         return
     num_blocks = _num_blocks(sizes, variant)
     if (lacking := _lacking_bytes(variant, device, num_blocks)) > 0:
-        report.skip(OP, variant.name, f"{lacking / 2**30:.1f} GiB of GPU memory are lacking")
+        report.skip(OP, variant.name, f"{lacking / 2**30:.1f} GiB more GPU memory are needed")
         return
     with torch.inference_mode():
         check_logits(report, OP, variant, device.torch_device, sizes.checked)
@@ -86,7 +87,7 @@ def measure_variant(report: Report, variant: Variant, device: Device, sizes: Siz
         ways = check_ways(report, OP, measures.run, sizes.requests_to_check(variant.config.vocab_size))
         for step_tokens in sizes.step_tokens:
             measures.prefills(step_tokens, ways[0])
-        # What there is no time for is what says least.
+        # The least informative figures come last: they are skipped when time runs out.
         for num_in_flight in (MAX_STEPS_IN_FLIGHT, 1):
             measured = [way for way in ways if way.num_in_flight == num_in_flight]
             for num_rows in sizes.batches:
@@ -96,7 +97,7 @@ def measure_variant(report: Report, variant: Variant, device: Device, sizes: Siz
 
 
 def _num_blocks(sizes: Sizes, variant: Variant) -> int:
-    """Of the KV cache: for the throughput's requests, and for the most rows that decode."""
+    """Blocks of the KV cache: enough for the throughput's requests, and for the largest batch of decodes."""
     context = sizes.context + sizes.num_warm_steps + sizes.num_steps
     decodes = max(sizes.batches) * -(-context // BLOCK_SIZE)
     prompts = sizes.num_prompts * -(-sizes.prompt // BLOCK_SIZE)

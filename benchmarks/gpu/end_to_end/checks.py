@@ -1,4 +1,4 @@
-"""What has to hold before anything is timed."""
+"""Checks that must pass before anything is timed."""
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from worker.step.batch import GpuBatch
 
 
 def check_logits(report: Report, op: str, variant: Variant, device: torch.device, step_tokens: tuple[int, ...]) -> None:
-    """Of the variant with two layers, against float32: a sequence in steps of so many tokens."""
+    """Checks the logits of the variant with two layers against float32: one sequence, in steps of `step_tokens`."""
     variant = variant.with_layers(2)
     path = path_of(variant, device)
     weights = RandomWeights(variant, device, path.compute_dtype)
@@ -37,18 +37,18 @@ def check_logits(report: Report, op: str, variant: Variant, device: torch.device
         done += length
     expected_TV = reference_logits(variant.config, weights, token_ids_T)
     error = (torch.cat(logits) - expected_TV).square().mean().sqrt() / expected_TV.square().mean().sqrt()
-    # bf16 rounds by 2^-9 at most, some twenty times on the way, and Triton's interpreter cuts off instead: 0.8% there.
-    # e4m3 rounds by 2^-4, inputs of linears or KV: 5 to 7%. A kernel's mistake is nearer to 100%.
+    # bf16 rounds by 2^-9 at most, some twenty times on the way; Triton's interpreter truncates instead: 0.8% there.
+    # e4m3 rounds inputs of linears or KV by 2^-4: 5 to 7%. A mistake in a kernel gives nearer to 100%.
     is_bf16 = not variant.fp8 and variant.kv_cache_dtype is torch.bfloat16
     report.check(op, f"{variant.name}, logits", error, torch.zeros(()), rtol=0, atol=0.02 if is_bf16 else 0.15)
 
 
 def _batch(token_ids_T: torch.Tensor, blocks: torch.Tensor, done: int, length: int) -> GpuBatch:
-    """The next tokens of the one sequence."""
+    """The batch of the sequence's next tokens."""
     device = token_ids_T.device
     positions = torch.arange(done, done + length, device=device)
     return GpuBatch(
-        # Kernels are compiled anew for what is not aligned.
+        # A copy, since kernels are compiled anew for unaligned tensors.
         token_ids_T=token_ids_T[done : done + length].clone(),
         positions_T=positions.int(),
         slots_T=blocks[positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE,
@@ -61,10 +61,11 @@ def _batch(token_ids_T: torch.Tensor, blocks: torch.Tensor, done: int, length: i
 
 
 def check_ways(report: Report, op: str, run: ModelRun, requests: list[Request]) -> list[Way]:
-    """Those that give the same tokens as eager steps one by one; a row says which do not. Captures the graphs.
+    """Returns the ways that give the same tokens as eager steps one by one; the report names the others. Captures the
+    graphs.
 
-    All prompts are one step, and each step has as many rows or tokens as some graph: cuBLAS sums in another order for
-    another number of rows, padding included, which may change a token.
+    All prompts form one step, and each step has as many rows or tokens as some graph: for another number of rows,
+    padding included, cuBLAS sums in another order, which may change a token.
     """
     case, eager = f"{run.variant.name}, tokens", WAYS[-1]
     expected = _tokens(run, requests, eager)
@@ -88,5 +89,5 @@ def _tokens(run: ModelRun, requests: list[Request], way: Way) -> torch.Tensor:
         max_num_batched_tokens=run.limits.max_num_batched_tokens,
     )
     run.run(schedule, way)
-    assert np.all(schedule.tokens_RO >= 0), "every request says as many tokens as it is to"
+    assert np.all(schedule.tokens_RO >= 0), "every request gets all its tokens"
     return torch.from_numpy(schedule.tokens_RO)

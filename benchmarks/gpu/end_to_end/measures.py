@@ -1,4 +1,4 @@
-"""What is timed. Each gives rows of the report; a way is left out if there is no time for it."""
+"""The measurements. Each adds rows to the report; a way is left out if there is no time for it."""
 
 from dataclasses import dataclass, field
 
@@ -11,28 +11,28 @@ from benchmarks.gpu.report import Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Tokens, if nothing else is said."""
+    """Sizes of the measurements, in tokens unless noted."""
 
-    # Of the sequence whose logits are checked, in each of its steps.
+    # Steps of the sequence whose logits are checked.
     checked: tuple[int, ...]
-    # Of the requests whose tokens are checked: how many there are, their prompts and outputs. All prompts together, and
-    # as many decodes, have to be sizes of graphs.
+    # Requests whose tokens are checked: their number, prompt length and output length. The tokens of all prompts, and
+    # the number of requests, must be sizes of graphs.
     checked_requests: tuple[int, int, int]
-    # Of the steady decodes: rows, tokens before them, and steps before those that are timed.
+    # Steady decodes: rows, tokens before them, steps before the timed ones, and timed steps.
     batches: tuple[int, ...]
     context: int
     num_warm_steps: int
     num_steps: int
-    # Of prefills.
+    # Prefills: tokens of a step, tokens of a prompt, number of prompts.
     step_tokens: tuple[int, ...]
     prompt: int
     num_prompts: int
-    # Of the throughput: how many requests, and their least and most.
+    # Throughput: number of requests, and the least and the most tokens of a prompt and of an output.
     num_requests: int
     lengths: tuple[int, int]
 
     def requests(self, vocab_size: int) -> list[Request]:
-        """Of the throughput."""
+        """The requests of the throughput."""
         return random_requests(self.num_requests, vocab_size, prompts=self.lengths, outputs=self.lengths)
 
     def requests_to_check(self, vocab_size: int) -> list[Request]:
@@ -42,19 +42,19 @@ class Sizes:
 
 @dataclass(slots=True)
 class Measures:
-    """Of one model."""
+    """Measures one model."""
 
     report: Report
     op: str
     run: ModelRun
     sizes: Sizes
-    # Seconds of the slowest step of decodes, and of a token of prompts.
+    # Seconds of the slowest decode step, and of a prompt token.
     _step_seconds: dict[Way, float] = field(default_factory=dict)
     _token_seconds: float = 0.0
 
     def decodes(self, num_rows: int, ways: list[Way]) -> None:
-        """Steps of so many rows, each way. idle_share: of the time between the results of two steps, what is beyond
-        that which the device itself takes for a step."""
+        """Times decode steps of `num_rows` rows, each way. idle_share: the fraction of the time between the results of
+        two steps in which the device does not compute."""
         case = f"{self.run.variant.name}, decode, {num_rows} x {self.sizes.context}"
         num_warm, num_timed = self.sizes.num_warm_steps, self.sizes.num_steps
         device_seconds = float("nan")
@@ -73,20 +73,20 @@ class Measures:
             )  # fmt: skip
 
     def _device_seconds(self, num_rows: int, way: Way) -> float:
-        """Of the step in the middle of those that are timed, by its graphs alone. Events around each step that is timed
-        would not do: what the device waits for between them would count as its own."""
+        """Device time of the middle one of the timed steps, by replaying its graphs alone. Events around each timed
+        step would not do: time that the device waits between them would count as its own."""
         self.run.run(self._decode_schedule(num_rows, self.sizes.num_warm_steps + self.sizes.num_steps // 2), way)
         return self._timed(self.run.device_seconds(num_rows, self.sizes.num_steps))
 
     def _decode_schedule(self, num_rows: int, num_steps: int) -> Schedule:
-        """The prompts' KV is whatever is there: their last tokens begin the decodes."""
+        """Decodes that begin with the prompts' last tokens; the cache's random contents serve as the prompts' KV."""
         context = self.sizes.context
         prompts = np.random.default_rng(0).integers(self.run.variant.config.vocab_size, size=(num_rows, context))
         requests = [Request(prompt, num_steps) for prompt in prompts.astype(np.int32)]
         return self._schedule(requests, num_computed=context - 1)
 
     def prefills(self, step_tokens: int, way: Way) -> None:
-        """Steps of nothing but prompts, as many whole ones as there is room for."""
+        """Times steps of prompts only, each with as many whole prompts as fit."""
         sizes = self.sizes
         case = f"{self.run.variant.name}, prefill, {step_tokens // sizes.prompt} x {sizes.prompt}"
         if not self.report.has_time(10.0):
@@ -104,24 +104,24 @@ class Measures:
         self.report.row(self.op, case, way.name, seconds / num_steps * 1e3, prompt_tokens_per_s=1 / self._token_seconds)
 
     def throughput(self, way: Way) -> None:
-        """Requests of random lengths, all there at the start: the workload of nano-vllm's bench.py."""
+        """Times requests of random lengths that all begin together: the workload of nano-vllm's bench.py."""
         least, most = self.sizes.lengths
         case = f"{self.run.variant.name}, {self.sizes.num_requests} x {least}-{most} in and out"
         requests = self.sizes.requests(self.run.variant.config.vocab_size)
         num_outputs = sum(request.num_outputs for request in requests)
         num_prompt_tokens = sum(len(request.prompt) for request in requests)
-        # 1.3: contexts grow beyond those that were timed.
+        # 1.3: contexts grow beyond the timed ones.
         expected = 1.3 * (most * self._step_seconds.get(way, 0.0) + num_prompt_tokens * self._token_seconds)
         if not self.report.toy and not self.report.has_time(expected):
-            self.report.skip(self.op, f"{case}, {way.name}", f"no time left for some {expected:.0f} s")
+            self.report.skip(self.op, f"{case}, {way.name}", f"no time left: it takes some {expected:.0f} s")
             return
-        # What is compiled or loaded for the first time in steps of prompts and decodes is not timed.
+        # Compiles and loads first what steps of prompts and decodes need, so that it is not timed.
         few = [Request(request.prompt, 1 + row % 4) for row, request in enumerate(requests[: len(requests) // 8 + 2])]
         self.run.run(self._schedule(few), way)
         schedule = self._schedule(requests)
         times = self.run.run(schedule, way, may_go_on=lambda: self.report.has_time(0.0))
         if not schedule.is_done:
-            self.report.skip(self.op, f"{case}, {way.name}", f"broken off after {len(times) - 1} steps: no time left")
+            self.report.skip(self.op, f"{case}, {way.name}", f"stopped after {len(times) - 1} steps: no time left")
             return
         seconds = self._timed(times[-1] - times[0])
         self.report.row(

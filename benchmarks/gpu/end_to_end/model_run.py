@@ -28,13 +28,13 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    # Of graphs; empty: the usual ones.
+    # Sizes of graphs; empty: the usual ones.
     capture_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How steps are given to the device."""
+    """A way to give steps to the device."""
 
     graphs: bool
     # With two, the host prepares a step while the device computes the one before.
@@ -58,7 +58,7 @@ def path_of(variant: Variant, device: torch.device) -> Backend:
 
 class ModelRun:
     def __init__(self, variant: Variant, device: Device, limits: Limits, num_blocks: int) -> None:
-        """num_blocks: of the KV cache, the null block included. Captures no graphs yet."""
+        """num_blocks: of the KV cache, including the null block. Captures no graphs yet."""
         self.variant, self.limits = variant, limits
         self._device = device
         path = path_of(variant, device.torch_device)
@@ -66,7 +66,7 @@ class ModelRun:
         model = GpuExecutor(LlamaModel(variant.config, weights, path))
         self.kv_cache = KVCache(variant.config, num_blocks=num_blocks, block_size=BLOCK_SIZE, backend=path)
         for layer in self.kv_cache.layers:
-            # Zeros draw less power than what a cache holds.
+            # Zeros draw less power than the real contents of a cache.
             layer.copy_(torch.randn(layer.shape, dtype=torch.bfloat16, device=layer.device))
         self.engine = GpuEngine(
             model,
@@ -88,8 +88,8 @@ class ModelRun:
         self.graphs = CapturedGraphs(self.engine, model, self.kv_cache, device, sizes)
 
     def run(self, schedule: Schedule, way: Way, may_go_on: Callable[[], bool] = lambda: True) -> list[float]:
-        """time.perf_counter() at the start, and whenever the results of a step were there; from a device with nothing
-        to do. may_go_on: asked before each step; a schedule that is not done was broken off."""
+        """Runs a schedule on an idle device. Returns time.perf_counter() at the start and when each step's results were
+        there. may_go_on: asked before each step; if it returns false, the schedule stops before it is done."""
         self.engine.reset()
         self.engine.graphs = self.graphs if way.graphs else None
         self._device.synchronize()
@@ -109,10 +109,10 @@ class ModelRun:
         return times
 
     def device_seconds(self, num_rows: int, repetitions: int) -> float:
-        """What the device itself takes for a step of decodes as the last one that ran: its graphs, one behind the other
-        with nothing of the host's between."""
+        """Device time of a decode step like the last one that ran: replays its graphs back to back, with no work of the
+        host in between."""
         size = self.graphs.padded(num_rows)
-        assert size is not None, "there is a graph of any number of decodes"
+        assert size is not None, "every number of decodes has a graph"
         begin, end = self._device.event(), self._device.event()
         begin.record()
         for _ in range(repetitions):

@@ -1,4 +1,4 @@
-"""Weights that are drawn where they are needed."""
+"""Random weights, drawn when they are read."""
 
 import math
 import zlib
@@ -12,8 +12,8 @@ from worker.models.families.llama.model import LlamaModel
 
 
 class RandomWeights:
-    """A worker.weights.reader.WeightReader. A tensor's numbers follow from its name, so that whoever takes it gets the
-    same; their size is such that activations stay about 1 in any layer."""
+    """A worker.weights.reader.WeightReader. A tensor's name seeds its numbers, so every read gives the same ones; they
+    are scaled so that activations stay about 1 in any layer."""
 
     def __init__(self, variant: Variant, device: torch.device, dtype: torch.dtype) -> None:
         self._shapes = LlamaModel.tensor_shapes(variant.config)
@@ -21,7 +21,7 @@ class RandomWeights:
 
     @property
     def num_bytes(self) -> int:
-        """About what they take on the device."""
+        """Approximate bytes of the weights on the device."""
         matrices = sum(math.prod(shape) for name, shape in self._shapes.items() if "_proj" in name)
         others = sum(math.prod(shape) for name, shape in self._shapes.items() if "_proj" not in name)
         return matrices * (1 if self._fp8 else self._dtype.itemsize) + others * self._dtype.itemsize
@@ -45,10 +45,10 @@ class RandomWeights:
         return self(name)
 
     def kv_scale(self, attention: str) -> None:
-        """1 is taken: keys and values are about that large."""
+        """None, for a scale of 1: keys and values are about that large."""
 
     def packed(self, names: Sequence[str]) -> None:
-        """None is."""
+        """None: nothing is packed."""
 
     def keep(self, names: Sequence[str], packed: object) -> None:
         raise AssertionError("nothing is packed on a GPU")

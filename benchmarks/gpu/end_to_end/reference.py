@@ -1,4 +1,4 @@
-"""A forward pass in plain PyTorch, float32, of a whole sequence at once.
+"""Forward pass of a whole sequence at once, in plain PyTorch and float32.
 
 Legend: T tokens, E hidden size, H heads, K KV heads, D head size, V vocabulary.
 """
@@ -13,7 +13,7 @@ from worker.model_config import ModelConfig
 
 
 def reference_logits(config: ModelConfig, reader: RandomWeights, token_ids_T: torch.Tensor) -> torch.Tensor:
-    """float32 [T, V] after each of the tokens."""
+    """Logits after each of the tokens, float32 [T, V]."""
     table_VE = reader("model.embed_tokens.weight").float()
     x_TE = table_VE[token_ids_T.long()]
     frequencies = rope_frequencies(config.rope, config.head_size).to(x_TE.device)
@@ -59,7 +59,8 @@ def _norm(config: ModelConfig, reader: RandomWeights, name: str, x: torch.Tensor
 
 
 def _turned(x_THD: torch.Tensor, angles_TD: torch.Tensor) -> torch.Tensor:
-    """Halves of a head are the pairs, as in Hugging Face's checkpoints."""
+    """Applies rope; number i of a head's first half pairs with number i of its second half, as in Hugging Face's
+    checkpoints."""
     cos, sin = angles_TD.cos()[:, None], angles_TD.sin()[:, None]
     left, right = x_THD.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)

@@ -1,5 +1,4 @@
-"""What each step computes of requests whose lengths are known: a scheduler of one page, so that what is measured is the
-engine.
+"""A one-page scheduler for requests of known lengths, so that the engine is what is measured.
 
 Legend: R rows, one a request, S rows of a step, T its tokens, N of its rows that sample, O output tokens.
 """
@@ -15,21 +14,21 @@ from worker.step.inputs import LAST_SAMPLED, StepInputs, StepOutputs, TableChang
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Greedy, and never ended by a token."""
+    """A greedy request that no token ends."""
 
     prompt: np.ndarray  # int32
     num_outputs: int
 
     @property
     def num_tokens(self) -> int:
-        """Whose KV is needed: the last output's is not."""
+        """Tokens whose KV is needed: all but the last output."""
         return len(self.prompt) + self.num_outputs - 1
 
 
 def random_requests(
     count: int, vocab_size: int, *, prompts: tuple[int, int], outputs: tuple[int, int], seed: int = 0
 ) -> list[Request]:
-    """prompts, outputs: the least and the most tokens."""
+    """Draws requests. prompts, outputs: the least and the most tokens."""
     rng = np.random.default_rng(seed)
     return [
         Request(
@@ -41,13 +40,13 @@ def random_requests(
 
 
 def num_blocks_of(requests: Sequence[Request], block_size: int) -> int:
-    """The null block included."""
+    """Blocks that the requests need, including the null block."""
     return 1 + sum(-(-request.num_tokens // block_size) for request in requests)
 
 
 class Schedule:
-    """Each step takes all rows that decode, then prompts in order while the budget lasts, the last one in part. Every
-    request has a row, and all its blocks from the beginning."""
+    """Plans steps: each takes all rows that decode, then prompts in order while the budget lasts, the last one in part.
+    Every request has a row and all its blocks from the beginning."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Schedule:
         max_num_batched_tokens: int,
         num_computed: int = 0,
     ) -> None:
-        """num_computed: tokens of each prompt whose KV is taken to be there, whatever the cache holds.
+        """num_computed: tokens of each prompt that count as computed, whatever the cache holds.
 
         Raises ValueError for fewer blocks than the requests need.
         """
@@ -70,23 +69,23 @@ class Schedule:
         self._num_tokens_R = np.array([request.num_tokens for request in requests], np.int32)
         self._computed_R = np.full(len(requests), num_computed, np.int32)
         self._num_started = 0
-        # Rows before it have their prompts computed.
+        # The prompts of all rows before this one are computed.
         self._prompt_row = 0
         self._finished: list[int] = []
         num_blocks_R = -(-self._num_tokens_R // block_size)
-        # In random order, as they are after hours of service.
+        # Blocks in random order, as after hours of serving.
         order = np.random.default_rng(0).permutation(num_blocks - 1).astype(np.int32) + 1
         self._blocks_R = np.split(order[: needed - 1], num_blocks_R.cumsum()[:-1])
-        # What was sampled; -1 is not yet there.
+        # Sampled tokens; -1: not yet sampled.
         self.tokens_RO = np.full((len(requests), max(request.num_outputs for request in requests)), -1, np.int32)
 
     @property
     def is_done(self) -> bool:
-        """Every token is in some step."""
+        """True once every token is in some step."""
         return bool((self._computed_R == self._num_tokens_R).all())
 
     def next(self) -> StepInputs:
-        """The next step, whether those before it have been computed or not."""
+        """Returns the next step, whether or not the steps before it have been computed."""
         is_decoding_R = (self._computed_R >= self._prompt_lens_R) & (self._computed_R < self._num_tokens_R)
         decodes = np.flatnonzero(is_decoding_R).astype(np.int32)
         assert len(decodes) <= self._budget, "a step takes all decodes"
@@ -113,14 +112,14 @@ class Schedule:
         )
 
     def take(self, inputs: StepInputs, outputs: StepOutputs) -> None:
-        """What a step of `next` gave. Raises ValueError if its logits were not finite."""
+        """Takes the results of a step from `next`. Raises ValueError if its logits were not finite."""
         tokens_N = outputs.tokens_ND1[:, 0]
         if (outputs.counts_N != 1).any() or (tokens_N < 0).any():
             raise ValueError(f"rows {inputs.rows_S[inputs.sampling_N][tokens_N < 0]} have logits that are not finite")
         self.tokens_RO[inputs.rows_S[inputs.sampling_N], inputs.output_positions_N] = tokens_N
 
     def _chunks(self, budget: int) -> list[tuple[int, np.ndarray]]:
-        """Rows, and the tokens of their prompts."""
+        """Returns the next rows to prefill, each with the tokens of its prompt."""
         chunks: list[tuple[int, np.ndarray]] = []
         while budget and self._prompt_row < len(self._requests):
             row, done = self._prompt_row, int(self._computed_R[self._prompt_row])

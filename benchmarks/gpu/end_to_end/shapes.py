@@ -1,4 +1,4 @@
-"""The models that are measured, of random weights."""
+"""The shapes of the models that are measured with random weights."""
 
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ class Variant:
 
     name: str
     config: ModelConfig
-    # Weights of linear layers in e4m3, made from the floats; else bf16.
+    # Weights of linear layers in e4m3, quantized from floats; otherwise bf16.
     fp8: bool = False
     kv_cache_dtype: torch.dtype = torch.bfloat16
 
@@ -70,7 +70,7 @@ _TOY = replace(
     head_size=64,
     layer_windows=(0,),
 )
-# In the order of what they are needed for.
+# Most needed first.
 VARIANTS = (
     Variant(name="Qwen3-0.6B", config=_QWEN_06B),
     Variant(name="Llama-3.1-8B", config=_LLAMA_8B),

@@ -1,1 +1,1 @@
-"""A benchmark an op: `run(report, *, toy)`."""
+"""One benchmark for each op: `run(report, *, toy)`."""

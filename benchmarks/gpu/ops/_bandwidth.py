@@ -1,4 +1,4 @@
-"""Ops that only move and touch numbers: what counts is how much of a copy's bandwidth they reach."""
+"""Common code for memory-bound ops, which are compared with a copy's bandwidth."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,17 +6,17 @@ import torch
 
 from benchmarks.gpu.report import Report
 
-# Of one call that is measured, its compilation included.
+# Time for one measured call, including its compilation.
 _SECONDS = 3.0
 
 
 def token_counts(toy: bool) -> Sequence[int]:
-    """A decode step of few and of many rows, and a large prefill."""
+    """Tokens of a decode step of few rows, one of many rows, and a large prefill."""
     return (3,) if toy else (16, 256, 16384)
 
 
 def measure(report: Report, op: str, case: str, way: str, num_bytes: int, call: Callable[[], object]) -> None:
-    """num_bytes: what has to be read and written at least."""
+    """Times a call. num_bytes: the least bytes that it must read and write."""
     if not report.has_time(_SECONDS):
         report.skip(op, f"{case} {way}", "no time left")
         return

@@ -1,4 +1,4 @@
-"""Swaps of blocks between a GPU and pinned host memory: as one run, and as blocks that are nowhere neighbours."""
+"""Swaps of blocks between a GPU and pinned host memory: as one run, and without any neighbouring blocks."""
 
 import time
 
@@ -27,7 +27,7 @@ def run(report: Report, *, toy: bool) -> None:
 
 
 def _check_copies(report: Report, case: str, layers: list[torch.Tensor], blocks: list[int]) -> None:
-    """What is left of a swap without a GPU, which has the streams."""
+    """Checks a swap's copies alone: without a GPU there are no streams."""
     host = [torch.empty_like(layer) for layer in layers]
     copy_runs(layers, host, merge_runs(blocks, blocks))
     report.check("block_swap", case, host[-1][blocks], layers[-1][blocks], rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""Embedding gather, whole and of a rank's part, beside PyTorch's."""
+"""Embedding gather, from the whole table and from a rank's part, beside PyTorch's."""
 
 import torch
 import torch.nn.functional as F

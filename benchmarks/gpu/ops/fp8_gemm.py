@@ -15,7 +15,7 @@ from kernels.gemm.fp8.dispatch import fp8_gemm, fp8_gemm_choice
 from kernels.gemm.quantize.reference import GROUP, spread
 from kernels.gemm.quantize.triton import quantize_blocks, quantize_groups, quantize_tokens
 
-# Of one batch size: some seven kernels, half of them compiled.
+# Time for one batch size: some seven kernels, half of them compiled.
 _SECONDS = 8.0
 # Outputs and inputs.
 _LAYERS = (
@@ -39,7 +39,7 @@ Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 class _Way:
     name: str
     call: Callable[[], torch.Tensor]
-    # Of what the formats hold, without rounding in between.
+    # Computed from the quantized operands without rounding in between.
     expected: torch.Tensor
     chosen: bool
 
@@ -74,7 +74,7 @@ def _batch(
         *_fp8_ways("channel", (x_tokens[0], channels[0], x_tokens[1], channels[1])),
     ]
     for way in ways:
-        # Outputs are sums of K products of size 1, of which each way rounds the last digits in its own manner.
+        # Outputs are sums of K products of size 1; each way rounds their last digits differently.
         report.check("fp8_gemm", f"{case} {way.name}", way.call(), way.expected, rtol=2**-7, atol=2e-3 * K**0.5)
     bf16 = float("nan")
     for way in ways:
@@ -95,7 +95,7 @@ def _fp8_ways(scales: str, operands: Operands) -> list[_Way]:
     try:
         _call(operands, "scaled_mm")()
     except ValueError:
-        # It does not take this shape, or there is no GPU; the choice says so, too.
+        # scaled_mm does not take this shape, or there is no GPU; then the choice is not scaled_mm, either.
         return ways
     return [*ways, _Way(f"{scales} scaled_mm", _call(operands, "scaled_mm"), expected, choice.path == "scaled_mm")]
 

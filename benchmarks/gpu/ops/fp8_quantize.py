@@ -1,4 +1,4 @@
-"""Quantizing activations to e4m3, as share of a copy's bandwidth."""
+"""Quantization of activations to e4m3, as a share of a copy's bandwidth."""
 
 import torch
 

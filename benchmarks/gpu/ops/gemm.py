@@ -1,6 +1,6 @@
 """The batch-invariant GEMM beside cuBLAS, on linears of Qwen3-0.6B and Llama-3.1-8B and 70B.
 
-`of_cublas`: how much of cuBLAS's speed it has, which is what batch_invariant costs a linear.
+`of_cublas` is its speed over that of cuBLAS: the cost of batch_invariant for a linear.
 """
 
 import torch
@@ -9,7 +9,7 @@ from benchmarks.gpu.report import Report
 from kernels.gemm.dense import reference
 from kernels.gemm.dense.triton import gemm
 
-# Of one batch size: three kernels, one of them compiled.
+# Time for one batch size: three kernels, one of them compiled.
 _SECONDS = 4.0
 # Outputs and inputs.
 _LAYERS = (
@@ -29,7 +29,7 @@ def run(report: Report, *, toy: bool) -> None:
     torch.manual_seed(0)
     for name, N, K in (("toy", 130, 1096),) if toy else _LAYERS:
         weight_NK = torch.randn(N, K, device=report.device, dtype=torch.bfloat16)
-        # A row's bits, which every batch must give again.
+        # The same row in every batch: its result must have the same bits each time.
         x_K, y_N = torch.randn(K, device=report.device, dtype=torch.bfloat16), None
         for M in (3, 65) if toy else _BATCH_SIZES:
             case = f"{name} {N}x{K}, M={M}"
@@ -44,7 +44,7 @@ def run(report: Report, *, toy: bool) -> None:
 def _batch(
     report: Report, case: str, x_MK: torch.Tensor, weight_NK: torch.Tensor, y_N: torch.Tensor | None
 ) -> torch.Tensor:
-    """The last row's result. y_N: what it has to be, if that is known."""
+    """Checks and times one batch; returns its last row's result. y_N: the bits that it must have, if known."""
     (M, K), N = x_MK.shape, len(weight_NK)
     expected = reference.gemm(x_MK[-1:], weight_NK[:4096])
     cublas = float("nan")

@@ -1,5 +1,5 @@
-"""MLA decodes as share of a copy's bandwidth and in TFLOP/s, at DeepSeek-V3's sizes: 16 heads, as each of 8 ranks has
-them, and all 128. Entries are counted once, whoever reads them; blocks of 64 in random order."""
+"""MLA decodes as a share of a copy's bandwidth and in TFLOP/s, at DeepSeek-V3's sizes: the 16 heads of one of 8 ranks,
+and all 128. Each entry counts once, however often it is read; blocks of 64 in random order."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ _RANK, _WHOLE = LatentShape(num_heads=16), LatentShape(num_heads=128)
 _TOY = LatentShape(num_heads=3, latent_size=64, rope_size=16)
 _DECODES = [(batch, context) for context in (1 << 10, 4 << 10, 16 << 10, 64 << 10) for batch in (1, 8, 64, 256)]
 _MAX_CACHE_BYTES = 20 << 30
-# Of DeepSeek's expanded heads.
+# The scale for DeepSeek's expanded heads.
 _SCALE = 192**-0.5
 # bf16 rounds weights and results by 2^-9 each.
 _TOLERANCE = 2e-2
@@ -75,7 +75,7 @@ class Case:
 
     @property
     def flop(self) -> float:
-        """Of both products, over the whole context of each query."""
+        """Operations of both products, over the whole context of each query."""
         numbers = self.shape.entry_size + self.shape.latent_size
         return 2.0 * len(self.q_THE) * self.context * self.shape.num_heads * numbers
 
@@ -86,11 +86,11 @@ class Case:
         )  # fmt: skip
 
     def entries(self) -> torch.Tensor:
-        """[batch, 1, tokens, L + R], in the order of the context."""
+        """The entries in the order of the context, [batch, 1, tokens, L + R]."""
         return self.cache[self.block_tables.long()].to(self.q_THE.dtype).flatten(1, 2)[:, None, : self.context]
 
     def expected(self) -> torch.Tensor:
-        """By PyTorch on a GPU, whose sizes the reference would take hours for; by the reference else."""
+        """The result by PyTorch on a GPU, since the reference would take hours there; otherwise by the reference."""
         if self.q_THE.is_cuda:
             return self.by_pytorch(self.entries().float())
         return reference.mla_attention(
@@ -99,7 +99,7 @@ class Case:
         )  # fmt: skip
 
     def by_pytorch(self, entries_B1CE: torch.Tensor) -> torch.Tensor:
-        """Of rows of one query."""
+        """The result of PyTorch's own ops, for rows of one query."""
         scores_BHC = (self.q_THE.to(entries_B1CE.dtype) @ entries_B1CE[:, 0].mT).float() * _SCALE
         weights_BHC = scores_BHC.softmax(-1).to(entries_B1CE.dtype)
         return weights_BHC @ entries_B1CE[:, 0, :, : self.shape.latent_size]
@@ -125,7 +125,7 @@ def run(report: Report, *, toy: bool) -> None:
                 _time_decode(report, shape, batch, context, 1, torch.bfloat16)
             for batch, context in ((1, 64 << 10), (64, 4 << 10)):
                 _time_decode(report, shape, batch, context, 1, torch.float8_e4m3fn)
-            # Verifying three drafts.
+            # Verification of three drafts.
             _time_decode(report, shape, 64, 4 << 10, 4, torch.bfloat16)
     for num_tokens in token_counts(toy):
         for cache_dtype in (torch.bfloat16, torch.float8_e4m3fn):

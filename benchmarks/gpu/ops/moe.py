@@ -16,7 +16,7 @@ from kernels.moe.gemm.triton import Experts, run_experts
 from kernels.moe.routing.reference import route_reference
 from kernels.moe.routing.triton import route
 
-# Of one measurement, its compilations included.
+# Time for one measurement, including its compilations.
 _SECONDS = 6.0
 
 
@@ -31,7 +31,7 @@ class _Shape:
 
 
 _GROUPED: dict[str, Any] = {"scoring": "sigmoid", "num_groups": 8, "top_k_groups": 4, "scaling_factor": 2.5}
-# Shapes of one layer. DeepSeek-V3's experts are those of one rank of 8, of which a token has fewer.
+# Shapes of one layer. DeepSeek-V3 has the experts of one of 8 ranks; a real token would have fewer than 8 of them.
 _SHAPES = (
     _Shape("Mixtral-8x7B", 8, 2, 4096, 14336, {}),
     _Shape("Qwen3-30B-A3B", 128, 8, 2048, 768, {}),
@@ -75,7 +75,7 @@ def _tokens(report: Report, shape: _Shape, num_tokens: int, experts: Experts, qu
     some = slice(0, 4)
     _, expected_TK = route_reference(logits_TE[some], top_k=shape.top_k, **shape.routing)
     report.check("moe", f"{case} route", experts_TK[some], expected_TK, rtol=0, atol=0)
-    # The first token, with its own experts' weights alone.
+    # Computes the first token with the weights of its own experts only.
     own_K = experts_TK[0].long()
     expected_TH = run_experts_reference(
         x_TH[:1].cpu(),
@@ -113,7 +113,7 @@ def _tokens(report: Report, shape: _Shape, num_tokens: int, experts: Experts, qu
 
 
 def _loop(x_TH: torch.Tensor, experts: Experts, weights_TK: torch.Tensor, experts_TK: torch.Tensor) -> torch.Tensor:
-    """What is usual in PyTorch: one expert after the other, on the tokens that it has."""
+    """The usual way in PyTorch: one expert after the other, each on its tokens."""
     out_TH = torch.zeros_like(x_TH, dtype=torch.float32)
     for expert in range(len(experts.down_EHI)):
         tokens, ranks = (experts_TK == expert).nonzero(as_tuple=True)

@@ -1,4 +1,4 @@
-"""Paged attention: decodes as share of a copy's bandwidth, prefills in TFLOP/s, beside what else can be imported.
+"""Paged attention: decodes as a share of a copy's bandwidth, prefills in TFLOP/s, beside peers that can be imported.
 
 Head shape of Llama-3.1-8B (32 heads on 8 KV heads of 128), bf16, blocks of 16 in random order.
 """
@@ -21,7 +21,7 @@ _BLOCK_SIZE = 16
 _CONTEXTS = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 128 << 10)
 _DECODES = [(batch, context) for context in _CONTEXTS for batch in (1, 8, 64, 256)]
 _PREFILLS = [(8, 1 << 10), (2, 4 << 10), (1, 16 << 10)]
-# Of a cache, beside which a contiguous copy has to fit for SDPA.
+# The largest cache: a contiguous copy for SDPA must fit beside it.
 _MAX_CACHE_BYTES = 40 << 30
 # bf16 rounds weights and results by 2^-9 each.
 _TOLERANCE = 2e-2
@@ -88,7 +88,7 @@ class Case:
 
     @property
     def flop(self) -> float:
-        """Of both products, below the diagonal."""
+        """Operations of both products, below the diagonal."""
         pairs = self.queries * self.context - self.queries * (self.queries - 1) / 2
         return 4.0 * self.batch * pairs * self.heads.num_heads * self.heads.head_size
 
@@ -108,7 +108,7 @@ class Case:
         return q, k, v
 
     def expected(self) -> torch.Tensor:
-        """By SDPA on a GPU, whose sizes the reference would take hours for; by the reference else."""
+        """The result by SDPA on a GPU, since the reference would take hours there; otherwise by the reference."""
         if self.q_THD.is_cuda:
             q, k, v = self.contiguous()
             return _sdpa(q.float(), k.float(), v.float(), self.queries > 1).transpose(1, 2).flatten(0, 1)
@@ -165,7 +165,7 @@ def _time_prefill(report: Report, batch: int, context: int) -> None:
         return
     case = Case.make(_LLAMA_8B, batch, context, context, report.device, torch.bfloat16)
     ways: dict[str, Callable[[], object]] = {"ours": case.ours, **dict(_peers(case))}
-    # Its first call compiles.
+    # FlexAttention's first call compiles.
     if report.has_time(30.0):
         ways["FlexAttention"] = _flex_attention(case)
     _rows(report, case, ways)
@@ -218,7 +218,7 @@ def _flex_attention(case: Case) -> Callable[[], object]:
 
 
 def _flashinfer_decode(flashinfer: object, case: Case) -> Callable[[], object]:
-    """Its paged cache in the same order of dims ("HND"), so it reads ours."""
+    """flashinfer's decode on our cache, which has the same order of dims ("HND")."""
     workspace = torch.empty(128 << 20, dtype=torch.uint8, device=case.q_THD.device)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(  # pyright: ignore[reportAttributeAccessIssue]
         workspace, "HND", use_tensor_cores=True

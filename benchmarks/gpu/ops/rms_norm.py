@@ -29,7 +29,7 @@ def _sizes(report: Report, num_tokens: int, size: int) -> None:
     out = rms_norm(x[:3], weight, _EPS, residual_TN=residual[:3].clone())
     report.check("rms_norm", case, out, expected, rtol=2**-7.9, atol=1e-5)
     q, scales = rms_norm_quantize_tokens(x[:3], weight, _EPS, residual_TN=residual[:3].clone())
-    # e4m3 keeps 3 bits, so is off by 2^-4 at most, or by half of its smallest number.
+    # e4m3 keeps 3 bits: its error is 2^-4 at most, or half of its smallest number.
     report.check(
         "rms_norm", f"{case} e4m3", q.float() * scales, expected, rtol=2**-3.9, atol=2**-9 * float(scales.max())
     )
@@ -44,7 +44,7 @@ def _sizes(report: Report, num_tokens: int, size: int) -> None:
         ("residual, groups", quantized, rms_norm_quantize_groups),
     ):
         measure(report, "rms_norm", case, way, num_bytes, lambda op=op: op(x, weight, _EPS, residual_TN=residual))
-    # As layers have it: a float32 stream, of twice the bytes.
+    # The residual as in layers: a float32 stream, of twice the bytes.
     stream = residual.float()
     num_bytes = added + 2 * num_bytes_of(x)
     measure(report, "rms_norm", case, "stream", num_bytes, lambda: rms_norm(x, weight, _EPS, residual_TN=stream))

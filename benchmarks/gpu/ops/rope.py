@@ -1,4 +1,4 @@
-"""Rope alone, and with head norms and the way into the KV cache in one launch."""
+"""Rope alone, and fused with head norms and the write into the KV cache."""
 
 import torch
 
@@ -31,7 +31,7 @@ def _step(report: Report, num_tokens: int, num_heads: int, num_kv_heads: int, he
     expected = reference.rope(q[:3].cpu(), positions[:3].cpu(), frequencies.cpu(), 1.0)
     out = qkv[:3].clone().unflatten(1, (-1, head_size))
     rope_(out[:, :num_heads], out[:, num_heads : num_heads + num_kv_heads], cos_sin)
-    # A float32 angle at position 8191 is off by up to 2^-12, of numbers up to 6.
+    # A float32 angle at position 8191 has an error of up to 2^-12, times numbers up to 6.
     report.check("rope", case, out[:, :num_heads], expected, rtol=2**-7.9, atol=3e-3)
 
     measure(report, "rope", case, "rope", 2 * num_bytes_of(q, k), lambda: rope_(q, k, cos_sin))

@@ -1,4 +1,4 @@
-"""Choosing tokens: by the kind of row, beside PyTorch's softmax, sort and multinomial."""
+"""Choice of tokens for each kind of row, beside PyTorch's softmax, sort and multinomial."""
 
 import torch
 
@@ -66,7 +66,7 @@ def _kind(
         cdf_V = filtered_cdf_reference(
             logits_LV[0].cpu(), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
         )
-        # The row's number is within the token's step, as far as float32 tells.
+        # The row's uniform number lies within the token's step of the CDF, up to float32's rounding.
         uniform = torch.tensor(uniform_reference(0, 0, 0), dtype=torch.float64)
         low, high = cdf_V[token - 1] if token else torch.zeros_like(uniform), cdf_V[token]
         report.check("sampling", case, uniform.clamp(low, high), uniform, rtol=0, atol=2**-18)
@@ -76,7 +76,7 @@ def _kind(
 
 
 def _sorted_draw(logits_LV: torch.Tensor) -> torch.Tensor:
-    """What is usual in PyTorch."""
+    """The usual way in PyTorch."""
     sorted_LV, ids_LV = (logits_LV / 0.8).softmax(-1).sort(-1, descending=True)
     kept_LV = sorted_LV * (sorted_LV.cumsum(-1) - sorted_LV < 0.95)
     return ids_LV.gather(-1, torch.multinomial(kept_LV, 1))

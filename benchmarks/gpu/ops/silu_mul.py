@@ -21,7 +21,7 @@ def _sizes(report: Report, num_tokens: int, size: int) -> None:
     expected = reference.silu_mul(gate_up[:3].cpu())
     report.check("silu_mul", case, silu_mul(gate_up[:3]), expected, rtol=2**-7.9, atol=1e-6)
     q, scales = silu_mul_quantize_tokens(gate_up[:3])
-    # e4m3 keeps 3 bits, so is off by 2^-4 at most, or by half of its smallest number.
+    # e4m3 keeps 3 bits: its error is 2^-4 at most, or half of its smallest number.
     report.check(
         "silu_mul", f"{case} e4m3", q.float() * scales, expected, rtol=2**-3.9, atol=2**-9 * float(scales.max())
     )

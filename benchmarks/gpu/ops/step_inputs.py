@@ -1,4 +1,4 @@
-"""A step's batch, made on the GPU: launches that take no longer than it takes to launch them."""
+"""Kernels that make a step's batch on the GPU: they run no longer than it takes to launch them."""
 
 import torch
 
@@ -11,7 +11,7 @@ _BLOCK_SIZE = 16
 
 
 def run(report: Report, *, toy: bool) -> None:
-    # Rows, tokens of each.
+    # Rows, and tokens of each row.
     for num_rows, num_queries in ((3, 2),) if toy else ((256, 1), (8, 1024)):
         _step(report, num_rows, num_queries, max_blocks=64 if toy else 2048)
 

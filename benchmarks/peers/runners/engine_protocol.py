@@ -1,11 +1,11 @@
-"""What a runner of one engine reads and writes, a line of JSON each; benchmarks/peers/engines.py is the other side.
+"""The protocol of an engine's runner, in lines of JSON; benchmarks/peers/engine_process.py is the other side.
 
-The runner says what it is once it is ready: {settings: {...}}. Then it reads {prompts: [[token id, ...], ...], output,
-shared}: greedy requests that begin together, each of exactly `output` tokens, whose prompts have their first `shared`
-tokens in common. It answers {seconds, tokens, ...}: from the first request's arrival to the last token, and how many
-output tokens there were. It ends when its input does.
+Once it is ready, the runner writes {settings: {...}}. Then it reads {prompts: [[token id, ...], ...], output, shared}:
+greedy requests that begin together, each of exactly `output` tokens, whose prompts have their first `shared` tokens in
+common. It answers {seconds, tokens, ...}: the time from the first request's arrival to the last token, and the number
+of output tokens. It ends when its input does.
 
-This file runs under the peers' own interpreters, so it uses nothing but the standard library.
+This file runs under the peers' own interpreters, so it uses only the standard library.
 """
 
 import json
@@ -26,7 +26,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Outcome:
-    """seconds: if the engine times itself. extra: what else the answer shows."""
+    """The result of a Work. seconds: None unless the engine times itself. extra: further fields of the answer."""
 
     tokens: int
     seconds: float | None = None
@@ -34,9 +34,9 @@ class Outcome:
 
 
 def serve(load: Callable[[], tuple[Mapping[str, Any], Callable[[Work], Outcome]]]) -> None:
-    """Answers until the input ends. load: gives the engine's settings, and what does the work.
+    """Answers until the input ends. load: returns the engine's settings, and the function that does the work.
 
-    Whatever else is written to standard output, by C++ libraries as well, goes to standard error.
+    Anything else that is written to standard output, by C++ libraries as well, goes to standard error.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -1,10 +1,10 @@
-"""llama.cpp as install_llama_cpp.sh builds it, by any Python (see engine_protocol.py).
+"""Runs llama.cpp as built by install_llama_cpp.sh, with any Python (see engine_protocol.py).
 
     python llama_cpp_engine.py PROGRAMS_DIRECTORY MODEL.gguf '{"threads": 2, "batch": 2048, "ubatch": 512}'
 
 Requests that share nothing are measured by llama-batched-bench, a process each, which times itself. It draws random
-tokens, and feeds random ones back where a server would take the likeliest: that costs it nothing. It cannot be told of
-prompts that begin alike, so those go to llama-server, with a slot for each.
+prompts, and feeds back random tokens where a server would choose the likeliest, so this choice costs it nothing. It
+cannot be given prompts with a common prefix, so those go to llama-server, with a slot for each.
 """
 
 import json
@@ -20,7 +20,8 @@ from typing import Any
 
 from engine_protocol import Outcome, Work, serve
 
-from benchmarks.peers.server_process import free_port, running_server
+from benchmarks.peers.server_process import running_server
+from tests.support.ports import free_port
 
 # The KV cache of a sequence is a multiple of so many tokens.
 CELLS = 256

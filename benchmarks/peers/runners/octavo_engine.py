@@ -1,8 +1,8 @@
-"""Octavo's engine, scheduling core and worker in one process (see engine_protocol.py).
+"""Runs Octavo's engine: scheduling core and worker in one process (see engine_protocol.py).
 
     python octavo_engine.py '{"dtype": "bfloat16", "worker_threads": 2}'
 
-The argument: options.
+The argument: options of Octavo.
 """
 
 import json
@@ -18,7 +18,7 @@ from protos import inference_pb2 as pb
 
 
 class Load:
-    """Requests to one engine, under new numbers each time."""
+    """Sends requests to one engine, under new group numbers each time."""
 
     def __init__(self, options: Options) -> None:
         self._engine: Engine = build_engine(options)
@@ -37,7 +37,7 @@ class Load:
             step = self._engine.step()
             computed += step.plan.num_tokens
             tokens += sum(len(sequence.token_ids) for sequence in step.sequences)
-        # The last token of each is sampled, and not computed.
+        # The last token of each request is sampled but not computed.
         return Outcome(tokens, extra={"prompt_tokens_computed": computed - (tokens - len(work.prompts))})
 
 

@@ -2,7 +2,7 @@
 
     python openvino_engine.py MODEL.gguf '{"max_num_batched_tokens": 2048, ...}'
 
-The second argument: fields of SchedulerConfig, and under "properties" what the CPU plugin takes.
+The second argument: fields of SchedulerConfig, and under "properties" those of the CPU plugin.
 """
 # pyright: reportMissingImports=false
 

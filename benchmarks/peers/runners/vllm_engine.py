@@ -2,7 +2,7 @@
 
     python vllm_engine.py MODEL_DIRECTORY '{"dtype": "bfloat16", ...}'
 
-The second argument: what vllm.LLM takes.
+The second argument: keyword arguments of vllm.LLM.
 """
 # pyright: reportMissingImports=false
 
@@ -16,7 +16,7 @@ from engine_protocol import Outcome, Work, serve
 
 
 def load() -> tuple[Mapping[str, Any], Callable[[Work], Outcome]]:
-    # Imports vllm, which reads the environment and prints.
+    # Imported here because importing vllm reads the environment and prints.
     from vllm import LLM, SamplingParams, TokensPrompt
 
     model, settings = sys.argv[1], json.loads(sys.argv[2])

@@ -1,7 +1,7 @@
-"""The vLLM V1 scheduler alone: benchmarks/scheduler/cost.py runs this with the interpreter of vLLM's environment.
+"""Times the vLLM V1 scheduler alone: benchmarks/scheduler/cost.py runs this in vLLM's environment.
 
-Reads a line of JSON a measurement from standard input: {prompts, block_size, steps}; all of them decode at once. Writes
-a line for each: {schedule_us, update_us}, medians over the steps. It uses nothing of Octavo.
+Reads a line of JSON for each measurement from standard input: {prompts, block_size, steps}; all prompts decode at once.
+Writes a line for each: {schedule_us, update_us}, medians over the steps. It uses nothing of Octavo.
 """
 # pyright: reportMissingImports=false
 
@@ -27,10 +27,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-# Steps that do not count, as on the other side: the prefills, and what is slow the first times.
+# Steps that do not count, as for Octavo: the prefills, and the first, slow decodes.
 NUM_FIRST = 28
 
-# A model of no interest: the scheduler reads its context length from it.
+# A dummy model, from which the scheduler reads its context length.
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
     "num_attention_heads": 4, "num_hidden_layers": 1, "num_key_value_heads": 4, "vocab_size": 32000,

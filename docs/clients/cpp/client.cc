@@ -2,8 +2,8 @@
 //
 //   ./client ADDRESS[,ADDRESS...] PROMPT [MAX_TOKENS [SEED]]
 //
-// If the connection breaks or a router stops, it goes on at the next address with what it has: no token is lost or
-// comes twice.
+// If the connection breaks or a router stops, it resumes at the next address with what it has: no token is lost or
+// repeated.
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -25,9 +25,9 @@ using octavo::v1::GenerateRequest;
 using octavo::v1::GenerateResponse;
 using octavo::v1::Inference;
 
-constexpr int kMostFailures = 10;  // one after the other, without a message between
+constexpr int kMostFailures = 10;  // in a row, without a message in between
 
-// What a full router refuses gRPC tries again by itself, when grpc-retry-pushback-ms says, and not without end.
+// gRPC itself retries what a full router refuses, after the delay in grpc-retry-pushback-ms, a limited number of times.
 constexpr char kServiceConfig[] = R"({
   "methodConfig": [{
     "name": [{"service": "octavo.v1.Inference"}],
@@ -39,7 +39,7 @@ constexpr char kServiceConfig[] = R"({
   "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}
 })";
 
-// What a client has of a stream of one choice, and all that it takes to go on elsewhere.
+// What a client holds of a stream of one choice: all that a resume elsewhere needs.
 struct Held {
   bool has_started = false;
   octavo::v1::Started started;
@@ -57,7 +57,7 @@ struct Held {
     }
     if (!response.has_chunk()) return "";
     const auto& chunk = response.chunk();
-    if (chunk.first_token() < token_ids.size()) return "";  // it is here already
+    if (chunk.first_token() < token_ids.size()) return "";  // already received
     if (chunk.first_token() > token_ids.size()) {
       throw std::runtime_error("tokens from " + std::to_string(token_ids.size()) + " on are missing");
     }
@@ -67,7 +67,7 @@ struct Held {
     return chunk.text();
   }
 
-  // `first` until a stream has started, then its resume.
+  // Returns `first` until a stream has started, then its resume.
   GenerateRequest Request(const GenerateRequest& first) {
     if (!has_started) return first;
     GenerateRequest request;
@@ -87,7 +87,7 @@ struct Held {
   }
 };
 
-// A server that shuts down may drop a call that has just come: CANCELLED, and no more than that for a message.
+// A server that shuts down may drop a call that has just come, with CANCELLED as status and as the whole message.
 bool ServerWent(const grpc::Status& status) {
   const bool dropped = status.error_code() == grpc::StatusCode::CANCELLED && status.error_message() == "CANCELLED";
   return dropped || status.error_code() == grpc::StatusCode::UNAVAILABLE;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the messages from the .proto, and then the program, in the folder given (default: build). Needs go 1.19 or newer
-# and protoc; PROTOC names another one, such as "python -m grpc_tools.protoc".
+# Generates the messages from the .proto, then builds the program, in the folder given (default: build). Needs go 1.19
+# or newer and protoc; PROTOC sets another protoc command, such as "python -m grpc_tools.protoc".
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 build=${1:-$here/build}

@@ -2,8 +2,8 @@
 //
 //	./client ADDRESS[,ADDRESS...] PROMPT [MAX_TOKENS [SEED]]
 //
-// If the connection breaks or a router stops, it goes on at the next address with what it has: no token is lost or
-// comes twice.
+// If the connection breaks or a router stops, it resumes at the next address with what it has: no token is lost or
+// repeated.
 package main
 
 import (
@@ -24,9 +24,9 @@ import (
 	pb "octavo-client-example/inference"
 )
 
-const mostFailures = 10 // one after the other, without a message between
+const mostFailures = 10 // in a row, without a message in between
 
-// What a full router refuses gRPC tries again by itself, when grpc-retry-pushback-ms says, and not without end.
+// gRPC itself retries what a full router refuses, after the delay in grpc-retry-pushback-ms, a limited number of times.
 const serviceConfig = `{
   "methodConfig": [{
     "name": [{"service": "octavo.v1.Inference"}],
@@ -38,7 +38,7 @@ const serviceConfig = `{
   "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1}
 }`
 
-// held is what a client has of a stream of one choice, and all that it takes to go on elsewhere.
+// held is what a client holds of a stream of one choice: all that a resume elsewhere needs.
 type held struct {
 	started   *pb.Started
 	attempt   uint32
@@ -57,7 +57,7 @@ func (h *held) add(response *pb.GenerateResponse) (string, error) {
 	}
 	chunk := response.GetChunk()
 	if chunk == nil || int(chunk.FirstToken) < len(h.tokenIDs) {
-		return "", nil // no chunk, or one that is here already
+		return "", nil // no chunk, or one that was received already
 	}
 	if int(chunk.FirstToken) > len(h.tokenIDs) {
 		return "", fmt.Errorf("tokens %d to %d are missing", len(h.tokenIDs), chunk.FirstToken-1)
@@ -68,7 +68,7 @@ func (h *held) add(response *pb.GenerateResponse) (string, error) {
 	return chunk.Text, nil
 }
 
-// request is `first` until a stream has started, then its resume.
+// request returns `first` until a stream has started, then its resume.
 func (h *held) request(first *pb.GenerateRequest) *pb.GenerateRequest {
 	if h.started == nil {
 		return first
@@ -92,7 +92,7 @@ func (h *held) request(first *pb.GenerateRequest) *pb.GenerateRequest {
 	}
 }
 
-// read passes a stream's text on, until it ends. progressed tells whether a message came.
+// read prints a stream's text until it ends. progressed is true if a message came.
 func (h *held) read(client pb.InferenceClient, first *pb.GenerateRequest) (progressed bool, err error) {
 	stream, err := client.Generate(context.Background(), h.request(first))
 	if err != nil {
@@ -115,7 +115,7 @@ func (h *held) read(client pb.InferenceClient, first *pb.GenerateRequest) (progr
 	}
 }
 
-// A server that shuts down may drop a call that has just come: CANCELLED, and no more than that for a message.
+// A server that shuts down may drop a call that has just come, with CANCELLED as status and as the whole message.
 func serverWent(err error) bool {
 	dropped := status.Code(err) == codes.Canceled && status.Convert(err).Message() == "CANCELLED"
 	return dropped || status.Code(err) == codes.Unavailable
@@ -156,7 +156,7 @@ func run(addresses string, first *pb.GenerateRequest) error {
 	return nil
 }
 
-// argument is the i-th one as a number, or a default.
+// argument returns the i-th argument as a number, or a default.
 func argument(i int, otherwise uint64) (uint64, error) {
 	if len(os.Args) <= i {
 		return otherwise, nil

@@ -2,8 +2,8 @@
 //
 //   node client.js ADDRESS[,ADDRESS...] PROMPT [MAX_TOKENS [SEED]]
 //
-// If the connection breaks or a router stops, it goes on at the next address with what it has: no token is lost or
-// comes twice.
+// If the connection breaks or a router stops, it resumes at the next address with what it has: no token is lost or
+// repeated.
 "use strict";
 
 const path = require("node:path");
@@ -12,9 +12,9 @@ const grpc = require("@grpc/grpc-js");
 const protoLoader = require("@grpc/proto-loader");
 
 const PROTO = path.join(__dirname, "..", "..", "..", "protos", "inference.proto");
-const MOST_FAILURES = 10; // one after the other, without a message between
+const MOST_FAILURES = 10; // in a row, without a message in between
 
-// What a full router refuses gRPC tries again by itself, when grpc-retry-pushback-ms says, and not without end.
+// gRPC itself retries what a full router refuses, after the delay in grpc-retry-pushback-ms, a limited number of times.
 const RETRY_POLICY = {
   maxAttempts: 5,
   initialBackoff: "1s",
@@ -27,12 +27,12 @@ const SERVICE_CONFIG = JSON.stringify({
   retryThrottling: { maxTokens: 10, tokenRatio: 0.1 },
 });
 
-// Fields keep their names; 64-bit numbers are strings, for a seed has more bits than a JavaScript number. Without
-// `defaults`, what is not set is not there, so a message that is handed back says what it said.
+// Fields keep their names; 64-bit numbers are strings, since a seed has more bits than a JavaScript number. Without
+// `defaults`, unset fields are absent, so a message that is sent back is unchanged.
 const definition = protoLoader.loadSync(PROTO, { keepCase: true, longs: String });
 const { Inference } = grpc.loadPackageDefinition(definition).octavo.v1;
 
-// What a client has of a stream of one choice, and all that it takes to go on elsewhere.
+// What a client holds of a stream of one choice: all that a resume elsewhere needs.
 class Held {
   started = null;
   attempt = 0;
@@ -48,7 +48,7 @@ class Held {
     }
     if (!response.chunk) return "";
     const { first_token: firstToken = 0, token_ids: tokenIds = [], text = "", finish } = response.chunk;
-    if (firstToken < this.tokenIds.length) return ""; // it is here already
+    if (firstToken < this.tokenIds.length) return ""; // already received
     if (firstToken > this.tokenIds.length) {
       throw new Error(`tokens ${this.tokenIds.length} to ${firstToken - 1} are missing`);
     }
@@ -58,7 +58,7 @@ class Held {
     return text;
   }
 
-  // `first` until a stream has started, then its resume.
+  // Returns `first` until a stream has started, then its resume.
   request(first) {
     if (this.started === null) return first;
     this.attempt += 1;
@@ -74,7 +74,7 @@ class Held {
   }
 }
 
-// A server that shuts down may drop a call that has just come: CANCELLED, and no more than that for a message.
+// A server that shuts down may drop a call that has just come, with CANCELLED as status and as the whole message.
 function serverWent(error) {
   const dropped = error.code === grpc.status.CANCELLED && error.details === "CANCELLED";
   return dropped || error.code === grpc.status.UNAVAILABLE;

@@ -2,8 +2,8 @@
 
 python from_proto.py ADDRESS[,ADDRESS...] PROMPT [MAX_TOKENS [SEED]]
 
-If the connection breaks or a router stops, it goes on at the next address with what it has: no token is lost or comes
-twice.
+If the connection breaks or a router stops, it resumes at the next address with what it has: no token is lost or
+repeated.
 """
 
 import importlib
@@ -18,9 +18,9 @@ import grpc
 from grpc_tools import protoc
 
 PROTOS = Path(__file__).resolve().parents[3] / "protos"
-MOST_FAILURES = 10  # one after the other, without a message between
+MOST_FAILURES = 10  # in a row, without a message in between
 
-# What a full router refuses gRPC tries again by itself, when grpc-retry-pushback-ms says, and not without end.
+# gRPC itself retries what a full router refuses, after the delay in grpc-retry-pushback-ms, a limited number of times.
 POLICY = {
     "maxAttempts": 5,
     "initialBackoff": "1s",
@@ -35,7 +35,7 @@ SERVICE_CONFIG = {
 
 
 def generated_modules() -> tuple[Any, Any]:
-    """Messages and stubs, made from the .proto."""
+    """Generates messages and stubs from the .proto."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["protoc", f"-I{PROTOS}", f"-I{Path(protoc.__file__).parent / '_proto'}"]
         arguments += [f"--python_out={folder}", f"--grpc_python_out={folder}", "inference.proto"]
@@ -46,7 +46,7 @@ def generated_modules() -> tuple[Any, Any]:
 
 
 class Held:
-    """What a client has of a stream of one choice, and all that it takes to go on elsewhere."""
+    """What a client holds of a stream of one choice: all that a resume elsewhere needs."""
 
     def __init__(self, pb: Any) -> None:
         self.pb = pb
@@ -64,7 +64,7 @@ class Held:
             return ""
         chunk = response.chunk
         if chunk.first_token < len(self.token_ids):
-            return ""  # it is here already
+            return ""  # already received
         if chunk.first_token > len(self.token_ids):
             raise RuntimeError(f"tokens {len(self.token_ids)} to {chunk.first_token - 1} are missing")
         self.token_ids += chunk.token_ids
@@ -73,7 +73,7 @@ class Held:
         return chunk.text
 
     def request(self, first: Any) -> Any:
-        """`first` until a stream has started, then its resume."""
+        """Returns `first` until a stream has started, then its resume."""
         if self.started is None:
             return first
         self.attempt += 1
@@ -93,7 +93,7 @@ class Held:
 
 
 def server_went(status: Any) -> bool:
-    """A server that shuts down may drop a call that has just come: CANCELLED, and no more than that for a message."""
+    """True if the server is gone. One that shuts down may drop a new call: CANCELLED as status and whole message."""
     return status.code() is grpc.StatusCode.UNAVAILABLE or status.code().name == status.details() == "CANCELLED"
 
 

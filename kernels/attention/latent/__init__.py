@@ -1,5 +1,5 @@
-"""Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434) with absorbed weights: its plans
-(kernels.attention.plan)."""
+"""Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434) with absorbed weights: its plans, as in
+kernels.attention.plan."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from kernels.kv_cache.layout import KVScales, LatentShape
 
 
 class MlaPlanner(Planner):
-    """Plans whose queries are [T, H, L + R], and results [T, H, L]; the cache is [blocks, block size, L + R]."""
+    """A planner for queries of [T, H, L + R] and results of [T, H, L]; the cache is [blocks, block size, L + R]."""
 
     def __init__(self, backend: Backend, shape: LatentShape) -> None:
         native = backend.native
@@ -21,10 +21,10 @@ class MlaPlanner(Planner):
 
 
 class TritonMlaPlan(TritonPlan):
-    """A plan of queries and results as `MlaPlanner` has them."""
+    """A GPU plan, for queries and results as in `MlaPlanner`."""
 
     def __init__(self, backend: Backend, shape: LatentShape, *, max_num_seqs: int, max_context_len: int) -> None:
-        """Raises ValueError for sizes that the kernels don't know."""
+        """Raises ValueError for sizes that the kernels don't support."""
         from kernels.attention.latent.triton import MlaSchedule, mla_attention  # imports Triton
 
         schedule = MlaSchedule(
@@ -45,8 +45,8 @@ class TritonMlaPlan(TritonPlan):
         out: torch.Tensor | None = None,
         kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
-        """See AttentionPlan; queries of padding get zeros, or stay as they are in `out`. kv_scales: of a cache of e4m3,
-        whose one scale is that of keys."""
+        """See AttentionPlan. Queries of padding get zeros, or stay as they are in `out`. kv_scales: for an e4m3 cache,
+        whose one scale is `k`."""
         kv_scale = None if kv_scales is None else kv_scales.k
         return self._attention(
             q_THD,

@@ -1,5 +1,5 @@
-"""The configurations of MLA that are compiled ahead of time: DeepSeek's sizes, with 128 heads and with the 16 of a rank
-of 8."""
+"""The configurations of MLA that are compiled ahead of time: DeepSeek's sizes, with all 128 heads and with the 16 heads
+of one rank of 8."""
 
 from dataclasses import replace
 

@@ -15,14 +15,14 @@ _BLOCK_SIZE = 8
 
 
 def check(kernels: NativeKernels) -> None:
-    """Raises NativeKernelsError, naming dtype and error."""
+    """Raises NativeKernelsError, naming dtype and error, if results differ."""
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16):
         _check_dtype(kernels, dtype, generator)
 
 
 def _check_dtype(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Generator) -> None:
-    """A decode after 69 tokens, and 2 queries after 9: more than a chunk and less, and heads that don't fill tiles."""
+    """A decode after 69 tokens and 2 queries after 9: more and less than a chunk, and heads that don't fill tiles."""
     shape = LatentShape(num_heads=5, latent_size=24, rope_size=8)
     cache = torch.randn(14, _BLOCK_SIZE, shape.entry_size, generator=generator).to(dtype)
     queries = torch.randn(3, shape.num_heads, shape.entry_size, generator=generator)

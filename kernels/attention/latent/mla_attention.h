@@ -1,8 +1,9 @@
-// MLA over blocks in place: all heads of a query read the same entries, whose first numbers are their values, too.
+// MLA that reads cache blocks in place. All heads of a query read the same entries; an entry's first numbers are also
+// its value.
 //
-// A head's entries are reduced in chunks of 64 positions, counted from the sequence's start, in order, by vectors of 8
-// on every path. So its result depends on nothing but the query and its context: not on the batch, the chunk of the
-// prompt, the block size, the other heads or the number of threads.
+// Each head reduces entries in order, in chunks of 64 positions counted from the sequence's start, by vectors of 8 on
+// every path. So its result depends only on the query and its context: not on the batch, the chunk of the prompt, the
+// block size, the other heads or the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 
 namespace octavo {
 
-// As kernels/attention/latent/native.py lays it out; the arrays are those of one step.
+// Matches MlaStepStruct in kernels/attention/latent/native.py; the arrays are those of one step.
 struct MlaStep {
     const int32_t* query_starts;
     const int32_t* context_lens;
@@ -27,9 +28,9 @@ struct MlaStep {
     int64_t entry_size() const { return latent_size + rope_size; }
 };
 
-// Heads of a tile: with two vectors of entries, 8 sums, enough to hide the latency of an addition.
+// Heads per tile: with two vectors of entries that is 8 sums, enough to hide the latency of an addition.
 constexpr int kMlaTile = 4;
-// Heads of a task, that share what they read of the cache in L2. A step of few tokens has smaller tasks, for threads.
+// Heads per task: they share the cache entries in L2. A step of few tokens has smaller tasks, to occupy all threads.
 constexpr int64_t kMlaHeads = 16;
 
 inline V8 load_entry(const float* p) { return V8::load(p); }
@@ -42,7 +43,7 @@ inline V8 load_entry(const bf16* p) {
 template <class T>
 class MlaQuery {
 public:
-    // table: of the query's row. position: the query's own, the last one that it sees.
+    // table: the block table of the query's row. position: the query's position, the last one that it sees.
     MlaQuery(const MlaStep& step, const T* cache, const int32_t* table, int64_t position, int64_t heads)
         : step_(step), cache_(cache), table_(table), end_(position + 1), heads_(heads), size_(step.entry_size()),
           latent_(step.latent_size) {
@@ -53,7 +54,7 @@ public:
         sums_ = maxima_ + heads;
     }
 
-    // out[heads][latent_size] from q[heads][entry_size].
+    // Computes out[heads][latent_size] from q[heads][entry_size].
     void compute(const float* q, float scale, float* out) {
         const V8 factor = V8::all(scale * kLog2E);  // weights are powers of 2
         for (int64_t i = 0; i < heads_ * size_; i += 8) (V8::load(q + i) * factor).store(queries_ + i);
@@ -68,7 +69,7 @@ public:
     }
 
 private:
-    // Positions [base, base + count).
+    // Adds positions [base, base + count).
     void chunk(int64_t base, int64_t count) {
         for (int64_t p = 0; p < count; p++) {
             const int64_t block = table_[(base + p) / step_.block_size], offset = (base + p) % step_.block_size;
@@ -79,7 +80,7 @@ private:
         tiles([&](auto tile, int64_t h) { add_values<tile()>(h, count); });
     }
 
-    // f(how many heads, the first of them)
+    // Calls f(number of heads, first head) for each tile of heads.
     template <class F>
     void tiles(F&& f) {
         int64_t h = 0;
@@ -110,7 +111,7 @@ private:
         }
     }
 
-    // From scores to weights; rescales the head's sums to its new maximum.
+    // Turns scores into weights; rescales the head's sums to its new maximum.
     void weigh(int64_t h, int64_t count) {
         float* scores = scores_ + h * kChunk;
         const int64_t padded = (count + 7) / 8 * 8;
@@ -136,7 +137,7 @@ private:
     void add_values(int64_t h, int64_t count) {
         const float* weights = scores_ + h * kChunk;
         for (int64_t i = 0; i < latent_; i += 16) {
-            const int64_t j = std::min(i + 8, latent_ - 8);  // i, if there is one vector left
+            const int64_t j = std::min(i + 8, latent_ - 8);  // equals i if one vector is left
             float* values = values_ + h * latent_;
             V8 acc[R][2];
             for (int r = 0; r < R; r++) {
@@ -166,7 +167,7 @@ private:
     const T* entries_[kChunk];
 };
 
-// out[tokens][heads][latent_size] from q[tokens][heads][entry_size].
+// Computes out[tokens][heads][latent_size] from q[tokens][heads][entry_size].
 template <class T>
 void mla_attention(const MlaStep& step, const float* q, const T* cache, float scale, float* out) {
     const int64_t tokens = step.query_starts[step.num_rows];

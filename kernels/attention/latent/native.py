@@ -28,7 +28,7 @@ class MlaStepStruct(ctypes.Structure):
 
 
 class NativeMlaPlan:
-    """The attention of one step after the other."""
+    """The MLA plan of the C++ kernel, updated for each step."""
 
     def __init__(self, kernels: NativeKernels, shape: LatentShape) -> None:
         assert shape.latent_size % 8 == shape.rope_size % 8 == 0
@@ -36,14 +36,14 @@ class NativeMlaPlan:
         self._struct = MlaStepStruct(
             heads=shape.num_heads, latent_size=shape.latent_size, rope_size=shape.rope_size
         )  # fmt: skip
-        # What the struct points to.
+        # Keeps alive what the struct points to.
         self._step: StepRows | None = None
 
     def reserve(self, *, num_queries: int, num_rows: int, context: int) -> None:
-        """Nothing is to be: steps of models with MLA are not recorded."""
+        """Does nothing: steps of models with MLA are not recorded."""
 
     def update(self, step: StepRows) -> None:
-        """From here on it is the plan of this step."""
+        """Makes this the plan of `step`."""
         self._step = step
         step.fill(self._struct)
         self._struct.num_rows = len(step.context_lens)
@@ -56,7 +56,7 @@ class NativeMlaPlan:
         out: torch.Tensor | None = None,
         kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
-        """See TorchMlaPlan; of float32 and contiguous tensors."""
+        """See TorchMlaPlan. Tensors are contiguous, and queries float32."""
         assert kv_scales is None
         shape = self._shape
         assert q_THD.dtype is torch.float32

@@ -15,7 +15,7 @@ def mla_attention(
     latent_size: int,
     kv_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """In float64; arguments as of `gpu.mla_attention`. A row that has no context gets zeros."""
+    """In float64. Arguments as for kernels.attention.latent.triton.mla_attention. A row without context gets zeros."""
     num_tokens, num_heads, _ = q_THE.shape
     block_size = cache_NBE.shape[1]
     out_THL = torch.zeros(num_tokens, num_heads, latent_size, dtype=torch.float64)

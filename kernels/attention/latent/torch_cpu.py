@@ -11,13 +11,13 @@ import torch
 from kernels.attention.plan import StepRows
 from kernels.kv_cache.layout import KVScales, LatentShape
 
-# Scores of a tile, 16 MiB of float32 at most.
+# Scores per tile: at most 16 MiB of float32.
 _SCORES_PER_TILE = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Queries first_token : end_token of the step are the last ones of context_len tokens in block_ids."""
+    """A row: the step's tokens first_token : end_token are the last of its context_len tokens, stored in block_ids."""
 
     first_token: int
     end_token: int
@@ -26,7 +26,7 @@ class _Row:
 
 
 class TorchMlaPlan:
-    """One step's."""
+    """The MLA plan of one step."""
 
     def __init__(self, shape: LatentShape, step: StepRows) -> None:
         query_starts, context_lens, block_tables, block_size, _ = step
@@ -66,7 +66,7 @@ class TorchMlaPlan:
 
 
 def _attend(q_QHD: torch.Tensor, entries_CD: torch.Tensor, scale: float, latent_size: int) -> torch.Tensor:
-    """float32 [Q, H, L]. The queries are the last Q of the C tokens."""
+    """Returns float32 [Q, H, L]. The queries are the last Q of the C tokens."""
     num_queries, context_len = len(q_QHD), len(entries_CD)
     scores_QHC = (q_QHD.flatten(0, 1) @ entries_CD.T).mul_(scale).unflatten(0, (num_queries, -1))
     is_later_QC = torch.ones(num_queries, context_len, dtype=torch.bool).triu_(context_len - num_queries + 1)

@@ -1,7 +1,7 @@
-"""Multi-head latent attention on a GPU (DeepSeek-V2, arXiv 2405.04434), with weights absorbed: heads share the
+"""Multi-head latent attention on a GPU (DeepSeek-V2, arXiv 2405.04434), with absorbed weights: heads share the
 cache.
 
-Legend: T tokens, S rows, H heads, L latent size, R rope size; the cache as kernels.kv_cache.layout has it.
+Legend: T tokens, S rows, H heads, L latent size, R rope size. kernels.kv_cache.layout defines the cache layout.
 """
 
 import torch
@@ -16,9 +16,9 @@ from kernels.kv_cache.layout import LatentShape, check_mla_cache, check_mla_scal
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import dot, narrow, widen_to
 
-# Triton 3.6 does not compile a pipeline with an `if` between its dots, 3.9 does; see `_attend`.
+# Triton 3.6 does not compile a pipeline with an `if` between its dots; 3.9 does. See `_attend`.
 _IF_ENDS_CHAIN = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9))
-# Numbers of a latent that are folded at once.
+# Numbers of a latent folded at once.
 _PIECE = tl.constexpr(64)
 
 
@@ -29,8 +29,8 @@ def mla_decode_kernel(
     HEAD_GROUPS: tl.constexpr, GROUP: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     LANES: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """A fixed number of programs take piece after piece: of a row, a tile of queries, a group of heads, and a chunk or
-    all. own_values: [programs, 2, LANES, LATENT], memory of each for what it folds."""
+    """A fixed number of programs loop over pieces of work: (row, tile of queries, group of heads, one chunk or all).
+    own_values: [programs, 2, LANES, LATENT], each program's own memory for folding."""
     QUERIES: tl.constexpr = LANES // GROUP
     HEADS: tl.constexpr = HEAD_GROUPS * GROUP
     lane = tl.arange(0, LANES)
@@ -40,7 +40,7 @@ def mla_decode_kernel(
     else:
         value_scale = tl.load(kv_scale)
     factor *= value_scale
-    # Accumulator and addresses leave no register for what is the same in each round: it is computed anew.
+    # Accumulator and addresses leave no registers for loop invariants, so these are recomputed (disable_licm).
     num_items = tl.load(starts + num_rows) * HEAD_GROUPS
     for item in tl.range(  # pyright: ignore[reportGeneralTypeIssues] - Triton's own compiler iterates
         tl.program_id(0), num_items, tl.num_programs(0), disable_licm=True
@@ -54,7 +54,7 @@ def mla_decode_kernel(
         num_chunks = (tl.load(starts + row + 1) - row_start) // tiles
         first_partial = tl.load(starts + PARTIALS * line_stride + row)
         is_split = tl.load(starts + PARTIALS * line_stride + row + 1) > first_partial
-        # Groups of heads that read the same entries are neighbours: one finds in L2 what the other has read.
+        # Groups of heads that read the same entries are neighbours, so that one finds in L2 what another has read.
         within = item - row_start * HEAD_GROUPS
         head_group = within % HEAD_GROUPS
         first_of_tile = within // HEAD_GROUPS % tiles * QUERIES
@@ -113,7 +113,7 @@ def _load_entries(
     cache, table, start, high,
     LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Latents [TOKENS, LATENT] and rope parts [TOKENS, ROPE] of the tokens from `start` on; zeros (unread) from `high`
+    """Latents [TOKENS, LATENT] and rope parts [TOKENS, ROPE] of the tokens from `start` on; zeros, unread, from `high`
     on."""
     token = start + tl.arange(0, TOKENS)
     inside = token < high
@@ -126,16 +126,16 @@ def _load_entries(
 
 @jit
 def _attend(m, w, acc, q_latent, q_rope, latent, rope, start, high, lane_position, factor):
-    """The running softmax after one tile of entries more. lane_position: of each lane's query; -1 sees nothing."""
+    """The running softmax after one more tile of entries. lane_position: each lane's query's; -1 sees nothing."""
     LANES: tl.constexpr = q_latent.shape[0]
     TOKENS: tl.constexpr = latent.shape[0]
     values = widen_to(latent, q_latent.dtype)
     none = tl.zeros((LANES, TOKENS), tl.float32)
     s = dot(q_latent, tl.trans(values), none)
     s_rope = dot(q_rope, tl.trans(widen_to(rope, q_rope.dtype)), none)
-    # If a dot's result goes into another dot, Triton gives all warps to its lanes: with 64 of them both warp groups of
-    # Hopper would compute the same scores. It doesn't look through an `if`, though this one is true for every tile; and
-    # for the same reason the two products are no sum before it.
+    # If a dot's result feeds another dot, Triton splits warps along lanes only: with 64 lanes, both warp groups of
+    # Hopper would compute the same scores. It doesn't look through an `if`, though this one is true for every tile. For
+    # the same reason the two products are added only inside it.
     if _IF_ENDS_CHAIN:
         if start < high:
             m, w, shrink, weights = _weigh(m, w, s, s_rope, start, lane_position, factor, values.dtype)
@@ -148,7 +148,7 @@ def _attend(m, w, acc, q_latent, q_rope, latent, rope, start, high, lane_positio
 
 @jit
 def _weigh(m, w, s, s_rope, start, lane_position, factor, dtype: tl.constexpr):
-    """m and w after one tile more, what the sums before it shrink by, and its weights in dtype."""
+    """Returns m and w after one more tile, the factor that shrinks earlier sums, and the tile's weights in dtype."""
     visible = lane_position[:, None] >= (start + tl.arange(0, s.shape[1]))[None]
     s = tl.where(visible, s * factor + s_rope * factor, NOTHING)
     m_new = tl.maximum(m, tl.max(s, axis=1))
@@ -160,13 +160,13 @@ def _weigh(m, w, s, s_rope, start, lane_position, factor, dtype: tl.constexpr):
 
 @jit
 def _fold_in_memory(own, all_m, all_w, m, w, acc, chunk):
-    """m and w of all chunks up to this one; their values are in own[chunk % 2] then, a program's own memory, which
-    mostly stays in L2. Registers don't hold two accumulators of 64 lanes."""
+    """Returns m and w of all chunks up to this one; leaves their values in own[chunk % 2]. `own` is the program's own
+    memory and mostly stays in L2: registers don't hold two accumulators of 64 lanes."""
     LANES: tl.constexpr = acc.shape[0]
     LATENT: tl.constexpr = acc.shape[1]
     before = own + (chunk + 1) % 2 * (LANES * LATENT)
     own += chunk % 2 * (LANES * LATENT)
-    # Threads store and load different numbers.
+    # A thread loads numbers that other threads have stored.
     tl.debug_barrier()
     tl.store(own + tl.arange(0, LANES)[:, None] * LATENT + tl.arange(0, LATENT)[None], acc)
     tl.debug_barrier()
@@ -181,7 +181,7 @@ def _fold_in_memory(own, all_m, all_w, m, w, acc, chunk):
 
 @jit
 def _piece_of_latents(LANES: tl.constexpr, LATENT: tl.constexpr, first):
-    """Offsets, [LANES, _PIECE]."""
+    """Offsets of a piece, [LANES, _PIECE]."""
     return tl.arange(0, LANES)[:, None] * LATENT + (first + tl.arange(0, _PIECE))[None]
 
 
@@ -205,16 +205,16 @@ def mla_attention(
     entries are in the cache. Nothing else of the cache is read. Rows of no queries are skipped; a row whose context is
     0 (padding of a captured graph) gets zeros; tokens from query_starts[-1] on stay as they are in `out`.
 
-    For decodes, drafts and short chunks. Long prompts work, tile by tile, but each product takes L + R numbers here:
-    a model computes them in less time with keys and values expanded, by kernels.attention.paged.
+    Meant for decodes, drafts and short chunks. Long prompts work, tile by tile, but each product takes L + R numbers
+    here: kernels.attention.paged computes them faster with expanded keys and values.
 
-    q_THE: bf16, fp16 or fp32, E = L + R: what was multiplied with the absorbed key weight, then the part rotated by
-    rope; heads are contiguous, tokens may be any stride apart.
+    q_THE: bf16, fp16 or fp32, E = L + R: first the part multiplied by the absorbed key weight, then the part rotated by
+    rope; heads are contiguous, tokens may have any stride.
     query_starts: int32 [S + 1]. context_lens: int32 [S]. block_tables: int32 [S, any], block ids in order.
     table_rows: int32 [S]; row i's blocks are block_tables[table_rows[i]], so that tables of permanent rows stay where
     they are; -1 for padding, which has no table to read. None: block_tables[i].
-    scale: of products of queries and entries, above 0; of the expanded head size, (128 + 64) ** -0.5 for DeepSeek.
-    schedule: made for this step by `MlaSchedule.update`. kv_scale: float32 [1], of a cache of e4m3.
+    scale: multiplies products of queries and entries, above 0. It comes from the expanded head size: (128 + 64) ** -0.5
+    for DeepSeek. schedule: made for this step by `MlaSchedule.update`. kv_scale: float32 [1], for an e4m3 cache.
 
     Raises ValueError for shapes, dtypes and layouts that differ from these.
     """
@@ -226,7 +226,7 @@ def mla_attention(
     out_THL = torch.empty(out_shape, dtype=q_THE.dtype, device=q_THE.device) if out is None else out
     if out_THL.shape != out_shape or out_THL.stride()[1:] != (shape.latent_size, 1):
         raise ValueError(
-            f"out of shape {tuple(out_THL.shape)}, strides {out_THL.stride()}: {out_shape} is due, heads contiguous"
+            f"out of shape {tuple(out_THL.shape)}, strides {out_THL.stride()}: expected {out_shape}, heads contiguous"
         )
 
     num_rows, starts, groups = len(context_lens), schedule.starts, schedule.heads
@@ -250,16 +250,16 @@ def _check(
     if q_THE.shape[1:] != (shape.num_heads, shape.entry_size) or q_THE.stride()[1:] != (shape.entry_size, 1):
         raise ValueError(
             f"q of shape {tuple(q_THE.shape)}, strides {q_THE.stride()}: [tokens, {shape.num_heads}, "
-            f"{shape.entry_size}], heads contiguous, is due for {shape}"
+            f"{shape.entry_size}], heads contiguous, is expected for {shape}"
         )
     if cache.dtype is not schedule.cache_dtype:
         raise ValueError(f"the cache is of {cache.dtype}, the schedule for {schedule.cache_dtype}")
     if cache.dtype.itemsize > q_THE.dtype.itemsize:
         raise ValueError(f"a cache of {cache.dtype} is wider than queries of {q_THE.dtype}")
     if block_tables.stride(1) != 1:
-        raise ValueError(f"block tables of strides {block_tables.stride()}: rows have to be contiguous")
+        raise ValueError(f"block tables of strides {block_tables.stride()}: rows must be contiguous")
     if scale <= 0:
-        raise ValueError(f"scale {scale} has to be above 0")
+        raise ValueError(f"scale {scale} must be above 0")
 
 
 __all__ = ["LatentShape", "MlaSchedule", "mla_attention"]

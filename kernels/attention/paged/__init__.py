@@ -1,4 +1,4 @@
-"""Causal grouped-query attention over a KV cache in blocks (arXiv 2309.06180): its plans (kernels.attention.plan)."""
+"""Plans (kernels.attention.plan) of causal grouped-query attention over a KV cache in blocks (arXiv 2309.06180)."""
 
 from functools import partial
 
@@ -12,11 +12,11 @@ from kernels.kv_cache.layout import HeadShape, KVScales
 
 
 class AttentionPlanner(Planner):
-    """Plans for the layers whose queries see equally far."""
+    """A planner for layers that share one window and one attention chunk."""
 
     def __init__(self, backend: Backend, heads: HeadShape, window: int = 0, attention_chunk: int = 0) -> None:
         """window: tokens that a query sees, itself included; 0: all before it. attention_chunk: positions are cut into
-        chunks of so many, and a query sees none but its own; 0: they are not."""
+        chunks of this size, and a query sees only its own chunk; 0: no chunks."""
         native = backend.native
         super().__init__(
             None if native is None else NativeAttentionPlan(native, heads, window, attention_chunk),
@@ -25,7 +25,7 @@ class AttentionPlanner(Planner):
 
 
 class TritonAttentionPlan(TritonPlan):
-    """A plan for the layers whose queries see equally far."""
+    """A GPU plan for layers that share one window and one attention chunk."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class TritonAttentionPlan(TritonPlan):
         max_num_seqs: int,
         max_context_len: int,
     ) -> None:
-        """window, attention_chunk: as of `AttentionPlanner`. Raises ValueError for head shapes that the kernels don't
-        know."""
+        """window, attention_chunk: as in `AttentionPlanner`. Raises ValueError for head shapes that the kernels don't
+        support."""
         from kernels.attention.paged.triton import AttentionSchedule, paged_attention  # imports Triton
 
         assert backend.gpu is not None
@@ -63,7 +63,7 @@ class TritonAttentionPlan(TritonPlan):
         out: torch.Tensor | None = None,
         kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
-        """See AttentionPlan; queries of padding get zeros, or stay as they are in `out`."""
+        """See AttentionPlan. Queries of padding get zeros, or stay as they are in `out`."""
         return self._attention(
             q_THD,
             cache,

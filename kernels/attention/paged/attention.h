@@ -1,9 +1,9 @@
-// Attention over blocks in place.
+// Attention that reads cache blocks in place.
 //
-// A query's keys are reduced in chunks of 64 positions, chunks in segments of 512, both counted from the sequence's
-// start and always combined in order. What a tile computes for a query that sees none of a chunk changes no bit of its
-// result. So that result depends on nothing but the query and its context: not on the batch, the chunk of the prompt,
-// the block size, the number of threads or the width of the vectors.
+// A query's keys are reduced in chunks of 64 positions, and chunks in segments of 512; both are counted from the
+// sequence's start and always combined in order. A chunk of which a query sees nothing changes no bit of its result. So
+// the result depends only on the query and its context: not on the batch, the chunk of the prompt, the block size, the
+// number of threads or the width of the vectors.
 #pragma once
 
 #include <algorithm>
@@ -19,14 +19,14 @@ namespace octavo {
 
 constexpr int64_t kChunk = 64;
 constexpr int64_t kSegment = 512;
-// Vectors of a tile of R query heads. Of 16 floats 4 are a chunk's scores, and 6 x 4 sums fit into the 32 registers.
-// Of 8 floats: 3 heads share keys in many models; 3 x 4 sums would spill (16 registers), and 3 x 2 would wait for each
-// other.
+// Vectors of a tile of R query heads. With 16 floats, 4 vectors are a chunk's scores, and 6 x 4 sums fit into the 32
+// registers. With 8 floats and the 3 heads per KV head of many models, 3 x 4 sums would spill (16 registers) and 3 x 2
+// would wait for each other.
 template <class V, int R>
 constexpr int kVectors = V::W == 16 ? 4 : R == 3 ? 3 : kTileVectors<R>;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-// As kernels/attention/paged/native.py lays it out; the arrays are those of one step.
+// Matches AttentionStepStruct in kernels/attention/paged/native.py; the arrays are those of one step.
 struct AttentionStep {
     const int32_t* query_starts;
     const int32_t* context_lens;
@@ -37,7 +37,7 @@ struct AttentionStep {
     int32_t heads, kv_heads, head_size;
     int32_t block_size;  // a power of 2 from 8 to 64
     int32_t window;  // positions that a query sees, its own included; 0: all before it
-    int32_t attention_chunk;  // positions of a chunk, of which a query sees none but its own; 0: there are no chunks
+    int32_t attention_chunk;  // positions per chunk, of which a query sees only its own; 0: no chunks
     int32_t bf16_cache;
 
     // The first position that the query at `position` sees.
@@ -47,13 +47,13 @@ struct AttentionStep {
     }
 };
 
-// Some queries of one row, over some segments of its context.
+// A piece of work: some queries of one row, over some segments of its context.
 struct Item {
     int32_t row, first_query, num_queries, first_segment, end_segment;
-    int32_t partial;  // -1: the result is whole and goes to the output
+    int32_t partial;  // -1: the result is complete and goes to the output
 };
 
-// A row of one query whose segments are computed apart: where their results are.
+// A row of one query whose segments are computed separately, and the place of their results.
 struct Split {
     int32_t row, first_partial, num_partials;
 };
@@ -68,7 +68,7 @@ struct Running {
         std::fill(values, values + heads * size, 0.0f);
     }
 
-    // What later keys have given is added. A side without keys leaves the other as it is, to the bit.
+    // Adds the result of later keys. If one side has no keys, the result is bitwise the other side.
     template <class V>
     void fold(const Running& later, int64_t heads, int64_t size) {
         for (int64_t h = 0; h < heads; h++) {
@@ -83,8 +83,8 @@ struct Running {
     }
 };
 
-// V: the vectors it computes with. The head size is a multiple of their width, and the block size not less. A: what
-// queries and weights are rounded to before they multiply keys and values, which are of type T.
+// V: the vector type; its width divides the head size and is at most the block size. A: the type that queries and
+// weights are rounded to before they multiply keys and values, which are of type T.
 template <class V, class A, class T>
 class TileAttention {
 public:
@@ -107,7 +107,7 @@ public:
         whole_ = {part_.sums + rows_, part_.sums + 2 * rows_, part_.values + rows_ * size};
     }
 
-    // q: this step's queries, `stride` floats a token. Leaves the result in `whole`.
+    // q: this step's queries, `stride` floats a token. Returns the unnormalized result, valid until the next call.
     const Running& compute(const float* q, int64_t stride, int64_t first_segment, int64_t end_segment) {
         load_queries(q, stride);
         const int64_t size = step_.head_size;
@@ -141,7 +141,7 @@ private:
 
     static int64_t vectors_of(int64_t count) { return (count + W - 1) / W; }
 
-    // Returns what was stored.
+    // Returns the stored (rounded) value.
     static V store(V v, float* p) {
         v.store(p);
         return v;
@@ -151,7 +151,7 @@ private:
     // A row's weights take the place of its scores.
     A* weights(int64_t r) { return reinterpret_cast<A*>(scores_ + r * kChunk); }
 
-    // Of row r, which is a head of a query, among floats of `stride` a token.
+    // The offset of row r (one head of one query) in an array of `stride` floats a token.
     int64_t place(int64_t r, int64_t stride) const {
         return (first_token_ + r / group_) * stride + (kv_head_ * group_ + r % group_) * step_.head_size;
     }
@@ -165,7 +165,7 @@ private:
         }
     }
 
-    // Positions [base, base + count).
+    // Adds positions [base, base + count).
     void chunk(int64_t base, int64_t count) {
         find(base, count);
         for (int64_t r = 0; r < rows_; r += 6) with_rows<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
@@ -177,7 +177,7 @@ private:
         });
     }
 
-    // Where the keys and values of each W positions of the chunk are, and the keys of the next chunk.
+    // Finds the addresses of keys and values of each W positions of the chunk, and of the next chunk's keys.
     void find(int64_t base, int64_t count) {
         for (int64_t v = 0; v < vectors_of(count); v++) {
             const int64_t position = base + W * v, offset = position & (step_.block_size - 1);
@@ -195,7 +195,7 @@ private:
         if constexpr (R > 1) with_rows<R - 1>(rows, f);
     }
 
-    // Brings the values of the same positions along, which are needed next.
+    // Computes scores, and prefetches the values of the same positions, which are needed next.
     template <int R>
     void score(int64_t r, int64_t count) {
         constexpr int N = kVectors<V, R>;
@@ -209,7 +209,7 @@ private:
                 ahead[v] = reinterpret_cast<const char*>(values_[std::min(first + v, vectors - 1)]);
                 for (int i = 0; i < R; i++) acc[i][v] = V::zero();
             }
-            // W values of D numbers over D numbers, or D / 2 pairs.
+            // W keys times the query, over D numbers or D / 2 pairs.
             accumulate(acc, queries_ + r * size, size, b, step_.block_size * layout_.kPair, size, [&](int64_t k) {
                 for (const char* place : ahead) _mm_prefetch(place + k * W * 4, _MM_HINT_T0);
             });
@@ -219,7 +219,7 @@ private:
         }
     }
 
-    // From scores to weights; rescales the row's sums to its new maximum.
+    // Turns scores into weights; rescales the row's sums to its new maximum.
     void weigh(int64_t r, int64_t base, int64_t count) {
         const int64_t position = first_position_ + r / group_, size = step_.head_size;
         const int64_t end = std::min(count, position + 1 - base);
@@ -227,7 +227,7 @@ private:
         const int64_t vectors = vectors_of(count);
         float* scores = scores_ + r * kChunk;
         if (begin >= end) {
-            std::fill(scores, scores + vectors * W, 0.0f);  // zeros of A, too
+            std::fill(scores, scores + vectors * W, 0.0f);  // zeros in type A, too
             return;
         }
         if (begin > 0 || end < vectors * W) {
@@ -253,12 +253,12 @@ private:
         for (int64_t i = 0; i < size; i += W) (V::load(values + i) * shrink).store(values + i);
     }
 
-    // Brings the keys of the next chunk along.
+    // Adds weighted values, and prefetches the keys of the next chunk.
     template <int R>
     void add_values(int64_t r, int64_t count) {
         constexpr int N = kVectors<V, R>;
         const int64_t size = step_.head_size, vectors = size / W, tokens = std::min<int64_t>(step_.block_size, 16);
-        constexpr int64_t kShare = N * W * 4;  // bytes of keys that go with a number, or a pair, of N vectors
+        constexpr int64_t kShare = N * W * 4;  // bytes of keys to prefetch per number, or pair, of N vectors
         for (int64_t first = 0; first < vectors; first += N) {
             V acc[R][N];
             for (int v = 0; v < N; v++) {
@@ -291,7 +291,7 @@ private:
     const int32_t* table_;
     const int64_t kv_head_, group_, rows_;
     const int block_shift_;
-    int64_t first_token_, first_position_, begin_, end_;  // of the positions that any of the queries sees
+    int64_t first_token_, first_position_, begin_, end_;  // begin, end: positions that any query sees
     A* queries_;
     float* scores_;
     const T *keys_[kChunk / W], *values_[kChunk / W];
@@ -299,7 +299,7 @@ private:
     Running part_, whole_;
 };
 
-// out[tokens, heads * head_size] from q, whose tokens are `stride` floats apart.
+// Computes out[tokens, heads * head_size] from q, whose tokens are `stride` floats apart.
 template <class V, class A, class T>
 void attention(const AttentionStep& step, const float* q, int64_t stride, const T* cache, float scale,
                float* out) {

@@ -1,5 +1,5 @@
-"""The configurations of paged attention that are compiled ahead of time: head shapes of common models, and each of the
-options once."""
+"""The configurations of paged attention that are compiled ahead of time: head shapes of common models, and each option
+once."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -72,7 +72,7 @@ def _step(
     batch_invariant: bool = False,
     **layer: Any,
 ) -> Callable[[], None]:
-    """A step of some rows of which one is a prompt."""
+    """A step of five rows, with a prompt among them."""
     num_rows, num_tokens, max_num_seqs = 5, 200, 257
     query_starts, context_lens = int32(num_rows + 1), int32(num_rows)
 

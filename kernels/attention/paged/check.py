@@ -19,15 +19,15 @@ _HEADS = HeadShape(num_heads=6, num_kv_heads=2, head_size=16)
 
 
 def check(kernels: NativeKernels) -> None:
-    """Raises NativeKernelsError, naming dtype and error."""
+    """Raises NativeKernelsError, naming dtype and error, if results differ."""
     generator = torch.Generator().manual_seed(0)
-    # bfloat16 has 8 bits: where KV is rounded to it, errors of 2^-8 add up like random steps.
+    # bfloat16 has 8 bits of mantissa: where KV is rounded to it, errors of 2^-8 add up like a random walk.
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2)):
         _check_dtype(kernels, dtype, generator, tolerance)
 
 
 def _check_dtype(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Generator, tolerance: float) -> None:
-    """A decode after 21 tokens, and 6 queries after 64, all of whose KV went through rope into the cache."""
+    """A decode after 21 tokens and 6 queries after 64; rope and the cache write under test produced all KV."""
     path, heads = native_backend(dtype, kernels), _HEADS
     write = RopeCacheWrite(path, num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_size=heads.head_size)
     tables = np.arange(1, 19, dtype=np.int32).reshape(2, 9)
@@ -44,7 +44,7 @@ def _check_dtype(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Ge
         q, k, v = rope_cache_write(qkv, cos_sin, heads.num_heads, heads.num_kv_heads, heads.head_size, None, 1e-5)
         plain[slots // _BLOCK_SIZE, slots % _BLOCK_SIZE] = torch.stack((k, v), dim=1)
         got_q = write(qkv, cos_sin, cache, slots)
-    # The first step's attention is left out: the reference goes token by token, and a second would be a long start.
+    # Only the second step's attention is checked: the reference goes token by token, and a second is long for a start.
     step = {
         "query_starts": np.array([0, len(positions[0]), len(flat)], dtype=np.int32),
         "context_lens": np.array([rows[-1] + 1 for rows in positions], dtype=np.int32),

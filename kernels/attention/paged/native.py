@@ -1,4 +1,4 @@
-"""Paged attention by the C++ kernel, attention.h beside this file; work.h lists what there is to do in a step.
+"""Paged attention by the C++ kernel, attention.h beside this file; work.h lists the items of a step.
 
 Legend: S rows.
 """
@@ -13,12 +13,12 @@ from kernels.attention.plan import StepRows
 from kernels.kv_cache.layout import HeadShape, KVScales
 from kernels.native.library import NativeKernels
 
-# kSegment of attention.h: the keys that one item of a decode reads at most, so that a long context is dealt out to
-# several threads.
+# kSegment of attention.h: the most keys that one item of a decode reads, so that several threads share a long
+# context.
 SEGMENT = 512
-# Query heads of a tile. 6 fill the registers; some tiles of 6 share a chunk of keys that is in L1.
+# Query heads of an item. 6 fill the registers; 4 times as many share a chunk of keys in L1.
 ROWS_PER_TILE = 24
-# int32 of an item, and of a split.
+# The number of int32 in an item, and in a split.
 _ITEM, _SPLIT = 6, 3
 
 
@@ -46,7 +46,7 @@ class AttentionStepStruct(ctypes.Structure):
 
 
 class NativeAttentionPlan:
-    """The attention of one step after the other, in the same memory: addresses that a recording holds stay valid."""
+    """The plan of the C++ kernel, updated in place for each step: addresses in a recording stay valid."""
 
     def __init__(self, kernels: NativeKernels, heads: HeadShape, window: int, attention_chunk: int) -> None:
         assert heads.head_size % 8 == 0
@@ -55,13 +55,13 @@ class NativeAttentionPlan:
             heads=heads.num_heads, kv_heads=heads.num_kv_heads, head_size=heads.head_size, window=window,
             attention_chunk=attention_chunk,
         )  # fmt: skip
-        # What the struct points to.
+        # Keeps alive what the struct points to.
         self._step: StepRows | None = None
         self._items, self._splits = np.empty(0, np.int32), np.empty(0, np.int32)
 
     def reserve(self, *, num_queries: int, num_rows: int, context: int) -> None:
         """See `Planner.reserve`."""
-        # Memory that is never written costs nothing. What is a bound on items: see work.h.
+        # Memory that is never written costs nothing. For this bound on items see work.h.
         num_items = num_queries + num_rows * (1 + context // SEGMENT)
         if num_items * _ITEM > len(self._items):
             self._items = np.empty(num_items * _ITEM, np.int32)
@@ -71,7 +71,7 @@ class NativeAttentionPlan:
             self._struct.splits = self._splits.ctypes.data
 
     def update(self, step: StepRows) -> None:
-        """From here on it is the plan of this step."""
+        """Makes this the plan of `step`."""
         num_tokens, num_rows = int(step.query_starts[-1]), len(step.context_lens)
         self.reserve(num_queries=num_tokens, num_rows=num_rows, context=step.block_tables.shape[1] * step.block_size)
         self._step = step

@@ -1,4 +1,4 @@
-"""Paged attention, a query at a time."""
+"""Paged attention, one query at a time."""
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ def paged_attention(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """In float64; arguments as of `plan_attention`, the others as of `gpu.paged_attention`.
+    """In float64. Arguments as for kernels.attention.paged.triton.paged_attention, with NumPy arrays as in `StepRows`.
 
-    A row that has no context gets zeros. A cache of another layout comes as a view of this one.
+    A row without context gets zeros. Pass a cache of another layout as a view in this layout.
     """
     num_heads, (block_size, _, num_kv_heads, _) = q_THD.shape[1], cache_NB2KD.shape[1:]
     scales_2K = torch.ones(2, num_kv_heads, dtype=torch.float64)

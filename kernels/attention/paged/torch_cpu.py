@@ -11,25 +11,24 @@ from kernels.attention.plan import StepRows
 from kernels.kv_cache.layout import HeadShape, KVScales
 
 with warnings.catch_warnings():
-    # torch says once a process that its CSR tensors are beta, on the first that is made: here, where it can be
-    # silenced.
+    # torch warns once per process, at its first CSR tensor, that these are beta. Making one here silences the warning.
     warnings.simplefilter("ignore", UserWarning)
     torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.empty(0, dtype=torch.int64), torch.empty(0), (1, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Rows that are computed together. Buffers are shared by the layers of a step."""
+    """Decode rows that are computed together. The layers of a step share its buffers."""
 
-    # int64 [R] on the token axis; None: all tokens of the step, in order.
+    # int64 [R]: the rows' tokens on the step's token axis.
     token_indices_R: torch.Tensor
     # int64, the blocks to convert to float32 before they are read; None: the cache is read in place.
     converted_blocks: torch.Tensor | None
-    # float32, -inf where a row must not look.
+    # float32, -inf where a row must not attend.
     mask_R1L: torch.Tensor
-    # CSR [R * H, table rows]; its values are overwritten by each layer.
+    # CSR [R * H, table rows]; each layer overwrites its values.
     scores: torch.Tensor
-    # int32 [C]: table rows of the keys; those of the values lie num_kv_heads further.
+    # int32 [C]: table rows of the keys; the values are num_kv_heads rows further.
     columns_C: torch.Tensor
     # int32 [R * H]: where each bag begins in columns_C.
     offsets: torch.Tensor
@@ -48,11 +47,11 @@ class DecodeGroup:
         num_kv_heads: int,
         head_size: int,
     ) -> "DecodeGroup":
-        """block_ids: int64 [R, blocks]. A row sees its tokens from hidden_before up to, not including, hidden_from."""
+        """block_ids: int64 [R, blocks]. A row sees its tokens from hidden_before up to, but excluding, hidden_from."""
         convert = cache_dtype is not torch.float32
         num_rows, num_blocks = block_ids.shape
         length = num_blocks * block_size
-        # A converted copy holds the blocks in the order in which they are read.
+        # A converted copy holds the blocks in reading order.
         places = torch.arange(block_ids.numel()).view(num_rows, num_blocks) if convert else block_ids
         tokens_R1L = (places[:, :, None] * block_size + torch.arange(block_size)).view(num_rows, 1, length)
         kv_heads_1H1 = torch.arange(num_heads).div(num_heads // num_kv_heads, rounding_mode="floor").view(1, -1, 1)
@@ -77,7 +76,7 @@ class DecodeGroup:
         )
 
     def attend(self, q_RHD: torch.Tensor, cache_NB2KD: torch.Tensor, scale: float) -> torch.Tensor:
-        """float32 [R, H, D] from q of float32."""
+        """Returns float32 [R, H, D] for float32 q."""
         num_rows, num_heads, head_size = q_RHD.shape
         num_kv_heads = cache_NB2KD.shape[3]
         if self.converted_blocks is not None:
@@ -102,7 +101,7 @@ class DecodeGroup:
         return out.view(num_rows, num_heads, head_size)
 
 
-# Queries that share one call: keys after the tile's last query, or before its window, are not computed.
+# Queries that share one call, which skips keys after the tile's last query and before its first query's window.
 QUERIES_PER_TILE = 256
 
 
@@ -138,12 +137,12 @@ class PrefillRow:
         """The queries are the last num_queries of the row's num_keys tokens in block_ids, the first of which is at
         first_position.
 
-        Whether key j is visible to query i depends on j - i alone, for a tile ends where a chunk of positions does.
-        With the queries in reverse order, the mask of every tile is therefore a view of one vector, with stride 1 along
-        both dims: no [Q, L] mask is ever stored.
+        The visibility of key j to query i depends on j - i alone, since a tile ends where a chunk of positions does.
+        So, with queries in reverse order, the mask of every tile is a view of one vector, with stride 1 along both
+        dims: no [Q, L] mask is ever stored.
         """
         offset = num_keys - num_queries
-        # distance[d] is for a key that lies num_keys - d tokens before the query.
+        # distances[d] belongs to a key that lies num_keys - d tokens before the query.
         distances = torch.arange(num_keys, -num_queries, -1)
         hidden = distances < 0
         if window:
@@ -169,7 +168,7 @@ class PrefillRow:
         """Writes the row's outputs, in q's dtype, to its tokens of out_THD."""
         num_kv_heads = cache_NB2KD.shape[3]
         kv_L2KD = cache_NB2KD.index_select(0, self.block_ids).to(q_THD.dtype).flatten(0, 1)
-        # KV heads take the batch dim and each is expanded over its query heads, so that none is copied.
+        # KV heads take the batch dim, and each is expanded over its query heads without a copy.
         k_K1LD, v_K1LD = kv_L2KD.permute(1, 2, 0, 3).unsqueeze(2)
         for tile in self.tiles:
             queries = slice(tile.first_query, tile.first_query + tile.num_queries)
@@ -182,33 +181,33 @@ class PrefillRow:
             out_THD[queries] = o_KGQD.permute(2, 0, 1, 3).flatten(1, 2).flip(0)
 
 
-# Rows of one decode group are computed as if all were as long as its longest. That is cheap, for padding reads block 0
-# again and again: 64 rows of 128 to 512 tokens take 125, 106, 101, 93, 93 and 92 ms in 16, 8, 6, 4, 2 groups and one
-# (30 layers, float32, AVX2, 2 threads). The bound is there for one long row among many short ones.
+# All rows of a decode group are computed at the length of its longest. That is cheap, since padding reads block 0 again
+# and again: 64 rows of 128 to 512 tokens take 125, 106, 101, 93, 93 and 92 ms in 16, 8, 6, 4, 2 groups and one
+# (30 layers, float32, AVX2, 2 threads). The bound guards against one long row among many short ones.
 PADDED_TOKENS_PER_GROUP = 4096
-# A cache that must be converted to float32 is converted a group at a time, so that a group's copy stays in L3: 64 rows
+# A cache that needs conversion to float32 is converted one group at a time, so that a group's copy stays in L3: 64 rows
 # of 193 tokens take 84, 78, 90 and 86 ms at 2048, 4096, 8192 and all tokens; read in place, 50.
 CONVERTED_TOKENS_PER_GROUP = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class TorchAttentionPlan:
-    """One step's attention, for all layers whose queries see equally far."""
+    """One step's attention, for all layers that share one window and one attention chunk."""
 
     decode_groups: list[DecodeGroup]
     prefill_rows: list[PrefillRow]
 
     @classmethod
     def build(cls, step: StepRows, *, heads: HeadShape, window: int, attention_chunk: int) -> "TorchAttentionPlan":
-        """heads, window, attention_chunk: as of `AttentionPlanner`."""
+        """heads, window, attention_chunk: as in `AttentionPlanner`."""
         query_starts, context_lens, block_tables, block_size, cache_dtype = step
         query_lens = np.diff(query_starts)
-        positions = context_lens - query_lens  # of each row's first query
+        positions = context_lens - query_lens  # each row's first query's
         first_tokens = np.maximum(positions + 1 - window, 0) if window else np.zeros_like(positions)
         if attention_chunk:
             first_tokens = np.maximum(first_tokens, positions // attention_chunk * attention_chunk)
         first_blocks = first_tokens // block_size
-        lengths = context_lens - first_blocks * block_size  # of what is read: from a block's start on
+        lengths = context_lens - first_blocks * block_size  # tokens to read, from a block's start on
 
         decode_rows = np.flatnonzero(query_lens == 1)
         groups = _group(decode_rows, lengths, block_size, convert=cache_dtype is not torch.float32)
@@ -249,7 +248,7 @@ class TorchAttentionPlan:
         out: torch.Tensor | None = None,
         kv_scales: KVScales | None = None,
     ) -> torch.Tensor:
-        """The result is in memory of its own, never in `out`."""
+        """See AttentionPlan. The result is always in new memory, never in `out`."""
         assert kv_scales is None
         if len(self.decode_groups) == 1 and not self.prefill_rows:
             return self.decode_groups[0].attend(q_THD.float(), cache, scale).to(q_THD.dtype)

@@ -1,6 +1,6 @@
 """Paged attention on a GPU (arXiv 2309.06180), for steps that mix chunks of prefill and decodes.
 
-Legend: T tokens, S rows, H heads, K KV heads, D head size; the cache as kernels.kv_cache.layout has it.
+Legend: T tokens, S rows, H heads, K KV heads, D head size; kernels.kv_cache.layout defines the cache.
 """
 
 import torch
@@ -35,18 +35,18 @@ def paged_attention(
     keys and values are in the cache. Nothing else of the cache is read. Rows of no queries are skipped; a row whose
     context is 0 (padding of a captured graph) gets zeros; tokens from query_starts[-1] on stay as they are in `out`.
 
-    Which program computes what is decided on the GPU by `schedule`, made for this step by `AttentionSchedule.update`,
-    whose window, or chunks of positions, apply.
+    `schedule`, made for this step by `AttentionSchedule.update`, assigns work to programs on the GPU. Its window or
+    attention_chunk applies.
 
-    q_THD: bf16, fp16 or fp32; heads are contiguous, tokens may be any stride apart.
+    q_THD: bf16, fp16 or fp32; heads are contiguous, tokens may have any stride.
     query_starts: int32 [S + 1]. context_lens: int32 [S]. block_tables: int32 [S, any], block ids in order.
     table_rows: int32 [S]; row i's blocks are block_tables[table_rows[i]], so that tables of permanent rows stay where
     they are; -1 for padding, which has no table to read. None: block_tables[i].
-    scale: of products of queries and keys, above 0. soft_cap: scores become soft_cap * tanh(score / soft_cap); 0: they
-    stay as they are.
-    max_query_len: a bound for the queries of a row, which spares a launch if there are but decodes; None: T.
+    scale: multiplies products of queries and keys, above 0. soft_cap: scores become soft_cap * tanh(score / soft_cap);
+    0: no cap.
+    max_query_len: an upper bound of the queries per row, which saves a launch if all rows are decodes; None: T.
     sinks: [H], scores that join each softmax without a value.
-    k_scale, v_scale: float32 [1] or [K], of a cache of e4m3.
+    k_scale, v_scale: float32 [1] or [K], for an e4m3 cache.
 
     Raises ValueError for shapes, dtypes and layouts that differ from these.
     """
@@ -55,15 +55,15 @@ def paged_attention(
     check_table_rows(table_rows, context_lens)
     scale_per_head = _check_scales(cache, k_scale, v_scale)
     if sinks is not None and (sinks.shape != (heads.num_heads,) or not sinks.is_contiguous()):
-        raise ValueError(f"sinks of shape {tuple(sinks.shape)}: [{heads.num_heads}], one number a head, is due")
+        raise ValueError(f"sinks of shape {tuple(sinks.shape)}: [{heads.num_heads}], one number a head, is expected")
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device) if out is None else out
     if out_THD.shape != q_THD.shape or out_THD.stride()[1:] != (heads.head_size, 1):
-        raise ValueError(f"out of shape {tuple(out_THD.shape)}, strides {out_THD.stride()}: it has to be like q")
+        raise ValueError(f"out of shape {tuple(out_THD.shape)}, strides {out_THD.stride()}: it must be like q")
 
     num_tokens, num_rows = len(q_THD), len(context_lens)
     starts = schedule.starts
     step = (query_starts, context_lens, block_tables, table_rows, starts)
-    # With a cap, scores are counted in caps up to the tanh.
+    # With a cap, scores are in units of the cap until the tanh.
     factor = scale / soft_cap if soft_cap else scale * LOG2E.value
     changes = (sinks, k_scale, v_scale, factor)
     strides = (num_rows, q_THD.stride(0), out_THD.stride(0), block_tables.stride(0), starts.stride(0))
@@ -117,17 +117,17 @@ def _check(
     if cache.dtype is not schedule.cache_dtype:
         raise ValueError(f"the cache is of {cache.dtype}, the schedule for {schedule.cache_dtype}")
     if q_THD.stride()[1:] != (heads.head_size, 1):
-        raise ValueError(f"q of strides {q_THD.stride()}: heads have to be contiguous")
+        raise ValueError(f"q of strides {q_THD.stride()}: heads must be contiguous")
     if cache.dtype.itemsize > q_THD.dtype.itemsize:
         raise ValueError(f"a cache of {cache.dtype} is wider than queries of {q_THD.dtype}")
     if block_tables.stride(1) != 1:
-        raise ValueError(f"block tables of strides {block_tables.stride()}: rows have to be contiguous")
+        raise ValueError(f"block tables of strides {block_tables.stride()}: rows must be contiguous")
     if scale <= 0 or soft_cap < 0:
-        raise ValueError(f"scale {scale} has to be above 0, soft_cap {soft_cap} at least 0")
+        raise ValueError(f"scale {scale} must be above 0, soft_cap {soft_cap} at least 0")
 
 
 def _check_scales(cache: torch.Tensor, k_scale: torch.Tensor | None, v_scale: torch.Tensor | None) -> bool:
-    """Whether each head has its own."""
+    """True if each KV head has its own scales. Raises ValueError if they don't fit the cache."""
     if cache.dtype is not torch.float8_e4m3fn:
         if k_scale is not None or v_scale is not None:
             raise ValueError(f"k_scale and v_scale are for a cache of float8_e4m3fn, not of {cache.dtype}")
@@ -138,10 +138,10 @@ def _check_scales(cache: torch.Tensor, k_scale: torch.Tensor | None, v_scale: to
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if scale.dtype is not torch.float32 or tuple(scale.shape) not in ((1,), (num_kv_heads,)):
             raise ValueError(
-                f"{name} is {scale.dtype} {tuple(scale.shape)}; float32 [1] or, one a head, [{num_kv_heads}] is due"
+                f"{name} is {scale.dtype} {tuple(scale.shape)}; expected float32 [1], or [{num_kv_heads}], one a head"
             )
     if k_scale.shape != v_scale.shape:
-        raise ValueError(f"k_scale has {len(k_scale)} numbers and v_scale {len(v_scale)}: both 1, or one a head")
+        raise ValueError(f"k_scale has {len(k_scale)} numbers and v_scale {len(v_scale)}: both need 1, or one a head")
     return k_scale.numel() > 1
 
 

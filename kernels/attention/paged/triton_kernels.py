@@ -2,7 +2,7 @@
 prefills.
 
 v1 and v2 keep a running softmax for each chunk and fold chunks from left to right, v1 in registers, v2 through memory.
-The bits are the same, so only time decides which one computes a row.
+Both give the same bits, so the choice between them is a matter of speed alone.
 """
 
 import triton.language as tl
@@ -32,7 +32,7 @@ def decode_kernel(
     LANES: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
     ATTENTION_CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
 ):  # fmt: skip
-    """A fixed number of programs take piece after piece: of a row, a tile of queries, a KV head, and a chunk or all."""
+    """A fixed number of programs loop over pieces of work: (row, tile of queries, KV head, one chunk or all)."""
     QUERIES: tl.constexpr = LANES // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
     lane = tl.arange(0, LANES)
@@ -71,8 +71,8 @@ def decode_kernel(
         m, w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
         acc = tl.zeros((LANES, D_PADDED), tl.float32)
         table = table_of(block_tables, table_rows, row, table_stride)
-        # Every tile is masked: memory decides here, and a loop of its own for the last tile would fill the pipeline
-        # anew.
+        # Every tile is masked: memory is the limit here, and a separate loop for the last tile would have to refill the
+        # pipeline.
         for start in range(low // TOKENS * TOKENS, high, TOKENS):
             if start == start // CHUNK * CHUNK:
                 all_m, all_w, all_acc = fold(all_m, all_w, all_acc, m, w, acc)
@@ -106,9 +106,9 @@ def prefill_kernel(
     LANES: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
 ):  # fmt: skip
-    """A program a KV head and tile of queries. There are as many as rows and tokens could need; the others end at once.
+    """One program per KV head and tile of queries. The grid covers the most tiles possible; surplus programs exit.
 
-    Tiles begin from the last, whose queries see most, so that short ones fill the gaps at the end. Those of one head
+    Tiles go from last to first: the last queries see most, and short tiles fill the gaps at the end. Tiles of one head
     run side by side, and find its keys and values in the L2 cache.
     """
     QUERIES: tl.constexpr = LANES // GROUP
@@ -139,7 +139,7 @@ def prefill_kernel(
         low = first_token(context, queries - first_of_tile, WINDOW, ATTENTION_CHUNK)
         high = last_position + 1
         begin = low // TOKENS * TOKENS
-        # Whole tiles that all of these queries see.
+        # Tiles before `diagonal` are visible to all of these queries in full.
         diagonal = (first_position + 1) // TOKENS * TOKENS
         if WINDOW + ATTENTION_CHUNK > 0:
             seen_by_all = first_token(high, 1, WINDOW, ATTENTION_CHUNK)

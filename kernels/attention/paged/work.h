@@ -1,4 +1,4 @@
-// What there is to do in a step's attention: the list of items, made once for all layers.
+// The work of a step's attention: the list of items, made once for all layers.
 #pragma once
 
 #include <algorithm>
@@ -8,11 +8,10 @@
 
 namespace octavo {
 
-// Fills step.items and step.splits, and counts them, for as many rows as have `tokens` queries together. A row of several
-// queries is cut into tiles of at most tile_rows
-// query heads of a KV head; a row of one query, if its context is longer than a segment, into its segments, whose
-// results are put together afterwards: a split. There is room for as many items as there are queries, rows, and
-// segments in all contexts together; for as many splits as rows.
+// Fills step.items and step.splits, and counts them, for the first rows, which have `tokens` queries together. A row of
+// several queries is cut into tiles of at most tile_rows query heads per KV head. A row of one query whose context is
+// longer than a segment is cut into its segments, whose results are combined afterwards: a split. The caller provides
+// room for as many items as there are queries, rows, and segments in all contexts together, and for one split a row.
 inline void plan_attention(AttentionStep& step, int64_t tokens, int64_t tile_rows) {
     struct Planned {
         int64_t cost;
@@ -50,7 +49,7 @@ inline void plan_attention(AttentionStep& step, int64_t tokens, int64_t tile_row
             add(position, r, q, count, first_segment(position), end_segment(position + count), -1);
         }
     }
-    // Long ones first, so that threads end together; and as the pool deals tasks out in runs, each run so.
+    // Long items first, so that threads end together. The pool gives each thread a run of tasks: each run is sorted so.
     std::stable_sort(planned, planned + num_items, [](const Planned& a, const Planned& b) { return a.cost > b.cost; });
     auto* items = reinterpret_cast<Item*>(step.items);
     for (int64_t t = 0, n = 0; t < threads(); t++) {

@@ -1,5 +1,5 @@
-"""How embedding ships: Llama-3.1-8B's, as it is and into a float32 stream, and one whose rows are shorter than a
-tile."""
+"""Ahead-of-time builds of embedding: Llama-3.1-8B's, into bf16 and into a float32 stream, and one whose rows are below
+a tile."""
 
 import torch
 

@@ -1,4 +1,4 @@
-// Token embeddings, as float32, times a scale.
+// Token embeddings in float32, times a scale.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace octavo {
 inline float widened(float value) { return value; }
 inline float widened(bf16 value) { return to_float(value); }
 
-// out[tokens, size] from table[vocabulary, size]. A scale of 1 changes no bit.
+// Fills out[tokens, size] from table[vocabulary, size]. A scale of 1 changes no bit.
 template <class T>
 void embedding(const int64_t* ids, int64_t tokens, const T* table, int64_t size, float scale,
                float* out) {

@@ -1,4 +1,4 @@
-"""Embedding, a token at a time."""
+"""Embedding, one token at a time."""
 
 import torch
 

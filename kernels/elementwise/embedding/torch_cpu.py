@@ -13,10 +13,10 @@ def embedding(
     out: torch.Tensor,
     scale: float = 1.0,
 ) -> torch.Tensor:
-    """`out`, float32 [T, N] and contiguous, whose row t is then table_VN[ids_T[t]] * scale.
+    """Sets row t of `out` to table_VN[ids_T[t]] * scale, and returns `out`: float32 [T, N], contiguous.
 
-    ids_T: int64, each of the vocabulary, which nobody checks here. table_VN: float32 or bfloat16, contiguous. kernels:
-    what computes, if not PyTorch.
+    ids_T: int64, each within the vocabulary (not checked). table_VN: float32 or bfloat16, contiguous. kernels: the C++
+    kernels; None: PyTorch computes.
     """
     if kernels is None:
         out.copy_(table_VN[ids_T])

@@ -21,10 +21,10 @@ def embedding(
 ) -> torch.Tensor:
     """[T, N] in out's dtype: row t is table_VN[ids_T[t] - first_id], or zeros if the table has no such row.
 
-    The table of a tensor-parallel rank holds ids first_id to first_id + V - 1 only, and the sum over ranks is the
-    embedding; a negative id, as padding has it, gives zeros too. ids_T: int32 or int64. table_VN: contiguous rows. out:
-    memory for the result, contiguous rows, of the table's dtype or float32, which holds bf16 and fp16 exactly; None:
-    new memory of the table's dtype. Raises ValueError for an out of another shape or dtype.
+    A tensor-parallel rank's table holds only ids first_id to first_id + V - 1, and the sum over ranks is the embedding;
+    a negative id (padding) gives zeros too. ids_T: int32 or int64. table_VN: contiguous rows. out: memory for the
+    result, contiguous rows, in the table's dtype or float32, which holds bf16 and fp16 exactly; None: new memory in the
+    table's dtype. Raises ValueError for an `out` of another shape or dtype.
     """
     num_tokens, size = len(ids_T), table_VN.shape[1]
     if out is None:
@@ -56,8 +56,8 @@ def _embedding_kernel(
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    # One number as a tensor, not a scalar: the interpreter makes integers of a scalar's comparisons when it spreads
-    # them.
+    # A tensor of one number, not a scalar: when the interpreter broadcasts a scalar's comparison, it becomes an
+    # integer.
     token = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     numbers = tl.program_id(1) * TILE + tl.arange(0, TILE)
     row = tl.load(ids_T + token).to(tl.int64) - first_id

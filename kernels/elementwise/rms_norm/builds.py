@@ -1,5 +1,5 @@
-"""How RMS norm ships: sizes of SmolLM2, gpt-oss, Llama and DeepSeek, and the longest, alone and with all that is
-fused."""
+"""Ahead-of-time builds of RMS norm: sizes of SmolLM2, gpt-oss, Llama and DeepSeek, and the longest row; alone and with
+everything that is fused."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Checks the C++ norm that is added to something against the reference, at load."""
+"""Checks the C++ kernel of `add_rms_norm_` against the reference, at load."""
 
 import torch
 
@@ -11,7 +11,7 @@ _EPS = 1e-5
 
 
 def check(kernels: NativeKernels) -> None:
-    """Raises NativeKernelsError, naming the error."""
+    """Raises NativeKernelsError, naming the error, if results differ."""
     generator = torch.Generator().manual_seed(0)
     x, added, weight = (torch.randn(shape, generator=generator) for shape in ((19, 70), (19, 70), (70,)))
     expected = added + rms_norm(x, weight, _EPS)

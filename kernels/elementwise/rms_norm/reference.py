@@ -1,4 +1,4 @@
-"""RMS norm as the paper has it."""
+"""RMS norm, as in the paper."""
 
 import torch
 

@@ -9,7 +9,7 @@
 
 namespace octavo {
 
-// 1 / sqrt(mean(x^2) + eps), summed in one order.
+// 1 / sqrt(mean(x^2) + eps), always summed in the same order.
 inline float inverse_rms(const float* x, int64_t size, float eps) {
     V8 a = V8::zero(), b = V8::zero();
     int64_t i = 0;
@@ -26,7 +26,7 @@ inline float inverse_rms(const float* x, int64_t size, float eps) {
 inline void put(float value, float& place) { place = value; }
 inline void put(float value, bf16& place) { place = to_bf16(value); }
 
-// What a linear reads of a row: x normed with `weight`, or as it is if that is null; rounded if T is bf16.
+// A linear's input row y: x normed with `weight`, or x itself if that is null; rounded if T is bf16.
 template <class T>
 void input_row(const float* x, const float* weight, float eps, int64_t size, T* y) {
     const float scale = weight ? inverse_rms(x, size, eps) : 1.0f;

@@ -1,4 +1,4 @@
-"""RMS norm on a CPU, by PyTorch; where it is added to something, by C++ (rms_norm.h beside this file) if there is."""
+"""RMS norm on a CPU, by PyTorch. `add_rms_norm_` uses C++ (rms_norm.h beside this file), if available."""
 
 from functools import lru_cache
 
@@ -24,7 +24,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dty
 def add_rms_norm_(
     y_TN: torch.Tensor, x_TN: torch.Tensor, weight_N: torch.Tensor, eps: float, kernels: NativeKernels | None
 ) -> None:
-    """Adds the norm of x to y, in place. All float32 and contiguous. kernels: what computes, if not PyTorch."""
+    """Adds the norm of x to y, in place. All float32 and contiguous. kernels: None: PyTorch computes."""
     if kernels is None:
         y_TN += rms_norm(x_TN, weight_N, eps)
         return
@@ -38,5 +38,5 @@ def add_rms_norm_(
 
 @lru_cache
 def _constants(size: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """sqrt(N) and sqrt(N eps) as tensors: from a Python number, each op would make one anew."""
+    """sqrt(N) and sqrt(N eps) as tensors: given Python numbers, each op would make new tensors."""
     return torch.tensor(size**0.5), torch.tensor((size * eps) ** 0.5)

@@ -1,10 +1,10 @@
-"""RMS norm on a GPU, with the residual's addition before it and quantization to e4m3 after it if asked.
+"""RMS norm on a GPU, optionally with the residual's addition before it and quantization to e4m3 after it.
 
-All functions: x_TN of fp32, bf16 or fp16, contiguous in the last dim, N up to 32768; computed in float32. weight_N: any
-float dtype, contiguous. residual_TN, if given: contiguous in the last dim, of its own float dtype; it becomes residual
-+ x, rounded to its dtype, and that is what is normed. out_dtype: what the norm is rounded to, fp32, bf16 or fp16; None
-is x's. Quantization is that of kernels.gemm.quantize, applied to the result so rounded. So each fused function equals
-its parts one after the other, and a float32 stream's norm is the same whether x was added to it just now or before.
+All functions: x_TN is fp32, bf16 or fp16, contiguous in the last dim, N up to 32768; computed in float32. weight_N: any
+float dtype, contiguous. residual_TN, if given: any float dtype, contiguous in the last dim; it becomes residual + x,
+rounded to its dtype, and that sum is normed. out_dtype: the norm is rounded to it: fp32, bf16 or fp16; None means x's.
+Quantization is that of kernels.gemm.quantize, applied to the rounded norm. So each fused function equals its parts in
+sequence, and a float32 stream's norm is the same whether x is added in the same call or earlier.
 
 Legend: T tokens, N numbers of a row, G = ceil(N / 128).
 """
@@ -34,10 +34,10 @@ def rms_norm(
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dim, [T, N] in out_dtype; x is left alone.
+    """x / sqrt(mean(x^2) + eps) * weight over the last dim, [T, N] in out_dtype; x is unchanged.
 
     out: memory for the result, contiguous in the last dim; it may be x itself. Raises ValueError for tensors and dtypes
-    that are not as above.
+    that differ from the above.
     """
     out_dtype = out_dtype or x_TN.dtype
     if out is None:
@@ -60,9 +60,9 @@ def rms_norm_quantize_tokens(
     out_dtype: torch.dtype | None = None,
     power_of_two: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(q_TN of float8_e4m3fn, scales_T1 of float32), as kernels.gemm.quantize.triton.quantize_tokens of `rms_norm`.
+    """Returns (q_TN of float8_e4m3fn, scales_T1 float32): kernels.gemm.quantize.triton.quantize_tokens of `rms_norm`.
 
-    Raises ValueError for tensors and dtypes that are not as above, or a GPU without e4m3 (before sm_89).
+    Raises ValueError for tensors and dtypes that differ from the above, or a GPU without e4m3 (before sm_89).
     """
     check_device(x_TN.device)
     q_TN = torch.empty(x_TN.shape, dtype=torch.float8_e4m3fn, device=x_TN.device)
@@ -80,10 +80,10 @@ def rms_norm_quantize_groups(
     out_dtype: torch.dtype | None = None,
     power_of_two: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(q_TN of float8_e4m3fn, scales_TG of float32), as kernels.gemm.quantize.triton.quantize_groups of `rms_norm`: a
-    scale for each 128 columns, of strides (1, T).
+    """Returns (q_TN of float8_e4m3fn, scales_TG float32): kernels.gemm.quantize.triton.quantize_groups of `rms_norm`,
+    with a scale for each 128 columns, of strides (1, T).
 
-    Errors as of `rms_norm_quantize_tokens`.
+    Errors as in `rms_norm_quantize_tokens`.
     """
     check_device(x_TN.device)
     q_TN = torch.empty(x_TN.shape, dtype=torch.float8_e4m3fn, device=x_TN.device)
@@ -94,9 +94,9 @@ def rms_norm_quantize_groups(
 
 
 def tile_of(size: int) -> tuple[int, int]:
-    """(groups of 128 columns, a power of two; warps) of the program of a row: a function of the row's size alone, so
-    that a row's sum has one order whatever the batch is. 16 numbers a thread are two 16-byte vectors of bf16 on their
-    way."""
+    """(groups of 128 columns, a power of two; warps) of a row's program. They depend on the row's size alone, so that
+    the order of its sum does not depend on the batch. 16 numbers a thread are two 16-byte vectors of bf16 in
+    flight."""
     groups = triton.next_power_of_2(triton.cdiv(size, GROUP))
     return groups, min(16, max(1, groups * GROUP // 512))
 
@@ -114,7 +114,7 @@ def _launch(
 ) -> None:
     if x_TN.dim() != 2 or x_TN.stride(1) != 1 or not 0 < x_TN.shape[1] <= _MAX_SIZE:
         raise ValueError(
-            f"x of shape {tuple(x_TN.shape)}, strides {x_TN.stride()}: has to be a matrix of 1 to {_MAX_SIZE} columns, "
+            f"x of shape {tuple(x_TN.shape)}, strides {x_TN.stride()}: must be a matrix of 1 to {_MAX_SIZE} columns, "
             "contiguous in the last dim"
         )
     if weight_N.shape != x_TN.shape[1:] or weight_N.stride(0) != 1:
@@ -156,7 +156,7 @@ def _rms_norm_kernel(
     POWER_OF_TWO: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """A row as [groups, 128], which is what scales are for. Also without quantization, for sums of one order."""
+    """Norms one row as [groups, 128], the shape of scales; without quantization too, so that sums have one order."""
     row = tl.program_id(0).to(tl.int64)
     groups = tl.arange(0, GROUPS)
     columns = groups[:, None] * 128 + tl.arange(0, 128)[None]
@@ -183,5 +183,5 @@ def _rms_norm_kernel(
         y = widen(y)
         scale = scale_of(tl.max(size_bits(y), 1), POWER_OF_TWO)
         tl.store(out_ptrs, quantized(y, scale[:, None], out_dtype), mask=mask)
-        # M-major, as a GEMM reads the scales of one group for the rows of its tile.
+        # M-major: a GEMM reads the scales of one group for all rows of its tile.
         tl.store(scales + groups.to(tl.int64) * num_tokens + row, scale, mask=groups * 128 < SIZE)

@@ -18,13 +18,13 @@ class CosSinTableStruct(ctypes.Structure):
 
 
 class CosSinTable:
-    """Of one model, in the form that kernels.kv_cache.write takes on the same path.
+    """One model's cosines and sines, in the form that kernels.kv_cache.write expects on the same backend.
 
     Legend: T tokens, P = half the head size.
     """
 
     def __init__(self, backend: Backend, frequencies_P: torch.Tensor, magnitude: float) -> None:
-        """frequencies: radians a token. magnitude: what cosines and sines are multiplied by."""
+        """frequencies: radians a token. magnitude: multiplies cosines and sines."""
         self._kernels, self._gpu = backend.native, backend.gpu
         self._frequencies_P, self._magnitude = frequencies_P.float().contiguous().to(backend.device), magnitude
         self._struct = CosSinTableStruct(
@@ -33,7 +33,7 @@ class CosSinTable:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """A row of the table: [1, P] complex numbers, on a GPU [2 P] cosines and sines."""
+        """The shape of a token's row: [1, P] complex numbers; on a GPU [2 P], cosines then sines."""
         num_pairs = len(self._frequencies_P)
         return (1, num_pairs) if self._gpu is None else (2 * num_pairs,)
 
@@ -42,7 +42,7 @@ class CosSinTable:
         return torch.complex64 if self._gpu is None else torch.float32
 
     def __call__(self, positions_T: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Fills out, [T, *shape] of dtype and contiguous. positions_T: int64; on a GPU also int32."""
+        """Fills and returns `out`, contiguous [T, *shape] in `dtype`. positions_T: int64; on a GPU also int32."""
         assert out.shape == (len(positions_T), *self.shape)
         assert out.dtype is self.dtype
         assert out.is_contiguous()

@@ -1,4 +1,4 @@
-"""How rope ships: Llama's heads with a step's cosines and sines, and GPT-J's pairs of a part of a head with a table."""
+"""Ahead-of-time builds of rope: Llama's heads with a row a token, and GPT-J's pairs in part of a head with a table."""
 
 import torch
 

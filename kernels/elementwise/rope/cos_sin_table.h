@@ -8,14 +8,14 @@
 
 namespace octavo {
 
-// As kernels/elementwise/rope/__init__.py lays it out.
+// Matches CosSinTableStruct in kernels/elementwise/rope/__init__.py.
 struct CosSinTable {
     const float* frequencies;  // [pairs], radians a token
     float magnitude;
     int32_t pairs;
 };
 
-// cos_sin[tokens][pairs]: cosine and sine. Angles are float32, as they are in PyTorch.
+// Fills cos_sin[tokens][pairs] with (cosine, sine). Angles are float32, as in PyTorch.
 inline void cos_sin_table(const CosSinTable& rope, const int64_t* positions, int64_t tokens, float* cos_sin) {
     const int64_t at_once = 16;
     parallel((tokens + at_once - 1) / at_once, [&](int64_t task) {

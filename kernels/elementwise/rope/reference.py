@@ -1,4 +1,4 @@
-"""Rope, in the order of Hugging Face checkpoints, whose pairs are (i, i + P), or with pairs (2i, 2i + 1)."""
+"""Rope, on pairs (i, i + P), the order of Hugging Face checkpoints, or on pairs (2i, 2i + 1)."""
 
 import torch
 
@@ -11,7 +11,7 @@ def rope(
     *,
     interleaved: bool = False,
 ) -> torch.Tensor:
-    """In float64; numbers of a head after the first 2 P stay as they are."""
+    """In float64; a head's numbers after the first 2 P stay as they are."""
     angles_T1P = positions_T.double()[:, None, None] * frequencies_P.double()
     cos, sin = angles_T1P.cos() * magnitude, angles_T1P.sin() * magnitude
     num_turned = 2 * len(frequencies_P)

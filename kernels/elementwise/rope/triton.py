@@ -1,4 +1,4 @@
-"""Rope on a GPU, by a table of cosines and sines: of all positions, or of a step's tokens.
+"""Rope on a GPU, from a table of cosines and sines, with a row per position or per token of a step.
 
 Legend: T tokens, L rows of the table, H heads of q, K heads of k, D head size, P pairs rotated, R = 2 P <= D rotary
 dims.
@@ -14,7 +14,7 @@ from kernels.triton_common.numbers import narrow, widen
 
 @jit
 def load_cos_sin(cos_sin, row, row_stride, NUM_PAIRS: tl.constexpr, P: tl.constexpr):
-    """float32 (cos, sin), [1, P] each, of a row of a table whose rows are NUM_PAIRS cosines, then as many sines."""
+    """Loads a row of a table, NUM_PAIRS cosines and then as many sines, as float32 (cos, sin), [1, P] each."""
     pair = tl.arange(0, P)[None]
     ptrs = cos_sin + row * row_stride + pair
     mask = pair < NUM_PAIRS
@@ -23,13 +23,13 @@ def load_cos_sin(cos_sin, row, row_stride, NUM_PAIRS: tl.constexpr, P: tl.conste
 
 @jit
 def load_pairs(heads_H1, mask_H1, NUM_PAIRS: tl.constexpr, P: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """float32 (first, second), [H, P] each; 0 where masked. heads_H1: pointers to the first number of each head.
+    """Loads float32 (first, second), [H, P] each; 0 where masked. heads_H1: pointers to the first number of each head.
 
-    Interleaved pairs are (2i, 2i + 1), others (i, i + NUM_PAIRS). The two of a pair are one thread's, so that heads can
+    Interleaved pairs are (2i, 2i + 1), others (i, i + NUM_PAIRS). One thread holds both numbers of a pair, so heads can
     be changed in place.
     """
     if INTERLEAVED:
-        # Whole rows, then split: 16-byte vectors, where a tile of pairs is read two numbers at a time.
+        # Loading whole rows, then splitting, reads 16-byte vectors; a tile of pairs would load two numbers at a time.
         number = tl.arange(0, 2 * P)[None]
         both = widen(tl.load(heads_H1 + number, mask=mask_H1 & (number < 2 * NUM_PAIRS), other=0.0))
         first, second = tl.split(tl.reshape(both, (both.shape[0], P, 2)))
@@ -43,7 +43,7 @@ def load_pairs(heads_H1, mask_H1, NUM_PAIRS: tl.constexpr, P: tl.constexpr, INTE
 
 @jit
 def store_pairs(heads_H1, mask_H1, first, second, NUM_PAIRS: tl.constexpr, P: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Where load_pairs loads from; first and second are of the dtype that the heads have there."""
+    """Stores pairs where `load_pairs` loads them. first and second have the dtype of the heads in memory."""
     if INTERLEAVED:
         number = tl.arange(0, 2 * P)[None]
         both = tl.reshape(tl.join(first, second), (first.shape[0], 2 * P))
@@ -55,8 +55,8 @@ def store_pairs(heads_H1, mask_H1, first, second, NUM_PAIRS: tl.constexpr, P: tl
         tl.store(heads_H1 + NUM_PAIRS + pair, second, mask=mask)
 
 
-# Numbers that a program rotates: with 4 warps two 16-byte vectors of bf16 a thread. The heads of a program are one
-# token's, so that it reads cosines and sines once.
+# Numbers that a program rotates: with 4 warps two 16-byte vectors of bf16 a thread. All heads of a program belong to
+# one token, so that it reads cosines and sines once.
 _TILE, _NUM_WARPS = 2048, 4
 _TOKENS_OF_ROWS = 16
 
@@ -71,7 +71,7 @@ def cos_sin_rows(
     """float32 [T, R]: row t is the cosines, then the sines, of positions_T[t] * frequencies_P, times magnitude.
 
     positions_T: int32 or int64, contiguous. frequencies_P: float32, radians a token; the product is rounded to float32,
-    as models were trained with it. out: contiguous memory for the result.
+    as in training. out: contiguous memory for the result.
     """
     num_tokens, num_pairs = len(positions_T), len(frequencies_P)
     if out is None:
@@ -94,12 +94,12 @@ def rope_(
     positions_T: torch.Tensor | None = None,
     interleaved: bool = False,
 ) -> None:
-    """Rotates the first R numbers of every head of q and k in place; computed in float32, rounded once.
+    """Rotates the first R numbers of every head of q and k in place, computing in float32 and rounding once.
 
-    q_THD, k_TKD: fp32, bf16 or fp16, of any strides but 1 in the last dim (slices of qkv). cos_sin_LR: any float dtype,
-    contiguous in the last dim, P cosines and P sines a row. positions_T: int32 or int64, the row of each token, 0 to L
-    - 1; None: row t is token t's. interleaved: pairs are (2i, 2i + 1), as of GPT-J, rather than (i, i + P), as of
-    GPT-NeoX and Llama. Raises ValueError for tensors that do not fit together.
+    q_THD, k_TKD: fp32, bf16 or fp16, with stride 1 in the last dim and any others (slices of qkv). cos_sin_LR: any
+    float dtype, contiguous in the last dim, P cosines and P sines a row. positions_T: int32 or int64, each token's row,
+    0 to L - 1; None: row t is token t's. interleaved: pairs are (2i, 2i + 1), as in GPT-J, rather than (i, i + P), as
+    in GPT-NeoX and Llama. Raises ValueError for tensors that do not fit together.
     """
     num_tokens, num_heads, head_size = q_THD.shape
     if (k_TKD.shape[0], k_TKD.shape[2]) != (num_tokens, head_size) or q_THD.stride(2) != 1 or k_TKD.stride(2) != 1:
@@ -121,15 +121,15 @@ def rope_(
 
 
 def check_cos_sin(cos_sin_LR: torch.Tensor, positions_T: torch.Tensor | None, num_tokens: int, head_size: int) -> int:
-    """P. Raises ValueError if the table or the positions don't fit the tokens and their heads."""
+    """Returns P. Raises ValueError if the table or the positions don't fit the tokens and their heads."""
     num_rows, rotary_dims = cos_sin_LR.shape
     if rotary_dims % 2 or not 0 < rotary_dims <= head_size or cos_sin_LR.stride(1) != 1:
         raise ValueError(
-            f"cos_sin of shape {tuple(cos_sin_LR.shape)}, strides {cos_sin_LR.stride()}: a row has an even number of "
-            f"dims, 2 to {head_size}, the head size, and is contiguous"
+            f"cos_sin of shape {tuple(cos_sin_LR.shape)}, strides {cos_sin_LR.stride()}: a row needs an even number of "
+            f"dims, 2 to {head_size}, the head size, and must be contiguous"
         )
     if positions_T is None and num_rows < num_tokens:
-        raise ValueError(f"cos_sin has {num_rows} rows for {num_tokens} tokens; without positions each has one")
+        raise ValueError(f"cos_sin has {num_rows} rows for {num_tokens} tokens; without positions each needs one")
     if positions_T is not None and (len(positions_T) < num_tokens or positions_T.stride(0) != 1):
         raise ValueError(f"positions of shape {tuple(positions_T.shape)}, contiguous: {num_tokens} are expected")
     return rotary_dims // 2
@@ -137,9 +137,9 @@ def check_cos_sin(cos_sin_LR: torch.Tensor, positions_T: torch.Tensor | None, nu
 
 @jit
 def _cos_sin(angle):
-    """float32 (cos, sin) of float32 angles, to 1e-7. tl.cos and tl.sin reduce angles beyond 105615, which long contexts
-    have, by a loop over a table, which with Triton 3.6 is on the stack; float64 reduces all alike."""
-    # The quarter turn next to the angle, and what is left, within pi / 4.
+    """float32 (cos, sin) of float32 angles, to 1e-7. Angles beyond 105615, as in long contexts, are reduced by tl.cos
+    and tl.sin in a loop over a table, which Triton 3.6 puts on the stack; float64 reduces all angles alike."""
+    # The nearest quarter turn, and the remainder, within pi / 4.
     quarters = tl.floor(angle.to(tl.float64) * 0.6366197723675814 + 0.5)
     rest = (angle.to(tl.float64) - quarters * 1.5707963267948966).to(tl.float32)
     square = rest * rest

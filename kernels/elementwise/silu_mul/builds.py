@@ -1,4 +1,4 @@
-"""How SiLU-mul ships: the MLP of Llama-3.1-8B, whole and as a rank's share."""
+"""Ahead-of-time builds of SiLU-mul: the MLP of Llama-3.1-8B, whole and as a rank's share."""
 
 from collections.abc import Callable
 

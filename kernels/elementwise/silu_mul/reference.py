@@ -1,4 +1,4 @@
-"""silu(gate) * up and gelu(gate) * up, written out."""
+"""silu(gate) * up and gelu(gate) * up, from their formulas."""
 
 import math
 

@@ -1,8 +1,8 @@
-"""silu(gate) * up on a GPU, and gelu(gate) * up, quantizing to e4m3 if asked.
+"""silu(gate) * up and gelu(gate) * up on a GPU, optionally quantized to e4m3.
 
-All functions: gate_up_T2N of fp32, bf16 or fp16, whose first N columns are the gate, contiguous in the last dim;
-computed in float32. Quantization is that of kernels.gemm.quantize, applied to the result rounded to the input's dtype:
-it equals the unfused pair of functions.
+All functions: gate_up_T2N is fp32, bf16 or fp16, contiguous in the last dim, and its first N columns are the gate;
+computed in float32. Quantization is that of kernels.gemm.quantize, applied to the result rounded to the input's dtype,
+so a fused function equals its two unfused parts.
 
 Legend: T tokens, N columns of the result, G = ceil(N / 128).
 """
@@ -18,21 +18,21 @@ from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import narrow, widen
 
 GROUP = 128
-# Columns of a program: with 4 warps, a 16-byte vector of gate and one of up a thread. Rows are spread over programs,
-# for a decode step has few.
+# Columns of a program: with 4 warps, a 16-byte vector of gate and one of up a thread. A row is spread over several
+# programs, since a decode step has few rows.
 _TILE, _NUM_WARPS = 1024, 4
-# A row of up to so many columns is computed once and kept in registers; a longer one is computed again when its scale
-# is known, from L2.
+# A row of up to this many columns is computed once and kept in registers; a longer row is computed again, from L2, once
+# its scale is known.
 _MAX_ROW_TILE = 8192
 
 
 def silu_mul(
     gate_up_T2N: torch.Tensor, *, activation: Activation = "silu", out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[T, N] in the input's dtype. activation: of the gate; gelu in its tanh form. out: memory for the result,
+    """Returns [T, N] in the input's dtype. activation: the gate's; gelu in its tanh form. out: memory for the result,
     contiguous in the last dim; it may be the gate itself.
 
-    Raises ValueError for an input that is not as above, or an out of another shape or dtype.
+    Raises ValueError for an input that differs from the above, or an `out` of another shape or dtype.
     """
     num_tokens, size = _checked_shape(gate_up_T2N, activation)
     if out is None:
@@ -54,9 +54,9 @@ def silu_mul(
 def silu_mul_quantize_tokens(
     gate_up_T2N: torch.Tensor, *, activation: Activation = "silu", power_of_two: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(q_TN of float8_e4m3fn, scales_T1 of float32), as kernels.gemm.quantize.triton.quantize_tokens of `silu_mul`.
+    """Returns (q_TN of float8_e4m3fn, scales_T1 float32): kernels.gemm.quantize.triton.quantize_tokens of `silu_mul`.
 
-    Raises ValueError for an input that is not as above, or a GPU without e4m3 (before sm_89).
+    Raises ValueError for an input that differs from the above, or a GPU without e4m3 (before sm_89).
     """
     num_tokens, size = _checked_shape(gate_up_T2N, activation)
     check_device(gate_up_T2N.device)
@@ -75,10 +75,10 @@ def silu_mul_quantize_tokens(
 def silu_mul_quantize_groups(
     gate_up_T2N: torch.Tensor, *, activation: Activation = "silu", power_of_two: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(q_TN of float8_e4m3fn, scales_TG of float32), as kernels.gemm.quantize.triton.quantize_groups of `silu_mul`: a
-    scale for each 128 columns, of strides (1, T).
+    """Returns (q_TN of float8_e4m3fn, scales_TG float32): kernels.gemm.quantize.triton.quantize_groups of `silu_mul`,
+    with a scale for each 128 columns, of strides (1, T).
 
-    Errors as of `silu_mul_quantize_tokens`.
+    Errors as in `silu_mul_quantize_tokens`.
     """
     num_tokens, size = _checked_shape(gate_up_T2N, activation)
     check_device(gate_up_T2N.device)
@@ -96,17 +96,17 @@ def silu_mul_quantize_groups(
 
 
 def row_warps(tile: int) -> int:
-    """Warps for a program that keeps `tile` columns, a power of two: 16 numbers a thread. With 32 ptxas spills (8 bytes
-    of stack at tile 8192 and 8 warps)."""
+    """Warps of a program that keeps `tile` columns, a power of two: 16 numbers a thread. With 32 numbers, ptxas spills
+    (8 bytes of stack at tile 8192 and 8 warps)."""
     return max(1, tile // 512)
 
 
 def _checked_shape(gate_up_T2N: torch.Tensor, activation: str) -> tuple[int, int]:
     if activation not in ("silu", "gelu_tanh"):
-        raise ValueError(f"activation={activation!r}: silu or gelu_tanh is expected")
+        raise ValueError(f"activation={activation!r}: it must be silu or gelu_tanh")
     if gate_up_T2N.dim() != 2 or gate_up_T2N.shape[1] % 2 or gate_up_T2N.stride(1) != 1:
         raise ValueError(
-            f"gate_up of shape {tuple(gate_up_T2N.shape)}, strides {gate_up_T2N.stride()}: has to be a matrix of an "
+            f"gate_up of shape {tuple(gate_up_T2N.shape)}, strides {gate_up_T2N.stride()}: it must be a matrix of an "
             "even number of columns, contiguous in the last dim"
         )
     return gate_up_T2N.shape[0], gate_up_T2N.shape[1] // 2
@@ -114,7 +114,7 @@ def _checked_shape(gate_up_T2N: torch.Tensor, activation: str) -> tuple[int, int
 
 @jit
 def _activated(gate_up, columns, SIZE: tl.constexpr, GELU: tl.constexpr):
-    """float32 of the result's columns, rounded to the input's dtype; 0 beyond SIZE."""
+    """The result's columns, rounded to the input's dtype and returned as float32; 0 beyond SIZE."""
     gate = widen(tl.load(gate_up + columns, mask=columns < SIZE, other=0.0))
     up = widen(tl.load(gate_up + SIZE + columns, mask=columns < SIZE, other=0.0))
     if GELU:
@@ -122,7 +122,7 @@ def _activated(gate_up, columns, SIZE: tl.constexpr, GELU: tl.constexpr):
         argument = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     else:
         argument = gate
-    # exp of what is never positive: it cannot overflow.
+    # exp of a number that is never positive cannot overflow.
     small = tl.exp(-tl.abs(argument))
     sigmoid = tl.where(argument >= 0, 1.0, small) / (1.0 + small)
     return widen(narrow(gate * sigmoid * up, gate_up.dtype.element_ty))
@@ -187,5 +187,5 @@ def _silu_mul_groups_kernel(
     scales = scale_of(tl.max(size_bits(y), 1), POWER_OF_TWO)
     q = quantized(y, scales[:, None], q_TN.dtype.element_ty)
     tl.store(q_TN + row * SIZE + columns, q, mask=columns < SIZE)
-    # M-major, as a GEMM reads the scales of one group for the rows of its tile.
+    # M-major: a GEMM reads the scales of one group for all rows of its tile.
     tl.store(scales_TG + groups.to(tl.int64) * num_tokens + row, scales, mask=groups * 128 < SIZE)

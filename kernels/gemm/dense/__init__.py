@@ -1,5 +1,5 @@
 """y = x W^T + bias of floats.
 
-triton.py has the public function: torch's GEMM, or where a row's bits must not depend on its batch a Triton kernel;
+triton.py has the public function: torch's GEMM, or a Triton kernel where a row's bits must not depend on its batch.
 reference.py is the formula.
 """

@@ -1,5 +1,5 @@
-"""How the batch-invariant GEMM ships: both tiles, with K in one part, in parts of one program, and in parts of programs
-of their own."""
+"""Ahead-of-time builds of the batch-invariant GEMM: all tiles, with K whole, in parts within one program, and in parts
+of separate programs."""
 
 import torch
 
@@ -7,9 +7,9 @@ from kernels.gemm.dense.triton import FEW, FLOAT32, MANY, GemmTile, _add_parts_k
 from kernels.triton_common.kernel_build import KernelBuild
 from kernels.triton_common.recording import recorded, tensor
 
-# Of all tiles, so that it makes no difference to a row which of them it is in. Before Hopper Triton has but one shape.
+# One shape for all tiles, so that a row's bits don't depend on its tile. Before Hopper, Triton has only one shape.
 _WGMMA = "m64n128k16"
-# K of the first is one part, of the second four.
+# A K of one part, and a K of four.
 _SHORT, _LONG = 512, 2048
 
 

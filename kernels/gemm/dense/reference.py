@@ -1,4 +1,4 @@
-"""A GEMM as the formula has it."""
+"""GEMM as the formula."""
 
 import torch
 

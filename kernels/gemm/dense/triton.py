@@ -13,18 +13,18 @@ import triton.language as tl
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import dot, narrow, tile_of_program, widen
 
-# Of the kernel that adds parts: numbers of a row that a program has.
+# Numbers of a row, and warps, per program of the kernel that adds parts.
 _REDUCE_TILE, _REDUCE_WARPS = 1024, 4
-# About as many programs as an H100 or H200 has SMs. A constant, so that bits don't depend on how many there are.
+# About the SMs of an H100 or H200. A constant, so that bits don't depend on the actual number of SMs.
 _FULL_GPU = 128
-# A part of K fills the stages of a program and keeps them busy for a while. More parts than 8 cost more to add up than
-# reading weights gets faster.
+# A part of K is long enough to fill a program's stages and keep them busy for a while. Beyond 8 parts, adding them up
+# costs more than the faster reading of weights saves.
 _MIN_PART, _MAX_PARTS = 512, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmTile:
-    """Rows, columns and depth of what a program has in shared memory at a time, and how it is launched."""
+    """Rows, columns and depth of a program's tile in shared memory, and its launch parameters."""
 
     block_m: int
     block_n: int = 128
@@ -33,27 +33,27 @@ class GemmTile:
     num_stages: int
 
 
-# Few rows: time is the reading of weights. 64 rows are the fewest that wgmma takes. 24 KiB a stage, so 2 programs of 4
-# stages are on an SM of Hopper, with 128 KiB of weights on their way, and one fits an L40S.
+# For few rows, where the time is that of reading weights. 64 rows are the fewest that wgmma takes. A stage has 24 KiB,
+# so an SM of Hopper holds 2 programs of 4 stages, with 128 KiB of weights in flight; an L40S holds one.
 FEW = GemmTile(block_m=64, num_warps=4, num_stages=4)
-# Two warp groups of 64 rows share what is read of the weights: a third less from L2, which limits 64 x 128. 32 KiB a
+# Two warp groups of 64 rows share the weights they read: a third less traffic from L2, the limit of 64 x 128. 32 KiB a
 # stage.
 MANY = GemmTile(block_m=128, num_warps=8, num_stages=3)
 # float32 is computed without tensor cores, from registers.
 FLOAT32 = GemmTile(block_m=32, block_n=64, block_k=16, num_warps=4, num_stages=3)
-# Rows of tiles that are computed beside each other before the next columns.
+# Tiles computed down the rows before the next column of tiles.
 _GROUP_M = 8
 
 
 class Cut(NamedTuple):
-    """Of K: so many parts of so many steps of block_k; the last part may be shorter."""
+    """A cut of K into num_parts parts of `steps` steps of block_k; the last part may be shorter."""
 
     num_parts: int
     steps: int
 
 
 def cut_of_k(N: int, K: int, tile: GemmTile) -> Cut:
-    """As many parts as fill a GPU when a batch has one row of tiles. A function of the weight's shape alone."""
+    """Returns enough parts to fill a GPU if a batch is one row of tiles. Depends on the weight's shape alone."""
     all_steps = triton.cdiv(K, tile.block_k)
     wanted = min(_FULL_GPU // triton.cdiv(N, tile.block_n), K // _MIN_PART, _MAX_PARTS)
     steps = triton.cdiv(all_steps, max(1, wanted))
@@ -67,7 +67,7 @@ def tile_for(M: int, dtype: torch.dtype) -> GemmTile:
 
 
 def should_split(M: int, N: int, tile: GemmTile) -> bool:
-    """Whether parts of K get programs of their own: where tiles alone would leave SMs idle."""
+    """True if parts of K should be separate programs, because tiles alone would leave SMs idle."""
     return _num_tiles(M, N, tile) < _FULL_GPU
 
 
@@ -80,8 +80,7 @@ def invariant_gemm(
     tile: GemmTile,
     split: bool,
 ) -> None:
-    """Fills out_MN; arguments as kernels.gemm.dense.triton.gemm has checked them, M above 0. tile and split change no
-    bit."""
+    """Fills out_MN. Arguments are those that `gemm` has checked, M above 0. tile and split change no bit."""
     (M, K), N = x_MK.shape, weight_NK.shape[0]
     cut = cut_of_k(N, K, tile)
     split = split and cut.num_parts > 1
@@ -111,7 +110,7 @@ def _part(
     x_rows, w_rows, row_mask, column_mask, first_step, last_step, K,
     EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The products of some steps of K, added up from zero."""
+    """The sum of products over steps first_step to last_step - 1 of K, from zero."""
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     k = first_step * BLOCK_K + tl.arange(0, BLOCK_K)
     x_tile, w_tile = x_rows[:, None] + k[None], w_rows[None] + k[:, None]
@@ -133,9 +132,9 @@ def _gemm_kernel(
     FOLD: tl.constexpr, EVEN_K: tl.constexpr, GROUP_M: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out[p * M + m, n]: part p of K; with FOLD the parts are added here, and p is 0.
+    """Computes out[p * M + m, n], the sum over part p of K. With FOLD, one program adds all parts, and p is 0.
 
-    Rows beyond M are not read, so that a decode's few cost little of L2's bandwidth.
+    Rows beyond M are not read, so that the few rows of a decode cost little L2 bandwidth.
     """
     tile_m, tile_n = tile_of_program(tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     row = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
@@ -165,7 +164,7 @@ def _gemm_kernel(
 
 @jit(do_not_specialize=["M"])
 def _add_parts_kernel(parts, out, bias, M, N, out_stride, PARTS: tl.constexpr, TILE: tl.constexpr):
-    """out[m, n] = the sum of parts[:, m, n], from left to right as a program of all parts adds them."""
+    """out[m, n] = the sum of parts[:, m, n], from left to right, as a program with FOLD adds them."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = column < N
@@ -189,17 +188,17 @@ def gemm(
     batch_invariant: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """y_MN of out_dtype, rounded once from what was added up in float32.
+    """Returns y_MN in out_dtype, accumulated in float32 and rounded once.
 
-    x_MK: bfloat16, float16 or float32, rows contiguous and any stride apart. weight_NK: of x's dtype, rows contiguous.
-    bias_N: of x's dtype. out_dtype: one of the three; None is x's. out: memory for the result, rows contiguous.
+    x_MK: bfloat16, float16 or float32, rows contiguous, any row stride. weight_NK: in x's dtype, rows contiguous.
+    bias_N: in x's dtype. out_dtype: one of the three; None means x's. out: memory for the result, rows contiguous.
 
-    batch_invariant: a row's bits depend on the row alone, whatever M is and wherever in the batch it lies: the Triton
-    kernel of kernels/gemm/dense/triton.py, in which float32 is not rounded to tf32. Otherwise torch computes, with
-    cuBLAS, which chooses its kernel by M and adds as torch.backends.cuda.matmul allows; but where out_dtype is not
-    x's, which torch does not have everywhere, the Triton kernel does.
+    batch_invariant: a row's bits depend on the row alone, not on M or its place in the batch. The Triton kernel of this
+    file computes, and does not round float32 to tf32. Otherwise torch computes with cuBLAS, which chooses its kernel by
+    M and accumulates as torch.backends.cuda.matmul allows. If out_dtype is not x's, which torch does not support
+    everywhere, the Triton kernel computes.
 
-    Raises ValueError for shapes, dtypes or strides that are not as above.
+    Raises ValueError for shapes, dtypes or strides that differ from the above.
     """
     out_dtype = out_dtype or x_MK.dtype
     _check(x_MK, weight_NK, bias_N, out_dtype)

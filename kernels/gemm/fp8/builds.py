@@ -1,6 +1,6 @@
-"""How the GEMM ships: default tiles, the one of batch_invariant, and what a tuned configuration may add.
+"""Ahead-of-time builds of the FP8 GEMM: default tiles, the batch-invariant tile, and what tuned configurations may add.
 
-128 x 128 x 128 with scales of blocks spills at 4 warps (255 registers, 216 bytes of stack), and does not at 8.
+128 x 128 x 128 with block scales spills at 4 warps (255 registers, 216 bytes of stack), but not at 8.
 """
 
 from dataclasses import replace
@@ -51,7 +51,7 @@ def _gemm(
     kernel: Any = _gemm_kernel,
 ) -> KernelBuild:
     M, e4m3 = 8, torch.float8_e4m3fn
-    # M-major, as activations are quantized.
+    # M-major, as quantize_groups returns them.
     x_scales = float32(K // 128, M).t() if blockwise else float32(M, 1)
     w_scales = float32(_N // 128, K // 128) if blockwise else float32(_N, 1)
     return recorded(

@@ -1,6 +1,6 @@
-"""Who computes a GEMM, in which tiles, and why.
+"""Chooses the implementation of an FP8 GEMM and its tiles, and gives the reason.
 
-What this decides by has not been measured by this project yet: `python -m benchmarks.gpu.run_all` prints both paths.
+The thresholds have not been measured by this project yet: `python -m benchmarks.gpu.run_all` prints both paths.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,17 @@ from kernels.triton_common.tuned_tiles import Tile
 Path = Literal["auto", "triton", "scaled_mm"]
 PATHS: tuple[Path, ...] = ("auto", "triton", "scaled_mm")
 
-# Fewer rows are bound by reading the weights, for which the Triton kernel has tiles of 16 rows and parts of K; cuBLASLt
-# computes 64 rows and more in any case.
+# Below this, reading the weights is the limit. The Triton kernel has tiles of 16 rows and splits K for that; cuBLASLt
+# always computes at least 64 rows.
 SCALED_MM_MIN_ROWS = 65
 
-# The same for every M: a row's sums are then added up by the same instructions in the same order in every batch. 64
-# rows are the fewest that wgmma takes; more would compute more for nothing in decodes.
+# One tile for every M, so that the same instructions add up a row in the same order in every batch. 64 rows are the
+# fewest that wgmma takes; more rows would be wasted work in decodes.
 BATCH_INVARIANT_TILE = Tile(block_m=64, block_n=128, block_k=128, group_m=16, num_warps=4, num_stages=3)
 
-# Where nothing is tuned: what vLLM publishes for an H200 at N = 12288, K = 7168, M = 8 and 16, and 256 to 3072. In
-# between narrower tiles, for there are few. By the largest M each is for.
+# Tiles where nothing is tuned, each with the largest M it is for. The first and _LARGEST_TILE are those that vLLM
+# publishes for an H200 at N = 12288, K = 7168, M = 8 and 16, and 256 to 3072. In between there are few tiles, so they
+# are narrower.
 _DEFAULT_TILES = (
     (16, Tile(block_m=16, block_n=32, block_k=128, num_warps=4, num_stages=5)),
     (32, Tile(block_m=32, block_n=64, block_k=128, num_warps=4, num_stages=4)),
@@ -33,28 +34,28 @@ _DEFAULT_TILES = (
 )
 _LARGEST_TILE = Tile(block_m=64, block_n=128, block_k=128, group_m=16, num_warps=4, num_stages=3)
 
-# Loads that hide HBM's latency come from two programs an SM; a part of K should still be long enough to fill its
-# stages.
+# Two programs an SM have enough loads in flight to hide HBM's latency; a part of K should still be long enough to fill
+# the stages.
 _PROGRAMS_PER_SM, _MIN_PART_OF_K, _MAX_SPLIT_K = 2, 1024, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What of a device decides."""
+    """The properties of a device that the choice depends on."""
 
     # Compute capability, 90 for Hopper; 0: no GPU, Triton interprets.
     capability: int
     num_sms: int
-    # As CUDA has it; files of tuned configurations bear it.
+    # CUDA's name of the device, part of the names of tuned files.
     name: str
-    # That torch was built with.
+    # The version that torch was built with.
     cuda_version: tuple[int, ...]
     has_scaled_mm: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A GEMM as far as it decides."""
+    """The properties of a GEMM that the choice depends on."""
 
     M: int
     N: int
@@ -62,7 +63,7 @@ class Problem:
     blockwise: bool
     out_dtype: torch.dtype
     has_bias: bool
-    # Whether the scales of groups are M-major.
+    # True if the scales of groups are M-major.
     scales_are_m_major: bool = True
 
 
@@ -87,7 +88,7 @@ def device_of(device: torch.device) -> Device:
 
 
 def choose_path(problem: Problem, device: Device, *, batch_invariant: bool) -> Choice:
-    """Triton or scaled_mm, and the reason in words."""
+    """Chooses Triton or scaled_mm, and gives the reason in words."""
     if batch_invariant:
         return Choice(path="triton", reason="batch_invariant: one tile for every M; scaled_mm chooses its kernel by M")
     against = obstacle(problem, device)
@@ -99,7 +100,7 @@ def choose_path(problem: Problem, device: Device, *, batch_invariant: bool) -> C
 
 
 def obstacle(problem: Problem, device: Device) -> str | None:
-    """Why scaled_mm cannot compute a problem; None if it can."""
+    """The reason why scaled_mm cannot compute a problem; None if it can."""
     if device.capability == 0:
         return "there is no GPU"
     if not device.has_scaled_mm:
@@ -115,13 +116,13 @@ def obstacle(problem: Problem, device: Device) -> str | None:
 
 
 def default_tile(M: int, N: int, K: int, num_sms: int) -> Tile:
-    """Where nothing is tuned."""
+    """The tile where nothing is tuned."""
     tile = next((tile for largest, tile in _DEFAULT_TILES if largest >= M), _LARGEST_TILE)
     return with_parts_of_k(tile, M, N, K, num_sms)
 
 
 def with_parts_of_k(tile: Tile, M: int, N: int, K: int, num_sms: int) -> Tile:
-    """With K split among more programs, if there are too few for so many SMs. Depends on M: not batch-invariant."""
+    """Returns the tile with K split among more programs if the SMs need them. Depends on M: not batch-invariant."""
     programs = -(-M // tile.block_m) * -(-N // tile.block_n)
     split = 1
     while (

@@ -1,4 +1,4 @@
-"""y = x W^T + bias of e4m3 matrices on a GPU, with any of the usual layouts of scales.
+"""y = x W^T + bias of e4m3 matrices on a GPU, with the usual layouts of scales.
 
 Legend: M rows, N outputs, K inputs, G = ceil(K / 128).
 """
@@ -42,7 +42,7 @@ def fp8_gemm(
     tuned_folder: str | FilePath | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """y_MN of out_dtype (bfloat16, float16 or float32), accumulated in float32.
+    """Returns y_MN in out_dtype (bfloat16, float16 or float32), accumulated in float32.
 
     x_MK, weight_NK: float8_e4m3fn, rows contiguous. Scales, float32, one of these pairs:
 
@@ -50,14 +50,14 @@ def fp8_gemm(
         [1] or [M, 1]  [1] or [N, 1]          per tensor or token, and per tensor or channel
         [M, G]         [ceil(N / 128), G]     per group of 128, and per block of 128 x 128
 
-    Scales of groups are best M-major (strides (1, M), as quantize_groups makes them). bias_N: of out_dtype.
-    batch_invariant: a row's bits depend on nothing but the row, whatever M is: one tile, K in one order.
-    path: "auto" takes torch's scaled_mm where `fp8_gemm_choice` says so, "triton" and "scaled_mm" insist.
-    tile: of the Triton kernel, else the tuned one (tuned_files.py; tuned_folder comes before its other folders), else a
-    default. out: memory for the result, contiguous in the last dim (scaled_mm has to copy what it gives there).
+    Scales of groups are best M-major (strides (1, M), as quantize_groups returns them). bias_N: in out_dtype.
+    batch_invariant: a row's bits depend on the row alone, whatever M is: one tile, K in one order.
+    path: "auto" uses torch's scaled_mm where `fp8_gemm_choice` says so; "triton" and "scaled_mm" force one.
+    tile: the Triton kernel's; None: the tuned one (tuned_files.py; tuned_folder comes before its other folders), or a
+    default. out: memory for the result, contiguous in the last dim (scaled_mm's result is copied there).
 
-    Raises ValueError for shapes, dtypes or strides that are not as above, a GPU without e4m3 (before sm_89), a
-    path that cannot take the problem, and TunedConfigError for a malformed configuration.
+    Raises ValueError for shapes, dtypes or strides that differ from the above, a GPU without e4m3 (before sm_89), a
+    path that cannot compute the problem, and TunedConfigError for a malformed configuration.
     """
     problem = _checked(x_MK, weight_NK, x_scales, weight_scales, bias_N, out_dtype)
     M, N, K = problem.M, problem.N, problem.K
@@ -81,7 +81,7 @@ def fp8_gemm(
     if batch_invariant:
         tile = BATCH_INVARIANT_TILE
     elif tile is None:
-        # Nobody tunes the interpreter.
+        # The interpreter has no tuned tiles.
         if device.capability:
             tile = tuned_tile(M, N, K, device.name, blockwise=problem.blockwise, folder=tuned_folder)
         tile = tile or default_tile(M, N, K, device.num_sms)
@@ -99,7 +99,7 @@ def fp8_gemm_choice(
     out_dtype: torch.dtype = torch.bfloat16,
     batch_invariant: bool = False,
 ) -> Choice:
-    """Who computes fp8_gemm of these arguments with path="auto", and why. Raises ValueError as fp8_gemm."""
+    """The path of fp8_gemm for these arguments with path="auto", and the reason. Raises ValueError as fp8_gemm does."""
     problem = _checked(x_MK, weight_NK, x_scales, weight_scales, bias_N, out_dtype)
     return choose_path(problem, device_of(x_MK.device), batch_invariant=batch_invariant)
 
@@ -150,7 +150,7 @@ def _checked(
 
 
 def _has_blocks(M: int, N: int, K: int, x_scales: torch.Tensor, weight_scales: torch.Tensor) -> bool:
-    """Whether scales are of blocks. Where shapes fit either pair, both mean the same."""
+    """True if scales are per group and block. Where shapes fit both pairs, the pairs mean the same."""
     groups = -(-K // GROUP)
     blocks = (-(-N // GROUP), groups)
     if x_scales.dtype == weight_scales.dtype == torch.float32:

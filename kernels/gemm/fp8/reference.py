@@ -6,7 +6,7 @@ from kernels.gemm.quantize.reference import GROUP, spread
 
 
 def dequantized(q: torch.Tensor, scales: torch.Tensor, rows: int = 1) -> torch.Tensor:
-    """q * scales in float64. scales: one, one a row ([rows of q, 1]), or one for each block of `rows` x 128."""
+    """q * scales in float64. scales: a single one, one a row ([rows of q, 1]), or one per block of `rows` x 128."""
     if scales.numel() == 1:
         return q.double() * scales.double().reshape(())
     if scales.shape == (q.shape[0], 1):

@@ -7,12 +7,12 @@ from kernels.gemm.quantize.reference import GROUP
 
 
 def is_available() -> bool:
-    """Whether this torch has it at all."""
+    """True if this torch has scaled_mm."""
     return torch.version.cuda is not None and hasattr(F, "scaled_mm")
 
 
 def cuda_version() -> tuple[int, ...]:
-    """That torch was built with: (12, 9). (0,) without CUDA."""
+    """The CUDA version that torch was built with, such as (12, 9); (0,) without CUDA."""
     return tuple(int(part) for part in (torch.version.cuda or "0").split("."))
 
 
@@ -26,7 +26,7 @@ def scaled_mm(
     *,
     blockwise: bool,
 ) -> torch.Tensor:
-    """Arguments as kernels.gemm.fp8.dispatch.fp8_gemm has checked them, and choose.obstacle found nothing against."""
+    """Arguments are those that kernels.gemm.fp8.dispatch.fp8_gemm has checked; choose.obstacle returned None."""
     M, N = x_MK.shape[0], weight_NK.shape[0]
     if blockwise:
         recipes = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
@@ -43,9 +43,8 @@ def scaled_mm(
 
 
 def _block_scales(scales: torch.Tensor) -> torch.Tensor:
-    """[N / 128, K / 128] as [K / 128 rounded up to 4, N / 128] with strides (1, that), which cuBLASLt asks for.
-
-    A view where rows lie so far apart already (quantize_blocks makes them so), else a copy.
+    """Turns [N / 128, K / 128] into [G, N / 128] with strides (1, G), where G is K / 128 rounded up to a multiple of 4:
+    the layout that cuBLASLt requires. A view if rows already have stride G, as quantize_blocks makes them, else a copy.
     """
     rows, groups = scales.shape
     padded = -(-groups // 4) * 4
@@ -55,7 +54,7 @@ def _block_scales(scales: torch.Tensor) -> torch.Tensor:
 
 
 def shape_obstacle(M: int, N: int, K: int, *, blockwise: bool) -> str | None:
-    """What in a shape scaled_mm cannot take; None if nothing."""
+    """The reason why scaled_mm does not support a shape; None if it does."""
     if K % 16 or N % 16:
         return f"N={N} and K={K} have to be multiples of 16"
     if blockwise and (K % GROUP or N % GROUP):

@@ -1,7 +1,7 @@
 """FP8 GEMM in Triton: bound by reading the weights at few rows, by the tensor cores at many.
 
-Hopper's tensor cores add e4m3 products up in less than float32 (some 14 bits): sums of at most 128 of K are taken from
-them, and added in float32. Legend: M rows, N outputs, K inputs.
+Hopper's tensor cores accumulate e4m3 products in less than float32 (some 14 bits), so each of their sums covers at most
+128 of K, and these sums are added in float32. Legend: M rows, N outputs, K inputs.
 """
 
 import torch
@@ -12,13 +12,13 @@ from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import INTERPRETED, narrow, tile_of_program
 from kernels.triton_common.tuned_tiles import Tile
 
-# Of the kernel that adds the parts of K: a program's share of one row.
+# Numbers of a row per program of the kernel that adds the parts of K.
 _REDUCE_TILE = 1024
 
 
 @jit
 def _dot(a, b, acc, PROMOTE: tl.constexpr):
-    """acc + a @ b; with PROMOTE the product is summed up apart from acc, and added in float32."""
+    """acc + a @ b; with PROMOTE the product is summed up separately, then added to acc in float32."""
     if INTERPRETED:
         result = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     elif PROMOTE:
@@ -36,9 +36,9 @@ def _gemm_kernel(
     BLOCKWISE: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out[m, n], or with SPLIT_K > 1 out[part, m, n] in float32 without bias and scales of rows.
+    """Computes out[m, n], or with SPLIT_K > 1 out[part, m, n] in float32, before bias and scales of rows.
 
-    Rows beyond M and columns beyond N are computed as copies of others, so that no load needs a mask for them.
+    Rows beyond M and columns beyond N repeat others, so that their loads need no mask.
     """
     tile_m, tile_n = tile_of_program(tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), group_m)
     part = tl.program_id(1)
@@ -53,15 +53,15 @@ def _gemm_kernel(
     w_tile = w + w_row.to(tl.int64)[None] * w_stride + (first * BLOCK_K + k)[:, None]
     x_scale = x_scales + x_row * x_scale_row_stride
     if BLOCK_N <= 128:
-        # Of one block of the weight: a single number.
+        # The tile lies in one block of the weight: a single scale.
         w_scale = w_scales + (tile_n * BLOCK_N // 128) * w_scale_row_stride
     else:
         w_scale = w_scales + (w_row // 128) * w_scale_row_stride
 
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    # Triton keeps several steps of what goes into a dot on the way, but no scales: those are read a step ahead here.
+    # Triton prefetches the operands of a dot, but not scales: here they are loaded one step ahead.
     if BLOCKWISE:
-        # The last parts may have nothing left to compute, and no scales.
+        # The last parts may be empty, and have no scales.
         group = tl.minimum(first * BLOCK_K, K - 1) // 128
         a_scale = tl.load(x_scale + group.to(tl.int64) * x_scale_group_stride)
         b_scale = tl.load(w_scale + group)
@@ -129,15 +129,15 @@ def triton_gemm(
     blockwise: bool,
     tile: Tile,
 ) -> None:
-    """Fills out_MN; arguments as kernels.gemm.fp8.dispatch.fp8_gemm has checked them."""
+    """Fills out_MN. Arguments are those that kernels.gemm.fp8.dispatch.fp8_gemm has checked."""
     (M, K), N = x_MK.shape, weight_NK.shape[0]
-    # One scale for all is one that each row reads.
+    # A single scale is read by every row, with stride 0.
     x_row_stride = x_scales.stride(0) if x_scales.shape[0] == M and x_scales.dim() == 2 else 0
     w_row_stride = weight_scales.stride(0) if weight_scales.numel() > 1 else 0
     result = out_MN
     if tile.split_k > 1:
         result = torch.empty((tile.split_k, M, N), dtype=torch.float32, device=x_MK.device)
-    # Triton wants a pointer, read or not.
+    # A placeholder if there is no bias: Triton needs a pointer, read or not.
     bias = x_scales if bias_N is None else bias_N
     grid = (triton.cdiv(M, tile.block_m) * triton.cdiv(N, tile.block_n), tile.split_k)
     _gemm_kernel[grid](

@@ -1,10 +1,10 @@
-"""Tuned configurations: files in the naming and format of vLLM, so that those made for it are used as they are.
+"""Tuned configurations: files with vLLM's names and format, so that files made for vLLM work unchanged.
 
 `N=12288,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json` maps batch sizes M to tiles:
-`{"16": {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, ...}, ...}`. Without block_shape it is for scales per tensor, token and
-channel. A batch takes the tile of the nearest M. `octavo bench kernels --tune fp8_gemm` makes such files.
+`{"16": {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, ...}, ...}`. A name without block_shape is for scales per tensor, token
+and channel. A batch gets the tile of the nearest M. `octavo bench kernels --tune fp8_gemm` makes such files.
 
-Folders, the first that has the file: the one given, $OCTAVO_TUNED_CONFIG_FOLDER, fp8_gemm/ in the cache directory
+The first folder that has the file is used: the one given, $OCTAVO_TUNED_CONFIG_FOLDER, fp8_gemm/ in the cache directory
 (where the tuner writes), tuned/ beside this file.
 """
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def file_name(N: int, K: int, device_name: str, *, blockwise: bool) -> str:
-    """device_name: as CUDA has it, "NVIDIA H200"."""
+    """The file name of a weight's shape. device_name: CUDA's, such as "NVIDIA H200"."""
     block = ",block_shape=[128,128]" if blockwise else ""
     return f"N={N},K={K},device_name={device_name.replace(' ', '_')},dtype=fp8_w8a8{block}.json"
 
@@ -34,7 +34,7 @@ def tune_command(N: int, K: int, *, blockwise: bool) -> str:
 def tuned_tile(
     M: int, N: int, K: int, device_name: str, *, blockwise: bool, folder: str | Path | None = None
 ) -> Tile | None:
-    """The tile for a batch of M, or None where nothing is tuned, which is warned about once for each file.
+    """Returns the tile for a batch of M, or None where nothing is tuned; warns once for each missing file.
 
     Raises TunedConfigError for a malformed file.
     """

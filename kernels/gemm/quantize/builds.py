@@ -1,4 +1,4 @@
-"""How quantization ships: activations of a hidden size that is a multiple of 16, and of one that is none."""
+"""Ahead-of-time builds of quantization: with a hidden size that is a multiple of 16, and one that is not."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What FP8 kernels ask of their inputs."""
+"""Checks of the inputs of FP8 kernels."""
 
 from functools import lru_cache
 
@@ -10,7 +10,7 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def check_input(name: str, x: torch.Tensor) -> None:
-    """A matrix of floats, contiguous along the last dim, on a GPU with e4m3. Raises ValueError otherwise."""
+    """Raises ValueError unless x is a matrix of floats, contiguous in the last dim, on a device with e4m3."""
     if x.dim() != 2 or x.dtype not in _FLOATS or (x.stride(1) != 1 and x.shape[1] > 1):
         raise ValueError(
             f"{name} of shape {tuple(x.shape)}, strides {x.stride()} and {x.dtype}: has to be a matrix of bfloat16, "
@@ -20,12 +20,12 @@ def check_input(name: str, x: torch.Tensor) -> None:
 
 
 def has_e4m3(device: torch.device) -> bool:
-    """Whether it computes with e4m3. A CPU does: there kernels are interpreted."""
+    """True if the device computes with e4m3. A CPU does, since it interprets kernels."""
     return device.type != "cuda" or _capability(device) >= min(FP8_ARCHS)
 
 
 def check_device(device: torch.device) -> None:
-    """Raises ValueError for a GPU that has no e4m3."""
+    """Raises ValueError for a GPU without e4m3."""
     if not has_e4m3(device):
         raise ValueError(
             f"{torch.cuda.get_device_name(device)} has compute capability {_capability(device) / 10:.1f}, FP8 needs "

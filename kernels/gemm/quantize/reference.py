@@ -1,4 +1,4 @@
-"""FP8 quantization as formulas: q = e4m3(x / s), s = max |x| / 448 over whatever shares a scale.
+"""FP8 quantization as formulas: q = e4m3(x / s), s = max |x| / 448 over all numbers that share a scale.
 
 Legend: M rows, K columns, G = ceil(K / 128).
 """
@@ -11,7 +11,7 @@ GROUP = 128
 
 
 def scale_of(amax: torch.Tensor, *, power_of_two: bool = False) -> torch.Tensor:
-    """float32 scales of groups by their largest |x|; NaN where that is not finite (so let amax propagate NaN)."""
+    """float32 scales of groups from their largest |x|; NaN where that is not finite (amax must propagate NaN)."""
     scale = amax.float().clamp_min(MIN_AMAX) / E4M3_MAX
     if power_of_two:
         mantissa, exponent = torch.frexp(scale)
@@ -47,7 +47,7 @@ def quantize_blocks(weight_NK: torch.Tensor, *, power_of_two: bool = False) -> t
 
 
 def spread(scales: torch.Tensor, block: tuple[int, int], shape: tuple[int, int]) -> torch.Tensor:
-    """The scale of each number of a matrix of `shape`, whose blocks of rows x columns have one each."""
+    """The scale of each number of a matrix of `shape` that has one scale per block of rows x columns."""
     return scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)[: shape[0], : shape[1]]
 
 

@@ -12,27 +12,27 @@ from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import E4M3_MAX, narrow
 
 _INFINITY_BITS = tl.constexpr(0x7F800000)
-# Scales are no smaller than this over 448: far below what activations and weights hold, and far enough from float32's
-# smallest numbers for 1 / scale to be finite. A group of zeros gets it.
+# Scales are at least this over 448, which is the scale of a group of zeros: far below real activations and weights, and
+# large enough for 1 / scale to be finite in float32.
 MIN_AMAX = tl.constexpr(1e-10)
 
 
 @jit
 def size_bits(x):
-    """|x| of float32 as an int32 that compares as |x| does; infinity and NaN are above all finite ones."""
+    """|x| of float32 x as int32 with the same order; infinity and NaN are above all finite numbers."""
     return tl.abs(x).to(tl.int32, bitcast=True)
 
 
 @jit
 def scale_of(amax_bits, POWER_OF_TWO: tl.constexpr):
-    """Scale of groups whose largest `size_bits` is amax_bits: amax / 448, or the power of two at or above it.
+    """The scale of groups whose largest `size_bits` is amax_bits: amax / 448, or the power of two at or above it.
 
-    NaN if anything in the group is not finite.
+    NaN if a number in the group is not finite.
     """
     amax = tl.maximum(amax_bits.to(tl.float32, bitcast=True), MIN_AMAX)
     scale = tl.div_rn(amax, tl.full(amax.shape, E4M3_MAX, tl.float32))
     if POWER_OF_TWO:
-        # One is carried into the exponent unless the mantissa is 0.
+        # The addition carries one into the exponent unless the mantissa is 0.
         bits = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
         scale = bits.to(tl.float32, bitcast=True)
     return tl.where(amax_bits < _INFINITY_BITS, scale, float("nan"))
@@ -42,7 +42,7 @@ def scale_of(amax_bits, POWER_OF_TWO: tl.constexpr):
 def quantized(x, scale, dtype: tl.constexpr):
     """e4m3 of float32 x / scale, saturated at +-448; NaN where x is not finite or the scale is NaN.
 
-    scale: broadcasts against x. dtype: that of the output, as kernels.triton_common.numbers.narrow has it.
+    scale: broadcasts against x. dtype: the output's, as for kernels.triton_common.numbers.narrow.
     """
     inverse = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
     is_finite = size_bits(x) < _INFINITY_BITS
@@ -50,9 +50,9 @@ def quantized(x, scale, dtype: tl.constexpr):
 
 
 GROUP = 128
-# A row of up to so many numbers is read once and kept in registers; a longer one is read again, from L2.
+# A row of up to this many numbers is read once and kept in registers; a longer one is read again, from L2.
 _MAX_TILE = 8192
-# 128 numbers of one row are 256 bytes of bf16, 16 rows of them 32 numbers a thread. Few rows are spread over more
+# A group of 128 numbers is 256 bytes of bf16, and 16 rows of it are 32 numbers a thread. Few rows are spread over more
 # programs.
 _ROWS_PER_PROGRAM, _FEW_ROWS = 16, 64
 
@@ -82,7 +82,7 @@ def _tokens_kernel(x, q, scales, row_stride, K, POWER_OF_TWO: tl.constexpr, WHOL
 
 @jit(do_not_specialize=["num_rows"])
 def _groups_kernel(x, q, scales, num_rows, row_stride, K, POWER_OF_TWO: tl.constexpr, ROWS: tl.constexpr):
-    """A program quantizes ROWS rows of one group; scales of successive rows lie together."""
+    """Quantizes ROWS rows of one group per program; scales of successive rows are adjacent."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     group = tl.program_id(1)
     column = group * 128 + tl.arange(0, 128)
@@ -105,9 +105,9 @@ def _blocks_kernel(w, q, scales, num_rows, row_stride, scale_stride, K, POWER_OF
 
 
 def quantize_tokens(x_MK: torch.Tensor, *, power_of_two: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """A scale for each row: (q_MK of float8_e4m3fn, scales_M1 of float32). Of a weight [N, K]: per output channel.
+    """Returns (q_MK of float8_e4m3fn, scales_M1 of float32), a scale per row; for a weight [N, K], per output channel.
 
-    Raises ValueError for inputs that are not as above, or a GPU without e4m3 (before sm_89).
+    Raises ValueError unless x is a matrix of floats, contiguous in the last dim, and the GPU has e4m3 (from sm_89 on).
     """
     check_input("x", x_MK)
     M, K = x_MK.shape
@@ -123,10 +123,10 @@ def quantize_tokens(x_MK: torch.Tensor, *, power_of_two: bool = False) -> tuple[
 
 
 def quantize_groups(x_MK: torch.Tensor, *, power_of_two: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """A scale for each 128 of a row: (q_MK of float8_e4m3fn, scales_MG of float32).
+    """Returns (q_MK of float8_e4m3fn, scales_MG of float32), a scale for each 128 numbers of a row.
 
-    scales_MG is M-major, strides (1, M): a GEMM reads the scales of one group for the rows of its tile, which lie
-    together then, and scaled_mm wants them so. Raises ValueError as quantize_tokens.
+    scales_MG is M-major, strides (1, M): a GEMM reads the scales of one group for all rows of its tile, which are then
+    adjacent, and scaled_mm requires it. Raises ValueError as quantize_tokens does.
     """
     check_input("x", x_MK)
     M, K = x_MK.shape
@@ -143,10 +143,10 @@ def quantize_groups(x_MK: torch.Tensor, *, power_of_two: bool = False) -> tuple[
 
 
 def quantize_blocks(weight_NK: torch.Tensor, *, power_of_two: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """A scale for each 128 x 128: (q_NK of float8_e4m3fn, scales of float32 [ceil(N / 128), G]).
+    """Returns (q_NK of float8_e4m3fn, scales of float32 [ceil(N / 128), G]), a scale for each 128 x 128.
 
-    What DeepSeek's checkpoints hold as weight and weight_scale_inv. Rows of the scales lie a multiple of 4 apart, as
-    scaled_mm wants them. Raises ValueError as quantize_tokens.
+    DeepSeek's checkpoints call them weight and weight_scale_inv. The row stride of the scales is a multiple of 4, as
+    scaled_mm requires. Raises ValueError as quantize_tokens does.
     """
     check_input("weight", weight_NK)
     N, K = weight_NK.shape

@@ -11,11 +11,11 @@ from kernels.kv_cache.latent_write.torch_cpu import mla_cache_write
 
 
 class RopeLatentWrite:
-    """One layer's."""
+    """Rope and cache write of one MLA layer."""
 
     def __init__(self, backend: Backend, *, interleaved: bool, kv_scale: torch.Tensor | None = None) -> None:
-        """interleaved: pairs that rope rotates are (2i, 2i + 1), as they are on a CPU in any case, and not
-        (i, i + R / 2). kv_scale: float32 [1], of a cache of e4m3 on a GPU."""
+        """interleaved: pairs that rope rotates are (2i, 2i + 1), as always on a CPU, instead of (i, i + R / 2).
+        kv_scale: float32 [1], for an e4m3 cache on a GPU."""
         assert interleaved or backend.gpu is not None
         self._on_gpu, self._interleaved, self._kv_scale = backend.gpu is not None, interleaved, kv_scale
 
@@ -31,9 +31,9 @@ class RopeLatentWrite:
         """Rotates the rope parts of queries and of the key that all heads share, in place, and writes the normed latent
         and that key to the cache.
 
-        q_THR, k_TR: of any strides but 1 in the last dim. cos_sin: of kernels.elementwise.rope.CosSinTable. cache: one
-        layer's blocks. slots_T: int64, block * block size + offset, all different; on a GPU -1 is padding, which goes
-        nowhere.
+        q_THR, k_TR: stride 1 in the last dim, any others. cos_sin: from kernels.elementwise.rope.CosSinTable. cache:
+        one layer's blocks. slots_T: int64, block * block size + offset, all different; on a GPU -1 is padding, which is
+        not written.
         """
         k_T1R = k_TR[:, None]
         if not self._on_gpu:

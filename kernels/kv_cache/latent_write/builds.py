@@ -1,4 +1,4 @@
-"""How cache write of MLA ships: DeepSeek's sizes in each cache dtype."""
+"""Ahead-of-time builds of MLA's cache write: DeepSeek's sizes in each cache dtype."""
 
 import torch
 

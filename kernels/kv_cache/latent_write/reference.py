@@ -1,4 +1,4 @@
-"""Writing a cache of MLA, a token at a time."""
+"""MLA's cache write, one token at a time."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Cache write of MLA on a CPU. The layout is that of a GPU: kernels/kv_cache/layout.py.
+"""MLA's cache write on a CPU. The layout is the same as on a GPU: kernels/kv_cache/layout.py.
 
 Legend: T tokens, N blocks, B tokens of a block, L latent size, R rope size, E = L + R.
 """
@@ -9,7 +9,7 @@ import torch
 def mla_cache_write(
     latent_TL: torch.Tensor, rope_TR: torch.Tensor, cache_NBE: torch.Tensor, slots_T: torch.Tensor
 ) -> None:
-    """Writes token t's latent, normed, and its key part, rotated by rope, to slot slots_T[t] = block * B + offset,
+    """Writes token t's normed latent and its key part, rotated by rope, to slot slots_T[t] = block * B + offset,
     rounded to the cache's dtype.
 
     slots_T: int64, all different. The cache is contiguous.

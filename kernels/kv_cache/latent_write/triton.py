@@ -1,4 +1,4 @@
-"""Cache write of MLA on a GPU, quantizing if the cache is FP8. Layout: kernels/kv_cache/layout.py.
+"""MLA's cache write on a GPU, quantizing if the cache is FP8. Layout: kernels/kv_cache/layout.py.
 
 Legend: T tokens, N blocks, B tokens of a block, L latent size, R rope size, E = L + R.
 """
@@ -11,7 +11,7 @@ from kernels.kv_cache.write.triton import to_cache
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import widen
 
-# A program is one token's: with 2 warps, an 8-byte vector of bf16 or more a thread.
+# One program per token: with 2 warps, a thread has at least an 8-byte vector of bf16.
 _NUM_WARPS = 2
 
 
@@ -23,16 +23,16 @@ def mla_cache_write(
     *,
     kv_scale: torch.Tensor | None = None,
 ) -> None:
-    """Writes token t's latent, normed, and its key part, rotated by rope, to slot slots_T[t] = block * B + offset; a
-    negative slot, as padding has it, touches nothing.
+    """Writes token t's normed latent and its key part, rotated by rope, to slot slots_T[t] = block * B + offset,
+    rounded to the cache's dtype. A negative slot (padding) writes nothing.
 
-    latent_TL, rope_TR: fp32, bf16 or fp16, powers of two in size, tokens any stride apart (slices of a projection).
-    Rounded to the cache's dtype. slots_T: int32 or int64; those not negative are all different. May be shorter than T:
-    the rest is not written. kv_scale: float32 [1] on the device, of an e4m3 cache: what is stored is number / scale,
-    saturated at 448.
+    latent_TL, rope_TR: fp32, bf16 or fp16; sizes are powers of two; tokens may have any stride (slices of a
+    projection). slots_T: int32 or int64; slots from 0 on are all different. It may be shorter than T: the other tokens
+    are not written. kv_scale: float32 [1] on the device, for an e4m3 cache, which stores number / scale, saturated at
+    448.
 
-    Raises ValueError for a cache in another layout, shapes that differ, an e4m3 cache without a scale, and a scale of a
-    cache that has none.
+    Raises ValueError for a cache in another layout, shapes that differ, an e4m3 cache without a scale, and a scale for
+    a cache of another dtype.
     """
     latent_size, rope_size = latent_TL.shape[1], rope_TR.shape[1]
     check_mla_cache(cache_NBE, latent_size + rope_size)
@@ -41,8 +41,8 @@ def mla_cache_write(
         size = x.shape[1]
         if len(x) < len(slots_T) or x.stride(1) != 1 or size & (size - 1):
             raise ValueError(
-                f"{name} of shape {tuple(x.shape)}, strides {x.stride()}: at least {len(slots_T)} tokens, as there are "
-                "slots, of a power of two of numbers each, contiguous, are due"
+                f"{name} of shape {tuple(x.shape)}, strides {x.stride()}: expected at least {len(slots_T)} tokens, the "
+                "number of slots, each a contiguous power of two of numbers"
             )
     if len(slots_T):
         _mla_cache_write_kernel[(len(slots_T),)](
@@ -67,8 +67,8 @@ def _mla_cache_write_kernel(
     latent_number, rope_number = tl.arange(0, LATENT), tl.arange(0, ROPE)
     latent = widen(tl.load(latent_TL + token * latent_stride + latent_number))
     rope = widen(tl.load(rope_TR + token * rope_stride + rope_number))
-    # Slots are counted over all blocks, so that the block size is nothing to this kernel. One number as a tensor: the
-    # interpreter makes integers of a scalar's comparisons when it spreads them.
+    # Slots are counted over all blocks, so this kernel needs no block size. A tensor of one number, not a scalar: when
+    # the interpreter broadcasts a scalar's comparison, it becomes an integer.
     slot = tl.load(slots_T + token + tl.arange(0, 1)).to(tl.int64)
     scale = tl.full((1,), 1.0, tl.float32)
     if kv_scale is not None:

@@ -1,4 +1,4 @@
-"""Block copy, a block at a time."""
+"""Block copy, one block at a time."""
 
 import torch
 

@@ -9,7 +9,7 @@ from kernels.kv_cache.write.torch_cpu import TorchRopeCacheWrite
 
 
 class TritonRopeCacheWrite:
-    """What RopeCacheWrite is on a GPU."""
+    """RopeCacheWrite on a GPU."""
 
     __slots__ = ("_eps", "_interleaved", "_kv_scales", "_norms", "_num_heads")
 
@@ -23,8 +23,8 @@ class TritonRopeCacheWrite:
         *,
         interleaved: bool,
     ) -> None:
-        """head_norm_HD: one norm for all heads of q, one for all of k. interleaved: pairs that rope rotates lie side by
-        side, not half a head apart."""
+        """head_norm_HD: one norm for all heads of q, one for all heads of k. interleaved: pairs that rope rotates are
+        adjacent, not half a head apart."""
         self._num_heads, self._eps, self._kv_scales, self._interleaved = num_heads, eps, kv_scales, interleaved
         self._norms: tuple[torch.Tensor, torch.Tensor] | None = None
         if head_norm_HD is not None:
@@ -50,7 +50,7 @@ class TritonRopeCacheWrite:
 
 
 class RopeCacheWrite:
-    """One layer's.
+    """Head norms, rope and cache write of one layer.
 
     Legend: T tokens, H heads, K KV heads, D head size, F = (H + 2 K) * D.
     """
@@ -69,9 +69,9 @@ class RopeCacheWrite:
         kv_scales: KVScales | None = None,
         interleaved: bool = False,
     ) -> None:
-        """head_norm_HD: weights of RMS norms (with `eps`), float32 [H + K, D], of each head of q, then of k; on a GPU
-        all of q's are the same, and all of k's. kv_scales: of a cache of e4m3. interleaved: pairs that rope rotates
-        lie side by side on a GPU, too."""
+        """head_norm_HD: weights of RMS norms (with `eps`), float32 [H + K, D], for each head of q, then of k; on a GPU
+        all heads of q have the same weights, and all heads of k. kv_scales: for an e4m3 cache. interleaved: pairs that
+        rope rotates are adjacent on a GPU, too."""
         if backend.gpu is not None:
             self._op = TritonRopeCacheWrite(
                 num_heads, head_norm_HD, eps, kv_scales, backend.device, interleaved=interleaved
@@ -84,12 +84,13 @@ class RopeCacheWrite:
     def __call__(
         self, qkv_TF: torch.Tensor, cos_sin: torch.Tensor, cache: torch.Tensor, slots_T: torch.Tensor
     ) -> torch.Tensor:
-        """q, [T, H, D], normed and rotated, a view of qkv_TF, which is changed in place; k and v go to the cache.
+        """Writes k and v to the cache, and returns q, [T, H, D], normed and rotated: a view of qkv_TF, which is changed
+        in place.
 
-        Pairs that rope rotates lie side by side (kernels.elementwise.rope.interleave_rope_pairs), on a GPU half a head
-        apart, unless they are `interleaved` there, too. cos_sin: of kernels.elementwise.rope.CosSinTable. cache: one
+        Pairs that rope rotates are adjacent on a CPU (kernels.elementwise.rope.interleave_rope_pairs); on a GPU they
+        are half a head apart, unless `interleaved`. cos_sin: from kernels.elementwise.rope.CosSinTable. cache: one
         layer's blocks (worker.layers.kv_cache). slots_T: int64, block * block size + offset, all different; on a GPU
-        -1 is padding, whose k and v go nowhere.
+        -1 is padding, whose k and v are not written.
         """
         return self._op(qkv_TF, cos_sin, cache, slots_T)
 

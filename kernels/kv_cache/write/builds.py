@@ -1,5 +1,5 @@
-"""How the fused way into the cache ships: Llama in bf16, Qwen3 with head norms and an e4m3 cache, GPT-J's pairs of a
-part of a head."""
+"""Ahead-of-time builds of the fused cache write: Llama in bf16, Qwen3 with head norms and an e4m3 cache, GPT-J's pairs
+in part of a head."""
 
 import torch
 
@@ -27,7 +27,7 @@ def _build(
     is_e4m3: bool = False,
     archs: tuple[int, ...] = ARCHS,
 ) -> KernelBuild:
-    """An e4m3 cache goes with head norms here, and a scale a head."""
+    """Builds with is_e4m3 also have head norms, and a scale per KV head."""
     shape = gpu_cache_shape(num_blocks=64, block_size=16, num_kv_heads=8, head_size=128)
     cache = tensor(torch.float8_e4m3fn, *shape) if is_e4m3 else bf16(*shape)
     norms = HeadNorms(bf16(128), bf16(128), 1e-6) if is_e4m3 else None

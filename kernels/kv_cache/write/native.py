@@ -23,7 +23,7 @@ class RopeCacheWriteStruct(ctypes.Structure):
 
 
 class NativeRopeCacheWrite:
-    """What RopeCacheWrite is with C++ kernels."""
+    """RopeCacheWrite with C++ kernels."""
 
     __slots__ = ("_head_norm_HD", "_kernels", "_shape", "_struct")
 

@@ -1,4 +1,4 @@
-"""Head norms, rope and cache write in plain PyTorch, a token at a time."""
+"""Head norms, rope and cache write in plain PyTorch, one token at a time."""
 
 import torch
 
@@ -20,7 +20,7 @@ def gpu_cache_write(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """To the cache of kernels/kv_cache/layout.py; scales are those of an e4m3 one."""
+    """Writes to a cache in the layout of kernels/kv_cache/layout.py. Scales are for an e4m3 cache."""
     block_size = cache_N2KBD.shape[3]
     for token, slot in enumerate(slots_T.tolist()):
         if slot < 0:
@@ -40,7 +40,7 @@ def rope_cache_write(
     head_norm_HD: torch.Tensor | None,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q [T, H, D], k and v [T, K, D] in float64."""
+    """Returns q [T, H, D], k and v [T, K, D] in float64."""
     qkv_THD = qkv_TF.double().unflatten(1, (-1, head_size))
     qk_THD, v_TKD = qkv_THD[:, : num_heads + num_kv_heads], qkv_THD[:, num_heads + num_kv_heads :]
     if head_norm_HD is not None:

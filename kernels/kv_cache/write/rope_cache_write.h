@@ -1,4 +1,4 @@
-// What happens to q, k and v between their projection and attention: head norms, rope, and the KV cache.
+// The steps between the projection of q, k and v and attention: head norms, rope, and the KV cache write.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace octavo {
 
-// As kernels/kv_cache/write/native.py lays it out.
+// Matches RopeCacheWriteStruct in kernels/kv_cache/write/native.py.
 struct RopeCacheWrite {
     const float* head_norm;  // [heads + kv_heads, head_size] or null
     float eps;
@@ -27,7 +27,7 @@ inline void rotate(float* head, const float* cos_sin, int64_t head_size) {
     }
 }
 
-// q stays in qkv[tokens, (heads + 2 kv_heads) * head_size], rotated; k, rotated, and v go to their slots of the cache.
+// Rotates q in place in qkv[tokens, (heads + 2 kv_heads) * head_size]; writes rotated k, and v, to the cache's slots.
 template <class T>
 void rope_cache_write(const RopeCacheWrite& shape, float* qkv, int64_t tokens, const float* cos_sin,
                       const int64_t* slots, T* cache) {

@@ -1,4 +1,4 @@
-"""Head norms, rope and cache write in PyTorch, one after the other.
+"""Head norms, rope and cache write in PyTorch, as separate ops.
 
 Legend: T tokens, N blocks, B tokens of a block, K KV heads, D head size, E = 2 * K * D numbers of a token.
 """
@@ -20,7 +20,7 @@ def cache_write(cache_NB2KD: torch.Tensor, kv_TE: torch.Tensor, slots_T: torch.T
 
 
 class TorchRopeCacheWrite:
-    """What RopeCacheWrite is without C++ kernels."""
+    """RopeCacheWrite on a CPU without C++ kernels."""
 
     def __init__(
         self, num_heads: int, num_kv_heads: int, head_size: int, head_norm_HD: torch.Tensor | None, eps: float
@@ -35,6 +35,6 @@ class TorchRopeCacheWrite:
         if self._head_norm_HD is not None:
             rotated_THD.copy_(rms_norm(rotated_THD, self._head_norm_HD, self._eps))
         apply_rope_(rotated_THD, cos_sin_T1P)
-        # k and v are the last columns, as a slot of the cache holds them.
+        # k and v are the last columns, in the order of a cache slot.
         cache_write(cache, qkv_TF[:, self._num_heads * self._head_size :], slots_T)
         return rotated_THD[:, : self._num_heads]

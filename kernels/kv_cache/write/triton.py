@@ -18,8 +18,7 @@ from kernels.triton_common.numbers import narrow, widen
 
 
 def check_kv_scales(cache_N2KBD: torch.Tensor, k_scale: torch.Tensor | None, v_scale: torch.Tensor | None) -> None:
-    """Raises ValueError unless both scales are there, float32 [1] or [K], for an e4m3 cache, and neither for
-    another."""
+    """Raises ValueError unless an e4m3 cache has both scales, float32 [1] or [K], and any other cache has none."""
     shapes = ((1,), (cache_N2KBD.shape[2],))
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if cache_N2KBD.dtype is not torch.float8_e4m3fn:
@@ -35,7 +34,7 @@ def check_kv_scales(cache_N2KBD: torch.Tensor, k_scale: torch.Tensor | None, v_s
 
 @jit
 def head_scales(scale_ptr, heads, NUM_SCALES: tl.constexpr):
-    """float32 scales of `heads`, of any shape; NUM_SCALES is 0 (ones), 1 (the same for all) or one a head."""
+    """float32 scales for `heads`, of any shape. NUM_SCALES: 0 (ones), 1 (one for all) or the number of heads."""
     if NUM_SCALES == 0:
         result = tl.full(heads.shape, 1.0, tl.float32)
     elif NUM_SCALES == 1:
@@ -47,7 +46,7 @@ def head_scales(scale_ptr, heads, NUM_SCALES: tl.constexpr):
 
 @jit
 def to_cache(x, scale, dtype: tl.constexpr):
-    """float32 x as a cache of `dtype` stores it; scale broadcasts against x, and is not looked at unless that is
+    """Converts float32 x to the cache's `dtype`. scale broadcasts against x, and is ignored unless the cache is
     e4m3."""
     if (dtype == tl.float8e4nv) | (dtype == tl.uint8):
         result = quantized(x, scale, dtype)
@@ -56,8 +55,8 @@ def to_cache(x, scale, dtype: tl.constexpr):
     return result
 
 
-# Numbers that a program moves: with 4 warps two 16-byte vectors of bf16 a thread. The heads of a program are one
-# token's, so that it reads cosines and sines once.
+# Numbers that a program moves: with 4 warps two 16-byte vectors of bf16 a thread. All heads of a program belong to one
+# token, so that it reads cosines and sines once.
 _TILE, _NUM_WARPS = 2048, 4
 
 
@@ -83,16 +82,16 @@ def rope_cache_write(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q, [T, H, D], normed and rotated, a view of qkv_TF, where it is changed in place; k, normed and rotated, and v go
-    to the cache, and stay as they are in qkv_TF.
+    """Norms and rotates q in place, and returns it as a view of qkv_TF, [T, H, D]. Writes k, normed and rotated, and v
+    to the cache; both stay as they are in qkv_TF.
 
-    qkv_TF: fp32, bf16 or fp16, a row the heads of q, of k, of v; contiguous in the last dim. cos_sin_LR, positions_T,
-    interleaved: of kernels.elementwise.rope.triton.rope_. slots_T: int32 or int64, block * B + offset of each token;
-    where it is negative, as padding has it, the cache is not touched; the others are all different. k_scale, v_scale:
-    float32 [1] or [K] on the device, of an e4m3 cache: what is stored is number / scale, saturated at 448.
+    qkv_TF: fp32, bf16 or fp16; a row has the heads of q, of k, of v; contiguous in the last dim. cos_sin_LR,
+    positions_T, interleaved: as for kernels.elementwise.rope.triton.rope_. slots_T: int32 or int64, block * B + offset
+    of each token; a negative slot (padding) writes nothing; the others are all different. k_scale, v_scale: float32 [1]
+    or [K] on the device, for an e4m3 cache, which stores number / scale, saturated at 448.
 
-    Raises ValueError for a cache in another layout, tensors that do not fit together, and scales that the cache's dtype
-    does not go with.
+    Raises ValueError for a cache in another layout, tensors that do not fit together, and scales that do not suit the
+    cache's dtype.
     """
     check_gpu_cache(cache_N2KBD)
     num_kv_heads, block_size, head_size = cache_N2KBD.shape[2:]
@@ -103,7 +102,7 @@ def rope_cache_write(
             f"{head_size} are {row} columns, contiguous"
         )
     if len(slots_T) != num_tokens:
-        raise ValueError(f"{len(slots_T)} slots for {num_tokens} tokens; padding has slots too, negative ones")
+        raise ValueError(f"{len(slots_T)} slots for {num_tokens} tokens; padding needs slots too, negative ones")
     num_pairs = check_cos_sin(cos_sin_LR, positions_T, num_tokens, head_size)
     check_kv_scales(cache_N2KBD, k_scale, v_scale)
     if head_norms is not None and not head_norms.q_weight.shape == head_norms.k_weight.shape == (head_size,):
@@ -153,8 +152,8 @@ def _rope_cache_write_kernel(
     PAIRS: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """Some heads of one token, which may be q's, k's and v's: a head of v is one with weights of 1 and angles of 0.
-    REST is at least as many as a head's numbers that are not rotated, which may be none."""
+    """Processes some heads of one token, any of q's, k's and v's: a head of v has weights of 1 and angles of 0. REST: a
+    power of two, at least the number of a head's numbers that are not rotated, which may be 0."""
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     is_q, is_v = head < NUM_HEADS, head >= NUM_HEADS + NUM_KV_HEADS
@@ -169,8 +168,8 @@ def _rope_cache_write_kernel(
     else:
         row = tl.load(positions_T + token).to(tl.int64)
     cos, sin = load_cos_sin(cos_sin_LR, row, row_stride, NUM_PAIRS, PAIRS)
-    # One number as a tensor, not a scalar: the interpreter makes integers of a scalar's comparisons when it spreads
-    # them.
+    # A tensor of one number, not a scalar: when the interpreter broadcasts a scalar's comparison, it becomes an
+    # integer.
     slot = tl.load(slots_T + token + tl.arange(0, 1)[None]).to(tl.int64)
 
     if q_weight_D is not None:

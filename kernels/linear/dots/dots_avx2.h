@@ -1,4 +1,4 @@
-// Dot products of weights in 8 and 4 bits with 8-bit inputs, by AVX2. 16 columns are a panel.
+// Dot products of 8-bit and 4-bit weights with 8-bit inputs, by AVX2. A panel has 16 columns.
 #pragma once
 
 #include "../../native/cpp/unroll.h"
@@ -8,7 +8,7 @@
 
 namespace octavo {
 
-// As add_products of dots_fixed.h, of 16 pairs of bytes, unsigned ones in `column`.
+// Like add_products in dots_fixed.h, for 16 pairs of bytes; those in `column` are unsigned.
 inline void add_int4_products(__m256i& sum, __m256i x, __m256i column) {
     __m256i products;
     asm("vpmaddubsw %1, %2, %0" : "=x"(products) : "x"(x), "x"(column));
@@ -21,16 +21,16 @@ inline __m256i all_32_bits(const void* p) {
     return _mm256_set1_epi32(bits);
 }
 
-// 8 halves as floats.
+// Loads 8 halves as floats.
 inline V8 load_halves(const char* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
 
-// Inputs are held in 16 bits, and weights widened to as many: vpmaddwd multiplies pairs of them and adds the two
-// products, and cannot overflow. (vpmaddubsw takes 8 bits, and saturates.)
+// Inputs are held in 16 bits, and weights are widened to 16: vpmaddwd multiplies pairs of them and adds the two
+// products, which cannot overflow. (vpmaddubsw takes 8 bits, but saturates.)
 //
-// A panel is [block][pair of inputs][column][2], with each block's scales, 16 halves, behind it if weights are grouped;
-// else 16 floats, the columns' scales, are behind all blocks.
+// A panel is [block][pair of inputs][column][2]. If weights are grouped, each block's scales, 16 halves, follow it; if
+// not, the columns' scales, 16 floats, follow all blocks.
 template <bool kGrouped>
 struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
     using V = V8;
@@ -107,8 +107,8 @@ struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
     }
 };
 
-// Weights are the unsigned operand of vpmaddubsw, inputs the signed one. A pair of products is at most 3,810, and 16
-// bits hold the sum of the 8 pairs that a block has for each of a column's two lanes.
+// Weights are the unsigned operand of vpmaddubsw, inputs the signed one. A pair of products adds up to at most 3,810,
+// and 16 bits hold the sum of the 8 pairs of a block in each of a column's two lanes.
 struct Int4Dots : Int4Panels<V8>, TileByTile<Int4Dots> {
     using V = V8;
     using Inputs = QuantizedRows<int8_t>;

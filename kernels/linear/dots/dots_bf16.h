@@ -1,5 +1,5 @@
-// The inner loop of bf16 times bf16, for CPUs with AVX512_BF16: two products and a sum in one instruction. A lane's 32
-// bits are a pair of bf16; sums are float32, rounded to nearest, and denormal numbers count as 0.
+// The inner loop of bf16 times bf16 on CPUs with AVX512_BF16: two products and a sum in one instruction. A lane's 32
+// bits hold a pair of bf16; sums are float32, rounded to nearest, and denormal numbers count as 0.
 #pragma once
 
 #include <cstring>
@@ -28,7 +28,7 @@ V all_pairs(const bf16* p) {
     return V::all(pair);
 }
 
-// As the float32 ones in accumulate.h. If count is odd, a row of `a` ends with a 0.
+// Like the float32 versions in accumulate.h. If count is odd, a row of `a` ends with a 0.
 template <class V, int R, int N, class Fetch = NothingAhead>
 inline void accumulate(V (&acc)[R][N], const bf16* a, int64_t lda, const bf16* const (&b)[N], int64_t stride,
                        int64_t count, Fetch ahead = {}) {
@@ -37,7 +37,7 @@ inline void accumulate(V (&acc)[R][N], const bf16* a, int64_t lda, const bf16* c
         multiply_add(acc, [&](int r) { return all_pairs<V>(a + r * lda + 2 * k); },
                      [&](int v) { return load_pairs<V>(b[v] + k * stride); }, DotOfPairs{});
     }
-    // What lies beside the last one may be anything, and 0 times anything is not always 0.
+    // The number paired with the last one is arbitrary, and 0 times an infinity or NaN is not 0.
     if (count % 2) {
         multiply_add(acc, [&](int r) { return all_pairs<V>(a + r * lda + count - 1); },
                      [&](int v) { return only_first(load_pairs<V>(b[v] + count / 2 * stride)); }, DotOfPairs{});

@@ -1,14 +1,14 @@
-// bf16 weights where vectors multiply 16-bit integers faster than floats and know no bf16 (AVX2: 16 products and 8 sums
-// of two in as many instructions as 8 products with their sums take in float32): block fixed point.
+// bf16 weights in block fixed point, for CPUs that multiply 16-bit integers faster than floats and have no bf16
+// instructions (AVX2: as many instructions give 16 products and 8 sums of two as 8 products with sums in float32).
 //
-// 64 inputs of a row share a scale, and so do the 64 weights that belong to them. Their products add up exactly in
-// int32, and the blocks of a row in float32, in their order. Weights have 13 bits and a sign, and a power of 2 as scale:
-// those above a 32nd of the largest of their 64 keep all the bits of bf16.
+// 64 inputs of a row share a scale, and so do the 64 weights that they meet. Their products add up exactly in int32,
+// and the blocks of a row in float32, in order. Weights have 13 bits, a sign, and a power of 2 as scale: weights above
+// 1/32 of the largest of their 64 keep all bits of bf16.
 // Shared exponents: "block floating point", J. H. Wilkinson, Rounding Errors in Algebraic Processes, 1963.
 //
-// Memory holds 12 bits of each, with nothing lost, for a linear of few rows is as fast as its weights come. A bf16
-// number has 8 significant bits, so a weight is a byte, shifted by 0 to 5 bits: below 256 it is a byte as it is, and
-// above there is nothing under its first 8 bits.
+// Memory holds 12 bits of each weight, without loss, since reading weights limits a linear of few rows. A bf16 number
+// has 8 significant bits, so a weight is a byte shifted by 0 to 5 bits: below 256 the byte itself, and above that the
+// bits under the first 8 are all 0.
 #pragma once
 
 #include <cmath>
@@ -21,8 +21,8 @@
 
 namespace octavo {
 
-// acc += x.first * column.first + x.second * column.second, in each of 8 pairs. Written out, for compilers copy every
-// sum to another register and back.
+// acc += x.first * column.first + x.second * column.second, in each of 8 pairs. Inline assembly, because compilers copy
+// every sum to another register and back.
 inline void add_products(__m256i& acc, __m256i x, __m256i column) {
     __m256i products;
     asm("vpmaddwd %2, %1, %0" : "=x"(products) : "x"(x), "x"(column));
@@ -41,8 +41,8 @@ struct FixedWeights {
     static_assert(FixedRows::kBlock * FixedRows::kLimit * ((1 << kBits) - 1) <= INT32_MAX);
 
     int values[FixedRows::kBlock] = {};
-    // Of the scale, as a float has it. 255, infinity, if a weight is no number: each sum, of zeros, is then none, as it
-    // should be.
+    // The biased exponent of the scale as a float. 255, infinity, if a weight is infinite or NaN: values are then 0,
+    // and each sum becomes NaN, as it should.
     uint8_t exponent = 1;
 
     FixedWeights(const bf16* weights, int64_t count) {
@@ -65,9 +65,10 @@ struct FixedWeights {
     }
 };
 
-// A block of a panel as memory holds it: [2 pairs of inputs]{32 of [the first pair's signs and shifts in the low 4
-// bits, the second's in the high ones], 32 of the first pair's bytes, 32 of the second's}, exponents of the columns'
-// scales. Of 32, byte 2 i is of element i of the first 8 columns' pairs, byte 2 i + 1 of that of the next 8.
+// A block of a panel in memory: [2 pairs of inputs]{32 bytes with the first pair's signs and shifts in the low 4 bits
+// and the second pair's in the high ones, 32 bytes of the first pair's values, 32 of the second's}, then the exponents
+// of the columns' scales. In each 32, byte 2 i is for element i of the first 8 columns' pairs, byte 2 i + 1 for that of
+// the next 8.
 class StoredBlock {
    public:
     static constexpr int64_t kColumns = kPanel<V8>, kVector = 2 * kColumns;
@@ -79,7 +80,7 @@ class StoredBlock {
         factors_ = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kFactors)));
     }
 
-    // Weights [i] of column c, into a block of zeros.
+    // Puts the weights of column c into a block of zeros.
     static void put(const FixedWeights& weights, int64_t c, char* block) {
         block[kValueBytes + c] = static_cast<char>(weights.exponent);
         for (int64_t i = 0; i < FixedRows::kBlock; i++) {
@@ -94,7 +95,7 @@ class StoredBlock {
         }
     }
 
-    // Of inputs 2 k and 2 k + 1, of the first or the next 8 columns.
+    // The weights of inputs 2 k and 2 k + 1 for columns 8 v to 8 v + 7.
     __m256i pairs(int64_t k, int v) const {
         const __m256i codes = load(k / 2 * 3), bytes = load(k / 2 * 3 + 1 + k % 2);
         const __m256i code = _mm256_and_si256(k % 2 ? _mm256_srli_epi16(codes, 4) : codes, _mm256_set1_epi8(15));
@@ -117,7 +118,7 @@ class StoredBlock {
     __m256i factors_;
 };
 
-// The same, ready: what its `pairs` and `scales` give.
+// A StoredBlock whose `pairs` and `scales` are already computed.
 class OpenBlock {
    public:
     explicit OpenBlock(const StoredBlock& stored) : scales_{stored.scales(0), stored.scales(1)} {
@@ -156,8 +157,8 @@ struct FixedDots {
         }
     }
 
-    // Rows [first, last) times panel p. All rows' tiles take a block before any takes the next: it is opened once, and
-    // stays in L1.
+    // Computes rows [first, last) times panel p. The tiles of all rows process a block before the next one: a block is
+    // opened once, and stays in L1.
     template <class Output>
     static void panel(const Inputs& inputs, int64_t first, int64_t last, const char* panel, const char* next, int64_t p,
                       const Output& output) {
@@ -167,7 +168,7 @@ struct FixedDots {
         for (int64_t b = 0; b < inputs.blocks; b++) {
             const StoredBlock stored(panel + b * kBlockBytes);
             const char* ahead = next + b * kBlockBytes;
-            // One tile alone opens a block in registers, which is quicker than to store and load it.
+            // A single tile opens the block in registers, which is faster than storing and loading it.
             if (rows <= kRows) {
                 each_tile(inputs, first, last, b, stored, ahead, sums);
             } else {
@@ -184,14 +185,14 @@ struct FixedDots {
         V of[2];
     };
 
-    // What to bring into L2 meanwhile.
+    // Memory to prefetch into L2 meanwhile.
     struct Ahead {
         const char* place;
         int64_t step;
     };
 
-    // Block b for rows [first, last), in tiles of nearly equal heights, of which each brings its share of what is ahead
-    // from memory.
+    // Computes block b for rows [first, last), in tiles of nearly equal height; each prefetches its share of what is
+    // ahead.
     template <class Block>
     static void each_tile(const Inputs& inputs, int64_t first, int64_t last, int64_t b, const Block& block,
                           const char* ahead, Sums* sums) {
@@ -203,7 +204,7 @@ struct FixedDots {
         }
     }
 
-    // `rows`, at most R, from `first` on.
+    // Computes `rows` rows, at most R, from row `first` on.
     template <int R, class Block>
     static void tile(int64_t rows, const Inputs& inputs, int64_t first, int64_t b, const Block& block, Ahead ahead,
                      Sums* sums) {

@@ -1,10 +1,10 @@
-// Dot products of weights in 8 and 4 bits with 8-bit inputs, by AVX512_VNNI. 32 columns are a panel.
+// Dot products of 8-bit and 4-bit weights with 8-bit inputs, by AVX512_VNNI. A panel has 32 columns.
 //
-// vpdpbusd adds four products of an unsigned and a signed byte to 32 bits, exactly. Weights are the unsigned, inputs
-// the signed bytes. Integers and the order of floats are those of dots_avx2.h: so are the results, to the bit.
+// vpdpbusd adds four products of an unsigned and a signed byte to 32 bits, exactly. Weights are the unsigned bytes,
+// inputs the signed ones. Integers and the order of floats are those of dots_avx2.h, and so results are bitwise equal.
 //
-// A block of 6 rows is 96 of them: at least 48 cycles. In llvm-mca's model of Ice Lake it takes 73 with 8-bit
-// weights, 77 if those are grouped, and 108 with 4-bit ones: what scales a block's integers takes the same two ports.
+// A block of 6 rows needs 96 vpdpbusd: at least 48 cycles. In llvm-mca's model of Ice Lake it takes 73 with 8-bit
+// weights, 77 if those are grouped, and 108 with 4-bit ones: the scaling of a block's integers uses the same two ports.
 #pragma once
 
 #include <cstring>
@@ -16,7 +16,7 @@
 
 namespace octavo {
 
-// A tile holds the integers of a block and the sums of all blocks: 2 x 6 x 2 registers of 32.
+// A tile of 6 rows keeps a block's integers and the sums of all blocks in 2 x 6 x 2 of the 32 registers.
 constexpr int kDotRows = 6;
 
 inline __m512i load_bytes(const void* p) { return _mm512_loadu_si512(p); }
@@ -37,15 +37,15 @@ OCTAVO_INLINED inline void add_dots(__m512i (&dots)[R][2], const int8_t* x, __m5
     });
 }
 
-// 16 halves as floats.
+// Loads 16 halves as floats.
 inline V16 load_halves(const char* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 
-// Weights are held with 128 added; 128 times the inputs is taken off before they are multiplied.
+// Weights are stored with 128 added; sums start at -128 times the inputs to correct for it.
 //
-// A panel is [block][quad of inputs][column][4], with each block's scales, 32 halves, behind it if weights are grouped;
-// else 32 floats, the columns' scales, are behind all blocks.
+// A panel is [block][quad of inputs][column][4]. If weights are grouped, each block's scales, 32 halves, follow it; if
+// not, the columns' scales, 32 floats, follow all blocks.
 template <bool kGrouped>
 struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
     using V = V16;

@@ -10,15 +10,15 @@
 
 namespace octavo {
 
-// 8 values rounded to nearest.
+// Stores 8 values, rounded to nearest.
 inline void store_rounded(V8 values, int16_t* y) {
     const __m256i whole = _mm256_cvtps_epi32(values.x);
     const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(y), halves);
 }
 
-// x[r][b * kBlock + i] is about scales[b][r] * values[b][r][i]; zeros fill the last block. A block's rows lie together,
-// so that a tile finds them at constant distances.
+// x[r][b * kBlock + i] is about scales[b][r] * values[b][r][i]; zeros fill the last block. The rows of a block are
+// adjacent, so that a tile finds them at constant distances.
 struct FixedRows {
     using Value = int16_t;
     static constexpr int64_t kBlock = 64;
@@ -28,14 +28,14 @@ struct FixedRows {
     int16_t* values;  // [blocks, rows, kBlock]
     float* scales;    // [blocks, rows]
 
-    // Of x[rows, inputs], normed first if the linear has a norm.
+    // Rounds x[rows, inputs], after the norm if the linear has one.
     static FixedRows of(const Linear& linear, const float* x, int64_t rows) {
         const int64_t inputs = linear.inputs, blocks = (inputs + kBlock - 1) / kBlock;
         const int64_t value_bytes = blocks * rows * kBlock * sizeof(int16_t);
         char* memory = static_cast<char*>(scratch(kSlotRows, value_bytes + blocks * rows * sizeof(float)));
         const FixedRows result = {blocks, rows, reinterpret_cast<int16_t*>(memory),
                                   reinterpret_cast<float*>(memory + value_bytes)};
-        // So few that a batch of 8 is rounded by more than one thread.
+        // Few enough that several threads round a batch of 8.
         const int64_t rows_per_task = std::max<int64_t>(1, 2048 / inputs);
         parallel((rows + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
             for (int64_t r = task * rows_per_task; r < std::min(rows, (task + 1) * rows_per_task); r++) {

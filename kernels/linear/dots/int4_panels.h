@@ -1,4 +1,4 @@
-// Weights in 4 bits as panels of columns.
+// 4-bit weights as panels of columns.
 #pragma once
 
 #include <cstring>
@@ -8,13 +8,13 @@
 
 namespace octavo {
 
-// To column c of halves.
+// Stores a half for column c.
 inline void pack_half(uint16_t half, int64_t c, char* halves) {
     std::memcpy(halves + c * sizeof half, &half, sizeof half);
 }
 
-// A panel is [block]{[2 quads of inputs, as low and as high nibbles][column][4], halves: the columns' scales, then
-// their minima}.
+// A panel is [block]{[2 quads of inputs, in low and in high nibbles][column][4], then halves: the columns' scales and
+// the columns' minima}.
 template <class V>
 struct Int4Panels {
     static constexpr int64_t kColumns = kPanel<V>;

@@ -1,19 +1,19 @@
-// y = x W^T + b by register tiles over packed weights: on integers within each block of inputs, in float32 from block
-// to block. Of weights in 8 or 4 bits, for which reference.py beside this file has the formulas, and of bf16 ones in
-// fixed point (dots_fixed.h).
+// y = x W^T + b by register tiles over packed weights: in integers within each block of inputs, in float32 across
+// blocks. For 8-bit and 4-bit weights, whose formulas are in kernels/linear/reference.py, and for bf16 weights in fixed
+// point (dots_fixed.h).
 //
-// Dot products of integers are exact, and sums of floats run over the blocks in their order, in one accumulator: a
-// row's result has the same bits whatever the other rows are, and however rows and columns are dealt out to tiles and
+// Dot products of integers are exact, and sums of floats run over the blocks in order, in one accumulator: a row's
+// result has the same bits whatever the other rows are, and however rows and columns are divided among tiles and
 // threads.
 //
-// How weights are packed, and a dot product steps, is up to a path's Dots:
-//     V                   its outputs come as vectors of these, two for a panel's columns
-//     Inputs              rows of inputs, as quantized_rows.h and fixed_rows.h have them
-//     kRows               most rows of a tile
-//     kBlockBytes         of a panel, for each block of inputs
-//     kPanelBytes         of a panel, after those of its blocks
+// A path's Dots defines how weights are packed and how dot products are computed:
+//     V                   the vector type of outputs, two of them for a panel's columns
+//     Inputs              rows of inputs: those of quantized_rows.h or fixed_rows.h
+//     kRows               the most rows of a tile
+//     kBlockBytes         bytes of a panel for each block of inputs
+//     kPanelBytes         bytes of a panel after its blocks
 //     pack(...)           packs one panel
-//     panel(...)          brings the sums of one panel for some rows to an output
+//     panel(...)          passes the sums of one panel for some rows to an output
 #pragma once
 
 #include "../outputs.h"
@@ -21,7 +21,7 @@
 
 namespace octavo {
 
-// What to bring into L2 meanwhile: with each block, so many bytes of the next panel.
+// Prefetches into L2: with each block, `step` bytes of the next panel.
 struct AheadOfBlocks {
     const char* place;
     int64_t step;
@@ -30,12 +30,12 @@ struct AheadOfBlocks {
     }
 };
 
-// Of Dots that have, instead of `panel`,
+// The `panel` of Dots that provide
 //     sums<R>(...)        computes R rows times one panel
 template <class Dots>
 struct TileByTile {
-    // Rows [first, last) times panel p, in tiles of nearly equal heights, of which each brings its share of the next
-    // panel from memory.
+    // Computes rows [first, last) times panel p, in tiles of nearly equal height; each prefetches its share of the next
+    // panel.
     template <class Inputs, class Output>
     static void panel(const Inputs& inputs, int64_t first, int64_t last, const char* panel, const char* next, int64_t p,
                       const Output& output) {
@@ -48,7 +48,7 @@ struct TileByTile {
     }
 
    private:
-    // `rows`, at most R, from row r on.
+    // Computes `rows` rows, at most R, from row r on.
     template <int R, class Inputs, class Output>
     static void tile(int64_t rows, const Inputs& inputs, int64_t r, const char* panel, int64_t p, AheadOfBlocks ahead,
                      const Output& output) {
@@ -70,21 +70,21 @@ struct DotsLinear {
 
     static int64_t bytes(const Linear& linear) { return num_panels<V>(linear) * panel_bytes(linear); }
 
-    // `panels` holds zeros.
+    // Packs into `panels`, which hold zeros.
     static void pack(const Linear& linear, const WeightRows& weights, char* panels) {
         parallel(num_panels<V>(linear),
                  [&](int64_t p) { Dots::pack(linear, weights, p, panels + p * panel_bytes(linear)); });
     }
 
-    // Brings the sums of all panels for x[rows, inputs] to `output`.
+    // Passes the sums of all panels for x[rows, inputs] to `output`.
     template <class Output>
     static void forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
         const Inputs inputs = Inputs::of(linear, x, rows);
-        // Rows of a block of rows stay in half of a 512 KiB L2 while all panels pass by, a panel in L1 for all its tiles.
+        // A block of rows stays in half of a 512 KiB L2 over all panels; a panel stays in L1 for all its tiles.
         const int64_t row_bytes = inputs.blocks * Inputs::kBlock * sizeof(typename Inputs::Value);
         const int64_t fitting = std::max<int64_t>(1, 196608 / row_bytes / Dots::kRows) * Dots::kRows;
         const int64_t row_blocks = (rows + fitting - 1) / fitting, panels = num_panels<V>(linear);
-        // Some tasks for each thread, so that one with a busy core does fewer.
+        // Several tasks per thread, so that a thread on a busy core does fewer.
         const int64_t groups = std::min(panels, std::max<int64_t>(1, (8 * threads() + row_blocks - 1) / row_blocks));
         parallel(row_blocks * groups, [&](int64_t task) {
             const int64_t i = task / groups, g = task % groups;

@@ -1,4 +1,4 @@
-// Inputs of quantized linears: rows rounded to 8-bit integers, with a scale for each block of them.
+// Inputs of quantized linears: rows rounded to 8-bit integers, with a scale for each block.
 #pragma once
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 
 namespace octavo {
 
-// Inputs that share a scale, of a row as of weights. One scale for whole rows costs SmolLM2 some
-// times the perplexity of one for each 32 inputs: see docs/quantization.md.
+// Inputs that share a scale, in rows and in weights. With one scale for whole rows, SmolLM2's perplexity is several
+// times that of a scale for each 32 inputs: see docs/quantization.md.
 constexpr int64_t kBlock = 32;
 
 inline int64_t num_blocks(int64_t inputs) { return (inputs + kBlock - 1) / kBlock; }
 
-// x[r][b * kBlock + i] is about scales[b][r] * values[b][r][i]; zeros fill the last block. A block's rows lie together,
-// so that a tile finds them at constant distances.
+// x[r][b * kBlock + i] is about scales[b][r] * values[b][r][i]; zeros fill the last block. The rows of a block are
+// adjacent, so that a tile finds them at constant distances.
 template <class T>
 struct QuantizedRows {
     using Value = T;
@@ -28,9 +28,9 @@ struct QuantizedRows {
     Value* values;    // [blocks, rows, kBlock], -127 to 127
     float* scales;    // [blocks, rows]
     float* offsets;   // [blocks, rows]: a scale times the sum of its values
-    int32_t* starts;  // [blocks, rows]: -128 times that sum, where sums of products with weights + 128 start
+    int32_t* starts;  // [blocks, rows]: -128 times that sum, the start of sums of products with weights + 128
 
-    // Of x[rows, inputs], normed first if the linear has a norm.
+    // Rounds x[rows, inputs], after the norm if the linear has one.
     static QuantizedRows of(const Linear& linear, const float* x, int64_t rows);
 };
 
@@ -59,14 +59,14 @@ inline void store_values(__m256i values, int8_t* place) {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(place), _mm_packs_epi16(words, words));
 }
 
-// To the nearest of -127 to 127 scales, of two the even one; the largest becomes 127 or -127. A block with an infinity
-// or NaN has NaN as its scale, which then shows in every output; the scale of one whose numbers are all below 2^-100 is
-// 0.
+// Rounds a block to -127 to 127 times its scale, ties to even; the largest number becomes 127 or -127. A block with an
+// infinity or NaN has the scale NaN, so that every output becomes NaN; a block whose numbers are all below 2^-100 has
+// the scale 0.
 template <class Value>
 void quantize_block(const float* x, Value* values, float& scale, float& offset, int32_t& start) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     __m256i most = _mm256_setzero_si256();
-    // Bits of magnitudes are ordered as these are, with NaN above infinity.
+    // The bits of magnitudes have the order of the magnitudes, with NaN above infinity.
     for (int i = 0; i < kBlock; i += 8) most = _mm256_max_epi32(most, _mm256_and_si256(load_bits(x + i), magnitude));
     const int32_t bits = largest(most);
     float range;

@@ -1,1 +1,1 @@
-"""The order in which a grouped GEMM takes the pairs of tokens and experts: by expert, in blocks of one expert each."""
+"""The order of (token, expert) pairs in a grouped GEMM: by expert, in blocks of one expert each."""

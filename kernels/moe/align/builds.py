@@ -1,4 +1,4 @@
-"""How alignment ships: for 256 experts."""
+"""Ahead-of-time builds of alignment: for 256 experts."""
 
 from kernels.moe.align import triton as gpu
 from kernels.triton_common.kernel_build import KernelBuild

@@ -4,7 +4,7 @@ import torch
 
 
 def align_reference(experts_TK: torch.Tensor, num_experts: int, block_m: int) -> list[tuple[int, list[int]]]:
-    """Of each block that is needed: its expert and its pairs, fewer than block_m in an expert's last one."""
+    """Returns (expert, pairs) of each non-empty block; an expert's last block may have fewer than block_m pairs."""
     flat = experts_TK.flatten().tolist()
     blocks = []
     for expert in range(num_experts):

@@ -12,28 +12,28 @@ import triton.language as tl
 
 from kernels.triton_common.jit import jit
 
-# Pairs of one program: 8 tokens a step of a decode batch of 256 has 8 chunks. A program counts what is before its chunk
-# by itself, so there are two launches; for 32,768 pairs it reads 128 KiB of counts for that, from L2.
+# Pairs of one program: a decode batch of 256 tokens with 8 experts each has 8 chunks. Each program adds up the counts
+# before its chunk itself, so there are two launches; for 32,768 pairs that reads 128 KiB of counts, from L2.
 CHUNK = 256
-# Pairs, blocks or chunks that are compared with all experts at a time: with 256 experts 32 numbers for each thread.
+# Pairs, blocks or chunks compared with all experts at once: with 256 experts 32 numbers a thread.
 STEP = 32
 NUM_WARPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlignedPairs:
-    """What each block of rows of a grouped GEMM computes."""
+    """The pairs and the expert of each block of rows of a grouped GEMM."""
 
     block_m: int
     pairs_BM: torch.Tensor  # int32 [B * M]: a pair, or -1 for rows at the end of an expert's last block
-    block_experts_B: torch.Tensor  # int32; -1 for blocks that are not needed
+    block_experts_B: torch.Tensor  # int32; -1 for empty blocks
 
 
 def align(experts_TK: torch.Tensor, num_experts: int, block_m: int) -> AlignedPairs:
-    """Pairs by expert, in the order of pairs; each expert's begin a new block of block_m rows.
+    """Sorts pairs by expert, keeping their order; each expert's pairs begin a new block of block_m rows.
 
-    experts_TK: int32, contiguous, below num_experts; pairs of a negative one, another rank's or padding, are nowhere.
-    How many blocks there are is a function of the shapes alone: as many as may be needed.
+    experts_TK: int32, contiguous, below num_experts. Pairs with a negative expert (another rank's, or padding) are left
+    out. The number of blocks depends on shapes alone: the most that may be needed.
     """
     assert experts_TK.is_contiguous()
     num_pairs, device = experts_TK.numel(), experts_TK.device
@@ -57,7 +57,7 @@ def align(experts_TK: torch.Tensor, num_experts: int, block_m: int) -> AlignedPa
 
 @jit
 def _is_of(experts_TK, first, num_pairs, BLOCK_E: tl.constexpr, STEP: tl.constexpr):
-    """int32 [STEP, BLOCK_E]: 1 where a pair is an expert's; and the pairs' experts, -1 where there is no pair."""
+    """Returns int32 [STEP, BLOCK_E], 1 where a pair has that expert, and the pairs' experts, -1 past the last pair."""
     pairs = first + tl.arange(0, STEP)
     experts = tl.load(experts_TK + pairs, mask=pairs < num_pairs, other=-1)
     return (experts[:, None] == tl.arange(0, BLOCK_E)[None]).to(tl.int32), experts
@@ -74,7 +74,7 @@ def _count_kernel(
     CHUNK: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Of each chunk, how many pairs each expert has. And no row has a pair yet."""
+    """Counts the pairs of each expert in each chunk, and fills pairs_BM with -1."""
     chunk = tl.program_id(0)
     counts = tl.zeros((BLOCK_E,), tl.int32)
     for start in range(0, CHUNK, STEP):
@@ -113,11 +113,11 @@ def _place_kernel(
         before += tl.sum(tl.where((chunks < chunk)[:, None], of_chunks, 0), 0)
     rows = tl.cdiv(counts, BLOCK_M) * BLOCK_M
     ends = tl.cumsum(rows, 0)
-    # Where each expert's next pair goes.
+    # The row of each expert's next pair.
     places = ends - rows + before
     for start in range(0, CHUNK, STEP):
         is_of, pair_experts = _is_of(experts_TK, chunk * CHUNK + start, num_pairs, BLOCK_E, STEP)
-        # Each pair comes behind those of its expert that are before it.
+        # A pair's row follows the rows of its expert's earlier pairs.
         own_places = places[None] + tl.cumsum(is_of, 0) - is_of
         place = tl.sum(is_of * own_places, 1)
         pairs = chunk * CHUNK + start + tl.arange(0, STEP)
@@ -127,7 +127,7 @@ def _place_kernel(
     for start in range(0, share, STEP):
         i = start + tl.arange(0, STEP)
         blocks = chunk * share + i
-        # The expert before whose end, and not before that of those before it, the block begins.
+        # The first expert whose rows end after the block's begin.
         expert = tl.sum((ends[None] <= (blocks * BLOCK_M)[:, None]).to(tl.int32), 1)
         expert = tl.where(expert < BLOCK_E, expert, -1)
         tl.store(block_experts_B + blocks, expert, mask=(i < share) & (blocks < num_blocks))

@@ -1,1 +1,1 @@
-"""The experts of a mixture: gated MLPs, each of them on the tokens that are routed to it."""
+"""The experts of a mixture: gated MLPs, each applied to the tokens that are routed to it."""

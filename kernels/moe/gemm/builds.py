@@ -1,4 +1,4 @@
-"""How the grouped GEMM ships: every tile, gated and not, in bf16 and e4m3."""
+"""Ahead-of-time builds of the grouped GEMM: every tile, gated and not, in bf16 and e4m3."""
 
 import torch
 

@@ -1,8 +1,8 @@
-"""Tiles of the grouped GEMM: defaults, and tuned ones in the naming and format of vLLM's fused_moe.
+"""Tiles of the grouped GEMM: defaults, and tuned ones from files with the names and format of vLLM's fused_moe.
 
 `E=128,N=768,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json` is for 128 experts of size 768 on one
 rank, with block-quantized weights; bf16 and fp16 files have neither dtype nor block_shape. A file maps numbers of
-tokens to tiles; a batch takes that of the nearest. Folders, the first that has the file: the one given,
+tokens to tiles; a batch gets the tile of the nearest number. The first folder that has the file is used: the one given,
 $OCTAVO_TUNED_CONFIG_FOLDER, moe_gemm/ in the cache directory.
 """
 
@@ -26,40 +26,40 @@ from kernels.triton_common.tuned_tiles import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeTile:
-    """Rows of a block, columns and depth of what one program has in shared memory at a time, and how it is launched."""
+    """Rows of a block, columns and depth of a program's tile in shared memory, and its launch parameters."""
 
     block_m: int
-    # Of the result. A gated program reads as many columns of gate and of up, so these are half of the other's.
+    # Columns of the result. A gated program reads as many columns of both gate and up, so it has half of the other's.
     gated_block_n: int
     down_block_n: int
     # Bytes of K: 64 numbers of bf16, or 128 of e4m3, which share a scale.
     depth_bytes: int
     num_warps: int
     num_stages: int
-    # So many blocks of rows are computed beside each other before the next columns: an expert's weights stay in L2.
+    # Blocks of rows computed before the next columns, so that an expert's weights stay in L2.
     group_m: int
 
 
-# Few rows an expert: time is the reading of weights. A stage has 18 KiB, so 3 programs of 4 stages are on an SM of
-# Hopper, and each still fits an L40S. 16 rows are the least that tensor cores take.
+# For few rows an expert, where the time is that of reading weights. A stage has 18 KiB, so an SM of Hopper holds 3
+# programs of 4 stages, and each still fits an L40S. 16 rows are the fewest that tensor cores take.
 FEW = MoeTile(block_m=16, gated_block_n=64, down_block_n=128, depth_bytes=128, num_warps=4, num_stages=4, group_m=1)
-# From 64 rows on there is wgmma; 24 KiB a stage.
+# From 64 rows on, wgmma works; 24 KiB a stage.
 SOME = MoeTile(block_m=64, gated_block_n=64, down_block_n=128, depth_bytes=128, num_warps=4, num_stages=4, group_m=8)
-# Two warp groups of 64 rows share what is read of the weights; 32 KiB a stage, of which 3 fit an L40S.
+# Two warp groups of 64 rows share the weights they read; 32 KiB a stage, of which 3 fit an L40S.
 MANY = MoeTile(block_m=128, gated_block_n=64, down_block_n=128, depth_bytes=128, num_warps=8, num_stages=3, group_m=8)
-# Rows do not depend on the batch if the tile does not: one that serves decode steps and prefills.
+# A row does not depend on the batch if the tile does not. This one serves both decode steps and prefills.
 INVARIANT = SOME
 
 
 def tile_for(num_pairs: int, num_experts: int) -> MoeTile:
-    """By the mean number of pairs of an expert."""
+    """Chooses by the mean number of pairs per expert."""
     mean = num_pairs / num_experts
     if mean <= FEW.block_m:
         return FEW
     return SOME if mean <= SOME.block_m else MANY
 
 
-# Columns of a block-quantized weight that share a scale, which a tile reads one of.
+# Columns of a block-quantized weight that share a scale: a tile reads a single scale.
 _MAX_FP8_BLOCK_N = 128
 # The fewest columns that tensor cores take in Triton.
 _MIN_BLOCK_N = 16
@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 
 
 def file_name(num_experts: int, size: int, device_name: str, *, is_fp8: bool) -> str:
-    """num_experts: of this rank. size: of an expert's MLP. device_name: as CUDA has it, "NVIDIA H200"."""
+    """num_experts: this rank's. size: of an expert's MLP. device_name: CUDA's, such as "NVIDIA H200"."""
     dtype = ",dtype=fp8_w8a8,block_shape=[128,128]" if is_fp8 else ""
     return f"E={num_experts},N={size},device_name={device_name.replace(' ', '_')}{dtype}.json"
 
@@ -77,7 +77,7 @@ def file_name(num_experts: int, size: int, device_name: str, *, is_fp8: bool) ->
 def tuned_tile(
     num_tokens: int, num_experts: int, size: int, device_name: str, *, is_fp8: bool, folder: str | Path | None = None
 ) -> MoeTile | None:
-    """The tile for so many tokens, or None where nothing is tuned, which is warned about once for each file.
+    """Returns the tile for num_tokens, or None where nothing is tuned; warns once for each missing file.
 
     Raises TunedConfigError for a malformed file.
     """
@@ -86,8 +86,8 @@ def tuned_tile(
 
 
 def as_moe_tile(tile: Tile, *, is_fp8: bool) -> MoeTile:
-    """vLLM computes gate and up as columns of one GEMM, with SiLU in a kernel of its own. Here a gated program has both
-    of a column, so half as many of either are as large a tile."""
+    """Converts vLLM's tile. vLLM computes gate and up as columns of one GEMM, and SiLU in a separate kernel. Here a
+    gated program computes gate and up of a column, so half as many columns make a tile of the same size."""
     return MoeTile(
         block_m=tile.block_m,
         gated_block_n=max(_MIN_BLOCK_N, tile.block_n // 2),
@@ -105,8 +105,8 @@ def _tiles(num_experts: int, size: int, device_name: str, is_fp8: bool, folder: 
     path = find_file(name, op="moe_gemm", folder=folder)
     if path is None:
         logger.warning(
-            "no tuned configuration %s: default tiles are used, %s, by how many pairs an expert has, which may be "
-            "slower; a file of that name made for vLLM is taken from the folder that %s names",
+            "no tuned configuration %s: default tiles are used (%s, by the number of pairs per expert), which may be "
+            "slower; a file of that name made for vLLM is read from the folder that %s names",
             name,
             ", ".join(f"{tile.block_m} x {tile.down_block_n}" for tile in (FEW, SOME, MANY)),
             FOLDER_VARIABLE,

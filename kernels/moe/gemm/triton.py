@@ -1,8 +1,8 @@
-"""Mixture of experts on a GPU: gate and up with SiLU, down, and the sum by the router's weights.
+"""Mixture of experts on a GPU: gate and up with SiLU, down, and the sum weighted by the router.
 
-In bf16 or fp16, or with e4m3 weights in blocks of 128 x 128 and activations quantized in groups of 128 numbers, as
-kernels.gemm.quantize has both. No sum is by atomics: each row is added up in the order of K, and the experts of a token
-in the order of its routing.
+Computes in bf16 or fp16, or with e4m3 weights in blocks of 128 x 128 and activations quantized in groups of 128
+numbers, both as in kernels.gemm.quantize. No sum uses atomics: each row is added up in the order of K, and the experts
+of a token in the order of its routing.
 
 T tokens, K experts of a token, E experts, H hidden size, I size of an expert's MLP, N = T * K pairs; BM, BN, BK a tile.
 """
@@ -21,15 +21,15 @@ from kernels.moe.gemm.tiles import INVARIANT, MoeTile, tile_for, tuned_tile
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import dot, narrow, tile_of_program, widen
 
-# Of a block-quantized weight, rows and columns that share a scale; of activations, columns.
+# Rows and columns of a block-quantized weight, and columns of activations, that share a scale.
 GROUP = 128
-# Numbers of a token that one program adds up: with 4 warps a 16-byte vector of bf16 a thread.
+# Numbers of a token per program of the sum: with 4 warps a 16-byte vector of bf16 a thread.
 _COMBINE_TILE, _COMBINE_WARPS = 1024, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Weights of this rank's experts, contiguous: bf16 or fp16, or e4m3 with float32 scales of blocks of 128 x 128."""
+    """Weights of this rank's experts, contiguous: bf16, fp16, or e4m3 with float32 scales per block of 128 x 128."""
 
     gate_up_E2IH: torch.Tensor  # the gate's rows, then up's
     down_EHI: torch.Tensor
@@ -74,17 +74,18 @@ def run_experts(
     tuned_folder: str | Path | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """sum over k of weights_TK[t, k] * down(silu(gate(x_t)) * up(x_t)) of expert experts_TK[t, k]: [T, H] in x's dtype.
+    """Returns [T, H] in x's dtype, the sum over k of weights_TK[t, k] * down(silu(gate(x_t)) * up(x_t)), computed by
+    expert experts_TK[t, k].
 
     x_TH: bf16 or fp16, the experts' dtype unless that is e4m3, contiguous. weights_TK: float32. experts_TK: int32, this
-    rank's index of an expert, or -1 where another rank has it or the token is padding: such pairs add nothing, and a
-    token that has no others is 0. Sums are float32; what is between the GEMMs, and a pair's result, are x's dtype.
-    num_experts: of all ranks, for the mean number of pairs that one has; this rank's if None. tile: if None and
-    batch_invariant, the same for all batches, so that a token's result never depends on what else is computed; else the
+    rank's index of an expert, or -1 if another rank has it or the token is padding: such pairs add nothing, and a token
+    with no other pairs gets 0. Sums are float32; values between the GEMMs, and a pair's result, have x's dtype.
+    num_experts: on all ranks, for the mean number of pairs per expert; None: this rank's. tile: if None, with
+    batch_invariant one tile for all batches, so that a token's result never depends on other tokens; otherwise the
     tuned one (tiles.py; tuned_folder comes before its other folders), or one chosen by shapes. out: memory for the
     result, like x.
 
-    Raises ValueError for dtypes that do not go together, and TunedConfigError for a malformed configuration.
+    Raises ValueError for dtypes that do not fit together, and TunedConfigError for a malformed configuration.
     """
     num_tokens, hidden_size = x_TH.shape
     num_local_experts, _, size = experts.down_EHI.shape
@@ -92,7 +93,7 @@ def run_experts(
     is_fp8 = experts.down_EHI.dtype is torch.float8_e4m3fn
     if x_TH.dtype is not experts.down_EHI.dtype and not is_fp8:
         raise ValueError(
-            f"x of {x_TH.dtype} and experts of {experts.down_EHI.dtype}; both are one, or experts are e4m3"
+            f"x of {x_TH.dtype} and experts of {experts.down_EHI.dtype}; both must be the same, or experts e4m3"
         )
     assert x_TH.is_contiguous()
     assert experts.gate_up_E2IH.is_contiguous()
@@ -100,7 +101,7 @@ def run_experts(
     out_TH = torch.empty_like(x_TH) if out is None else out
     if (out_TH.shape, out_TH.dtype) != (x_TH.shape, x_TH.dtype) or not out_TH.is_contiguous():
         raise ValueError(
-            f"out is {out_TH.dtype} {tuple(out_TH.shape)}; {x_TH.dtype} {tuple(x_TH.shape)}, contiguous, is due"
+            f"out is {out_TH.dtype} {tuple(out_TH.shape)}; {x_TH.dtype} {tuple(x_TH.shape)}, contiguous, is needed"
         )
     if not num_tokens:
         return out_TH
@@ -109,7 +110,7 @@ def run_experts(
         tile = INVARIANT
     elif tile is None:
         device = device_of(x_TH.device)
-        # Nobody tunes the interpreter.
+        # The interpreter has no tuned tiles.
         if device.capability:
             tile = tuned_tile(num_tokens, num_local_experts, size, device.name, is_fp8=is_fp8, folder=tuned_folder)
         tile = tile or tile_for(num_pairs, num_experts or num_local_experts)
@@ -136,7 +137,7 @@ def _grouped_gemm(
     top_k: int,
     gated: bool,
 ) -> None:
-    """Row p of out from row p // top_k of x, for each pair p that has an expert; other rows are left as they are."""
+    """Computes row p of out from row p // top_k of x, for each pair p with an expert; other rows stay unchanged."""
     x_scales = None
     if weight_scales is not None:
         x, x_scales = quantize_groups(x)
@@ -154,7 +155,7 @@ def _grouped_gemm(
 
 @jit
 def _load_scales(x_scale, w_scale, up_scale_rows, group, group_stride, IS_FP8: tl.constexpr, GATED: tl.constexpr):
-    """Of 128 columns of rows of x, and of their blocks of the weight: gate's or down's, and up's."""
+    """Loads the scales of 128 columns of x's rows, and of their weight blocks: gate's or down's, and up's."""
     a_scale, b_scale, up_scale = 1.0, 1.0, 1.0
     if IS_FP8:
         a_scale = tl.load(x_scale + (group + tl.zeros((), tl.int64)) * group_stride)
@@ -187,8 +188,8 @@ def _grouped_gemm_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """N: columns of the result. Columns beyond N and rows without a pair are computed as copies of others, so that no
-    load needs a mask for them."""
+    """N: columns of the result. Columns beyond N and rows without a pair repeat others, so that their loads need no
+    mask."""
     block, tile_n = tile_of_program(num_blocks, tl.cdiv(N, BLOCK_N), GROUP_M)
     expert = tl.load(block_experts_B + block).to(tl.int64)
     if expert < 0:
@@ -215,8 +216,7 @@ def _grouped_gemm_kernel(
         w_scale = weight_scales + (expert * (rows_of_expert // 128) + tile_n * BLOCK_N // 128) * (K // 128)
 
     steps = tl.cdiv(K, BLOCK_K)
-    # Triton keeps several steps of what goes into a dot on the way, but not scales: those are read a step ahead by
-    # hand.
+    # Triton prefetches the operands of a dot, but not scales: here they are loaded one step ahead.
     a_scale, b_scale, up_scale = _load_scales(x_scale, w_scale, up_scale_rows, 0, x_scale_group_stride, IS_FP8, GATED)
     for step in range(steps):
         ahead = tl.minimum(step + 1, steps - 1) * BLOCK_K // 128
@@ -249,7 +249,7 @@ def _grouped_gemm_kernel(
         w_tile += BLOCK_K
 
     if GATED:
-        # Beyond the bound exp would overflow, and what it divides is 0 in either case.
+        # Beyond the bound exp would overflow; the quotient is 0 either way.
         acc = acc / (1.0 + tl.exp(tl.minimum(-acc, 87.0))) * up_acc
     out_tile = out + pair.to(tl.int64)[:, None] * N + column[None]
     tl.store(out_tile, narrow(acc, out.dtype.element_ty), mask=(pair >= 0)[:, None] & (column < N)[None])
@@ -262,7 +262,7 @@ def _combine_kernel(down_NH, weights_TK, experts_TK, out_TH, hidden_size, TOP_K:
     acc = tl.zeros((TILE,), tl.float32)
     for k in tl.static_range(TOP_K):  # pyright: ignore[reportGeneralTypeIssues]
         pair = token * TOP_K + k
-        # Rows without an expert were not written; their weight may be anything.
+        # Rows without an expert were not written, and their weights are arbitrary.
         is_here = tl.load(experts_TK + pair) >= 0
         end = tl.where(is_here, hidden_size, 0)
         weight = tl.where(is_here, tl.load(weights_TK + pair), 0.0)

@@ -1,4 +1,4 @@
-"""How routing ships: Mixtral's and Qwen3's kind, and DeepSeek-V3's."""
+"""Ahead-of-time builds of routing: as in Mixtral and Qwen3, and as in DeepSeek-V3."""
 
 from kernels.moe.routing.triton import route
 from kernels.triton_common.kernel_build import KernelBuild

@@ -1,4 +1,4 @@
-"""Routing of one token after the other, in float64."""
+"""Routing, one token at a time, in float64."""
 
 import math
 
@@ -16,7 +16,7 @@ def route_reference(
     top_k_groups: int = 1,
     scaling_factor: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`kernels.moe.routing.triton.route`: weights_TK float64, experts_TK int64."""
+    """`kernels.moe.routing.triton.route`, with weights_TK float64 and experts_TK int64."""
     weights, experts = [], []
     for logits in logits_TE.double().tolist():
         if scoring == "softmax":

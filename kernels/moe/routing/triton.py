@@ -11,11 +11,11 @@ from kernels.moe.routing import Scoring
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import widen
 
-# A warp a token: its reductions over up to 512 experts then need no shared memory.
+# One warp per token, whose reductions over up to 512 experts then need no shared memory.
 TOKENS, NUM_WARPS = 4, 4
 MAX_EXPERTS = 1024
 
-# The order of float32 as integers: below all, what cannot be chosen; just above it, NaN.
+# Keys of `_ordered`: the lowest marks experts that cannot be chosen, the next one NaN.
 _NEVER = tl.constexpr(-(1 << 31))
 _OF_NAN = tl.constexpr(-(1 << 31) + 1)
 
@@ -33,30 +33,30 @@ def route(
     local_experts_E: torch.Tensor | None = None,
     num_tokens_1: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The top_k experts of each token, the best first and of equals the lowest: weights_TK float32, experts_TK int32.
+    """Returns (weights_TK float32, experts_TK int32) of each token's top_k experts, best first, ties by lower index.
 
-    logits_TE: float32, bf16 or fp16, contiguous in the last dim. Scores are softmax or sigmoid of them, in float32, and
-    weights are the scores of the experts chosen, divided by their sum with renormalize, times scaling_factor. bias_E:
-    float32, added to the scores for the choice alone (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). With num_groups,
-    successive experts form groups, and the choice is within the top_k_groups best: by the sum of a group's two best
-    with a bias (DeepSeek-V3), by its best without (DeepSeek-V2, arXiv 2405.04434). local_experts_E: int32, of each
-    expert its index on this rank, or -1 if another rank has it; experts_TK has these then. num_tokens_1: int32 on the
-    device; tokens from that one on are padding: their weights are 0 and their experts -1.
+    logits_TE: float32, bf16 or fp16, contiguous in the last dim. Scores are softmax or sigmoid of them, in float32.
+    Weights are the scores of the chosen experts, divided by their sum if renormalize, times scaling_factor. bias_E:
+    float32, added to the scores only for the choice (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). With num_groups,
+    successive experts form groups, and experts are chosen from the top_k_groups best groups: ranked by the sum of a
+    group's two best scores with a bias (DeepSeek-V3), by its best without (DeepSeek-V2, arXiv 2405.04434).
+    local_experts_E: int32, each expert's index on this rank, or -1 if another rank has it; experts_TK then has these
+    indices. num_tokens_1: int32 on the device; tokens from that one on are padding: weights 0, experts -1.
 
-    A token whose logits have NaN gets experts in range and weights of NaN, if it comes to that.
+    A token with NaN among its logits gets experts in range; its weights may be NaN.
 
-    Raises ValueError if experts do not make equal groups, or cannot give so many to a token.
+    Raises ValueError if num_groups does not divide the experts, or a token cannot get top_k experts.
     """
     num_tokens, num_experts = logits_TE.shape
     if num_experts > MAX_EXPERTS:
-        raise ValueError(f"{num_experts} experts; {MAX_EXPERTS} at most are routed to")
+        raise ValueError(f"{num_experts} experts; routing supports at most {MAX_EXPERTS}")
     if num_experts % num_groups:
         raise ValueError(f"num_groups={num_groups} does not divide {num_experts} experts")
     if not 0 < top_k_groups <= num_groups:
         raise ValueError(f"top_k_groups={top_k_groups}; 1 to num_groups={num_groups} is valid")
     group_size = num_experts // num_groups
     if not 0 < top_k <= top_k_groups * group_size:
-        raise ValueError(f"top_k={top_k}; 1 to {top_k_groups * group_size}, the experts in question, is valid")
+        raise ValueError(f"top_k={top_k}; 1 to {top_k_groups * group_size}, the experts to choose from, is valid")
     assert logits_TE.stride(1) == 1
     weights_TK = torch.empty(num_tokens, top_k, dtype=torch.float32, device=logits_TE.device)
     experts_TK = torch.empty(num_tokens, top_k, dtype=torch.int32, device=logits_TE.device)
@@ -73,7 +73,7 @@ def route(
     return weights_TK, experts_TK
 
 
-# With types that are known to be tensors.
+# Wrappers whose results type checkers know to be tensors.
 @jit
 def _max(x, axis: tl.constexpr):
     return tl.max(x, axis)
@@ -91,16 +91,16 @@ def _sum(x, axis: tl.constexpr):
 
 @jit
 def _ordered(x):
-    """int32 that compare as float32 x do; NaN is below all."""
+    """Returns int32 keys with the order of float32 x; NaN is below all."""
     bits = x.to(tl.int32, bitcast=True)
-    # Zeros are equal.
+    # +0 and -0 are equal.
     bits = tl.where(x == 0.0, 0, bits)
     return tl.where(x == x, bits ^ ((bits >> 31) & 0x7FFFFFFF), _OF_NAN)
 
 
 @jit
 def _best(keys, ids):
-    """Of each row: the lowest id among the largest keys."""
+    """Returns the lowest id among each row's largest keys."""
     return _min(tl.where(keys == _max(keys, 1)[:, None], ids, 1 << 30), 1)
 
 
@@ -131,7 +131,7 @@ def _route_kernel(
 ):
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     there = tokens < num_tokens
-    # A group may have room for more experts than it has; ids ascend all the same.
+    # A group is padded to a power of two of experts; ids still ascend.
     places = tl.arange(0, GROUPS_2 * GROUP_SIZE_2)
     groups, in_group = places // GROUP_SIZE_2, places % GROUP_SIZE_2
     ids = groups * GROUP_SIZE + in_group
@@ -151,7 +151,7 @@ def _route_kernel(
         scores = exponentials / tl.where(total == 0, 1.0, total)[:, None]
     else:
         scores = 1.0 / (1.0 + tl.exp(-logits))
-    # Scores may be equal where logits are not: those of unlikely experts, and a sigmoid is 1 from 17 on.
+    # Different logits may have equal scores: unlikely experts do, and a sigmoid is 1 from 17 on.
     wanted = logits
     if HAS_BIAS:
         wanted = scores + tl.load(bias_E + ids, mask=exist, other=0.0)[None]
@@ -200,12 +200,12 @@ def _leave_best_groups(
     TOP_GROUPS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """keys, but those of experts outside the best groups cannot be chosen."""
+    """Returns keys with experts outside the best groups marked as never chosen."""
     group_ids = tl.arange(0, GROUPS_2)
     best_keys = tl.reshape(keys, (TOKENS, GROUPS_2, GROUP_SIZE_2))
     group_keys = _max(best_keys, 2)
     if BY_TWO:
-        # The best two, the second of which may be equal to the first.
+        # The best two; the second may equal the first.
         numbers = tl.reshape(wanted, (TOKENS, GROUPS_2, GROUP_SIZE_2))
         places = tl.arange(0, GROUP_SIZE_2)[None, None]
         first = _min(tl.where(best_keys == group_keys[:, :, None], places, GROUP_SIZE_2), 2)

@@ -7,16 +7,16 @@
 
 namespace octavo {
 
-// Most rows of a tile: with two vectors of columns, what the registers hold (16 of AVX2, 32 of AVX-512).
+// The most rows of a tile: with two vectors of columns, as many as the registers hold (16 of AVX2, 32 of AVX-512).
 template <class V>
 constexpr int kTileRows = V::W == 8 ? 6 : 12;
 
-// Vectors of columns of a tile with so many rows: enough sums to hide the latency of an addition (8 with AVX2), and
-// few enough that none is spilled.
+// Vectors of columns of a tile with R rows: enough sums to hide the latency of an addition (8 with AVX2), and few
+// enough that none is spilled.
 template <int R>
 constexpr int kTileVectors = R == 1 ? 8 : R == 2 ? 4 : 2;
 
-// What to bring into L2 meanwhile: a line of each of some panels, `step` bytes further with each step of a sum.
+// Prefetches into L2: a line of each of kPanels panels, `step` bytes further with each step of a sum.
 template <int kPanels>
 struct Ahead {
     const char* place;
@@ -37,7 +37,7 @@ struct FusedMultiplyAdd {
     }
 };
 
-// acc[r][v] += row(r) * column(v). What there are fewer of is held in registers, beside the sums.
+// acc[r][v] += row(r) * column(v). Rows or columns, whichever are fewer, stay in registers beside the sums.
 template <class V, int R, int N, class Row, class Column, class Op = FusedMultiplyAdd>
 inline void multiply_add(V (&acc)[R][N], Row&& row, Column&& column, Op op = {}) {
     if constexpr (R <= N) {
@@ -57,8 +57,8 @@ inline void multiply_add(V (&acc)[R][N], Row&& row, Column&& column, Op op = {})
     }
 }
 
-// acc[r][v] += sum over k of a[r][k] * b[v][k], in order of k. b[v]: the first of a vector's columns, `stride` elements
-// from one k (float32) or pair of k (bf16) to the next.
+// acc[r][v] += sum over k of a[r][k] * b[v][k], in order of k. b[v]: points to a vector of columns; the next k
+// (float32) or pair of k (bf16) is `stride` elements further.
 template <class V, int R, int N, class Fetch = NothingAhead>
 inline void accumulate(V (&acc)[R][N], const float* a, int64_t lda, const float* const (&b)[N], int64_t stride,
                        int64_t count, Fetch ahead = {}) {

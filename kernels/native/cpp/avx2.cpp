@@ -1,5 +1,5 @@
-// For CPUs with AVX2 and FMA. Linears of bf16 or quantized weights multiply integers (see dots_fixed.h and dots_avx2.h);
-// all other arithmetic is float32.
+// For CPUs with AVX2 and FMA. Linears of bf16 or quantized weights multiply integers (see dots_fixed.h and
+// dots_avx2.h); all other arithmetic is float32.
 #include "../../linear/dots/dots_avx2.h"
 #include "../../linear/dots/dots_fixed.h"
 

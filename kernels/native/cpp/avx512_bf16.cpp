@@ -1,4 +1,4 @@
-// For CPUs with AVX512_BF16 and AVX512_VNNI. What multiplies bf16, weights or KV, is rounded to bf16; sums are float32.
+// For CPUs with AVX512_BF16 and AVX512_VNNI. Factors of bf16 weights and KV are rounded to bf16; sums are float32.
 #include "vec16.h"
 
 #include "../../linear/dots/dots_vnni.h"

@@ -1,5 +1,5 @@
-// The functions of a path, as C. A path's file defines Vector; HalfLinear, its linears of bf16 weights; HalfQuery, what
-// its attention over a bf16 cache multiplies that with; Int8Dots and Int4Dots, which quantized.h describes.
+// The C functions of a path. A path's file defines Vector; HalfLinear, its linears of bf16 weights; HalfQuery, the type
+// of queries and weights in attention over a bf16 cache; Int8Dots and Int4Dots, described in quantized.h.
 #pragma once
 
 #include "../../elementwise/embedding/embedding.h"
@@ -22,7 +22,7 @@ OCTAVO_EXPORT void octavo_set_threads(int32_t count, bool spins) { set_threads(c
 
 OCTAVO_EXPORT int32_t octavo_set_cores(const int32_t* cores, int32_t count) { return set_cores(cores, count); }
 
-// f(FloatLinear<...>{} or DotsLinear<...>{}), what computes linears of such weights.
+// Calls f(FloatLinear<...>{}) or f(DotsLinear<...>{}), whichever computes linears of these weights.
 template <class F>
 auto with(WeightKind weights, F&& f) {
     switch (weights) {
@@ -35,24 +35,24 @@ auto with(WeightKind weights, F&& f) {
     __builtin_unreachable();
 }
 
-// Columns of a panel.
+// The columns of a panel.
 OCTAVO_EXPORT int32_t octavo_panel_width(const Linear* linear) {
     return with(linear->weights, [](auto kind) { return kPanel<typename decltype(kind)::V>; });
 }
 
-// Of the panels that octavo_pack writes.
+// The bytes of the panels that octavo_pack writes.
 OCTAVO_EXPORT int64_t octavo_packed_bytes(const Linear* linear) {
     return with(linear->weights, [&](auto kind) { return kind.bytes(*linear); });
 }
 
-// See WeightRows. `panels` holds zeros.
+// Packs WeightRows into `panels`, which hold zeros.
 OCTAVO_EXPORT void octavo_pack(const Linear* linear, const void* values, const void* scales, const uint16_t* minima,
                                void* panels) {
     const WeightRows weights = {values, scales, minima};
     with(linear->weights, [&](auto kind) { kind.pack(*linear, weights, static_cast<char*>(panels)); });
 }
 
-// Brings the sums to an Output{linear, rest...}.
+// Passes the sums to an Output{linear, rest...}.
 template <template <class> class Output, class... Rest>
 void forward(const Linear& linear, const float* x, int64_t rows, Rest... rest) {
     with(linear.weights, [&](auto kind) {
@@ -64,7 +64,7 @@ OCTAVO_EXPORT void octavo_linear(const Linear* linear, const float* x, int64_t r
     forward<StoreOutput>(*linear, x, rows, y, static_cast<Epilogue>(epilogue));
 }
 
-// ids[rows] and values[rows] of each row's largest output: see ArgmaxOutput.
+// Fills ids[rows] and values[rows] of each row's largest output: see ArgmaxOutput.
 OCTAVO_EXPORT void octavo_linear_argmax(const Linear* linear, const float* x, int64_t rows, int64_t* ids,
                                         float* values) {
     using Argmax = ArgmaxOutput<Vector>;

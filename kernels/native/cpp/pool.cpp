@@ -16,10 +16,10 @@
 namespace octavo {
 namespace {
 
-// How long a thread looks for work, or for the last task's end, before it sleeps: about 50 us. A step's calls follow
-// each other within 1. The pause between two steps is longer, and not spun through: routers and schedulers need the
-// cores then; and that a step's first call wakes the threads, or finds them awake, makes no difference that could be
-// measured (batch 1: 9.5 ms either way).
+// Spins before a thread that waits for work, or for the last task's end, sleeps: about 50 us. The calls of a step
+// follow each other within 1 us. Threads do not spin through the longer pause between two steps, when routers and
+// schedulers need the cores; waking them at a step's first call makes no measurable difference (batch 1: 9.5 ms either
+// way).
 constexpr int kSpins = 1500;
 constexpr uint64_t kClosed = 0xffffffff;  // a ticket's index while the next job is being written
 
@@ -31,32 +31,32 @@ void futex_wake(std::atomic<uint32_t>& word) {
     syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Job number << 32 | next task of one thread's run. A thread takes a task by adding 1 with compare-and-swap: that fails
-// once the job has changed, so a thread that comes late never runs one job's task with another's function. So nobody
-// waits for threads that took no task, which may be without a core.
+// Job number << 32 | next task of one thread's run. A thread takes a task by adding 1 with compare-and-swap, which
+// fails once the job has changed: a late thread never runs one job's task with another job's function. So a call need
+// not wait for threads that took no task, which may be without a core.
 struct alignas(64) Run {
     std::atomic<uint64_t> ticket{kClosed};
 };
 
 struct Pool {
-    alignas(64) std::atomic<uint32_t> job{0};  // the number of the last one that was published
+    alignas(64) std::atomic<uint32_t> job{0};  // the number of the last job published
     alignas(64) std::atomic<int64_t> done{0};
     alignas(64) std::atomic<uint32_t> sleepers{0};
     std::atomic<uint32_t> finished{0};
     std::atomic<uint32_t> caller_sleeps{0};
     std::atomic<bool> spins{false};
     std::atomic<int> wanted{1};
-    // Of the job; written while all runs are closed.
+    // The current job; written while all runs are closed.
     alignas(64) std::atomic<void (*)(void*, int64_t)> task{nullptr};
     std::atomic<void*> context{nullptr};
     std::atomic<int64_t> count{0};
     std::atomic<int> num_runs{1};
     Run runs[kMostThreads];
     pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
-    std::vector<pthread_t> started;  // besides the caller's
-    std::vector<int32_t> cores;      // thread i's is cores[i % size]; none: wherever the system puts it
+    std::vector<pthread_t> started;  // not counting the caller's
+    std::vector<int32_t> cores;      // thread i runs on cores[i % size]; empty: on any core
 
-    // Does what is left of thread `own`'s run, then of the others'. False: nothing was left.
+    // Runs the tasks left in thread `own`'s run, then in the others'. Returns false if none were left.
     bool work(int own) {
         bool worked = false;
         for (int i = 0, all = num_runs.load(std::memory_order_acquire); i < all; i++) {
@@ -85,7 +85,7 @@ struct Pool {
             did++;
             total = all;
         }
-        // A job does not end before all that took part in it have said so: `total` is of the one these tasks are of.
+        // A job ends only after all its participants report here, so `total` still belongs to the job of these tasks.
         if (did && done.fetch_add(did, std::memory_order_acq_rel) + did == total) {
             finished.fetch_add(1);
             if (caller_sleeps.load()) futex_wake(finished);

@@ -1,16 +1,16 @@
-// Threads that share the tasks of one call at a time with the thread that makes it.
+// A pool of threads that share the tasks of one call at a time with the calling thread.
 #pragma once
 
 #include <cstdint>
 
 namespace octavo {
 
-// task(context, i) for every i in [0, count), on the caller's thread and the pool's. Returns when all are done. A call
-// that comes while another one runs waits for it. Not to be called from within a task.
+// Runs task(context, i) for every i in [0, count), on the caller's thread and the pool's. Returns when all are done. A
+// call during another call waits for it. Must not be called from within a task.
 //
-// Tasks are dealt out in runs: thread t of T begins with task count * t / T and goes on in order, and takes from the
-// others' runs once its own is done. So neighbouring tasks, and the memory they read, mostly stay with one thread, from
-// one call of the same count to the next.
+// Each thread has a run of tasks: thread t of T begins with task count * t / T and goes on in order, and takes tasks
+// from other runs once its own is done. So neighbouring tasks, and the memory they read, mostly stay with one thread
+// over calls of the same count.
 void parallel(void (*task)(void* context, int64_t i), void* context, int64_t count);
 
 template <class F>
@@ -19,19 +19,19 @@ void parallel(int64_t count, F&& f) {
     parallel([](void* context, int64_t i) { (*static_cast<F*>(context))(i); }, &f, count);
 }
 
-// Threads that compute, the caller's included: 1 to kMostThreads. The pool grows when the next call needs it, and does
-// not shrink, but with 1 the caller computes alone. spins: whether a thread without work looks for some, for about 50 us,
-// before it sleeps. With fewer cores than threads it must not: the thread it waits for may need the very core.
+// Sets the number of threads that compute, including the caller's: 1 to kMostThreads. The pool grows at the next call,
+// and never shrinks, but with 1 the caller computes alone. spins: a thread without work spins for about 50 us before it
+// sleeps. Must be false with fewer cores than threads: the thread that it waits for may need its core.
 constexpr int kMostThreads = 1024;
 void set_threads(int count, bool spins);
 int threads();
 
-// Binds the calling thread to the first of `count` cores, and the pool's to the following ones; those of which there are
-// more than cores begin again. Returns 0, or the error number.
+// Binds the calling thread to the first of `count` cores, and the pool's threads to the following ones; further threads
+// start again at the first core. Returns 0, or the error number.
 int set_cores(const int32_t* cores, int32_t count);
 
-// Memory of at least `bytes`, 64-byte aligned, that belongs to the calling thread and this slot until it asks again.
-// Slots are few: a function that holds one must not call another that asks for the same.
+// Returns at least `bytes` of memory, 64-byte aligned, valid until the calling thread asks for this slot again. There
+// are few slots: a function that uses one must not call another function that uses the same.
 enum Slot { kSlotRows, kSlotTile, kSlotPartials, kSlotDraw, kNumSlots };
 void* scratch(Slot slot, int64_t bytes);
 

@@ -1,4 +1,4 @@
-// The calls of a forward pass as data: a step runs them one after the other, without Python in between.
+// The calls of a forward pass as data: a step runs them in order, without Python in between.
 #pragma once
 
 #include <chrono>
@@ -6,22 +6,22 @@
 namespace octavo {
 namespace {
 
-// As kernels/native/library.py lays it out. What differs from step to step is behind the pointers, but for the number
-// of tokens.
+// Matches CallStruct in kernels/native/library.py. Apart from the number of tokens, everything that differs between
+// steps is behind the pointers.
 struct Call {
     enum Op : int32_t {
         kLinear, kRopeCacheWrite, kAttention, kEmbedding, kCosSinTable, kPlanAttention, kZero, kAddRmsNorm
     } op;
-    int32_t variant;  // of a linear: its epilogue; of embeddings: whether they are bf16
+    int32_t variant;  // a linear's epilogue; 1 for embeddings in bf16
     void* operation;  // Linear, RopeCacheWrite, AttentionStep, CosSinTable, or the weights of a norm
     void* input;
     void* output;
     void* cache;
     const float* cos_sin;
     const int64_t* numbers;  // token ids, positions or slots
-    float* largest;  // of a linear: null, or where its rows' largest outputs go, and to `output` their columns
-    int64_t size;  // of a row; between the tokens of attention's input; of a tile of its plan
-    float scale;  // of attention, of embeddings; of a norm its eps
+    float* largest;  // linear: null, or receives rows' largest outputs, and `output` their columns
+    int64_t size;  // of a row; attention's input: its token stride; a plan: rows of a tile
+    float scale;  // of attention and embeddings; a norm's eps
 };
 
 inline void run(const Call& call, int64_t tokens) {
@@ -50,7 +50,7 @@ inline void run(const Call& call, int64_t tokens) {
     }
 }
 
-// seconds: null, or what each call took, added to what is there.
+// Runs the calls. seconds: null, or an array to which each call's time is added.
 OCTAVO_EXPORT void octavo_replay(const Call* calls, int64_t count, int64_t tokens, double* seconds) {
     if (seconds == nullptr) {
         for (int64_t i = 0; i < count; i++) run(calls[i], tokens);

@@ -1,7 +1,7 @@
-// Vectors of float32 in the width of the instruction set a file is compiled for, and bf16 widened into them.
+// Vectors of float32, and bf16 widened into them.
 //
-// Sums are written as explicit fused multiply-adds in a fixed order, and files are compiled with -ffp-contract=off, so
-// that the same sum has the same bits in every instantiation of a template.
+// Sums are explicit fused multiply-adds in a fixed order, and files are compiled with -ffp-contract=off, so that the
+// same sum has the same bits in every instantiation of a template.
 #pragma once
 
 #include <immintrin.h>
@@ -13,7 +13,7 @@ namespace octavo {
 
 using bf16 = uint16_t;
 
-// To nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 inline bf16 to_bf16(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
@@ -28,7 +28,7 @@ inline float to_float(bf16 x) {
     return value;
 }
 
-// 8 floats. Every path has these, the elementwise kernels use no other width.
+// 8 floats. Every path has them; elementwise kernels use no other width.
 struct V8 {
     static constexpr int W = 8;
     __m256 x;
@@ -36,7 +36,7 @@ struct V8 {
     static V8 all(float a) { return {_mm256_set1_ps(a)}; }
     static V8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
     void store(float* p) const { _mm256_storeu_ps(p, x); }
-    // Of 8 pairs of bf16, in memory order: the first, or the second, of each.
+    // The first, or the second, of each of 8 pairs of bf16, in memory order.
     static V8 first(const bf16* p) {
         return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16))};
     }
@@ -54,12 +54,12 @@ inline V8 max(V8 a, V8 b) { return {_mm256_max_ps(a.x, b.x)}; }
 inline V8 min(V8 a, V8 b) { return {_mm256_min_ps(a.x, b.x)}; }
 inline V8 fma(V8 a, V8 b, V8 c) { return {_mm256_fmadd_ps(a.x, b.x, c.x)}; }
 
-// Of pairs of bf16: the first ones, beside zeros.
+// Pairs of bf16 with the second of each set to 0.
 inline V8 only_first(V8 pairs) {
     return {_mm256_and_ps(pairs.x, _mm256_castsi256_ps(_mm256_set1_epi32(0xffff)))};
 }
 
-// Rounded to bf16 as by to_bf16, and stored so. Returns the rounded numbers.
+// Rounds to bf16 like to_bf16, and stores the result. Returns the rounded numbers.
 inline V8 store_rounded(V8 v, bf16* p) {
     const __m256i bits = _mm256_castps_si256(v.x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -70,7 +70,7 @@ inline V8 store_rounded(V8 v, bf16* p) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(halves, 16))};
 }
 
-// low where x is less, high where it is more; NaN stays.
+// Clamps x to [low, high]; NaN stays, since max and min return their second operand for it.
 inline V8 clamp(V8 x, float low, float high) {
     return {_mm256_max_ps(_mm256_set1_ps(low), _mm256_min_ps(_mm256_set1_ps(high), x.x))};  // NaN: the second operand
 }
@@ -83,10 +83,10 @@ inline V8 exp2_of_whole(V8 x) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23))};
 }
 
-// Whether an element of a is not less than its counterpart in b: greater, equal, or one of both is NaN.
+// True if an element of a is not less than its counterpart in b: greater, equal, or one of them is NaN.
 inline bool any_not_less(V8 a, V8 b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.x, b.x, _CMP_NLT_UQ)) != 0; }
 
-// to + the first 8 + the next 8 of v and so on: the same sums for every width.
+// Returns to + the first 8 of v + the next 8 and so on: the same sums for every width.
 inline V8 add_by_eights(V8 to, V8 v) { return to + v; }
 
 inline float sum(V8 v) {

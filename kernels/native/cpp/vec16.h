@@ -1,4 +1,4 @@
-// Vectors of 16 floats, for the paths with AVX-512. Each lane computes what a lane of V8 does, to the bit.
+// Vectors of 16 floats, for the paths with AVX-512. Each lane's results are bitwise those of a lane of V8.
 #pragma once
 
 #include "vec.h"
@@ -12,7 +12,7 @@ struct V16 {
     static V16 all(float a) { return {_mm512_set1_ps(a)}; }
     static V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
     void store(float* p) const { _mm512_storeu_ps(p, x); }
-    // Of 16 pairs of bf16, in memory order: the first, or the second, of each.
+    // The first, or the second, of each of 16 pairs of bf16, in memory order.
     static V16 first(const bf16* p) {
         return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
     }

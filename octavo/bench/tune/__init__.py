@@ -1,5 +1,5 @@
-"""`octavo bench kernels --tune`: looks for the fastest tiles of a kernel on the GPUs of this machine.
+"""`octavo bench kernels --tune`: finds the fastest tiles of a kernel on the GPUs of this machine.
 
-problem.py says what is tried, measure.py times one try in a process of its GPU, gpu_process.py talks to that process,
-tuner.py spreads the work and remembers what is done, so that an interrupted run goes on.
+problem.py defines the tiles to try, measure.py times one of them in a process per GPU, gpu_process.py talks to that
+process, tuner.py spreads the work and records its results, so that an interrupted run can continue.
 """

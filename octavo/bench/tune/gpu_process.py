@@ -1,6 +1,6 @@
-"""A process that measures on one GPU, seen from the tuner: a line of JSON to it, a line of JSON back.
+"""The tuner's side of a process that measures on one GPU: it sends a line of JSON and reads a line of JSON.
 
-One process a GPU, so that neither Python nor a crashed CUDA context of one is in the way of another.
+Each GPU has its own process, so that neither Python's lock nor a crashed CUDA context affects the other GPUs.
 """
 
 import json
@@ -22,13 +22,13 @@ def visible_device() -> Device:
     """All visible GPUs. Raises TuneError if there is none, or if they are of different kinds."""
     if not torch.cuda.is_available():
         raise TuneError(
-            "--tune measures on GPUs, and torch sees none here (CUDA_VISIBLE_DEVICES leaves some out, a CPU build of "
-            "torch all): run it on a machine that has one"
+            "--tune measures on GPUs, and torch sees none here (CUDA_VISIBLE_DEVICES may hide them; a CPU build of "
+            "torch sees none): run it on a machine that has one"
         )
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     if len(set(names)) > 1:
         raise TuneError(
-            f"--tune: the visible GPUs are {', '.join(names)}: let CUDA_VISIBLE_DEVICES name some of one kind, for "
+            f"--tune: the visible GPUs are {', '.join(names)}: set CUDA_VISIBLE_DEVICES to GPUs of one kind, because "
             "their times go into one file"
         )
     properties = torch.cuda.get_device_properties(0)
@@ -41,7 +41,7 @@ def visible_device() -> Device:
 
 
 def measured_with(device: Device) -> dict[str, str]:
-    """What times depend on, besides the kernel."""
+    """The versions and device that times depend on, besides the kernel."""
     return {"device": device.name, "torch": version("torch"), "triton": version("triton")}
 
 
@@ -55,16 +55,19 @@ def visible_gpu(number: int, environment: Mapping[str, str]) -> str:
 
 
 class GpuProcess:
-    """Started when first needed, and again after a try that it did not survive."""
+    """A process that is started when first needed, and again after a tile that crashed it."""
 
     def __init__(self, number: int, command: Sequence[str] = MEASURE_COMMAND) -> None:
-        """number: of the GPU among the visible ones."""
+        """number: the GPU's index among the visible ones."""
         self._command = command
         self._environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible_gpu(number, os.environ)}
         self._process: subprocess.Popen[str] | None = None
 
     def measure(self, M: int, shape: Shape, tile: Tile) -> Measurement:
-        """A process that ends instead of answering is this tile's error. Raises TuneError if none can be started."""
+        """Measures one tile; if the process ends instead of answering, that is the tile's error.
+
+        Raises TuneError if no process can be started.
+        """
         process = self._process or self._start()
         answer = self._ask(process, {"M": M, "shape": asdict(shape), "tile": tile.as_json()})
         if answer is None:
@@ -75,14 +78,14 @@ class GpuProcess:
         return Measurement(microseconds=answer["microseconds"], error=answer["error"])
 
     def close(self) -> None:
-        """Ends the process; one that is measuring is interrupted."""
+        """Kills the process, even while it measures."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
-                # What could not be written is of no interest any more.
+                # Unsent data no longer matters.
                 try:
                     pipe.close()
                 except BrokenPipeError:
@@ -103,13 +106,13 @@ class GpuProcess:
             self.close()
             raise TuneError(
                 f"GPU {self._environment['CUDA_VISIBLE_DEVICES']}: {' '.join(self._command)} ended with status "
-                f"{process.returncode} before it measured anything; its words are above"
+                f"{process.returncode} before it measured anything; its output is above"
             )
         return process
 
     @staticmethod
     def _ask(process: subprocess.Popen[str], question: dict[str, Any]) -> dict[str, Any] | None:
-        """None if the process ended; an empty question asks whether it is ready."""
+        """Asks a question. Returns None if the process ended; an empty question waits until it is ready."""
         assert process.stdin is not None
         assert process.stdout is not None
         try:

@@ -1,9 +1,9 @@
-"""Times tiles on one GPU: `python -m octavo.bench.tune.measure` reads questions, a line of JSON each, and answers them.
+"""Times tiles on one GPU: `python -m octavo.bench.tune.measure` answers questions, one line of JSON each.
 
     {"M": 16, "shape": {"N": .., "K": .., "blockwise": true}, "tile": {"BLOCK_SIZE_M": ..}}
     {"microseconds": 12.5, "error": "", "is_last": false}
 
-is_last: the GPU can't be used by this process any more, which ends. An empty question is answered once all is ready.
+is_last: this process can no longer use the GPU and ends. An empty question is answered once the process is ready.
 """
 
 import json
@@ -24,7 +24,7 @@ from octavo.bench.tune.problem import Shape
 
 # Largest error over the largest output: bfloat16 rounds by 2^-9 of a number, sums of e4m3 products add less.
 _TOLERANCE = 2**-7
-# Milliseconds; a tile that is slow shows it in few calls.
+# Milliseconds. A slow tile shows in few calls.
 _WARM_UP, _MEASURED = 5, 30
 
 
@@ -35,12 +35,12 @@ class Inputs:
 
 
 def time_on_gpu(call: Callable[[], object]) -> float:
-    """Milliseconds, median, with a cold L2, as a model's next layer finds it."""
+    """Median milliseconds of a call with a cold L2 cache, which is what a model's next layer finds."""
     return float(triton.testing.do_bench(call, warmup=_WARM_UP, rep=_MEASURED, return_mode="median"))  # pyright: ignore[reportArgumentType]
 
 
 def answer(question: dict[str, Any], *, device: str, timer: Callable[[Callable[[], object]], float]) -> dict[str, Any]:
-    """Computes once and compares, then times. timer: milliseconds of a call."""
+    """Computes once, compares with the reference, then times. timer: returns the milliseconds of a call."""
     shape, tile = Shape(**question["shape"]), tile_from_json(question["tile"])
     try:
         inputs = _inputs(question["M"], shape, device)
@@ -48,8 +48,8 @@ def answer(question: dict[str, Any], *, device: str, timer: Callable[[Callable[[
         if error > _TOLERANCE:
             return _answer(None, f"wrong by {error:.2g} of the largest output", is_last=False)
         milliseconds = timer(lambda: fp8_gemm(*inputs.arguments, path="triton", tile=tile))
-    except Exception as failure:  # noqa: BLE001 - whatever a tile does to compiler and GPU is its result
-        # After an illegal access nothing works any more in this process.
+    except Exception as failure:  # noqa: BLE001 - any failure of compiler or GPU is the tile's result
+        # After an illegal access, CUDA no longer works in this process.
         is_last = isinstance(failure, RuntimeError) and "CUDA" in str(failure)
         return _answer(None, f"{type(failure).__name__}: {str(failure)[:500]}", is_last=is_last)
     return _answer(milliseconds * 1e3, "", is_last=False)
@@ -65,7 +65,7 @@ def _error(inputs: Inputs, tile: Tile) -> float:
     return float(worst.nan_to_num(torch.inf))
 
 
-# All tiles of a batch size are tried one after the other.
+# One entry is enough: all tiles of a batch size are tried in a row.
 @lru_cache(maxsize=1)
 def _inputs(M: int, shape: Shape, device: str) -> Inputs:
     generator = torch.Generator(device).manual_seed(0)

@@ -1,4 +1,4 @@
-"""What a tuning run says: a line of JSON for each batch size and file, or a table for people."""
+"""The output of a tuning run: a line of JSON per batch size and file, or a table for people."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Defines a tuning problem: the shapes, the device and the tiles to try.
 
-The tiles are those that vLLM's tuner tries, without what cannot be the fastest.
+The tiles are those that vLLM's tuner tries, minus those that cannot be the fastest.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from kernels.triton_common.tuned_tiles import Tile
 
 
 class TuneError(ConfigError):
-    """What stops a tuning run; the message names the option or file, the value seen and what would work."""
+    """An error that stops a tuning run; the message names the option or file, the value seen and what would work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A linear layer: N outputs, K inputs; scales of 128 x 128 blocks, or of tokens and channels."""
+    """A linear layer: N outputs, K inputs; scales per 128 x 128 block, or per token and channel."""
 
     N: int
     K: int
@@ -26,38 +26,38 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """The GPUs that share the work: all of one kind."""
+    """The GPUs that share the work, all of one kind."""
 
     name: str
     num_gpus: int
     num_sms: int
-    # Bytes that a program may have.
+    # Bytes that one program may use.
     shared_memory: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One tile for one batch size."""
+    """The result of one tile for one batch size."""
 
-    # Median of one call; None if there is none.
+    # Median of one call; None if the tile failed.
     microseconds: float | None
-    # Why there is none: the GPU has no room for the tile, or its results are wrong.
+    # Why it failed: the GPU has no room for the tile, or its results are wrong.
     error: str = ""
 
 
-# Those of the files published for vLLM.
+# The batch sizes in the files published for vLLM.
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 
 _BLOCK_M, _BLOCK_N, _BLOCK_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (64, 128)
 _GROUP_M, _NUM_WARPS, _NUM_STAGES = (1, 16, 32, 64), (4, 8), (2, 3, 4, 5)
-# Up to here a tile of more rows than the batch can pay: Hopper multiplies 64 rows at once.
+# Up to this many rows, a tile with more rows than the batch can still pay off: Hopper multiplies 64 rows at once.
 _WGMMA_ROWS = 64
-# Float32 sums of a thread. 128 x 128 at 4 warps is 128 of them, twice where they are promoted: that spills.
+# Float32 sums per thread. 128 x 128 at 4 warps needs 128, and twice that where sums are promoted: that spills.
 _MAX_SUMS_PER_THREAD = 64
 
 
 def candidates(M: int, shape: Shape, device: Device) -> list[Tile]:
-    """In a fixed order."""
+    """The tiles to try, in a fixed order."""
     tiles = []
     for block_m, block_n, block_k, num_warps, num_stages in product(
         _BLOCK_M, _BLOCK_N, _BLOCK_K, _NUM_WARPS, _NUM_STAGES
@@ -68,12 +68,12 @@ def candidates(M: int, shape: Shape, device: Device) -> list[Tile]:
             continue
         if num_stages * block_k * (block_m + block_n) > device.shared_memory:
             continue
-        # With one row of tiles there is nothing to group.
+        # One row of tiles has nothing to group.
         for group_m in _GROUP_M if block_m < M else (1,):
             tile = Tile(
                 block_m=block_m, block_n=block_n, block_k=block_k, group_m=group_m,
                 num_warps=num_warps, num_stages=num_stages,
             )  # fmt: skip
-            # Where programs are few, also with K split among more of them.
+            # Where programs are few, also try K split among more programs.
             tiles += dict.fromkeys((tile, with_parts_of_k(tile, M, shape.N, shape.K, device.num_sms)))
     return tiles

@@ -1,6 +1,4 @@
-"""Spreads batch sizes over GPUs, keeps the fastest tile of each, and goes on from what an earlier run has
-measured.
-"""
+"""Spreads batch sizes over GPUs, keeps the fastest tile of each, and continues from an earlier run's measurements."""
 
 import json
 import threading
@@ -19,11 +17,11 @@ Measured = dict[int, dict[Tile, Measurement]]
 
 
 class PartialResults:
-    """Tries by batch size and tile, read from the file and appended to it. Close it to keep it, `remove` it when
-    done."""
+    """Measurements by batch size and tile, read from a file and appended to it. `close` keeps the file, `remove`
+    deletes it."""
 
     def __init__(self, path: Path, measured_with: Mapping[str, str]) -> None:
-        """Raises TuneError for a file that was begun with something else, or is none of ours."""
+        """Raises TuneError if the file was begun with other versions or another device, or has an unknown format."""
         self.path = path
         self.measured: Measured = {}
         lines = self._whole_lines()
@@ -50,11 +48,11 @@ class PartialResults:
 
     def _append(self, values: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(values) + "\n")
-        # Whatever ends this process, a line is there or is not.
+        # A finished measurement survives, however this process ends.
         self._file.flush()
 
     def _whole_lines(self) -> list[str]:
-        """The last line may have been cut off by what interrupted the run; it is removed."""
+        """The complete lines. An interrupted run may have cut off the last one; it is removed from the file."""
         if not self.path.exists():
             return []
         text = self.path.read_bytes()
@@ -67,8 +65,8 @@ class PartialResults:
         begun_with = self._object(1, line)
         if begun_with != measured_with:
             raise TuneError(
-                f"{self.path} was begun with {_shown(begun_with)}, this is {_shown(measured_with)}: go on with those, "
-                "or remove the file to begin anew"
+                f"{self.path} was begun with {_shown(begun_with)}, this is {_shown(measured_with)}: continue with "
+                "those, or remove the file to begin anew"
             )
 
     def _take(self, number: int, line: str) -> None:
@@ -85,7 +83,7 @@ class PartialResults:
         except ValueError as error:
             raise self._unusable(number, str(error)) from None
         if not isinstance(values, dict):
-            raise self._unusable(number, f"{values!r} is no object")
+            raise self._unusable(number, f"{values!r} is not an object")
         return values
 
     def _unusable(self, number: int, why: str) -> TuneError:
@@ -113,17 +111,17 @@ class Best:
     tile: Tile
     microseconds: float
     num_tried: int
-    # Of those, how many the GPU did not take.
+    # How many of those failed.
     num_failed: int
 
 
 class Tuner:
-    """Tunes one shape after the other into a folder."""
+    """Tunes one shape after another and writes the files to a folder."""
 
     def __init__(
         self, device: Device, folder: Path, measured_with: Mapping[str, str], open_gpu: Callable[[int], Gpu]
     ) -> None:
-        """measured_with: versions and device, kept with unfinished results. open_gpu: by its number from 0."""
+        """measured_with: versions and device, kept with unfinished results. open_gpu: opens a GPU by its index."""
         self._device, self._folder = device, folder
         self._measured_with = dict(measured_with)
         self._open_gpu = open_gpu
@@ -139,10 +137,11 @@ class Tuner:
         on_tries: Callable[[int], None],
         on_best: Callable[[Best], None],
     ) -> Path:
-        """Writes the file of this shape, and keeps what it said of other batch sizes.
+        """Writes the file of this shape; entries of other batch sizes in it stay.
 
-        on_tries: called with how many more candidates are done, those of an interrupted run at once. on_best: with each
-        batch size that is done. Both from any thread, one at a time. Raises TuneError; what was measured stays.
+        on_tries: called with how many more candidates are done; those of an interrupted run count at once. on_best:
+        called for each batch size that is done. Calls come from any thread, one at a time. Raises TuneError;
+        measurements are kept.
         """
         path = self._folder / file_name(shape.N, shape.K, self._device.name, blockwise=shape.blockwise)
         try:
@@ -161,7 +160,7 @@ class Tuner:
 
 
 class _Run:
-    """One shape: a thread for each GPU takes batch sizes until none is left."""
+    """Tunes one shape: a thread per GPU takes batch sizes until none is left."""
 
     def __init__(
         self,
@@ -173,14 +172,14 @@ class _Run:
     ) -> None:
         self._device, self._shape, self._results = device, shape, results
         self._on_tries, self._on_best = on_tries, on_best
-        # Guards all that threads share.
+        # Guards everything that the threads share.
         self._lock = threading.Lock()
         self._waiting: deque[int] = deque()
         self._bests: list[Best] = []
         self._is_stopped = False
 
     def spread(self, batch_sizes: Sequence[int], open_gpu: Callable[[int], Gpu]) -> list[Best]:
-        # The largest first: they have the most candidates, and the last to end should be a short one.
+        # Largest first: they have the most candidates, and a short job should be the last to end.
         self._waiting.extend(sorted(set(batch_sizes), reverse=True))
         gpus = [open_gpu(number) for number in range(min(self._device.num_gpus, len(self._waiting)))]
         try:
@@ -190,7 +189,7 @@ class _Run:
                     for future in as_completed(futures):
                         future.result()
                 except BaseException:
-                    # The pool waits for its threads: let them end.
+                    # The pool waits for its threads, so they have to end.
                     self._is_stopped = True
                     raise
         finally:
@@ -227,7 +226,7 @@ class _Run:
 
 
 def _best(M: int, shape: Shape, tries: Mapping[Tile, Measurement]) -> Best:
-    """tries: in the order of candidates, of which the first wins if times are equal."""
+    """Picks the fastest tile. tries: in the order of candidates; the first wins if times are equal."""
     times = {tile: tried.microseconds for tile, tried in tries.items() if tried.microseconds is not None}
     if not times:
         first = next(iter(tries.values()), Measurement(microseconds=None, error="there is no candidate"))

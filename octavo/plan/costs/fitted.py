@@ -19,13 +19,13 @@ _PARTS = (
     "prefill context",
     "prefill attention",
 )
-# Residuals beyond so many median ones count less (Huber's weights): a step that met another process's burst.
+# Residuals beyond this many medians count less (Huber's weights): such steps met another process's burst of work.
 _HUBER = 3.0
 _NUM_REWEIGHTINGS = 5
 
 
 def _terms(num_steps: int, shape: StepShape) -> tuple[int, ...]:
-    """In the order of _PARTS; linear, so that a sum over steps has the sum of their terms."""
+    """Terms in the order of _PARTS. They are linear: the terms of summed steps are the sums of their terms."""
     return (
         num_steps,
         shape.num_decodes,
@@ -40,11 +40,11 @@ def _terms(num_steps: int, shape: StepShape) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """A `CostModel` of one engine; copies of KV between device and host (swap) cost nothing in it."""
+    """A `CostModel` of one engine. Copies of KV between device and host (swap) are free in it."""
 
-    # By part: seconds a unit of its term.
+    # Seconds per unit of each part's term.
     coefficients: tuple[float, ...]
-    # |predicted - measured| / measured over the samples: the median one.
+    # Median of |predicted - measured| / measured over the samples.
     median_error: float
     num_samples: int
 
@@ -58,7 +58,7 @@ class Fitted:
 
     @property
     def host_seconds(self) -> float:
-        """0: the engine's steps were measured with its scheduling."""
+        """0, because the measured steps include scheduling."""
         return 0.0
 
     def stage_seconds(self, shape: StepShape) -> Sequence[float]:
@@ -66,11 +66,11 @@ class Fitted:
 
 
 def fit(samples: Sequence[StepSample]) -> Fitted:
-    """Least squares of relative errors: a slow step counts no more than a fast one. There must be a sample."""
+    """Fits by least squares of relative errors, so that slow steps count no more than fast ones. Needs a sample."""
     terms = np.array([_terms(sample.num_steps, sample.shape) for sample in samples], np.float64)
     seconds = np.array([sample.seconds for sample in samples])
     relative = terms / seconds[:, None]
-    # Columns of very different size would make the solver stop early.
+    # Without scaling, columns of very different size make the solver stop early.
     scale = np.maximum(relative.max(axis=0), 1e-300)
     weights = np.sqrt([sample.num_steps for sample in samples])
     trust = np.ones(len(samples))

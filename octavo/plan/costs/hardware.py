@@ -1,4 +1,4 @@
-"""GPUs by name, with the dense rates of their data sheets, and the links between them."""
+"""Known GPUs, with the dense rates of their data sheets, and the links between them."""
 
 import difflib
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from octavo.plan.errors import PlanError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One device. Bytes and bytes a second are decimal, as on a data sheet."""
+    """A GPU. Bytes and bytes/s are decimal, as on a data sheet."""
 
     name: str
     memory: float
-    # Bytes a second of its memory.
+    # Bytes/s of its memory.
     bandwidth: float
-    # Operations a second of the matrix units, accumulating in float32. fp8 is None where there are no such units.
+    # FLOP/s of the matrix units, accumulating in float32. fp8 is None on GPUs without fp8 units.
     bf16_flops: float
     fp8_flops: float | None
-    # Bytes a second in one direction, to the other GPUs of its host together; None: it has no such links.
+    # NVLink (or similar) bytes/s in one direction, to all other GPUs of the host; None: no such link.
     link: float | None
-    # Bytes a second in one direction.
+    # PCIe bytes/s in one direction.
     pcie: float
 
 
 def _gpu(name: str, gb: float, gb_s: float, bf16: float, fp8: float | None, link: float | None, pcie: float) -> Gpu:
-    """gb, gb_s: memory; bf16, fp8: TFLOP/s; link, pcie: GB/s in one direction (half of what data sheets add up)."""
+    """gb, gb_s: memory; bf16, fp8: TFLOP/s; link, pcie: GB/s in one direction (half of a data sheet's sum)."""
     return Gpu(
         name=name,
         memory=gb * 1e9,
@@ -58,12 +58,12 @@ GPUS = {
         _gpu("MI355X", 288, 8000, 2300, 4600, 538, 64),
     )
 }
-# What people also call them.
+# Other common names.
 _ALIASES = {"h100": "H100 SXM", "a100": "A100 80GB", "4090": "RTX 4090", "5090": "RTX 5090", "3090": "RTX 3090"}
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of this name; case, spaces and dashes don't matter. Raises PlanError, which lists those known."""
+    """Finds a GPU by name, ignoring case, spaces and dashes. Raises PlanError, which lists the known GPUs."""
 
     def plain(text: str) -> str:
         return "".join(letter for letter in text.lower() if letter.isalnum())
@@ -79,20 +79,20 @@ def find_gpu(name: str) -> Gpu:
 
 # Share of a link's data-sheet rate that a large collective reaches.
 _EFFICIENCY = 0.75
-# Seconds for a small message from one GPU to the next, as collectives see it, with the start of their kernels.
+# Seconds for a small message from one GPU to the next within a collective, including its kernel's start.
 _LATENCY = {"nvlink": 3e-6, "pcie": 7e-6, "net": 12e-6}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """name: for people. bandwidth: bytes a second that one GPU sends, usable. latency: seconds of a small message."""
+    """name: for people. bandwidth: usable bytes/s that one GPU sends. latency: seconds for a small message."""
 
     name: str
     bandwidth: float
     latency: float
 
     def all_reduce_seconds(self, num_bytes: float, num_ranks: int) -> float:
-        """One all-reduce of so many bytes: a ring's traffic, and a tree's latency (NCCL picks the better one)."""
+        """Time of one all-reduce: a ring's traffic plus a tree's latency (NCCL picks the better one)."""
         if num_ranks == 1:
             return 0.0
         hops = 2 * (num_ranks - 1).bit_length()
@@ -104,21 +104,21 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interconnect:
-    """Hosts of gpus_per_node GPUs each; `within` connects those of one host, `between` the hosts."""
+    """Hosts of gpus_per_node GPUs each; `within` connects the GPUs of one host, `between` connects hosts."""
 
     within: Link
     between: Link
     gpus_per_node: int
 
     def link_of(self, num_ranks: int) -> Link:
-        """The slowest link that so many neighbouring ranks need."""
+        """The slowest link among `num_ranks` neighbouring ranks."""
         return self.within if num_ranks <= self.gpus_per_node else self.between
 
 
 def parse_interconnect(text: str, gpu: Gpu, gpus_per_node: int) -> Interconnect:
-    """KIND, or KIND,KIND for links within a host and between hosts. KIND: nvlink, pcie or net:GBIT (per GPU).
+    """Parses KIND, or KIND,KIND for links within a host and between hosts. KIND: nvlink, pcie or net:GBIT (per GPU).
 
-    One kind alone connects all. Raises PlanError.
+    A single kind connects all GPUs. Raises PlanError.
     """
     kinds = text.split(",")
     if len(kinds) > 2:
@@ -128,7 +128,7 @@ def parse_interconnect(text: str, gpu: Gpu, gpus_per_node: int) -> Interconnect:
 
 
 def default_interconnect(gpu: Gpu) -> str:
-    """The fastest that the GPU has."""
+    """The GPU's fastest kind of link."""
     return "nvlink" if gpu.link else "pcie"
 
 
@@ -146,9 +146,9 @@ def _parse_link(text: str, gpu: Gpu) -> Link:
         except ValueError:
             gbit = 0.0
         if 0 < gbit < 1e6:
-            # What leaves a host goes through its PCIe as well.
+            # Traffic that leaves a host also passes PCIe.
             return _link(text, min(gbit * 1e9 / 8, gpu.pcie), "net")
-        raise PlanError(f"--interconnect={text!r}: net needs a rate in Gbit/s for each GPU, such as net:400")
+        raise PlanError(f"--interconnect={text!r}: net needs a rate in Gbit/s per GPU, such as net:400")
     raise PlanError(f"--interconnect={text!r} is not known; use nvlink, pcie, net:GBIT or two of them with a comma")
 
 

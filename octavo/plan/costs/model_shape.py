@@ -1,4 +1,4 @@
-"""A model in the numbers that decide what a step costs, read from its config.json or GGUF file."""
+"""The numbers of a model that determine the cost of a step, read from its config.json or GGUF file."""
 
 import json
 import mmap
@@ -13,36 +13,36 @@ from runtime.model_files import PACKAGE_PREFIX, resolve_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Counts are of parameters (numbers, not bytes) in one layer unless said otherwise."""
+    """The sizes of a model. Counts are parameters (not bytes) of one layer, unless stated otherwise."""
 
     name: str
     num_layers: int
     hidden_size: int
     num_heads: int
-    # Heads whose KV is kept; 0 for MLA, whose latent every rank keeps whole.
+    # Heads whose KV is kept; 0 for MLA, because every rank keeps its whole latent.
     num_kv_heads: int
     vocab_size: int
     max_model_len: int
-    # The head is a matrix of its own.
+    # False if the head shares the embedding's matrix.
     has_own_head: bool = True
     attention_params: int
-    # Of a layer without experts, or of the experts that every token passes.
+    # MLP parameters of a layer without experts, or of the shared experts that every token passes.
     mlp_params: int
-    # Of one expert; layers that have experts, and how many of these there are and each token passes.
+    # Parameters of one expert; the number of layers with experts; experts in such a layer, and how many a token passes.
     expert_params: int = 0
     num_expert_layers: int = 0
     num_experts: int = 0
     num_active_experts: int = 0
-    # MLP parameters of the layers that have no experts, if others have.
+    # MLP parameters of the layers without experts, in a model that has layers with experts.
     dense_mlp_params: int = 0
-    # Numbers of KV that a token leaves in a layer.
+    # Values of KV that a token stores in a layer.
     kv_size: int
-    # Multiplications of one (query, key) pair: scores and values, over all heads.
+    # Multiply-adds per (query, key) pair: scores and values, over all heads.
     pair_macs: int
-    # Layers that see at most `window` tokens.
+    # Layers that attend to at most `window` tokens.
     num_window_layers: int = 0
     window: int = 0
-    # Bytes that a parameter of the layers takes (quantized models: less than the dtype), and one of embedding and head.
+    # Bytes per parameter: of the layers (less than the dtype's in quantized models), and of embedding and head.
     layer_param_bytes: float = 2.0
     embedding_param_bytes: float = 2.0
 
@@ -56,12 +56,12 @@ class ModelShape:
 
     @property
     def stored_layer_params(self) -> int:
-        """Of all layers together, every expert counted."""
+        """Parameters of all layers together, with all experts."""
         return self._layer_params(self.num_experts)
 
     @property
     def active_layer_params(self) -> int:
-        """That one token is multiplied with, in all layers together."""
+        """Parameters that one token is multiplied with, in all layers together."""
         return self._layer_params(self.num_active_experts)
 
     @property
@@ -74,14 +74,14 @@ class ModelShape:
         return self.stored_layer_params * self.layer_param_bytes + embeddings * self.embedding_param_bytes
 
     def divides_among(self, num_ranks: int) -> bool:
-        """Every rank gets as many heads, and KV heads are divided or repeated evenly."""
+        """True if all ranks get equally many heads, and KV heads can be divided or repeated evenly."""
         kv_heads = self.num_kv_heads or 1
         return not self.num_heads % num_ranks and (not kv_heads % num_ranks or not num_ranks % kv_heads)
 
     def touched_layer_params(self, num_tokens: int) -> float:
-        """Parameters that so many tokens read, in all layers together: few tokens miss most experts.
+        """Parameters that a step of `num_tokens` reads, in all layers together: few tokens miss most experts.
 
-        Experts are taken to be chosen evenly and independently.
+        Assumes that experts are chosen evenly and independently.
         """
         if not self.num_experts or not num_tokens:
             return self._layer_params(self.num_experts)
@@ -97,14 +97,14 @@ class ModelShape:
         )
 
 
-# Their MLP has two matrices; that of all others three (a gate).
+# Models whose MLP has two matrices; all others have three (one is a gate).
 _PLAIN_MLP = {"gpt2", "gpt_neox", "gpt_bigcode", "opt", "falcon", "phi", "bloom", "mpt", "starcoder2", "nemotron"}
 _DTYPE_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "float8_e4m3fn": 1.0}
 
 
 def read_shape(model: str) -> ModelShape:
-    """model: a config.json, a directory that has one, a .gguf file, package:NAME, or a model's name on the hub (of
-    which only config.json is fetched). Raises PlanError and ModelNotFoundError."""
+    """Reads a model's shape. model: a config.json, a directory that has one, a .gguf file, package:NAME, or a name on
+    the hub (only its config.json is fetched). Raises PlanError and ModelNotFoundError."""
     path = Path(model).expanduser()
     if path.suffix == ".json":
         return shape_from_config(_read_json(path), path.stem if path.stem != "config" else path.resolve().parent.name)
@@ -131,22 +131,19 @@ def _from_directory(path: Path, name: str) -> ModelShape:
 
 
 def _from_hub(model: str) -> ModelShape:
-    from huggingface_hub import hf_hub_download  # slow to import
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from runtime.hub.errors import HubError  # slow to import
+    from runtime.hub.pull import pull_config
 
     try:
-        path = hf_hub_download(model, "config.json")
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise PlanError(
-            f"--model={model!r} is no config.json, directory or .gguf file here, and the hub does not give it: "
-            f"{str(error).strip().splitlines()[0]}"
-        ) from None
-    return shape_from_config(_read_json(Path(path)), model.rsplit("/", 1)[-1])
+        path = pull_config(model)
+    except HubError as error:
+        raise PlanError(f"--model={model!r} is not a config.json, directory or .gguf file here, and {error}") from None
+    return shape_from_config(_read_json(path), model.rsplit("/", 1)[-1])
 
 
 def shape_from_config(raw: Mapping[str, Any], name: str) -> ModelShape:
-    """From the contents of a config.json; a multimodal model's is that of its text part. Raises PlanError."""
-    # The parts of a multimodal model say less of what concerns them all, such as the quantization.
+    """Makes a shape from the contents of a config.json; of a multimodal model, only the text part. Raises PlanError."""
+    # Settings of the whole model, such as the quantization, may be missing in the parts of a multimodal one.
     config = {**raw, **(raw.get("text_config") or raw.get("llm_config") or {})}
     try:
         return _shape(config, name)
@@ -205,7 +202,7 @@ _NO_DEFAULT = object()
 
 
 def _first(config: Mapping[str, Any], *names: str, or_else: Any = _NO_DEFAULT) -> Any:
-    """The value under the first of these names that has one."""
+    """The value of the first of `names` that is set."""
     for name in names:
         if config.get(name) is not None:
             return config[name]
@@ -215,7 +212,7 @@ def _first(config: Mapping[str, Any], *names: str, or_else: Any = _NO_DEFAULT) -
 
 
 def _latent_attention(config: Mapping[str, Any], hidden: int, num_heads: int) -> tuple[int, int, int, int]:
-    """DeepSeek's MLA: parameters, KV size, multiplications of a pair (on the latent, as decode has it), KV heads."""
+    """DeepSeek's MLA: parameters, KV size, multiply-adds per pair (on the latent, as in decode), KV heads."""
     latent, rope = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
     nope, value = int(config["qk_nope_head_dim"]), int(config["v_head_dim"])
     query_rank = int(config.get("q_lora_rank") or 0)
@@ -226,7 +223,7 @@ def _latent_attention(config: Mapping[str, Any], hidden: int, num_heads: int) ->
 
 
 def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int, int]:
-    """Layers with a sliding window, and its length."""
+    """The number of layers with a sliding window, and its length."""
     window = int(config.get("sliding_window") or 0)
     if not window or config.get("use_sliding_window") is False:
         return 0, 0
@@ -242,7 +239,7 @@ def _quantized_bytes(quantization: Mapping[str, Any] | None, dtype_bytes: float)
         return dtype_bytes
     method, bits = str(quantization.get("quant_method", "")), quantization.get("bits") or quantization.get("w_bit")
     if bits:
-        # A scale and a zero point for each group.
+        # Plus a scale and a zero point per group.
         return int(bits) / 8 + 4 / int(quantization.get("group_size") or 128)
     if method in ("fp8", "fbgemm_fp8", "modelopt", "compressed-tensors"):
         return 1.0
@@ -253,7 +250,7 @@ def _quantized_bytes(quantization: Mapping[str, Any] | None, dtype_bytes: float)
 
 def _from_gguf(path: Path, name: str) -> ModelShape:
     from worker.weights.gguf_header import read_header
-    from worker.weights.reader import WeightsError  # with what it imports, half a second
+    from worker.weights.reader import WeightsError  # its imports take half a second
 
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

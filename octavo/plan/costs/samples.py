@@ -1,4 +1,4 @@
-"""Measured steps: how `octavo bench throughput` writes them down, and how they are read again."""
+"""Measured steps: `octavo bench throughput` records them, `octavo plan --fit` reads them."""
 
 import json
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from octavo.plan.costs.step_shape import PaperRows, StepShape
 from octavo.plan.errors import PlanError
 from scheduler.core.messages import Plan
 
-# Of a run of n steps, at most about so many lines: consecutive steps of one kind are added up.
+# At most about this many samples per run: consecutive steps of one kind are added up.
 _MAX_SAMPLES = 64
-# Steps that are nothing but decodes are all alike; a mean of several is less noisy.
+# Steps of decodes alone are all alike; a mean of several is less noisy.
 _MIN_DECODE_STEPS = 8
 _COLUMNS = ("num_steps", *(field.name for field in fields(StepShape)), "seconds")
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """Consecutive steps together; every number is a sum over them."""
+    """Consecutive steps, added up: every number is a sum over them."""
 
     num_steps: int
     shape: StepShape
@@ -29,7 +29,7 @@ class StepSample:
 
 
 class StepRecorder:
-    """Writes down the steps of one engine from a moment on at which nothing ran."""
+    """Records the steps of one engine. It has to start while no request runs."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self._rows = PaperRows(max_num_seqs)
@@ -40,7 +40,7 @@ class StepRecorder:
         self._steps.append((shape, seconds))
 
     def as_json(self) -> dict[str, object]:
-        """{"columns": names, "rows": a list of numbers for each sample}."""
+        """Returns {"columns": names, "rows": a list of numbers per sample}."""
         rows: list[list[float]] = []
         limit = max(_MIN_DECODE_STEPS, -(-len(self._steps) // _MAX_SAMPLES))
         limit_with_chunks = -(-len(self._steps) // _MAX_SAMPLES)
@@ -58,22 +58,22 @@ class StepRecorder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Of the engine whose steps were measured."""
+    """Settings of the engine whose steps were measured."""
 
     block_size: int
     num_blocks: int
     max_model_len: int
-    # GiB; 0 if num_blocks was given (num_blocks_override) rather than made from it.
+    # GiB; 0 if num_blocks was given (num_blocks_override) instead of computed from it.
     kv_cache_memory: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeResult:
-    """What `octavo bench serve` measured of a whole cluster."""
+    """A result of `octavo bench serve`, for a whole cluster."""
 
     num_requests: int
     concurrency: int
-    # Requests a second; inf: all at once.
+    # Requests per second; inf: all at once.
     request_rate: float
     prompt_len: int
     output_len: int
@@ -91,9 +91,9 @@ class Measurements:
 
 
 def read_measurements(paths: Sequence[Path]) -> Measurements:
-    """Reads what `octavo bench throughput --json` printed, and `octavo bench serve --json`, in any order.
+    """Reads the output of `octavo bench throughput --json` and `octavo bench serve --json`, in any order.
 
-    Raises PlanError, naming file and line.
+    Raises PlanError that names file and line.
     """
     models: dict[str, str] = {}
     engines: list[EngineSettings] = []
@@ -109,14 +109,14 @@ def read_measurements(paths: Sequence[Path]) -> Measurements:
                 if not isinstance(line, dict):
                     raise TypeError("not a JSON object")
                 if "steps" in line:
-                    # A cluster's is the name it serves under, which may be any.
+                    # Not checked for clusters: they may serve the model under any name.
                     models.setdefault(line["model"], where)
                     engines.append(EngineSettings(**line["engine_settings"]))
                     samples += _samples(line["steps"])
                 elif "request_rate" in line:
                     serve += _serve_results(line)
             except (ValueError, KeyError, TypeError) as error:
-                raise PlanError(f"--fit: {where} is no result of octavo bench: {error!r}") from None
+                raise PlanError(f"--fit: {where} is not a result of octavo bench: {error!r}") from None
     names = " and ".join(map(str, paths))
     if not samples:
         raise PlanError(f"--fit: {names} holds no measured step; `octavo bench throughput --json` prints them")
@@ -145,7 +145,7 @@ def _samples(steps: dict[str, Any]) -> list[StepSample]:
 
 
 def _serve_results(line: dict[str, Any]) -> list[ServeResult]:
-    """None of a run with errors: its requests did less than they were to do."""
+    """The results of a line; none if the run had errors, because then it did less work."""
     if line["num_errors"]:
         return []
     return [

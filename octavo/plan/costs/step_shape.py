@@ -1,4 +1,4 @@
-"""Describes a step by the few numbers that its cost depends on, and defines the interface of a cost model."""
+"""Defines a step by the few numbers that its cost depends on, and the interface of a cost model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ class StepShape:
 
     # Rows that compute one token and sample the next.
     num_decodes: int
-    # Tokens of all other rows, and how many rows these are.
+    # Tokens of all other rows, and the number of those rows.
     num_prefill_tokens: int
     num_chunks: int
-    # Rows that sample: the decodes, and the chunks that reach the end of what is known.
+    # Rows that sample: the decodes, and the chunks that reach the last known token.
     num_sampled: int
     # Tokens whose KV the decodes read, their own included.
     decode_context: int
     # The same for the chunks, each row counted once.
     chunk_context: int
-    # (query, key) pairs of the chunks' tokens: what their attention multiplies.
+    # (query, key) pairs that the chunks' attention multiplies.
     attention_pairs: int
     # KV blocks copied between device and host.
     num_swapped_blocks: int = 0
@@ -35,21 +35,21 @@ class StepShape:
 
 
 class CostModel(Protocol):
-    """Seconds of a step, from what it computes. Two kinds: `fitted` to measured steps, and `roofline`."""
+    """Predicts the seconds of a step from its shape. Two kinds: `fitted` to measured steps, and `roofline`."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What a step's time is made of, in words for people."""
+        """Names of the parts of a step's time, for people."""
         ...
 
     @property
     def num_stages(self) -> int:
-        """Of the pipeline. A step passes through one after another, and each can hold a step of its own."""
+        """Stages of the pipeline. A step passes them one after another; each can work on a different step."""
         ...
 
     @property
     def host_seconds(self) -> float:
-        """Time of the scheduler around a step, during which the device works only on other steps in flight."""
+        """Scheduler time around a step. Meanwhile the device works only on other steps in flight."""
         ...
 
     def stage_seconds(self, shape: StepShape) -> Sequence[float]:
@@ -58,21 +58,21 @@ class CostModel(Protocol):
 
 
 class PaperRows:
-    """A worker's rows without a model: follows plans, and says that every row sampled token 0.
+    """A worker's rows without a model: follows plans and answers that every row sampled token 0.
 
-    Columns by row, as `worker.step.rows` has them, for a step must cost little more with many rows than with one.
+    Columns by row, as in `worker.step.rows`, so that a step with many rows costs little more than with one.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
         self._sequence_R = np.zeros(max_num_seqs, np.int64)
         self._num_prompt_R = np.zeros(max_num_seqs, np.int64)
         self._num_computed_R = np.zeros(max_num_seqs, np.int64)
-        # Output index of the next token; so a row knows num_prompt + position tokens.
+        # Output index of the next token: a row knows num_prompt + position tokens.
         self._position_R = np.zeros(max_num_seqs, np.int32)
         self._tokens_R = np.zeros(max_num_seqs, np.int32)
 
     def apply(self, plan: Plan) -> tuple[StepShape, Result]:
-        """What the plan computes, and what workers would answer. Plans come in order; drafts are not known here."""
+        """Returns the shape of a plan's step and the workers' answer. Plans come in order; drafts are not supported."""
         assert not plan.drafts, "speculation has no cost model"
         for new in plan.new_rows:
             row = new.row

@@ -1,1 +1,1 @@
-"""Other projects' gRPC services, on the router's own server, from its own intake: option `compat`."""
+"""Other projects' gRPC services, on the router's own server, over its own intake: option `compat`."""

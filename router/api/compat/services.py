@@ -20,7 +20,7 @@ def add_services(names: Sequence[str], server: grpc.aio.Server, intake: Intake, 
 
 def _add_vllm(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> str:
     try:
-        # Not at the top: without the package every other service is there all the same.
+        # Imported here, so that the other services need not have the package.
         from router.api.compat.vllm_engine.service import add_to_server
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "smg_grpc_proto":

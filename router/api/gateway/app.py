@@ -4,48 +4,43 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from pydantic import BaseModel, ValidationError
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from protos import inference_pb2 as pb
-from router.api.gateway.convert import chat_message, completion_messages
-from router.api.gateway.errors import BadRequestError, body_of, headers_of, http_status, of_validation
+from router.api.gateway.bodies import Bodies
+from router.api.gateway.errors import BadRequestError, body_of, headers_of, http_status
 from router.api.gateway.events import Event, events_of
+from router.api.gateway.parsing import Parsed
 from router.api.gateway.replies import ChatReply, CompletionReply
-from router.api.gateway.schemas import ChatCompletionRequest, CompletionRequest, SamplingRequest
-from router.errors import RequestError
+from router.errors import Forbidden, RequestError
 from router.intake.intake import Intake
+from router.intake.validation import check_prompt_length
 from router.security.authentication import KeyMiddleware
+from router.security.identity import caller
 from router.security.keys import Keys
 from router.streams import outbox
 from router.telemetry.call_context import TraceMiddleware
 
-# For the body of one.
-BODY_S = 60.0
-
-
 log = logging.getLogger("octavo.router.gateway")
-
-_RequestT = TypeVar("_RequestT", bound=BaseModel)
 
 
 class Reply(Protocol):
-    """Folds a stream's events."""
+    """Folds a stream's events into the JSON of the answer."""
 
     def take(self, prompt: int, event: pb.GenerateResponse) -> dict[str, Any] | None: ...
 
@@ -55,7 +50,7 @@ class Reply(Protocol):
 
 
 class Gateway:
-    """Its `app` is an ASGI application."""
+    """The HTTP gateway; `app` is its ASGI application."""
 
     def __init__(
         self,
@@ -64,12 +59,16 @@ class Gateway:
         readiness: Callable[[], tuple[bool, str]],
         *,
         max_body_bytes: int,
+        max_bodies_bytes: int = 2**28,
         keys: Keys | None = None,
         is_tracing: bool = False,
     ) -> None:
-        """readiness: for /health. keys: those that may call; None: anyone may. is_tracing: requests are traced."""
+        """readiness: for /health. max_body_bytes: of one request. max_bodies_bytes: of all, the option.
+
+        keys: those that may call; None: anyone may. is_tracing: requests are traced.
+        """
         self._intake, self._registry, self._readiness = intake, registry, readiness
-        self._max_body_bytes = max_body_bytes
+        self._bodies = Bodies(intake, max_bytes=max_body_bytes, max_total_bytes=max_bodies_bytes)
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", self._complete, methods=["POST"]),
@@ -83,111 +82,82 @@ class Gateway:
                 *([Middleware(TraceMiddleware)] if is_tracing else []),
                 *([] if keys is None else [Middleware(KeyMiddleware, keys=keys, refuse=_refusal)]),
             ],
-            exception_handlers={Exception: _failed, HTTPException: _no_such_page},
+            exception_handlers={
+                RequestError: _refused,
+                BadRequestError: _refused,
+                ClientDisconnect: _left,
+                HTTPException: _no_such_page,
+                Exception: _failed,
+            },
         )
 
     # --- Completions
 
     async def _complete(self, request: Request) -> Response:
-        try:
-            asked = await self._read(request, CompletionRequest)
-            request_id = _request_id(request)
-            messages = completion_messages(asked, request_id)
-            echoes = [await self._text_of(prompt) for prompt in asked.prompts] if asked.echo else []
-            reply = CompletionReply(asked, self._base(f"cmpl-{request_id}"), echoes)
-            return await self._answer(request, asked, messages, reply)
-        except (RequestError, BadRequestError) as error:
-            return _refusal(error)
+        request_id = _request_id(request)
+        asked = await self._bodies.parse(request, "completion", request_id)
+        echoes = [await self._text_of(message) for message in asked.messages] if asked.form.has_echo else []
+        reply = CompletionReply(asked.form, self._base(f"cmpl-{request_id}"), len(asked.messages), echoes)
+        return await self._answer(request, asked, reply)
 
     async def _chat(self, request: Request) -> Response:
-        try:
-            asked = await self._read(request, ChatCompletionRequest)
-            request_id = _request_id(request)
-            message = chat_message(asked, request_id)
-            reply = ChatReply(asked, self._base(f"chatcmpl-{request_id}"))
-            return await self._answer(request, asked, [message], reply)
-        except (RequestError, BadRequestError) as error:
-            return _refusal(error)
+        request_id = _request_id(request)
+        asked = await self._bodies.parse(request, "chat", request_id)
+        reply = ChatReply(asked.form, self._base(f"chatcmpl-{request_id}"))
+        return await self._answer(request, asked, reply)
 
-    async def _read(self, request: Request, schema: type[_RequestT]) -> _RequestT:
-        """Raises BadRequestError."""
-        try:
-            async with asyncio.timeout(BODY_S):
-                body = await self._read_body(request)
-        except TimeoutError:
-            message = f"the body has not come within {BODY_S:g} s"
-            raise BadRequestError(message, status=HTTPStatus.REQUEST_TIMEOUT) from None
-        try:
-            return schema.model_validate_json(body)
-        except ValidationError as error:
-            raise of_validation(error) from None
-
-    async def _read_body(self, request: Request) -> bytearray:
-        """Raises BadRequestError."""
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > self._max_body_bytes:
-                raise BadRequestError(
-                    f"the body has more than max_message_bytes={self._max_body_bytes}",
-                    status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                )
-        return body
-
-    async def _text_of(self, prompt: str | list[int]) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        return await self._intake.tokenizer.decode(prompt, skip_special_tokens=True)
+    async def _text_of(self, message: pb.GenerateRequest) -> str:
+        if message.HasField("prompt"):
+            return message.prompt
+        token_ids = message.token_ids.ids
+        check_prompt_length(len(token_ids), self._intake.model)
+        return await self._intake.tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def _base(self, name: str) -> dict[str, Any]:
         return {"id": name, "created": int(time.time()), "model": self._intake.model.name}
 
-    async def _answer(
-        self, request: Request, asked: SamplingRequest, messages: Sequence[pb.GenerateRequest], reply: Reply
-    ) -> Response:
-        events = events_of(self._intake, messages)
-        if not asked.stream:
+    async def _answer(self, request: Request, asked: Parsed, reply: Reply) -> Response:
+        events = events_of(self._intake, asked.messages)
+        if not asked.form.is_stream:
             return await _whole(request, events, reply)
         try:
-            # Until there is something to stream, an error can still be the status.
+            # Until there is something to stream, an error can still set the HTTP status.
             first = await anext(events)
         except BaseException:
             await events.aclose()
             raise
-        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        chunks = _sse_chunks(first, events, reply, with_usage=with_usage, request_id=messages[0].request_id)
+        with_usage, request_id = asked.form.has_usage_chunk, asked.messages[0].request_id
+        chunks = _sse_chunks(first, events, reply, with_usage=with_usage, request_id=request_id)
         return _Stream(chunks, events)
 
     # --- The others
 
     async def _models(self, request: Request) -> Response:
-        try:
-            return JSONResponse({"object": "list", "data": [_model_json(self._intake.model)]})
-        except RequestError as error:
-            return _refusal(error)
+        return JSONResponse({"object": "list", "data": [_model_json(self._intake.model)]})
 
     async def _model(self, request: Request) -> Response:
-        name = request.path_params["model"]
-        try:
-            model = self._intake.model
-        except RequestError as error:
-            return _refusal(error)
+        name, model = request.path_params["model"], self._intake.model
         if name != model.name:
             message = f"model={name!r} is not served here: use {model.name!r}"
-            return _refusal(BadRequestError(message, param="model", status=HTTPStatus.NOT_FOUND))
+            raise BadRequestError(message, param="model", status=HTTPStatus.NOT_FOUND)
         return JSONResponse(_model_json(model))
 
     async def _health(self, request: Request) -> Response:
-        is_ready, line = self._readiness()
-        return PlainTextResponse(f"{line}\n", HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE)
+        """Tells no more than whether requests are served. Why not, with addresses, is told on metrics_port."""
+        is_ready, _ = self._readiness()
+        if is_ready:
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse("not ready\n", HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _metrics(self, request: Request) -> Response:
+        if not caller().is_admin:
+            raise Forbidden("/metrics tells about all tenants: use an admin's API key, or metrics_port")
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
 
 class _Stream(EventSourceResponse):
-    """Ends its source with the client's connection, also if nobody has asked for a chunk yet, or if a chunk can't be
-    sent for so long that nobody seems to read."""
+    """Closes its source when the client's connection ends, even before the first chunk, or when the client has read
+    nothing for UNREAD_S."""
 
     def __init__(self, chunks: AsyncGenerator[dict[str, str], None], source: AsyncGenerator[Event, None]) -> None:
         super().__init__(chunks, send_timeout=outbox.UNREAD_S)
@@ -227,7 +197,7 @@ def _data(content: dict[str, Any]) -> dict[str, str]:
 
 
 async def _whole(request: Request, events: AsyncGenerator[Event, None], reply: Reply) -> Response:
-    """Raises RequestError. A client that goes away ends its streams."""
+    """Answers in one piece. A client that goes away ends its streams. Raises RequestError."""
 
     async def collect() -> Response:
         async with aclosing(events):
@@ -242,7 +212,7 @@ async def _whole(request: Request, events: AsyncGenerator[Event, None], reply: R
     collecting, gone = asyncio.create_task(collect()), asyncio.create_task(until_gone())
     try:
         await asyncio.wait({collecting, gone}, return_when=asyncio.FIRST_COMPLETED)
-        # Of a client that has gone nobody reads this.
+        # Nobody reads this answer: the client has gone.
         return collecting.result() if collecting.done() else Response(status_code=HTTPStatus.NO_CONTENT)
     finally:
         for task in (collecting, gone):
@@ -262,6 +232,15 @@ def _model_json(model: pb.ModelInfo) -> dict[str, Any]:
 
 def _refusal(error: Exception) -> Response:
     return JSONResponse(body_of(error), http_status(error), headers_of(error))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return _refusal(error)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    """Nobody reads this answer: the client has gone while it sent its body."""
+    return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

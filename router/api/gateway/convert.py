@@ -1,4 +1,4 @@
-"""From a request's JSON to the message that gRPC brings."""
+"""Converts a request's JSON to the message of gRPC."""
 
 import json
 from typing import Any
@@ -10,14 +10,14 @@ from protos import inference_pb2 as pb
 from router.api.gateway.errors import BadRequestError
 from router.api.gateway.schemas import ChatCompletionRequest, CompletionRequest, Message, SamplingRequest
 
-# Fields that both have under one name.
+# Fields of the same name in both.
 _SAMPLING = (*(parameter.name for parameter in PARAMETERS), "max_tokens", "skip_special_tokens")
-# Of a message.
+# Fields of a message that only templates use.
 _FOR_TEMPLATES = {"name", "tool_calls", "tool_call_id", "reasoning_content"}
 
 
 def completion_messages(request: CompletionRequest, request_id: str) -> list[pb.GenerateRequest]:
-    """One for each prompt. Raises BadRequestError."""
+    """Returns a message for each prompt. Raises BadRequestError."""
     if request.best_of not in (None, request.n):
         raise BadRequestError(f"best_of={request.best_of}: only n={request.n} is possible", param="best_of")
     if request.echo and request.logprobs is not None:
@@ -61,7 +61,7 @@ def chat_message(request: ChatCompletionRequest, request_id: str) -> pb.Generate
 
 
 def _fields(message: Message, place: str) -> str:
-    """Those that only templates know, as JSON. Raises BadRequestError."""
+    """Returns the fields that only templates use, as JSON. Raises BadRequestError."""
     fields = message.model_dump(include=_FOR_TEMPLATES, exclude_none=True)
     for index, call in enumerate(fields.get("tool_calls", ())):
         call.pop("index", None)
@@ -71,19 +71,19 @@ def _fields(message: Message, place: str) -> str:
 
 
 def _arguments(text: str, place: str) -> dict[str, Any]:
-    """What a function was called with: an object, of which templates choose the form. Raises BadRequestError."""
+    """Parses a function call's arguments: templates take an object, and choose its form. Raises BadRequestError."""
     try:
         value = from_json(text or "{}", allow_inf_nan=False)
     except ValueError as error:
-        raise BadRequestError(f"{place} is no JSON: {error}", param="messages") from None
+        raise BadRequestError(f"{place} is not valid JSON: {error}", param="messages") from None
     if not isinstance(value, dict):
-        raise BadRequestError(f"{place} is no JSON object", param="messages")
+        raise BadRequestError(f"{place} is not a JSON object", param="messages")
     return value
 
 
 def _message(request: SamplingRequest, request_id: str, logprobs: int | None) -> pb.GenerateRequest:
     if request.n > MAX_CHOICES:
-        # Before anything is kept for each of them.
+        # Checked before anything is allocated for each choice.
         raise BadRequestError(f"n={request.n}: use 1 to {MAX_CHOICES}", param="n")
     sampling = pb.SamplingParams(
         n=request.n,
@@ -102,7 +102,7 @@ def _message(request: SamplingRequest, request_id: str, logprobs: int | None) ->
     if logprobs is not None:
         sampling.logprobs = _in_range([logprobs], "logprobs")[0]
     if request.seed is not None:
-        # Some are negative; they are as many.
+        # Negative seeds are the other half of the 64 bits.
         sampling.seed = request.seed % 2**64
     return pb.GenerateRequest(
         request_id=request_id,
@@ -115,7 +115,7 @@ def _message(request: SamplingRequest, request_id: str, logprobs: int | None) ->
 
 
 def _in_range(numbers: list[int], param: str) -> list[int]:
-    """What a protobuf can hold; what the model knows is checked later."""
+    """Checks that a uint32 can hold the numbers; the model's limits are checked later. Raises BadRequestError."""
     for number in numbers:
         if not 0 <= number < 2**32:
             raise BadRequestError(f"{param}: {number} is not from 0 to {2**32 - 1}", param=param)

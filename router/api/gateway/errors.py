@@ -26,12 +26,12 @@ _CODES = {
     HTTPStatus.NOT_FOUND: "model_not_found",
     HTTPStatus.UNAUTHORIZED: "invalid_api_key",
 }
-# The beginning of most messages: the field, in the words of gRPC's messages.
+# Most messages begin with the field, named as in gRPC's messages.
 _FIELD = re.compile(r"(?:sampling\.|chat\.)?([a-z_]+)(?:\[\d+\])?(?:\.\w+)?(?:=| is | has )")
 
 
 class BadRequestError(Exception):
-    """One that is refused before it is a gRPC message; `str(error)` is what its client sees."""
+    """The request is refused before it becomes a gRPC message; `str(error)` is what the client sees."""
 
     def __init__(self, message: str, *, param: str | None = None, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ def http_status(error: BaseException) -> HTTPStatus:
 
 
 def headers_of(error: BaseException) -> dict[str, str]:
-    """When to come again, where that may help; how to say who one is."""
+    """Returns Retry-After where a retry may help, and WWW-Authenticate where an API key is needed."""
     if isinstance(error, Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, RequestError) and error.retry_after_s is not None:
@@ -54,7 +54,7 @@ def headers_of(error: BaseException) -> dict[str, str]:
 
 
 def body_of(error: BaseException) -> dict[str, Any]:
-    """{"error": {message, type, param, code}}."""
+    """Returns {"error": {message, type, param, code}}."""
     status, param = http_status(error), None
     message = str(error) if isinstance(error, BadRequestError) else status_of(error)[1]
     if isinstance(error, BadRequestError):
@@ -70,15 +70,15 @@ def body_of(error: BaseException) -> dict[str, Any]:
 
 
 def of_validation(error: ValidationError) -> BadRequestError:
-    """Names the first field that is wrong."""
+    """Converts pydantic's error; names the first field that is wrong."""
     errors = error.errors(include_url=False, include_input=False)
-    # One that may be of several types has an error for each: what went on longest is what was meant.
+    # A field of several types has an error for each: the one that got furthest was meant.
     of_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
     told = max(of_field, key=lambda each: (each["type"] == "too_long", len(each["loc"])))
-    # The types are in the place, too: they say nothing to a client.
+    # The place contains pydantic's types, too: they mean nothing to a client.
     place = [str(part) for part in told["loc"] if not isinstance(part, str) or (part.isidentifier() and part != "str")]
     if told["type"] == "json_invalid":
-        return BadRequestError(f"the body is no JSON: {told['msg']}")
+        return BadRequestError(f"the body is not valid JSON: {told['msg']}")
     where = ".".join(place) or "the body"
     if told["type"] == "extra_forbidden":
         return BadRequestError(f"{where}: there is no such field here", param=where)

@@ -9,15 +9,15 @@ from protos import inference_pb2 as pb
 from router.intake.intake import Intake
 from router.streams.outbox import Outbox
 
-# A refusal takes a round trip to the scheduler. A first token that takes longer holds the answer's header up so long.
+# A refusal takes a round trip to the scheduler. If the first token takes longer, the response's header waits this long.
 _REFUSAL_S = 0.2
 
-# Which message's, and what.
+# The index of the message, and the event.
 Event = tuple[int, pb.GenerateResponse]
 
 
 async def events_of(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> AsyncGenerator[Event, None]:
-    """Closing it ends the streams. Raises RequestError."""
+    """Yields the events of all messages. Closing it ends the streams. Raises RequestError."""
     if len(messages) == 1:
         async with aclosing(_events(intake, messages[0])) as events:
             async for event in events:
@@ -31,7 +31,7 @@ async def events_of(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> A
                 async for event in events:
                     await queue.put((index, event))
             await queue.put((index, None))
-        except Exception as error:  # noqa: BLE001 - whoever reads the queue raises it
+        except Exception as error:  # noqa: BLE001 - the reader of the queue raises it
             await queue.put((index, error))
 
     tasks = [asyncio.create_task(pass_on(index, message)) for index, message in enumerate(messages)]
@@ -61,7 +61,7 @@ async def _events(intake: Intake, message: pb.GenerateRequest) -> AsyncGenerator
 
 
 async def _first_of(outbox: Outbox) -> list[pb.GenerateResponse]:
-    """Started, and what comes right behind it: if that is a replica's refusal, it can still be the answer's status."""
+    """Returns Started and what comes right behind it: a replica's refusal there can still set the HTTP status."""
     events = await outbox.take()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_REFUSAL_S):

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from protos import inference_pb2 as pb
-from router.api.gateway.schemas import ChatCompletionRequest, CompletionRequest
+from router.api.gateway.parsing import Form
 from router.errors import Internal
 
 _FINISHES = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
 
 def finish_of(chunk: pb.Chunk) -> str | None:
-    """None: more comes. Raises Internal for an end that no client should take for one."""
+    """Returns the finish_reason; None: more comes. Raises Internal for an end that is a failure, not a finish."""
     if not chunk.HasField("finish"):
         return None
     reason = chunk.finish.reason
@@ -63,13 +63,11 @@ COMPLETION_KIND = "text_completion"
 class CompletionReply:
     """The reply to one request: choice i of prompt p is choice p * n + i."""
 
-    def __init__(self, request: CompletionRequest, base: dict[str, Any], echoes: Sequence[str]) -> None:
+    def __init__(self, form: Form, base: dict[str, Any], num_prompts: int, echoes: Sequence[str]) -> None:
         """base: id, created and model. echoes: each prompt's text, if it is to come first."""
-        self._n, self._has_logprobs = request.n, request.logprobs is not None
+        self._n, self._has_logprobs, self._is_stream = form.n, form.has_logprobs, form.is_stream
         self._base = {"object": COMPLETION_KIND, **base}
-        self._echoes = [
-            echoes[index // request.n] if echoes else "" for index in range(len(request.prompts) * request.n)
-        ]
+        self._echoes = [echoes[index // form.n] if echoes else "" for index in range(num_prompts * form.n)]
         self._text = [""] * len(self._echoes)
         # Characters of each choice's tokens so far; its text may lag behind them.
         self._offsets = [len(echo) for echo in self._echoes]
@@ -78,7 +76,10 @@ class CompletionReply:
         self._usages: list[pb.Usage] = []
 
     def take(self, prompt: int, event: pb.GenerateResponse) -> dict[str, Any] | None:
-        """The chunk that says the same, for a stream; None: there is nothing to say. Raises Internal."""
+        """Takes in an event. Returns the chunk to stream for it, None if there is none. Keeps it only for whole().
+
+        Raises Internal.
+        """
         if event.HasField("finished"):
             self._usages.append(event.finished.usage)
         if not event.HasField("chunk"):
@@ -86,9 +87,11 @@ class CompletionReply:
         chunk, index = event.chunk, prompt * self._n + event.chunk.index
         text = self._echoes[index] + chunk.text
         self._echoes[index] = ""
-        self._text[index] += text
         self._finish[index] = finish_of(chunk)
-        self._logprobs[index] += chunk.logprobs
+        if not self._is_stream:
+            self._text[index] += text
+            self._logprobs[index] += chunk.logprobs
+            return None
         logprobs = None
         if self._has_logprobs:
             logprobs = completion_logprobs(chunk.logprobs, self._offsets[index])
@@ -101,7 +104,7 @@ class CompletionReply:
         return usage_of(self._usages)
 
     def usage_chunk(self) -> dict[str, Any]:
-        """The last chunk of a stream that was asked for it."""
+        """Returns the last chunk of a stream with include_usage."""
         return {**self._base, "choices": [], "usage": self.usage}
 
     def whole(self) -> dict[str, Any]:
@@ -120,26 +123,31 @@ class CompletionReply:
 class ChatReply:
     """The reply to one request."""
 
-    def __init__(self, request: ChatCompletionRequest, base: dict[str, Any]) -> None:
+    def __init__(self, form: Form, base: dict[str, Any]) -> None:
         """base: id, created and model."""
-        self._has_logprobs = request.logprobs
+        self._has_logprobs, self._is_stream = form.has_logprobs, form.is_stream
         self._base = base
-        self._text = [""] * request.n
-        self._has_begun = [False] * request.n
-        self._finish: list[str | None] = [None] * request.n
-        self._logprobs: list[list[pb.TokenLogprobs]] = [[] for _ in range(request.n)]
+        self._text = [""] * form.n
+        self._has_begun = [False] * form.n
+        self._finish: list[str | None] = [None] * form.n
+        self._logprobs: list[list[pb.TokenLogprobs]] = [[] for _ in range(form.n)]
         self._usages: list[pb.Usage] = []
 
     def take(self, prompt: int, event: pb.GenerateResponse) -> dict[str, Any] | None:
-        """The chunk that says the same, for a stream; None: there is nothing to say. Raises Internal."""
+        """Takes in an event. Returns the chunk to stream for it, None if there is none. Keeps it only for whole().
+
+        Raises Internal.
+        """
         if event.HasField("finished"):
             self._usages.append(event.finished.usage)
         if not event.HasField("chunk"):
             return None
         chunk, index = event.chunk, event.chunk.index
-        self._text[index] += chunk.text
         self._finish[index] = finish_of(chunk)
-        self._logprobs[index] += chunk.logprobs
+        if not self._is_stream:
+            self._text[index] += chunk.text
+            self._logprobs[index] += chunk.logprobs
+            return None
         delta = {"content": chunk.text}
         if not self._has_begun[index]:
             self._has_begun[index], delta = True, {"role": "assistant", **delta}
@@ -152,7 +160,7 @@ class ChatReply:
         return usage_of(self._usages)
 
     def usage_chunk(self) -> dict[str, Any]:
-        """The last chunk of a stream that was asked for it."""
+        """Returns the last chunk of a stream with include_usage."""
         return {**self._chunk([]), "usage": self.usage}
 
     def whole(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What requests hold: OpenAI's fields, and those that vLLM adds.
+"""The fields of requests: OpenAI's, and those that vLLM adds.
 
-A field that is not known here is refused; one that would change nothing here is taken and left alone. Lists and objects
-are read up to the first thing that is wrong: pydantic keeps a kilobyte for each, and clients send millions."""
+An unknown field is refused; a known one that would change nothing here is accepted and ignored. Lists and objects are
+read up to the first error: pydantic keeps a kilobyte for each error, and clients send millions."""
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -11,9 +11,9 @@ from pydantic_core import PydanticCustomError
 from configs.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, PARAMETERS, Parameter
 from router.intake.validation import MAX_CHAT_MESSAGES
 
-# Of one request: each is a stream of its own.
+# Prompts of one request: each is a stream of its own.
 MAX_PROMPTS = 256
-# Far above what models take; what the served one takes is looked at later.
+# Far above what models take; the served model's limit is checked later.
 _MAX_TOKEN_IDS = 2**20
 _MAX_PARTS, _MAX_TOOLS, _MAX_METADATA = 1024, 1024, 64
 
@@ -21,7 +21,7 @@ _Item = TypeVar("_Item")
 
 
 def _at_most(limit: int) -> BeforeValidator:
-    """Of an object's entries: pydantic would look at all of them first."""
+    """Limits the entries of an object before its validation: pydantic would look at all of them first."""
 
     def check(value: object) -> object:
         if isinstance(value, dict) and len(value) > limit:
@@ -37,14 +37,14 @@ _Prompts = Annotated[list[_Item], Field(fail_fast=True, max_length=MAX_PROMPTS)]
 
 
 class _Fields(BaseModel):
-    """null is the same as nothing: clients that list all fields send it for those they leave alone."""
+    """Treats null as unset: clients that list all fields send it for those they do not use."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _given(cls, fields: object) -> object:
-        """Those that are not null; of unknown ones the first, which is enough for a refusal."""
+        """Returns the fields that are not null; of unknown ones only the first, which is enough for a refusal."""
         if not isinstance(fields, dict):
             return fields
         given = {name: value for name, value in fields.items() if name in cls.model_fields and value is not None}
@@ -56,12 +56,12 @@ class _Fields(BaseModel):
 
 class StreamOptions(_Fields):
     include_usage: bool = False
-    # Padding that hides lengths: there is none here.
+    # Padding that hides lengths; never sent here.
     include_obfuscation: bool = False
 
 
 def _number(parameter: Parameter) -> tuple[object, Any]:
-    """Its type and default as a field. Its range is the router's to check."""
+    """Returns a parameter's type and default as a field. The router checks its range later."""
     bounds: dict[str, Any] = {"ge": -(2**31), "lt": 2**31} if parameter.kind is int else {}
     if parameter.from_model:
         return parameter.kind | None, Field(None, **bounds)
@@ -73,7 +73,7 @@ _Numbers = create_model("_Numbers", __base__=_Fields, **_numbers)
 
 
 class SamplingRequest(_Numbers):
-    """Both calls have these, and all numbers of configs.sampling. None: as the model's own defaults say."""
+    """Fields of both calls, with all numbers of configs.sampling. None: the model's own default."""
 
     model: str = ""
     stream: bool = False
@@ -84,7 +84,7 @@ class SamplingRequest(_Numbers):
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
 
-    # As vLLM has them.
+    # vLLM's fields.
     min_tokens: int = Field(0, ge=0, lt=2**32)
     stop_token_ids: list[int] = Field(default_factory=list, fail_fast=True, max_length=MAX_STOP_TOKENS)
     include_stop_str_in_output: bool = False
@@ -94,7 +94,7 @@ class SamplingRequest(_Numbers):
     cache_salt: str = ""
     session_key: str = ""
 
-    # Of OpenAI's own service.
+    # For OpenAI's own service; ignored here.
     user: str | None = None
     metadata: Annotated[dict[str, str], _at_most(_MAX_METADATA)] | None = None
     store: bool | None = None
@@ -111,7 +111,7 @@ class CompletionRequest(SamplingRequest):
     max_tokens: int | None = Field(16, ge=1, lt=2**32)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0)
-    # Neither of these does anything else here.
+    # Accepted only with values that change nothing.
     best_of: int | None = None
     suffix: Literal[""] | None = None
 
@@ -140,7 +140,7 @@ class ToolCall(_Fields):
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
-    # Of a stream's pieces, kept by clients that add them up.
+    # Part of a stream's pieces, kept by clients that join them.
     index: int | None = None
 
 
@@ -148,17 +148,17 @@ class Message(_Fields):
     role: str
     content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=_MAX_PARTS)] = ""
 
-    # Beyond these, for templates that show them.
+    # More fields, for templates that show them.
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
-    # As vLLM has it.
+    # vLLM's field.
     reasoning_content: str | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         if "content" not in self.model_fields_set and not self.tool_calls:
-            raise PydanticCustomError("no_content", "it has no content: only one with tool_calls can be without")
+            raise PydanticCustomError("no_content", "it has no content: only a message with tool_calls may omit it")
         return self
 
     @property
@@ -177,11 +177,11 @@ class ChatCompletionRequest(SamplingRequest):
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**32)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0)
-    # For the chat template, as they are; what the model says to call them is text.
+    # For the chat template, as they are; the model's calls are returned as text.
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    # More variables for the chat template, as vLLM has them.
+    # More variables for the chat template, as in vLLM.
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool = True

@@ -14,12 +14,12 @@ from router.api.gateway.app import Gateway
 from router.errors import AddressError
 from runtime.security.tls import TlsFiles
 
-# For the headers of a request, from the connection or the end of the response before.
+# Time for a request's headers, from the connection or the end of the previous response.
 HEADERS_S = 20.0
 
 
 class TimeLimitedProtocol(H11Protocol):
-    """uvicorn's own, which waits for headers for ever."""
+    """uvicorn's own protocol, with a time limit for headers, which it lacks."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -49,14 +49,14 @@ class TimeLimitedProtocol(H11Protocol):
 
     def _give_up(self) -> None:
         self._timer = None
-        # A response may be under way still, with a request behind it.
+        # A response may still be under way, with a request behind it.
         if self.conn.our_state in (h11.IDLE, h11.DONE):
             self.transport.close()
         else:
             self._await_headers()
 
 
-# What streams get to end, once they are told to.
+# Time that streams get to end once they are told to.
 _LAST_WORDS_S = 1
 
 
@@ -64,7 +64,7 @@ class GatewayServer:
     def __init__(
         self, gateway: Gateway, host: str, port: int, tls: TlsFiles | None = None, *, shares_port: bool = False
     ) -> None:
-        """Binds. shares_port: with other processes that say so, too. Raises AddressError, TlsError."""
+        """Binds. shares_port: other processes may bind the same port. Raises AddressError, TlsError."""
         context = None if tls is None else tls.server_context()
         self._socket = _bind(host, port, shares_port)
         self.port: int = self._socket.getsockname()[1]
@@ -81,7 +81,7 @@ class GatewayServer:
         self._task = asyncio.create_task(self._server.serve([self._socket]))
 
     def leave(self) -> None:
-        """Leaves new connections to those that share the port. One that is open closes after its response."""
+        """Leaves new connections to the processes that share the port. Open ones close after their response."""
         for server in self._server.servers:
             server.close()
         for connection in list(self._server.server_state.connections):
@@ -95,7 +95,7 @@ class GatewayServer:
 
 
 class _Server(uvicorn.Server):
-    """Signals are the router's."""
+    """Leaves signals to the router."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Which replica computes a request: one policy a file, behind one small interface."""
+"""Policies that choose the replica for a request: one a file, behind one small interface."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from router.replicas.policies.power_of_two import PowerOfTwo
 from router.replicas.policies.prefix_aware import PrefixAware
 from router.replicas.policies.round_robin import RoundRobin
 
-# By the names that the option routing_policy has for them.
+# By name, as in the option routing_policy.
 POLICIES: dict[str, Callable[[], Policy]] = {
     each.name: each for each in (ConsistentHash, LeastLoaded, PowerOfTwo, PrefixAware, RoundRobin)
 }

@@ -1,8 +1,8 @@
-"""Requests of one session go to one replica, which then has the session's prefix in its cache.
+"""Sends the requests of a session to one replica, which then has the session's prefix in its cache.
 
-Replicas are points on a ring, a session goes to the next one after its own point: one that comes or goes moves only its
-own sessions. One that has far more to do than the others is passed over, as in "Consistent Hashing with Bounded Loads"
-(Mirrokni, Thorup, Zadimoghaddam, 2016).
+Replicas are points on a ring, and a session goes to the next point after its own: a replica that comes or goes moves
+only its own sessions. A replica with far more work than the others is passed over, as in "Consistent Hashing with
+Bounded Loads" (Mirrokni, Thorup, Zadimoghaddam, 2016).
 """
 
 import hashlib
@@ -14,14 +14,14 @@ from router.replicas.policies.base import ReplicaLoad, ready
 from router.replicas.policies.least_loaded import LeastLoaded
 from router.request import RoutingHints
 
-# Of each replica: with fewer, some would get a multiple of what others get.
+# Points of each replica: with fewer, some replicas would get a multiple of what others get.
 _POINTS = 128
-# What one may have to do, as a multiple of the mean; and what is little, however much more it is than the mean.
+# Most work of a replica that is not passed over: a multiple of the mean, or this many tokens if that is more.
 _MOST_LOAD, _LITTLE_TOKENS = 1.25, 2048
 
 
 class ConsistentHash:
-    """By the request's session_key; without one, the least loaded."""
+    """Chooses by the request's session_key; without one, the least loaded replica."""
 
     name = "consistent_hash"
     prefix_index = None
@@ -46,7 +46,7 @@ class ConsistentHash:
 
 @lru_cache(maxsize=4)
 def _ring(replicas: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Points in order, and whose they are."""
+    """Returns the points in order, and the replica of each."""
     ring = sorted((_point(f"replica {replica}, {i}"), replica) for replica in replicas for i in range(_POINTS))
     return [point for point, _ in ring], [replica for _, replica in ring]
 

@@ -1,4 +1,4 @@
-"""The replica with the least to do."""
+"""Chooses the replica with the least work."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from router.request import RoutingHints
 
 
 class LeastLoaded:
-    """By tokens; equals take turns. A replica whose workers are away comes last, however little it has to do."""
+    """Compares tokens; equals take turns. A replica whose workers are away comes last, however little its work."""
 
     name = "least_loaded"
     prefix_index = None

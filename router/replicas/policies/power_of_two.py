@@ -1,7 +1,7 @@
-"""Two replicas at random, of these the one with less to do.
+"""Draws two replicas at random and chooses the one with less work.
 
-Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 1996. Several routers whose loads are a little
-old do not all run to the same replica, as they do to the least loaded one.
+Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 1996. Routers whose view of the loads is a
+little old do not all choose the same replica, as they would with least_loaded.
 """
 
 import random

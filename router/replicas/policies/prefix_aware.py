@@ -1,8 +1,8 @@
-"""The replica that can give the first token soonest: what waits there, and what of the prompt it has to compute.
+"""Chooses the replica that can give the first token soonest: with the least waiting work plus uncached prompt.
 
-So a replica with a long prefix in its cache is chosen until its queue is longer than what the cache saves, and a little
-more; then another one computes the prefix, and has it, too. Where nothing is to be found, those with about as much to
-do take turns.
+A replica with a long prefix in its cache is chosen until its queue is longer, by a little, than what the cache saves;
+then another one computes the prefix, and has it too. If no cache has a prefix, replicas with about equal work take
+turns.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from router.replicas.policies.prefix_index import PrefixIndex
 from router.request import RoutingHints
 from runtime.block_hashes import hash_prompt_blocks, scope_of
 
-# Replicas whose costs differ by no more are equals, told apart by their caches, else by turns. A Load is as old as a
-# step, which computes as much. Simulated (benchmarks.router.virtual_cluster): with 0, prompts that share nothing wait
-# 2% longer than in turns, for replicas are chosen by differences that are past; and of the others' prefixes 50%, not
-# 59%, are found.
+# Replicas whose costs differ by no more count as equal: the longest cached prefix decides, then turns. A Load is as old
+# as a step, which computes about as many tokens. Simulated (benchmarks.router.virtual_cluster): with 0, prompts that
+# share nothing wait 2% longer than with turns, as replicas are chosen by differences that are out of date; and of the
+# other prompts' prefixes 50%, not 59%, are found.
 _NEAR_TOKENS = 512
 
 
 class PrefixAware:
-    """Knows what caches hold from the schedulers' events, and from what this router has sent where."""
+    """Knows what caches hold from the schedulers' events, and from where this router has sent which prompts."""
 
     name = "prefix_aware"
 
@@ -40,7 +40,7 @@ class PrefixAware:
         near = [i for i, cost in costs.items() if cost <= most]
         longest = max(cached[i] for i in near)
         equals = [i for i in near if cached[i] == longest]
-        # The next number after the last one's, or the first.
+        # In turns: the lowest number above the last one, else the lowest.
         chosen = min(equals, key=lambda i: (loads[i].replica <= self._last, loads[i].replica))
         self._last = loads[chosen].replica
         index.expect(loads[chosen].replica, names)

@@ -8,36 +8,36 @@ _NAME_BYTES = 32
 
 
 class PrefixIndex:
-    """Takes some 200 bytes a block of all replicas together."""
+    """Index from block hash to replicas. Takes some 200 bytes a block, over all replicas."""
 
     def __init__(self) -> None:
-        # Tokens; of all replicas, once one is there.
+        # In tokens, the same for all replicas; valid once one is there.
         self.block_size = 1
-        # Bit i: replica i has it, or is expected to.
+        # Bit i: replica i has the block, or is expected to.
         self._holders: dict[bytes, int] = {}
         self._replicas: dict[int, _Known] = {}
 
     def add(self, replica: int, *, block_size: int, max_blocks: int) -> None:
-        """A replica has come, or come back: nothing is known of it. max_blocks: more than it has can't be cached, so
-        that its events can't fill this router's memory."""
+        """Adds a replica that has come, or come back, with an empty cache. max_blocks: bounds what its events may add,
+        so that they can't fill this router's memory."""
         self.remove(replica)
         self.block_size = block_size
         self._replicas[replica] = _Known(max_blocks)
 
     def resize(self, replica: int, max_blocks: int) -> None:
-        """Its workers have begun anew, with as many blocks as their memory allows now."""
+        """Sets its number of blocks, which may change when its workers restart."""
         self._replicas[replica].max_blocks = max_blocks
 
     def remove(self, replica: int) -> None:
-        """It has gone."""
+        """Removes a replica that has gone."""
         if replica in self._replicas:
             self._clear(replica)
             del self._replicas[replica]
 
     def apply(self, replica: int, events: Iterable[CacheEvent]) -> None:
-        """Takes in events, in the order in which they came.
+        """Takes in a replica's cache events, in the order of their arrival.
 
-        Raises ValueError if no scheduler of ours could have sent them.
+        Raises ValueError for events that break the protocol.
         """
         known = self._replicas[replica]
         for event in events:
@@ -60,7 +60,7 @@ class PrefixIndex:
                     raise ValueError("a cache event holds none of the kinds known here")
 
     def expect(self, replica: int, names: Sequence[bytes]) -> None:
-        """A prompt of these blocks is on its way there. Expectations that never come true make way for later ones."""
+        """Notes that a prompt of these blocks is on its way to a replica. Old expectations make way for later ones."""
         known = self._replicas[replica]
         for name in names:
             if name not in known.stored:
@@ -73,7 +73,7 @@ class PrefixIndex:
             self._unset(replica, oldest)
 
     def num_cached_blocks(self, names: Sequence[bytes]) -> dict[int, int]:
-        """Leading blocks of a prompt (names: runtime.block_hashes of it) at each replica that has some."""
+        """Returns how many leading blocks of a prompt each replica has, if any. names: its runtime.block_hashes."""
         found: dict[int, int] = {}
         have_all = -1
         for count, name in enumerate(names):
@@ -88,7 +88,7 @@ class PrefixIndex:
         return found
 
     def num_known(self, replica: int) -> int:
-        """Blocks that its events have told of."""
+        """Number of blocks that its events have reported."""
         return len(self._replicas[replica].stored)
 
     def _set(self, replica: int, name: bytes) -> None:
@@ -120,7 +120,7 @@ class _Known:
 
 
 def _put(found: dict[int, int], replicas: int, count: int) -> None:
-    """replicas: as bits."""
+    """Sets found[i] to `count` for each bit i of `replicas`."""
     while replicas:
         lowest = replicas & -replicas
         found[lowest.bit_length() - 1] = count

@@ -1,4 +1,4 @@
-"""Replicas take turns."""
+"""Lets replicas take turns."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from router.request import RoutingHints
 
 
 class RoundRobin:
-    """In the order of their numbers, whatever they have to do."""
+    """Takes replicas in the order of their numbers, whatever their load."""
 
     name = "round_robin"
     prefix_index = None
@@ -18,7 +18,7 @@ class RoundRobin:
     def choose(self, loads: Sequence[ReplicaLoad], hints: RoutingHints) -> tuple[int, str]:
         if len(loads) == 1:
             return 0, "only"
-        # The next number after the last one's, or the first.
+        # In turns: the lowest number above the last one, else the lowest.
         index = min(ready(loads), key=lambda i: (loads[i].replica <= self._last, loads[i].replica))
         self._last = loads[index].replica
         return index, "turn"

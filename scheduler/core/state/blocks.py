@@ -1,6 +1,4 @@
-"""KV blocks: hands them out by number, counts their holders, and finds full ones by hash so that sequences share
-prefixes.
-"""
+"""Hands out KV blocks by number, counts their holders, and finds full ones by hash so that sequences share prefixes."""
 
 import sys
 from collections import Counter, OrderedDict
@@ -12,22 +10,21 @@ from scheduler.core.state.request import Group, Sequence
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold so many tokens."""
+    """The number of blocks that num_tokens tokens need."""
     return -(-num_tokens // block_size)
 
 
 class BlockPool:
-    """Blocks 1..num_blocks; 0 is the null block and never given out.
+    """Blocks 1..num_blocks; block 0 is the null block and is never given out.
 
-    A block is used (it has holders), cached (it has none, but its content is published and can be held again) or
-    free. Free blocks are taken before cached ones; of these, the one unused for longest goes first. Every operation is
-    O(1) a block.
+    A block is used (it has holders), cached (no holders, but its content is published and can be held again) or free.
+    Free blocks are taken first, then cached ones, least recently used first. Every operation is O(1) per block.
     """
 
     def __init__(self, num_blocks: int, *, keep_unused: bool = True) -> None:
         """keep_unused: published blocks without holders stay cached until needed; otherwise they are free."""
         self._keep_unused = keep_unused
-        # None: they are not wanted.
+        # None: nobody watches.
         self._events: list[CacheEvent] | None = None
         self.reset(num_blocks)
 
@@ -36,7 +33,7 @@ class BlockPool:
         if self._events is not None:
             self._events.append(CacheCleared())
         self.num_blocks = num_blocks
-        # Low numbers go first.
+        # Low numbers are taken first.
         self._free = list(range(num_blocks, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # longest unused first
         self._num_holders = [0] * (num_blocks + 1)
@@ -62,7 +59,7 @@ class BlockPool:
 
     @property
     def hashes(self) -> list[bytes]:
-        """Those of the blocks that can be found."""
+        """Hashes of the blocks that can be found."""
         return list(self._block_of)
 
     def fits(self, shared: Iterable[int], count: int) -> bool:
@@ -71,7 +68,7 @@ class BlockPool:
         return count + sum(not num_holders[block] for block in shared) <= self.num_available
 
     def take(self, count: int) -> list[int]:
-        """Blocks of unknown content, each with one holder. There must be enough available."""
+        """Takes blocks of unknown content and gives each one holder. Enough must be available."""
         assert count <= self.num_available
         free = self._free
         while len(free) < count:
@@ -92,7 +89,8 @@ class BlockPool:
             self._num_holders[block] += 1
 
     def release(self, blocks: Reversible[int]) -> None:
-        """Takes a holder from each of a sequence's blocks, the last first: a shorter prefix is more useful to keep."""
+        """Removes a holder from each of a sequence's blocks, last block first: the beginning of a prefix is worth most,
+        so it stays cached longest."""
         num_holders = self._num_holders
         for block in reversed(blocks):
             num_holders[block] -= 1
@@ -109,7 +107,7 @@ class BlockPool:
         return self._block_of.get(block_hash)
 
     def publish(self, block: int, block_hash: bytes) -> None:
-        """Lets others find a held block by its content. The first of equal content stays the one that is found."""
+        """Makes a held block findable by its content. Among blocks of equal content, the first one stays findable."""
         assert self._num_holders[block] > 0
         assert block not in self._hash_of
         if self._block_of.setdefault(block_hash, block) == block:
@@ -118,7 +116,7 @@ class BlockPool:
                 self._events.append(BlockStored(block_hash))
 
     def unpublish(self, block: int) -> None:
-        """The block is not found any more. It must not be cached."""
+        """Hides a block, which must not be cached."""
         block_hash = self._hash_of.pop(block, None)
         if block_hash is not None:
             del self._block_of[block_hash]
@@ -126,9 +124,9 @@ class BlockPool:
                 self._events.append(BlockRemoved(block_hash))
 
     def unpublish_all(self) -> int:
-        """No block is found any more; cached ones are free. Returns how many could be found."""
+        """Hides all blocks; cached ones become free. Returns how many could be found."""
         num_found = len(self._block_of)
-        # In the order in which they would have been taken.
+        # Keeps the order in which they would have been taken.
         self._free[:0] = reversed(self._cached)
         self._cached.clear()
         self._hash_of.clear()
@@ -140,24 +138,24 @@ class BlockPool:
     # --- Events
 
     def watch(self, enabled: bool) -> None:
-        """Keeps events for `take_events` from now on, beginning with what can be found now; or stops."""
+        """Starts or stops keeping events for `take_events`; the first ones list what can be found now."""
         self._events = [CacheCleared(), *map(BlockStored, self._block_of)] if enabled else None
 
     def take_events(self) -> list[CacheEvent]:
-        """Changes since the last call, in order."""
+        """Returns the changes since the last call, in order."""
         if not self._events:
             return []
         events, self._events = self._events, []
         return events
 
-    # --- As it is
+    # --- Snapshots
 
     def save(self) -> tuple[list[int], list[int], dict[int, bytes]]:
-        """Free blocks, cached ones, and the hashes of those that can be found: for `restore`."""
+        """Returns free blocks, cached blocks, and the hashes of the blocks that can be found, for `restore`."""
         return list(self._free), list(self._cached), dict(self._hash_of)
 
     def restore(self, free: list[int], cached: list[int], hashes: dict[int, bytes], holders: Counter[int]) -> None:
-        """Takes what `save` gave, and the number of holders of each used block. The cache is not watched yet."""
+        """Takes what `save` returned, and the number of holders of each used block. Nobody may watch the cache yet."""
         self._free, self._cached = list(free), OrderedDict.fromkeys(cached)
         self._hash_of, self._block_of = dict(hashes), {each: block for block, each in hashes.items()}
         for block, count in holders.items():
@@ -184,9 +182,9 @@ class HostBlocks:
         self.reset(num_blocks)
 
     def reset(self, num_blocks: int) -> None:
-        """The workers have forgotten what is in them."""
+        """Frees every block: the workers have lost the contents."""
         self.num_blocks = num_blocks
-        # Low numbers go first.
+        # Low numbers are taken first.
         self._free = list(range(num_blocks - 1, -1, -1))
 
     @property
@@ -194,20 +192,20 @@ class HostBlocks:
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """There must be enough."""
+        """Takes `count` blocks. Enough must be free."""
         assert count <= len(self._free)
         return [self._free.pop() for _ in range(count)]
 
     def release(self, blocks: list[int]) -> None:
-        """Their content is not needed any more once the plan being made has been carried out."""
+        """Frees blocks whose content is no longer needed after the plan being made."""
         self._free += reversed(blocks)
 
     def save(self) -> list[int]:
-        """The free blocks: for `restore`."""
+        """Returns the free blocks, for `restore`."""
         return list(self._free)
 
     def restore(self, free: list[int]) -> None:
-        """Takes what `save` gave; sequences hold the others."""
+        """Takes what `save` returned; sequences hold the other blocks."""
         self._free = list(free)
 
     def check_integrity(self, held: list[int]) -> None:
@@ -216,9 +214,10 @@ class HostBlocks:
 
 
 class PrefixCache:
-    """Blocks are hashed over known tokens only, as soon as a step that computes the last of them is planned.
+    """Finds and publishes blocks by the hash of their tokens and all tokens before them.
 
-    If it is not enabled, the choices of one group still share their prompt's blocks, and only they do.
+    Blocks are hashed over known tokens only, as soon as a step that computes the last of them is planned. If the cache
+    is not enabled, the choices of one group still share the blocks of their prompt, but nothing else is shared.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool) -> None:
@@ -227,18 +226,18 @@ class PrefixCache:
         self._enabled = enabled
 
     def scope_of(self, request: GroupRequest) -> bytes:
-        """A hash of what must be equal, besides tokens, for two sequences to share blocks."""
+        """A hash of all that must be equal, besides tokens, for two sequences to share blocks."""
         if self._enabled:
             return scope_of(request.cache_salt)
         return hash_scope(b"group", request.group.to_bytes(8, "little"))
 
     def reads(self, sequence: Sequence) -> bool:
-        """False if nothing is looked up for it: nothing could be found, or it computes all its prompt for logprobs."""
+        """False if the cache is not read for a sequence: nothing can be found, or it needs prompt logprobs."""
         return sequence.may_read_prefix_cache and self._num_shareable(sequence.group) > 0
 
     def match(self, sequence: Sequence) -> list[int]:
-        """The blocks of the longest known prefix, not held yet. At least one token is left to compute: the next one is
-        sampled from its logits."""
+        """The blocks of the longest known prefix, not held yet. At least one token is left to compute, because the next
+        token is sampled from its logits."""
         if not self.reads(sequence):
             return []
         blocks: list[int] = []
@@ -250,15 +249,15 @@ class PrefixCache:
         return blocks
 
     def publish(self, sequence: Sequence) -> None:
-        """Publishes the blocks that computed, known tokens fill. They may be computed in the very step being planned:
-        each layer writes all KV before any attention reads it, so a reader can share the step with the writer."""
+        """Publishes the blocks that are full of computed, known tokens. The step being planned may be the one that
+        computes them: each layer writes all KV before any attention reads it, so reader and writer can share a step."""
         first, block_size = sequence.num_published_blocks, self._block_size
         num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // block_size
         if num_full <= first:
             return
         hashes, start = sequence.block_hashes, first * block_size - sequence.num_prompt_tokens
         if start >= 0 and num_full == first + 1 and len(hashes) == first and self._enabled:
-            # One more block of output: what 1 of block_size decodes does in every step.
+            # Fast path, one more block of output: in every step 1 of block_size decodes gets here.
             parent = hashes[-1] if hashes else sequence.group.cache_scope
             block_hash = hash_block(parent, sequence.output_token_ids[start : start + block_size].tobytes())
             hashes.append(block_hash)

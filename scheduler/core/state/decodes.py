@@ -16,11 +16,11 @@ class EndTokens:
 
     def __init__(self) -> None:
         self._times: Counter[int] = Counter()
-        # By token id; the last entry, for all larger ids, stays False.
+        # Indexed by token id; the last entry stands for all larger ids and stays False.
         self._mask = np.zeros(1, np.bool_)
 
     def add(self, token_ids: frozenset[int]) -> None:
-        """A sequence that any of these ends begins to run."""
+        """Adds the end tokens of a sequence that begins to run."""
         for token in token_ids:
             self._times[token] += 1
             if token + 2 > len(self._mask):
@@ -28,7 +28,7 @@ class EndTokens:
             self._mask[token] = True
 
     def remove(self, token_ids: frozenset[int]) -> None:
-        """It does not run any more."""
+        """Removes the end tokens of a sequence that no longer runs."""
         for token in token_ids:
             self._times[token] -= 1
             if not self._times[token]:
@@ -36,7 +36,7 @@ class EndTokens:
                 self._mask[token] = False
 
     def among(self, token_ids: np.ndarray) -> np.ndarray:
-        """Mask of those that may end a sequence; which one it would have to be is not said."""
+        """Mask of the tokens that end at least one running sequence, not necessarily the one that got the token."""
         return self._mask.take(token_ids, mode="clip")
 
     def check_integrity(self, running: Iterable[frozenset[int]]) -> None:
@@ -47,13 +47,13 @@ class EndTokens:
 
 _order = attrgetter("order")
 
-# Which of the columns' entries: the first so many, or by index.
+# Selects entries of the columns: the first n as a slice from 0, or indices.
 Selection = slice | np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """The sequences of a selection. Several steps share it, so it is to be read only."""
+    """The sequences of a selection. Several steps share it: do not write to it."""
 
     rows: np.ndarray
     generations: np.ndarray
@@ -62,7 +62,7 @@ class _Identity:
 
 
 class Decodes:
-    """In order: the last is preempted first."""
+    """The decoding sequences in order, as columns; the last is preempted first."""
 
     def __init__(self, num_rows: int, block_size: int, max_steps_in_flight: int) -> None:
         self.block_size = block_size
@@ -76,30 +76,30 @@ class Decodes:
             self._num_prompt,
             # num_computed_tokens, steps in flight included.
             self._computed,
-            # Known tokens and those that steps in flight will sample; one more than are computed.
+            # Known tokens and those that steps in flight will sample: computed + 1.
             self._planned,
             # num_tokens.
             self._known,
-            # Tokens at which max_tokens ends it.
+            # Number of tokens at which max_tokens ends the sequence.
             self._limit,
-            # Tokens for which it has blocks.
+            # Number of tokens for which it has blocks.
             self._capacity,
-            # Where its row's latest tokens begin in `_tail`.
+            # Start of its row in `_tail`.
             self._tail_start,
         ) = self._columns
-        # The latest tokens of each row, at their position modulo the width: those sampled since the last `settle`,
-        # which comes once a block at least, and those that were in flight at that time.
+        # The latest tokens of each row, stored at their position modulo the width: those sampled since the last
+        # `settle`, which happens at least once a block, and those that were in flight then.
         self._tail_width = 1 << (block_size + max_steps_in_flight).bit_length()
         self._tail = np.zeros(num_rows * self._tail_width, np.int32)
         self._tail_bytes = self._tail.data.cast("B")
-        # Of all up to a bound, at some version.
+        # A cached identity and its key: (version, stop of the slice).
         self._identified = (-1, -1)
         self._identity_then = self._identify(slice(0, 0))
         self._index_of_row = np.zeros(num_rows, np.int64)
         self._indexed_version = -1
-        # To be read only.
+        # Read only for callers.
         self.sequences: list[Sequence] = []
-        # Changes with every sequence that comes or goes.
+        # Grows with every sequence that is added or removed.
         self.version = 0
 
     def __len__(self) -> int:
@@ -107,14 +107,16 @@ class Decodes:
 
     @property
     def num_growing(self) -> int:
-        """Those that may need more blocks than they have. The last token of all is never computed."""
+        """The number of sequences that may need more blocks than they have. A last token needs none: it is never
+        computed."""
         end = len(self.sequences)
         return int(np.count_nonzero(self._limit[:end] - 1 > self._capacity[:end]))
 
-    # --- Coming and going
+    # --- Adding and removing
 
     def add(self, sequence: Sequence, *, num_planned: int) -> None:
-        """num_planned: its known tokens and those that steps in flight will sample; all but the last are computed."""
+        """Adds a sequence. num_planned counts its known tokens and those that steps in flight will sample; all but the
+        last are computed."""
         assert sequence.num_computed_tokens == num_planned - 1
         index, end = self._index(sequence), len(self.sequences)
         columns, num_prompt_tokens = self._columns, sequence.num_prompt_tokens
@@ -137,7 +139,7 @@ class Decodes:
         self.version += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """Settles it, too."""
+        """Settles and removes a sequence."""
         index, end = self._index(sequence), len(self.sequences)
         self.settle(sequence)
         columns = self._columns
@@ -147,7 +149,7 @@ class Decodes:
         self.version += 1
 
     def clear(self) -> None:
-        """Removes all, settled."""
+        """Settles and removes all sequences."""
         for sequence in self.sequences:
             self.settle(sequence)
             sequence.is_decoding = False
@@ -155,7 +157,7 @@ class Decodes:
         self.version += 1
 
     def settle(self, sequence: Sequence) -> None:
-        """Brings its num_computed_tokens and output_token_ids up to date."""
+        """Brings a sequence's num_computed_tokens and output_token_ids up to date."""
         index = self._index(sequence)
         self._settle(sequence, int(self._computed[index]), int(self._known[index]))
 
@@ -179,10 +181,10 @@ class Decodes:
     # --- Planning
 
     def select(self, limit: int, *, steps_in_flight: bool, one_step_each: bool) -> Selection:
-        """The first `limit` that can compute a token in the next step.
+        """The first `limit` sequences that can compute a token in the next step.
 
-        With steps in flight, one whose last token is to be sampled by one of them can't; with one_step_each, neither
-        can one that any of them holds.
+        A sequence whose last token a step in flight will sample can't; with one_step_each, neither can a sequence that
+        is in any step in flight.
         """
         end = len(self.sequences)
         if not steps_in_flight:
@@ -196,7 +198,7 @@ class Decodes:
         return ready.nonzero()[0][:limit]
 
     def without_room(self, selection: Selection) -> np.ndarray:
-        """Which of the selection have no block for their next token: positions within the selection."""
+        """Positions, within the selection, of the sequences that have no block for their next token."""
         return (self._computed[selection] >= self._capacity[selection]).nonzero()[0]
 
     def at(self, indices: np.ndarray) -> list[Sequence]:
@@ -211,17 +213,17 @@ class Decodes:
         return found
 
     def grew(self, indices: np.ndarray) -> None:
-        """Each has got one more block."""
+        """Records that each has got one more block."""
         self._capacity[indices] += self.block_size
 
     def grew_one(self, sequence: Sequence) -> None:
         self._capacity[self._index(sequence)] = len(sequence.block_ids) * self.block_size
 
     def advance(self, selection: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The selection computes its next token in the step being planned.
+        """Records that the selection computes its next token in the step being planned.
 
-        Returns rows (uint16) and generations, to be read only, and positions that the sampled tokens will have, counted
-        from the prompt's beginning.
+        Returns rows (uint16) and generations, both read only, and the positions that the sampled tokens will have,
+        counted from the beginning of the prompt.
         """
         planned, who = self._planned[selection], self._identity(selection)
         positions = planned.copy()
@@ -244,19 +246,19 @@ class Decodes:
         return here, indices[here]
 
     def output_positions(self, selection: Selection) -> np.ndarray:
-        """int32: where the next known token of each comes in its output."""
+        """int32: for each sequence, the output position of the next token that it will get."""
         return (self._known[selection] - self._num_prompt[selection]).astype(np.int32)
 
     def generations(self, selection: Selection) -> np.ndarray:
         return self._identity(selection).generations
 
     def keys(self, selection: Selection) -> tuple[np.ndarray, np.ndarray]:
-        """Groups (int64) and choices (int32), to be read only."""
+        """Groups (int64) and choices (int32), both read only."""
         who = self._identity(selection)
         return who.groups, who.choices
 
     def _identity(self, selection: Selection) -> _Identity:
-        """The same from step to step, while no sequence comes or goes."""
+        """The identity of a selection. A slice reuses the same one until a sequence is added or removed."""
         if not isinstance(selection, slice):
             return self._identify(selection)
         which = self.version, selection.stop
@@ -276,7 +278,7 @@ class Decodes:
         return _Identity(*columns)
 
     def append(self, selection: Selection, token_ids: np.ndarray) -> np.ndarray:
-        """Adds a sampled token (int32) to each. Returns which (mask) have reached their limit."""
+        """Adds a sampled token (int32) to each sequence. Returns a mask of those that have reached their limit."""
         known = self._known[selection]
         self._tail[self._tail_start[selection] + (known & (self._tail_width - 1))] = token_ids
         known += 1
@@ -289,15 +291,15 @@ class Decodes:
         self.append(slice(index, index + 1), np.array([token_id], np.int32))
 
     def num_known(self, sequence: Sequence) -> int:
-        """num_tokens, as results have made it."""
+        """The number of known tokens, which `Sequence.num_tokens` lags behind until settled."""
         return int(self._known[self._index(sequence)])
 
     def num_planned(self, sequence: Sequence) -> int:
-        """Its known tokens and those that steps in flight will sample."""
+        """The number of known tokens and of those that steps in flight will sample."""
         return int(self._planned[self._index(sequence)])
 
     def check_integrity(self) -> None:
-        """Asserts that columns and sequences agree. Settles all."""
+        """Settles all sequences and asserts that they agree with the columns."""
         assert self.sequences == sorted(self.sequences, key=_order), "the decodes are out of order"
         for index, sequence in enumerate(self.sequences):
             self.settle(sequence)

@@ -1,12 +1,12 @@
 """Finds the request that makes workers fail.
 
-Workers that fail, or die, in a step may do so because of any group in it. The first time all come back as usual. A
-group that was there twice in a row, with no step in between that got it further, is computed alone, as are the others
-like it, one after the other. One that fails alone, too, ends with ERROR, and the others go on together.
+If workers fail or die in a step, any group in that step may be the cause. The first time, all groups come back as
+usual. Groups that were in the failed step twice in a row, with no progress in between, are computed alone, one after
+the other. A group that fails alone as well ends with ERROR, and the others go on together.
 
-So a request that makes the workers fail whenever it is computed costs three epochs, however many run beside it, and
-each further one like it two more; the others are computed again, and lose nothing. The unit is the group, for its
-choices share what may be wrong with it: the prompt.
+So a request that makes the workers fail whenever it is computed costs three epochs, however many requests run beside
+it, and each further request like it costs two more; the others are recomputed and lose nothing. The unit is the group,
+because its choices share what may be at fault: the prompt.
 """
 
 from collections.abc import Mapping
@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 from scheduler.core.state.request import Group, Sequence
 from scheduler.core.state.running import InFlight, Running
 
-# Steps that failed in a row before a group is computed alone.
+# A group is computed alone after it was in this many failed steps in a row.
 _MOST_SHARED = 2
 
 
 @dataclass(slots=True, kw_only=True)
 class Suspicion:
-    """num_failures: epochs in a row that a failure ended while the group was in a step in flight.
+    """The record of failures of one suspected group.
 
-    cleared_at: by choice, the tokens that it has once it has got past the steps that failed.
+    num_failures: number of epochs in a row that ended by a failure while the group was in a step in flight.
+    cleared_at: by choice, its number of tokens once it has got past the failed steps.
     """
 
     num_failures: int = 0
@@ -31,20 +32,20 @@ class Suspicion:
 
 
 class FaultIsolation:
-    """Groups by number. Empty, and of no cost to a step, unless workers have failed lately."""
+    """The suspected groups, by number. Empty, and free of cost for a step, unless workers have failed lately."""
 
     def __init__(self) -> None:
         self.by_group: dict[int, Suspicion] = {}
-        # What was in flight when the workers were lost: by group and choice, the tokens that those steps would have
-        # led to. Until it is known whether they failed.
+        # Sequences in flight when the workers were lost: by group and choice, the number of tokens that those steps
+        # would have led to. Kept until it is known if the workers failed.
         self.lost: dict[int, dict[int, int]] = {}
-        # Only one suspect at a time is computed, and nothing else.
+        # True while one suspect at a time is computed, and nothing else.
         self.is_isolating = False
-        # That one; None: it is to be chosen.
+        # The suspect computed alone now; None: not chosen yet.
         self.alone: int | None = None
 
     def note_lost(self, running: Running, in_flight: InFlight) -> None:
-        """The workers are lost, and with them the steps in flight. `blame` follows if the workers have failed."""
+        """Records the sequences in the steps lost with the workers. `blame` follows if the workers failed."""
         self.lost = {}
         first_step, sampling = in_flight.first_step, in_flight.generations
         if not first_step:
@@ -55,7 +56,7 @@ class FaultIsolation:
                 self.lost.setdefault(sequence.group.number, {})[sequence.choice] = num_tokens
 
     def blame(self, groups: Mapping[int, Group]) -> int | None:
-        """The workers have failed in the steps lost last. Returns the group that they were computing alone, if so."""
+        """Blames the groups in the steps lost last. Returns the group that was computed alone in them, if any."""
         lost, self.lost = {group: choices for group, choices in self.lost.items() if group in groups}, {}
         for group, cleared_at in lost.items():
             suspicion = self.by_group.setdefault(group, Suspicion())
@@ -70,7 +71,7 @@ class FaultIsolation:
         return None
 
     def clear(self, groups: Mapping[int, Group], running: Running) -> None:
-        """A step has returned: groups that have got past the steps that failed are suspected no longer."""
+        """Clears the groups that have got past the failed steps. Called whenever a step has returned."""
         for number, suspicion in list(self.by_group.items()):
             sequences = groups[number].sequences
             for choice, num_tokens in suspicion.cleared_at.items():
@@ -81,7 +82,7 @@ class FaultIsolation:
                 self.forget(number)
 
     def forget(self, group: int) -> None:
-        """It has ended, or has got past the steps that failed."""
+        """Forgets a group that has ended or has got past the failed steps."""
         self.by_group.pop(group, None)
         if self.alone == group:
             self.alone = None
@@ -89,20 +90,21 @@ class FaultIsolation:
     def gate(self, groups: Mapping[int, Group], running: Running, in_flight: InFlight) -> list[Sequence] | None:
         """While isolating: the sequences to set aside before the next step, so that one group is computed alone.
 
-        None: no step may be planned yet, for those of the group before must return first.
+        None: no step may be planned yet, because the previous group's steps must return first.
         """
         if self.alone is not None:
             return []
         if in_flight.is_computing:
             return None
-        # The group that is computed alone finds all the room there is. Those that were cleared before find their KV
-        # again, in the prefix cache or in host blocks. The last one just goes on.
+        # The group that is computed alone gets all the room there is. The groups set aside find their KV again in the
+        # prefix cache or in host blocks. If no suspect is left, all that run just go on.
         return list(running.from_last()) if self._choose(groups) else []
 
     def _choose(self, groups: Mapping[int, Group]) -> bool:
-        """Decides which group is computed alone next. False: none is left; isolation is over.
+        """Chooses the group that is computed alone next. False: none is left, and isolation is over.
 
-        A group that fails whenever it is computed has not got far, and has come late: others ran well before it came.
+        Least progressed first, then newest: a group that fails whenever it is computed has few output tokens, and the
+        others ran well before it came.
         """
         self.alone = max(
             self._to_isolate(),
@@ -116,13 +118,13 @@ class FaultIsolation:
 
     @property
     def num_to_isolate(self) -> int:
-        """Groups that will be computed alone, if isolation is on."""
+        """The number of groups still to be computed alone; 0 if isolation is off."""
         return len(self._to_isolate()) if self.is_isolating else 0
 
     def _to_isolate(self) -> list[int]:
         return [group for group, suspicion in self.by_group.items() if suspicion.num_failures >= _MOST_SHARED]
 
     def check_integrity(self, groups: Mapping[int, Group]) -> None:
-        """Asserts that only live groups are suspected, and at most one of them computed alone."""
+        """Asserts that only live groups are suspected, and that the group computed alone is one of them."""
         assert self.by_group.keys() <= groups.keys(), "a group that has ended is suspected"
         assert self.alone is None or (self.is_isolating and self.alone in self.by_group)

@@ -1,4 +1,4 @@
-"""The queue: admits requests or rejects them, holds the sequences that wait, and tracks deadlines."""
+"""Admits requests or rejects them, queues the sequences that wait, and tracks deadlines."""
 
 import heapq
 
@@ -7,35 +7,36 @@ from scheduler.core.state.request import Order, Sequence
 
 
 class Displaceable:
-    """Groups that have not begun: not here, and nowhere else either, for a client holds no token of them."""
+    """Groups that have not begun, here or on another replica: no client holds a token of them."""
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[int, int]] = {}  # (-priority, -arrival), by group
-        # Those of groups that have gone leave when they come to the top, or when they are the most.
+        # Entries of discarded groups are dropped when they reach the top, or once they are the majority.
         self._heap: list[tuple[tuple[int, int], int]] = []
 
     def add(self, request: GroupRequest, arrival: int) -> None:
-        """Nothing, if it has begun elsewhere."""
+        """Adds a group, unless it has begun elsewhere (it has output tokens)."""
         if any(start.output_token_ids for start in request.choices):
             return
         self._places[request.group] = -request.priority, -arrival
         heapq.heappush(self._heap, (self._places[request.group], request.group))
 
     def discard(self, group: int) -> None:
-        """The group waits no more. It need not be here."""
+        """Removes a group that no longer waits, if it is here."""
         if self._places.pop(group, None) is not None and len(self._heap) > 2 * len(self._places) + 64:
             self._heap = [(place, group) for group, place in self._places.items()]
             heapq.heapify(self._heap)
 
     @property
     def lowest_priority(self) -> int | None:
-        """The largest number that a group here has; None: there is none."""
+        """The lowest priority here, which is the largest priority number; None if there are no groups."""
         while self._heap and self._heap[0][1] not in self._places:
             heapq.heappop(self._heap)
         return -self._heap[0][0][0] if self._heap else None
 
     def pop_last(self, priority: int) -> int | None:
-        """The last in order, if its priority is lower than this one: it has to leave the queue, or to be put back."""
+        """Pops the last group in order, if its priority is lower than `priority`. The caller then removes the group
+        from the queue or puts it back."""
         lowest = self.lowest_priority
         return None if lowest is None or lowest <= priority else heapq.heappop(self._heap)[1]
 
@@ -44,22 +45,22 @@ class Displaceable:
 
 
 class Admission:
-    """Refuses what can never run, and bounds the groups that wait without having run."""
+    """Refuses requests that can never run, and bounds the groups that wait for their first run."""
 
     def __init__(self, settings: CoreSettings) -> None:
         self.settings = settings
         self._queued: dict[int, int] = {}  # prompt tokens, by group
         self.num_queued_tokens = 0
-        # Stays empty where priorities mean nothing.
+        # Used only by the policy `priority`.
         self._displaceable = Displaceable()
 
     def is_queued(self, group: int) -> bool:
-        """It has never run."""
+        """True if the group waits for its first run."""
         return group in self._queued
 
     @property
     def refused_priority(self) -> int | None:
-        """Requests of this priority, or of a number above it, find no room, whatever they are. None: there is some."""
+        """The queue is full for requests with this priority number or a larger one. None: it is not full."""
         settings = self.settings
         if len(self._queued) < settings.max_queued_requests and self.num_queued_tokens < settings.max_queued_tokens:
             return None
@@ -73,7 +74,7 @@ class Admission:
             self._displaceable.add(request, arrival)
 
     def dequeue(self, group: int) -> bool:
-        """The group runs, or has gone. False if it was not queued any more."""
+        """Removes a group that runs or has ended. False if it was not queued."""
         num_prompt_tokens = self._queued.pop(group, None)
         if num_prompt_tokens is None:
             return False
@@ -82,7 +83,7 @@ class Admission:
         return True
 
     def refuse(self, request: GroupRequest) -> Rejection | None:
-        """None if the request may be queued."""
+        """The reason to reject a request; None if it may be queued."""
         if message := self._why_invalid(request):
             return Rejection(reason=RejectReason.INVALID, message=message)
         if message := self._why_full(request):
@@ -90,8 +91,8 @@ class Admission:
         return None
 
     def make_way(self, request: GroupRequest) -> list[int]:
-        """The groups that have to go so that a request of higher priority finds room: the last in order, as many as it
-        takes. Empty if even all of them would not do."""
+        """The groups that must leave the queue to make room for a request of higher priority, last in order first.
+        Empty if even all of them would not make enough room."""
         settings, num_prompt_tokens = self.settings, len(request.prompt_token_ids)
         if num_prompt_tokens > settings.max_queued_tokens:
             return []
@@ -168,7 +169,7 @@ class Admission:
 class Deadlines:
     def __init__(self) -> None:
         self._deadlines: dict[int, float] = {}  # by group
-        # Those of groups that have ended leave when they come to the top, or when they are the most.
+        # Entries of groups that have ended are dropped when they reach the top, or once they are the majority.
         self._heap: list[tuple[float, int]] = []
 
     def add(self, group: int, deadline: float) -> None:
@@ -176,13 +177,13 @@ class Deadlines:
         heapq.heappush(self._heap, (deadline, group))
 
     def remove(self, group: int) -> None:
-        """The group has ended. It need not have a deadline."""
+        """Forgets a group that has ended, with or without a deadline."""
         if self._deadlines.pop(group, None) is not None and len(self._heap) > 2 * len(self._deadlines) + 64:
             self._heap = [(deadline, group) for group, deadline in self._deadlines.items()]
             heapq.heapify(self._heap)
 
     def take_due(self, now: float) -> list[int]:
-        """Takes out the groups whose deadline is not after `now`, the earliest first."""
+        """Removes and returns the groups whose deadline is not after `now`, earliest first."""
         due = []
         while self._heap and self._heap[0][0] <= now:
             _, group = heapq.heappop(self._heap)
@@ -192,11 +193,11 @@ class Deadlines:
 
 
 class WaitingQueue:
-    """Sequences in their order, whenever they came in: a preempted one stands where it stood before."""
+    """Waiting sequences, sorted by `Sequence.order`: a preempted one returns to its old place."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Order, Sequence]] = []
-        # Taken out of the middle; their entries leave when they come to the top, or when they are the most.
+        # Removed from the middle; their entries are dropped when they reach the top, or once they are the majority.
         self._removed: set[Order] = set()
 
     def __len__(self) -> int:
@@ -209,17 +210,17 @@ class WaitingQueue:
             heapq.heappush(self._heap, (sequence.order, sequence))
 
     def peek(self) -> Sequence | None:
-        """The first; None if nothing waits."""
+        """The first sequence; None if nothing waits."""
         while self._heap and self._heap[0][0] in self._removed:
             self._removed.remove(heapq.heappop(self._heap)[0])
         return self._heap[0][1] if self._heap else None
 
     def pop(self) -> Sequence:
-        """Takes out the first, which `peek` has just shown."""
+        """Removes and returns the first sequence. Call `peek` just before."""
         return heapq.heappop(self._heap)[1]
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes out a sequence that waits, wherever it stands."""
+        """Removes a sequence from any place in the queue."""
         self._removed.add(sequence.order)
         if 2 * len(self._removed) > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[0] not in self._removed]

@@ -1,4 +1,4 @@
-"""A request in the core: a group, and its sequences with their status."""
+"""A request in the core: a group and its sequences, with their status."""
 
 from array import array
 from enum import Enum
@@ -6,7 +6,7 @@ from enum import Enum
 from runtime.block_hashes import token_bytes
 from scheduler.core.messages import ChoiceStart, FinishReason, GroupRequest, SequenceEnd, SequenceKey
 
-# Sorts sequences for running, waiting and preemption: a policy's order of the group, then the choice's place in it.
+# Sorts sequences for running, waiting and preemption: the policy's order of the group, then the choice's index in it.
 Order = tuple[float, int, int]
 
 
@@ -15,7 +15,7 @@ class SequenceStatus(Enum):
     WAITING = "waiting"
     # Holds a row and blocks.
     RUNNING = "running"
-    # Has run and lost row and blocks; comes back when its whole context fits.
+    # Has run and lost its row and blocks; comes back when its whole context fits.
     PREEMPTED = "preempted"
     FINISHED = "finished"
 
@@ -33,7 +33,7 @@ class Group:
     ) -> None:
         self.request = request
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        # Those that the prompt fills: choices can share them.
+        # Blocks that the prompt fills: choices can share them.
         self.num_prompt_blocks = self.num_prompt_tokens // block_size
         self.num_choices = len(request.choices)
         stop = request.stop
@@ -49,7 +49,7 @@ class Group:
 
     @property
     def is_computing_prompt(self) -> bool:
-        """One of its choices is at it, and the others could share what it has done."""
+        """True if one of its choices computes the prompt now, and the others could share its blocks."""
         if self.num_choices == 1 or not self.num_prompt_blocks:
             return False
         return any(
@@ -81,7 +81,7 @@ class Sequence:
         self.status = SequenceStatus.WAITING
         self.num_prompt_tokens = group.num_prompt_tokens
         self.output_token_ids = array("i", start.output_token_ids)
-        # Two of the stop rules again, where a step finds them at once.
+        # Copies of two stop rules, for fast access in a step.
         self.end_token_ids = group.end_token_ids
         self.max_tokens = group.request.stop.max_tokens
         # Counts the tokens of steps in flight as computed.
@@ -89,21 +89,21 @@ class Sequence:
         # Prompt tokens found in the prefix cache when it first ran.
         self.num_cached_tokens = 0
         self.block_ids: list[int] = []
-        # Leading blocks that the prefix cache knows, under this sequence's block or an equal one.
+        # Number of leading blocks that the prefix cache can find, as this sequence's block or an equal one.
         self.num_published_blocks = 0
         self.block_hashes: list[bytes] = []
-        # Where its KV is while it waits, if it was swapped, and of how many tokens.
+        # Host blocks that hold the KV of a swapped sequence while it waits, and the number of tokens in them.
         self.host_blocks: list[int] = []
         self.num_swapped_tokens = 0
-        # When it was last preempted for want of blocks; below 0: never.
+        # num_tokens when it was last preempted for lack of blocks; -1: never.
         self.num_tokens_when_preempted = -1
-        # Row and generation are -1 when not running. A sequence that comes back gets another generation, so that a late
-        # result finds none. last_step: the last that computes it; not kept while it is decoding.
+        # Row and generation are -1 when not running. A returning sequence gets a new generation, so that a late result
+        # matches nothing. last_step: the last step that computes it; not updated while it decodes.
         self.row = -1
         self.generation = -1
         self.last_step = 0
         self.is_decoding = False
-        # To be tried after the known tokens.
+        # Draft tokens to try after the known tokens.
         self.drafts: tuple[int, ...] = ()
 
     @property
@@ -112,7 +112,7 @@ class Sequence:
 
     @property
     def max_num_tokens_with_kv(self) -> int:
-        """The last token that a sequence may have is never computed, only sampled."""
+        """The maximum number of tokens that need KV. The very last token is sampled but never computed."""
         return self.num_prompt_tokens + self.max_tokens - 1
 
     @property
@@ -133,7 +133,7 @@ class Sequence:
         return token_ids
 
     def token_bytes(self, start: int, stop: int) -> bytes:
-        """The same as int32, little-endian."""
+        """Token ids at positions start to stop, as little-endian int32."""
         num_prompt_tokens = self.num_prompt_tokens
         if start >= num_prompt_tokens:
             return self.output_token_ids[start - num_prompt_tokens : stop - num_prompt_tokens].tobytes()
@@ -143,9 +143,10 @@ class Sequence:
         return ids
 
     def ending(self) -> tuple[FinishReason, int | None] | None:
-        """The reason if the last output token ends it, and the id if one of the request's own stop tokens did.
+        """The finish reason if the last output token ends the sequence, with that token's id if it is one of the
+        request's own stop tokens.
 
-        Admission keeps prompt + max_tokens within max_model_len, so that max_tokens bounds both.
+        Admission keeps prompt + max_tokens within max_model_len, so checking max_tokens is enough.
         """
         stop, num_output_tokens = self.group.request.stop, len(self.output_token_ids)
         if num_output_tokens and num_output_tokens >= stop.min_tokens:
@@ -156,7 +157,7 @@ class Sequence:
         return (FinishReason.LENGTH, None) if num_output_tokens >= stop.max_tokens else None
 
     def end(self, reason: FinishReason, stop_token_id: int | None = None, *, message: str = "") -> SequenceEnd:
-        """Its end, as callers of the core are told."""
+        """The end that the core reports to its callers."""
         return SequenceEnd(
             key=self.key,
             reason=reason,
@@ -172,13 +173,13 @@ class Sequence:
         self.block_ids, self.num_computed_tokens = block_ids, num_computed_tokens
 
     def preempt(self) -> None:
-        """The caller has given back row and blocks."""
+        """Marks a running sequence as preempted. The caller has already released its row and blocks."""
         assert self.status is SequenceStatus.RUNNING
         self.status = SequenceStatus.PREEMPTED
         self._leave_row()
 
     def finish(self) -> None:
-        """The caller has given back row and blocks."""
+        """Marks the sequence as finished. The caller has already released its row and blocks."""
         assert self.status is not SequenceStatus.FINISHED
         self.status = SequenceStatus.FINISHED
         self._leave_row()

@@ -1,7 +1,7 @@
-"""The sequences that run: their rows and blocks, the plan being made for them, and the plans in flight.
+"""The running sequences: their rows and blocks, the plan being made for them, and the plans in flight.
 
-A running sequence is in one of three lists: those that decode steadily, those that have drafts to verify, and those
-that lack more than one token.
+A running sequence is in one of three lists: `decodes` (it decodes steadily), `drafting` (it has drafts to verify) or
+`prefilling` (it lacks more than one token).
 """
 
 from bisect import bisect_left, insort
@@ -25,11 +25,12 @@ class Rows:
         self.reset()
 
     def reset(self) -> None:
-        """The workers have forgotten every row."""
-        # Low generations go first.
+        """Frees every row: the workers have lost them all."""
+        # Low row numbers are taken first.
         self._free = list(range(self.num_rows - 1, -1, -1))
-        # (last step that may name it, row), in order: not to be used before that step has returned.
+        # (last step that may name it, row), in order: the row is free once that step has returned.
         self._resting: deque[tuple[int, int]] = deque()
+        # Released rows that no plan has listed as freed yet.
         self._untold: list[int] = []
 
     @property
@@ -41,8 +42,8 @@ class Rows:
         return self._free.pop()
 
     def release(self, row: int, *, last_step: int) -> None:
-        """The next plan frees the row. Others get it once the result of `last_step` is there; 0: at once, even by the
-        next plan, which frees rows before it fills them."""
+        """Releases a row; the next plan lists it as freed. It can be taken once the result of `last_step` is there; 0:
+        at once, even by the next plan, because a plan frees rows before it fills them."""
         self._untold.append(row)
         if last_step:
             self._resting.append((last_step, row))
@@ -54,16 +55,16 @@ class Rows:
             self._free.append(self._resting.popleft()[1])
 
     def take_freed(self) -> list[int]:
-        """Rows released since the last plan, for the one being made."""
+        """Returns the rows released since the last plan, for the plan being made."""
         freed, self._untold = self._untold, []
         return freed
 
     def save(self) -> tuple[list[int], list[tuple[int, int]], list[int]]:
-        """Free rows, resting ones and those untold: for `restore`."""
+        """Returns free, resting and untold rows, for `restore`."""
         return list(self._free), list(self._resting), list(self._untold)
 
     def restore(self, free: list[int], resting: list[tuple[int, int]], untold: list[int]) -> None:
-        """Takes what `save` gave; all other rows are used."""
+        """Takes what `save` returned; all other rows are in use."""
         self._free, self._resting, self._untold = list(free), deque(resting), list(untold)
 
     def check_integrity(self, used: list[int]) -> None:
@@ -77,16 +78,16 @@ _order = attrgetter("order")
 
 
 class Running:
-    """Keeps rows, blocks, generations and lists in step with the sequences that run. Does not change a sequence's
-    status, except by `start`."""
+    """Keeps rows, blocks, generations and lists consistent with the sequences that run. Only `start` changes a
+    sequence's status."""
 
     def __init__(self, rows: Rows, pool: BlockPool, decodes: Decodes) -> None:
         self._rows = rows
         self._pool = pool
-        # So far. A sequence gets a new one, counted from 1, each time it takes a row.
+        # Generations given out so far, counted from 1. A sequence gets a new one each time it takes a row.
         self.num_generations = 0
         self.decodes = decodes
-        # In order; to be read only.
+        # Sorted by order; read only for callers.
         self.drafting: list[Sequence] = []
         self.prefilling: list[Sequence] = []
         self.by_generation: dict[int, Sequence] = {}
@@ -96,7 +97,7 @@ class Running:
 
     @property
     def num_growing(self) -> int:
-        """Those that may need more blocks than they have."""
+        """The number of sequences that may need more blocks than they have."""
         block_size = self.decodes.block_size
         others = self.drafting + self.prefilling
         num_others = sum(s.max_num_tokens_with_kv > len(s.block_ids) * block_size for s in others)
@@ -104,20 +105,21 @@ class Running:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Known tokens of those that prefill which no plan has taken yet."""
+        """Known tokens of prefilling sequences that no plan computes yet."""
         return sum(sequence.num_tokens - sequence.num_computed_tokens for sequence in self.prefilling)
 
     def num_known(self, sequence: Sequence) -> int:
-        """Its num_tokens, whether it decodes or not."""
+        """The up-to-date num_tokens of a running sequence, decoding or not."""
         return self.decodes.num_known(sequence) if sequence.is_decoding else sequence.num_tokens
 
     def from_last(self) -> Iterator[Sequence]:
-        """All, the last in order first."""
+        """All running sequences, last in order first."""
         lists = (self.decodes.sequences, self.drafting, self.prefilling)
         return merge(*map(reversed, lists), key=_order, reverse=True)
 
     def start(self, sequence: Sequence, block_ids: list[int], num_computed_tokens: int) -> None:
-        """A sequence takes a row, as a prefill. The blocks are held already; KV of so many tokens is in them."""
+        """Gives a sequence a row and starts its prefill. The caller already holds its blocks, which contain the KV of
+        num_computed_tokens tokens."""
         self.num_generations += 1
         generation, row = self.num_generations, self._rows.take()
         sequence.start(row=row, generation=generation, block_ids=block_ids, num_computed_tokens=num_computed_tokens)
@@ -125,7 +127,7 @@ class Running:
         insort(self.prefilling, sequence, key=_order)
 
     def restore(self, sequence: Sequence, *, is_decoding: bool) -> None:
-        """Goes on as in a saved core: the sequence has its row, blocks and generation already."""
+        """Restores a sequence of a saved core, which already has its row, blocks and generation."""
         self.by_generation[sequence.generation] = sequence
         if is_decoding:
             self.decodes.add(sequence, num_planned=sequence.num_computed_tokens + 1)
@@ -133,20 +135,20 @@ class Running:
             insort(self.drafting if sequence.drafts else self.prefilling, sequence, key=_order)
 
     def decode(self, sequence: Sequence, *, num_planned: int) -> None:
-        """From now on it lacks one token in every step; see `Decodes.add`."""
+        """Moves a sequence to the decodes: it computes one token in every step. num_planned: see `Decodes.add`."""
         _remove(self.drafting if sequence.drafts else self.prefilling, sequence)
         sequence.drafts = ()
         self.decodes.add(sequence, num_planned=num_planned)
 
     def draft(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
-        """These are to be tried next, and no step that holds it is in flight."""
+        """Sets the drafts that a sequence tries next. It must not be in any step in flight."""
         if sequence.is_decoding:
             self.decodes.remove(sequence)
             insort(self.drafting, sequence, key=_order)
         sequence.drafts = drafts
 
     def remove(self, sequence: Sequence, *, last_step: int) -> None:
-        """Gives back its row and blocks. last_step: the last step in flight; 0: none is."""
+        """Removes a sequence and releases its row and blocks. last_step: the last step in flight; 0: none is."""
         if sequence.is_decoding:
             self.decodes.remove(sequence)
         else:
@@ -156,7 +158,8 @@ class Running:
         self._rows.release(sequence.row, last_step=last_step)
 
     def forget(self) -> list[Sequence]:
-        """Removes all, giving nothing back: the workers have lost it all. Returns those that ran, in order."""
+        """Removes all sequences and resets rows and blocks, which the workers have lost. Returns the sequences in
+        order."""
         sequences = sorted(self.by_generation.values(), key=_order)
         self.decodes.clear()
         self.drafting, self.prefilling = [], []
@@ -187,24 +190,24 @@ class StepInFlight:
     """The sequences that sample in one plan, in batch order, as columns: the decodes, then some of the chunks."""
 
     step: int
-    # The position is that of the first sampled token, counted from the prompt's beginning.
+    # positions: of the first sampled token, counted from the beginning of the prompt.
     generations: np.ndarray
     rows: np.ndarray
     positions: np.ndarray
-    # `Decodes.version` if the columns are the first decodes, in order, as they were then; None: they are not.
+    # `Decodes.version` at the time of the plan, if the columns are the first decodes in order; otherwise None.
     decodes_version: int | None
     # Draft tokens, by generation.
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    # Those that decode from then on, with their generations at the time of the plan.
+    # Sequences whose prefill this step completes, with their generations at the time of the plan.
     finishing: list[tuple[Sequence, int]] = field(default_factory=list)
-    # Tokens of prefills that it computes.
+    # Prefill tokens that the step computes.
     num_prefill_tokens: int = 0
-    # Nothing is computed in it.
+    # True if the step computes nothing.
     is_empty: bool = False
 
 
 class InFlight:
-    """In the order of the plans, which is that of the results."""
+    """The steps in flight, in the order of their plans, which is also that of their results."""
 
     def __init__(self) -> None:
         self._awaited: deque[StepInFlight] = deque()
@@ -217,17 +220,17 @@ class InFlight:
 
     @property
     def last_step(self) -> int:
-        """0: none is in flight."""
+        """The step planned last; 0 if none is in flight."""
         return self._awaited[-1].step if self._awaited else 0
 
     @property
     def first_step(self) -> int:
-        """The step of the next result; 0: none is in flight."""
+        """The step of the next result; 0 if none is in flight."""
         return self._awaited[0].step if self._awaited else 0
 
     @property
     def is_computing(self) -> bool:
-        """A step in flight computes something."""
+        """True if a step in flight is not empty."""
         return any(not awaited.is_empty for awaited in self._awaited)
 
     @property
@@ -246,12 +249,12 @@ class InFlight:
 
     @property
     def generations(self) -> set[int]:
-        """Those of which tokens are awaited."""
+        """The row generations that sample in a step in flight."""
         return {generation for awaited in self._awaited for generation in awaited.generations.tolist()}
 
 
 class PlanDraft:
-    """Collects what one step computes. Decodes come last, when none can lose its place to another any more."""
+    """Collects what one step computes. Decodes are added last, once none of them can lose its place any more."""
 
     __slots__ = ("_grown", "chunks", "drafts", "finishing", "lacks_blocks", "new_rows", "swapped_in")
 
@@ -259,16 +262,16 @@ class PlanDraft:
         self.new_rows: list[PlannedRow] = []
         self.swapped_in: list[tuple[int, int]] = []
         self.chunks: list[tuple[Sequence, int]] = []
-        # Of `chunks`, those that sample one token, and those that verify drafts.
+        # The sequences in `chunks` that complete their prefill, and those that verify drafts.
         self.finishing: list[Sequence] = []
         self.drafts: list[Sequence] = []
-        # A sequence has been preempted, or sits the step out, for want of blocks.
+        # A sequence has been preempted, or sits the step out, for lack of blocks.
         self.lacks_blocks = False
         # (sequence, its generation then, blocks)
         self._grown: list[tuple[Sequence, int, list[int]]] = []
 
     def add_row(self, sequence: Sequence) -> None:
-        """Tells the workers of a sequence that has just begun to run."""
+        """Adds the row of a sequence that has just begun to run."""
         self.new_rows.append(
             PlannedRow(
                 row=sequence.row,
@@ -297,7 +300,7 @@ class PlanDraft:
             self.finishing.append(sequence)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Takes out one that is being preempted, if it is in the plan already: only one with drafts can be."""
+        """Removes a sequence that is being preempted, if it is in the plan already: only one with drafts can be."""
         for index, (chunked, count) in enumerate(self.chunks):
             if chunked is sequence:
                 del self.chunks[index]
@@ -311,14 +314,14 @@ class PlanDraft:
         decodes_version: int | None,
         trimmed: list[tuple[Sequence, int, int]],
     ) -> tuple[Plan, StepInFlight]:
-        """The plan, but for freed rows and swaps out, and what its result is to bring.
+        """Returns the plan, still without freed rows and swaps out, and the result that it awaits.
 
-        decodes: rows, generations and positions, as `Decodes.advance` gives them.
+        decodes: rows, generations and positions, as `Decodes.advance` returns them.
         """
         rows, generations, positions = decodes
         plan = Plan(step=step, decode_rows=rows, new_rows=self.new_rows, swapped_in=self.swapped_in)
         for sequence, generation, blocks in self._grown:
-            # One preempted since has no row to grow.
+            # A sequence preempted since has no row to grow.
             if sequence.generation == generation:
                 plan.grown_rows.append(sequence.row)
                 plan.num_new_blocks.append(len(blocks))

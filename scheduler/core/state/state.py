@@ -21,7 +21,7 @@ from scheduler.core.state.timelines import Timelines
 
 
 class State:
-    """The parts of a core, which its planner and its results share."""
+    """The parts of a core, shared by its planner and its results."""
 
     def __init__(self, settings: CoreSettings) -> None:
         self.settings = settings
@@ -40,25 +40,25 @@ class State:
         self.groups: dict[int, Group] = {}
         self.timelines = Timelines(settings.max_finished_timelines)
         self.stats = CoreStats()
-        # To be taken by the caller.
+        # Collected until the caller takes them.
         self.ends: list[SequenceEnd] = []
         self.preemptions: list[Preempted] = []
         self.displaced: list[int] = []
-        # Of the last plan made.
+        # The step of the last plan made.
         self.step = 0
-        # (block, host block) copies that no plan has told yet.
+        # (block, host block) copies that no plan has contained yet.
         self.swapped_out: list[tuple[int, int]] = []
-        # (sequence, its generation then, leading blocks it keeps) that no plan has told yet.
+        # (sequence, its generation then, number of leading blocks it keeps) that no plan has contained yet.
         self.trimmed: list[tuple[Sequence, int, int]] = []
 
     def sequences(self) -> Iterable[Sequence]:
-        """All that are live."""
+        """All live sequences."""
         return (sequence for group in self.groups.values() for sequence in group.sequences.values())
 
     # --- Transitions
 
     def preempt(self, sequence: Sequence, now: float) -> None:
-        """For want of blocks."""
+        """Preempts a running sequence for lack of blocks."""
         swapped = self._put_back(sequence, PreemptionReason.NO_BLOCKS, now)
         sequence.num_tokens_when_preempted = sequence.num_tokens
         stats = self.stats
@@ -74,11 +74,11 @@ class State:
         )
 
     def set_aside(self, sequence: Sequence, now: float) -> None:
-        """For another one to be computed alone."""
+        """Preempts a running sequence so that another one can be computed alone."""
         self._put_back(sequence, PreemptionReason.SET_ASIDE, now)
 
     def _put_back(self, sequence: Sequence, reason: PreemptionReason, now: float) -> bool:
-        """It waits in its old place, its KV in host blocks if it is to be swapped: whether it was."""
+        """Puts a running sequence back into its old place in the queue. True if its KV was swapped to host blocks."""
         if sequence.is_decoding:
             self.decodes.settle(sequence)
         self.prefix_cache.publish(sequence)
@@ -90,7 +90,7 @@ class State:
         return swapped
 
     def _swap_out(self, sequence: Sequence, num_tokens: int) -> bool:
-        """False if there is no room: it is computed again then."""
+        """Swaps a sequence's KV out. False if there is no room: it is then computed again."""
         num_blocks = num_blocks_for(num_tokens, self.settings.block_size)
         if not 0 < num_blocks <= self.host_blocks.num_free:
             return False
@@ -105,7 +105,7 @@ class State:
         sequence.host_blocks, sequence.num_swapped_tokens = [], 0
 
     def lose_workers(self, now: float) -> None:
-        """All that runs waits again; plans in flight are void; rows, blocks and host blocks hold nothing."""
+        """Makes all running sequences wait again; plans in flight are void; rows, blocks and host blocks are empty."""
         self.fault_isolation.note_lost(self.running, self.in_flight)
         for sequence in self.running.forget():
             num_lost = min(sequence.num_computed_tokens, sequence.num_tokens)
@@ -121,8 +121,9 @@ class State:
         self.step = 0
 
     def blame_step(self, now: float) -> int:
-        """Fails the group that was computed alone in the steps lost last. Returns how many are to be computed alone."""
-        assert not len(self.running), "the workers have begun anew"
+        """Fails the group that was computed alone in the steps lost last. Returns how many are still to be computed
+        alone."""
+        assert not len(self.running), "a new epoch has begun already"
         culprit = self.fault_isolation.blame(self.groups)
         if culprit is not None:
             num_failures = self.fault_isolation.by_group[culprit].num_failures
@@ -132,7 +133,7 @@ class State:
         return self.fault_isolation.num_to_isolate
 
     def resize(self, settings: CoreSettings, now: float) -> None:
-        """Takes the block counts of a new epoch. Fails sequences that can't ever fit any more."""
+        """Takes the block counts of a new epoch. Fails sequences that can no longer fit at all."""
         assert not len(self.running), "blocks are in use"
         self.settings = self.admission.settings = settings
         self.pool.reset(settings.num_blocks)
@@ -146,13 +147,13 @@ class State:
                 self.ends.append(self.fail(sequence, message, now))
 
     def _wait_again(self, sequence: Sequence) -> None:
-        """The caller has given back row and blocks."""
+        """Queues a sequence again. The caller has already released its row and blocks."""
         self.end_tokens.remove(sequence.end_token_ids)
         sequence.preempt()
         self.waiting.push(sequence)
 
     def retire(self, sequence: Sequence, reason: FinishReason, now: float, *, cause: str = "") -> None:
-        """Finishes a sequence, wherever it is. cause: in a few words, besides the reason."""
+        """Finishes a sequence, waiting or running. cause: a few words to add to the reason."""
         group = sequence.group
         if sequence.status is SequenceStatus.RUNNING:
             if sequence.is_decoding:
@@ -177,7 +178,7 @@ class State:
             self.fault_isolation.forget(group.number)
 
     def fail(self, sequence: Sequence, message: str, now: float) -> SequenceEnd:
-        # What it computed, or read, may be what is wrong: no other sequence shall find it.
+        # The KV that it computed or read may be what is wrong: no other sequence may find it.
         for block in sequence.block_ids:
             self.pool.unpublish(block)
         self.retire(sequence, FinishReason.ERROR, now, cause=message)
@@ -191,7 +192,7 @@ class State:
     # --- Integrity
 
     def check_integrity(self) -> None:
-        """Asserts that everything counted in two places is counted alike. Slow: for tests, and when idle."""
+        """Asserts that all counts kept in two places agree. Slow: for tests, and when idle."""
         self.running.check_integrity()
         live, block_size = list(self.sequences()), self.settings.block_size
         assert len(live) == len(self.running) + len(self.waiting)

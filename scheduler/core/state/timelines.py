@@ -1,6 +1,6 @@
-"""The timeline of each request, for `octavo explain`: live ones, and the latest of those that have finished.
+"""The timelines of live and recently finished requests, for `octavo explain`.
 
-Entries are made when something changes, never for a decode step, so that their number hardly grows with the output.
+Entries record changes, never a decode step, so that their number hardly grows with the output.
 """
 
 from collections import OrderedDict, deque
@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 
 from scheduler.core.messages import Moment, Timeline, TimelineEntry
 
-# Of a very long timeline the first and the last so many entries are kept: how it began, and what it is at now. Together
-# they hold the four that each of 64 choices has at least.
+# A very long timeline keeps its first and last entries: how it began, and where it is now. Together there is room for
+# the four entries that each of 64 choices has at least.
 _NUM_FIRST = _NUM_LAST = 128
 
 # Moment's value, time, choice, step, num_tokens, reason.
@@ -17,7 +17,7 @@ Entry = tuple[str, float, int, int, int, str]
 
 
 class _Record:
-    """One group's entries: plain tuples, for there may be a hundred thousand groups waiting."""
+    """The entries of one group: plain tuples, because a hundred thousand groups may be waiting."""
 
     __slots__ = ("_first", "_last", "num_dropped", "request_id")
 
@@ -25,7 +25,7 @@ class _Record:
         self.request_id = request_id
         self.num_dropped = 0
         self._first: list[Entry] = []
-        self._last: deque[Entry] | None = None  # once `_first` is full
+        self._last: deque[Entry] | None = None  # made once `_first` is full
 
     def append(self, entry: Entry) -> None:
         if len(self._first) < _NUM_FIRST:
@@ -53,17 +53,17 @@ class _Record:
 
 
 class Timelines:
-    """The timelines of one core. Each group begins, gets entries, and finishes; then it may be forgotten any time."""
+    """The timelines of one core. A group begins, gets entries, and finishes; after that it may be forgotten."""
 
     def __init__(self, max_finished: int) -> None:
-        """max_finished: finished groups that are kept; the one that finished first goes first."""
+        """max_finished: number of finished groups to keep; those that finished first are dropped first."""
         self._live: dict[int, _Record] = {}
         self._max_finished = max_finished
-        # By group as well, in the order in which they finished.
+        # By group, in the order in which they finished.
         self._finished: OrderedDict[int, _Record] = OrderedDict()
 
     def begin(self, group: int, request_id: str) -> None:
-        """`group` must not be live."""
+        """Begins a group, which must not be live."""
         assert group not in self._live, f"group {group} is live"
         self._live[group] = _Record(request_id)
 
@@ -78,22 +78,22 @@ class Timelines:
         num_tokens: int = 0,
         reason: str = "",
     ) -> None:
-        """Something happened to a choice of a live group. The fields mean what they mean in TimelineEntry."""
+        """Adds an entry for a choice of a live group. The arguments are the fields of TimelineEntry."""
         self._live[group].append((moment.value, now, choice, step, num_tokens, reason))
 
     def finish(self, group: int) -> None:
-        """A live group has no sequences left: no more entries will come."""
+        """Finishes a live group that has no sequences left. It gets no more entries."""
         self._finished[group] = self._live.pop(group)
         if len(self._finished) > self._max_finished:
             self._finished.popitem(last=False)
 
     def save(self, group: int) -> tuple[list[Entry], int]:
-        """The entries of a live group, and how many were dropped: for `restore`."""
+        """Returns the entries of a live group and how many were dropped, for `restore`."""
         record = self._live[group]
         return list(record), record.num_dropped
 
     def restore(self, group: int, request_id: str, entries: list[Entry], num_dropped: int) -> None:
-        """Begins with what `save` gave."""
+        """Begins a group with what `save` returned."""
         self.begin(group, request_id)
         record = self._live[group]
         for entry in entries:
@@ -101,14 +101,14 @@ class Timelines:
         record.num_dropped = num_dropped
 
     def of(self, group: int) -> Timeline | None:
-        """The timeline of a live group, or of one of the latest finished ones."""
+        """The timeline of a live or recently finished group; None if it is not known."""
         if (live := self._live.get(group)) is not None:
             return live.timeline(is_finished=False)
         finished = self._finished.get(group)
         return None if finished is None else finished.timeline(is_finished=True)
 
     def explain(self, request_id: str) -> list[Timeline]:
-        """The timelines of all groups of that name, oldest first. Looks at every group: for people, not for steps."""
+        """The timelines of all groups with this request id, oldest first. Looks at every group: too slow for a step."""
         found = [
             record.timeline(is_finished=True) for record in self._finished.values() if record.request_id == request_id
         ]

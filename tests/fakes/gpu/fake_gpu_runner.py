@@ -1,4 +1,4 @@
-"""The real runner and engine of a GPU, with Triton's interpreter in its place, over the model of fake_runner."""
+"""The real GPU runner and engine over fake_runner's model, with Triton's interpreter instead of a GPU."""
 
 from protos import inference_pb2
 from tests.fakes.fake_model import VOCAB_SIZE, fake_config
@@ -14,7 +14,7 @@ def fake_gpu_runner(
     *, num_blocks: int = 64, block_size: int = 8, max_num_seqs: int = 8, max_num_batched_tokens: int = 64,
     max_model_len: int = 128, num_swap_blocks: int = 0, max_steps_in_flight: int = 1,
 ) -> GpuRunner:  # fmt: skip
-    """As fake_runner."""
+    """A GpuRunner; arguments as for fake_runner."""
     rows = Rows(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

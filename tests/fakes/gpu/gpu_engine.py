@@ -1,4 +1,4 @@
-"""An engine that remembers what it was given; the test says when its steps are done, and with which outputs."""
+"""An engine that keeps its inputs; the test decides when steps are done, and with which outputs."""
 
 import threading
 
@@ -8,7 +8,7 @@ from worker.step.inputs import Logprobs, StepInputs, StepOutputs
 
 
 class HeldEvent:
-    """Reached when the test says so."""
+    """An event that the test reaches."""
 
     def __init__(self) -> None:
         self._reached = threading.Event()
@@ -43,7 +43,7 @@ class HeldStep:
         return self._outputs
 
     def finish(self, *tokens: list[int], logprobs: Logprobs | None = None, prompts: Logprobs | None = None) -> None:
-        """tokens: of each sampling row."""
+        """tokens: the tokens of each sampling row."""
         assert len(tokens) == len(self.inputs.sampling_N)
         width = max(map(len, tokens), default=1)
         self._outputs = StepOutputs(

@@ -1,5 +1,5 @@
-"""tests.fakes.fake_model's model as worker.gpu.engine takes it: its logits are the same hash of the tokens that its
-attention sees, through the batch, the tables of permanent rows and the slots that the engine made on the device."""
+"""The model of tests.fakes.fake_model for worker.gpu.engine: its logits are the same hash of the tokens that attention
+sees, through the batch, the tables of permanent rows and the slots that the engine made on the device."""
 
 import torch
 
@@ -19,14 +19,14 @@ def fake_kv_cache(*, num_blocks: int = 64, block_size: int = 8) -> KVCache:
 
 
 class FakeGpuModel:
-    """hidden: [hash of the context up to the token, whether it holds POISON]; zeros for padding."""
+    """Its hidden states: [hash of the context up to the token, 1 if that context holds POISON]; zeros for padding."""
 
     backend: Backend = PATH
     groups = Groups()
 
     def __init__(self) -> None:
         self.reserved: tuple[int, int, int] | None = None
-        # Tokens and rows of each forward pass, with padding.
+        # (tokens, rows) of each forward pass, padding included.
         self.shapes: list[tuple[int, int]] = []
 
     def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
@@ -74,4 +74,4 @@ class FakeGpuModel:
         for i, row in enumerate(batch.rows_S.tolist()):
             assert row >= 0 or (starts[i] == starts[i + 1] and batch.context_lens_S[i] == 0)
         for tensor, value in ((batch.token_ids_T, -1), (batch.positions_T, 0), (batch.slots_T, -1)):
-            assert (tensor[starts[-1] :] == value).all(), "padding is not what it has to be"
+            assert (tensor[starts[-1] :] == value).all(), "wrong padding"

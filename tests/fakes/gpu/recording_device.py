@@ -1,7 +1,7 @@
-"""A device whose graphs are what torch and Triton were called with, as a GPU's are.
+"""A device whose graphs are recorded calls of torch and Triton, with the limits of a GPU's graphs.
 
-Python that runs in a capture runs once; a graph knows the addresses of memory, and no value of the host that was not
-already there. What is allocated in a capture stays; what was allocated before it is the business of others.
+Python code in a capture runs once. A graph holds the addresses of memory, and host values only as they were at capture.
+It keeps memory that was allocated in the capture, but not memory that was allocated before.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from worker.device.device import Graph, InterpretedDevice
 
 _aten = torch.ops.aten
-# Each of them waits for a GPU, or takes a number of the host along.
+# Each of these waits for the GPU or copies a number from the host.
 _HOST_READS = {_aten._local_scalar_dense, _aten.nonzero, _aten.masked_select, _aten.lift_fresh, _aten.equal}
 _WITHOUT_CONTENT = {_aten.empty, _aten.empty_like, _aten.new_empty, _aten.empty_strided, _aten.new_empty_strided}
 
@@ -92,7 +92,7 @@ class _Recorder(TorchDispatchMode):
         self.calls.append(again)
 
     def undo(self) -> None:
-        """A capture computes nothing: memory is as it was, and the graph's own has never been written."""
+        """Undoes the computation, which a capture does not do: restores memory; the graph's own is as if unwritten."""
         for storage, copy in self._before.values():
             storage.copy_(copy)
         for storage in self._inside.values():
@@ -133,7 +133,7 @@ class _Calls:
 class RecordingDevice(InterpretedDevice):
     def __init__(self, memory_bytes: int = 1 << 30) -> None:
         super().__init__(memory_bytes)
-        # Of each capture.
+        # The memory pool of each capture.
         self.pools: list[object | None] = []
         self._recorder: _Recorder | None = None
         self._cuts = False

@@ -1,4 +1,4 @@
-"""A GPU that has nothing but a number of bytes: what a worker says when they run out can be tried out."""
+"""A GPU that is only a number of bytes, to test a worker's messages when they run out."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from worker.device.device import DeviceMemory, InterpretedDevice
 
 
 class SimulatedGpu(InterpretedDevice):
-    """others: bytes that are not this process's."""
+    """others: bytes that other processes use."""
 
     def __init__(self, *, total: int, others: int = 0) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class SimulatedGpu(InterpretedDevice):
 
 
 class Taken:
-    """Bytes of a GPU, until this is gone."""
+    """Bytes of a GPU, allocated until this object is deleted."""
 
     def __init__(self, gpu: SimulatedGpu, num_bytes: int) -> None:
         self._gpu, self._num_bytes = gpu, num_bytes

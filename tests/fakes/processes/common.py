@@ -1,8 +1,8 @@
-"""What the stand-ins for router, scheduler and worker share. They know nothing of models; `octavo up` starts them when
-this folder is its working directory, because `python -m router` then finds them first.
+"""Code shared by the stand-ins for router, scheduler and worker. They know nothing of models; `octavo up` starts them
+when this folder is its working directory, because `python -m router` then finds them first.
 
-The environment says how one behaves: FAKE_<KIND>=permanent (exits with 2), crash (exits with 1), stubborn (ignores
-SIGTERM). FAKE_JOURNAL names a file to which each writes a line when it is told to end.
+The environment sets how one behaves: FAKE_<KIND>=permanent (exits with 2), crash (exits with 1), stubborn (ignores
+SIGTERM). FAKE_JOURNAL names a file to which each stand-in adds a line when it is told to end.
 """
 
 import os
@@ -18,7 +18,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def start(kind: str) -> tuple[Options, Namespace]:
-    """The options that the launcher gave, and its flags: which router, replica and so on this is."""
+    """The options and flags from the launcher; the flags say which router, replica and so on this is."""
     parser = ArgumentParser()
     parser.add_argument("-c", required=True, type=Path)
     parser.add_argument("--replica", type=int, default=0)

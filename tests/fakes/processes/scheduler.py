@@ -1,4 +1,4 @@
-"""A scheduler that only lives."""
+"""A scheduler that does nothing until it is told to end."""
 
 from common import start, wait_until_told_to_end
 

@@ -1,4 +1,4 @@
-"""A worker that only lives."""
+"""A worker that does nothing until it is told to end."""
 
 from common import start, wait_until_told_to_end
 

@@ -1,4 +1,4 @@
-"""Explain, ResetPrefixCache and cache events of a scheduler process: asked directly, through a router, by commands."""
+"""Explain, ResetPrefixCache and cache events of a scheduler process: directly, through a router and by commands."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ from tests.support.scheduler.scheduling import RouterEnd, make_options, running_
 from tests.support.up import COMMAND, environment
 
 PROMPT = list(range(20, 60))
-# The router's tokenizer is that of SmolLM2.
+# The router uses SmolLM2's tokenizer.
 MODEL = HashModel(vocab_size=49_152)
 
 
@@ -82,7 +82,7 @@ async def test_a_request_is_explained_while_it_lives_and_afterwards(tmp_path: Pa
         assert times[0] == 0.0
         assert times == sorted(times)
         assert times[-1] <= timeline.now
-        # Again, with what the prefix cache holds of it.
+        # The same prompt again, partly from the prefix cache.
         await router.finish(await router.submit(PROMPT * 3, max_tokens=1, request_id="mine"))
         again = (await admin.Explain(pb.ExplainRequest(request_id="mine"))).timelines
         assert [moments(each)[:2] for each in again] == [
@@ -92,7 +92,7 @@ async def test_a_request_is_explained_while_it_lives_and_afterwards(tmp_path: Pa
 
 
 async def test_a_preemption_is_explained(tmp_path: Path) -> None:
-    # Room for one of them at its full length, but not for both.
+    # Room for one request at its full length, but not for both.
     async with (
         serving(tmp_path, num_blocks_override=16) as (options, _),
         RouterEnd(options.scheduler_address(0)) as router,
@@ -162,7 +162,7 @@ async def test_questions_that_have_no_answer(tmp_path: Path) -> None:
     with scheduler_process(options):
         async with grpc.aio.insecure_channel(options.scheduler_address(0)) as channel:
             stub: Any = AdminStub(channel)
-            # Before any worker has come.
+            # No worker has joined yet.
             with pytest.raises(grpc.aio.AioRpcError, match="replica 0 does not know it") as caught:
                 await stub.Explain(pb.ExplainRequest(request_id="a"), wait_for_ready=True)
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
@@ -189,7 +189,7 @@ async def test_what_was_cached_before_a_reset_is_not_found_after_it(tmp_path: Pa
             return (await router.finish(await router.submit(PROMPT, max_tokens=1))).num_cached_tokens
 
         assert [await num_cached(), await num_cached()] == [0, 32]
-        # Blocks of one that runs are found no more, and it goes on.
+        # Blocks of a running request are no longer found, and it continues.
         running = await router.submit(PROMPT, max_tokens=300)
         await router.wait_for(lambda: router.tokens[running, 0])
         assert (await admin.ResetPrefixCache(pb.ResetPrefixCacheRequest())).num_blocks >= 5
@@ -202,7 +202,7 @@ async def test_what_was_cached_before_a_reset_is_not_found_after_it(tmp_path: Pa
 
 
 class Watcher:
-    """A router's end that keeps a view of the cache."""
+    """A router's end with a view of the cache."""
 
     def __init__(self, router: RouterEnd, num_blocks: int) -> None:
         self.router, self.view = router, CacheView(8, num_blocks)
@@ -219,13 +219,13 @@ class Watcher:
         await self.router.wait_for(holds)
 
     def num_cached_tokens(self, prompt: list[int]) -> int:
-        """What a request would find: one token at least is left to compute."""
+        """Tokens that a request with this prompt would find cached; at least one token is left to compute."""
         self._catch_up()
         return self.view.num_cached_tokens(hash_prompt_blocks(prompt, 8, scope_of(""))[: (len(prompt) - 1) // 8])
 
 
 async def test_a_watching_router_knows_what_a_prompt_would_find(tmp_path: Path) -> None:
-    """With a small cache, in which prompts of common beginnings displace each other."""
+    """The cache is small: prompts with common prefixes evict each other's blocks."""
     prompts = [[20 + i % 3] * 24 + [40 + i] * 20 for i in range(12)]
     async with (
         serving(tmp_path, num_blocks_override=20) as (options, _),
@@ -236,7 +236,7 @@ async def test_a_watching_router_knows_what_a_prompt_would_find(tmp_path: Path) 
         assert watching.cache_events[0].WhichOneof("event") == "cleared"
         watcher, hits = Watcher(watching, 20), []
         for prompt in [*prompts, *prompts[-3:], *prompts[:3]]:
-            # On one Session, events of earlier steps come before the finish, which the next question waits for.
+            # Within a Session, cache events of earlier steps come before a finish.
             expected = watcher.num_cached_tokens(prompt)
             hits.append((await watching.finish(await watching.submit(prompt, max_tokens=1))).num_cached_tokens)
             assert hits[-1] == expected
@@ -256,7 +256,7 @@ async def test_watchers_that_join_later_and_a_new_epoch(tmp_path: Path) -> None:
                 async with RouterEnd(options.scheduler_address(0), watch_cache=True) as second:
                     late = Watcher(second, 128)
                     await late.wait_for(lambda view: view.num_cached_tokens(names) == 40)
-                # The first one is told nothing twice.
+                # The first watcher gets no event twice.
                 await first.finish(await first.submit([1, 2, 3], max_tokens=1))
                 assert not first.cache_events
             await early.wait_for(lambda view: len(view) == 0)
@@ -302,7 +302,7 @@ async def test_commands_explain_and_reset_through_a_router(tmp_path: Path) -> No
             assert timeline["seconds"]["0"].keys() == {"queued", "prefill", "decode", "preempted", "not kept"}
             assert 0 < sum(timeline["seconds"]["0"].values()) <= timeline["now"]
 
-            # A scheduler answers by itself, too.
+            # A scheduler also answers directly.
             direct = await octavo("explain", "first", "--target", options.scheduler_address(0))
             assert "finished after" in direct.stdout
             unknown = await octavo("explain", "nobody", "--target", target)
@@ -312,7 +312,7 @@ async def test_commands_explain_and_reset_through_a_router(tmp_path: Path) -> No
 
             reset = await octavo("cache", "reset", "--target", target)
             assert reset.returncode == 0, reset.stderr
-            assert reset.stdout.endswith(" KV blocks were cached and can't be found any more\n")
+            assert reset.stdout.endswith(" cached KV blocks were forgotten\n")
             assert int(reset.stdout.split()[0]) >= 5
             result = await stub.GenerateUnary(request)
             assert result.usage.cached_tokens == 0

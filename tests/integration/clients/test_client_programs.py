@@ -1,7 +1,7 @@
-"""docs/clients: each program streams, goes on at another router when its own stops, and ends up with the same text; and
-one that is refused for want of room comes again.
+"""docs/clients: each program streams, continues at another router when its own stops, and gets the same text; it tries
+again when a full router refuses it.
 
-Those that need more than this environment and npm are run by benchmarks/cluster/foreign_clients.py.
+benchmarks/cluster/foreign_clients.py runs the programs that need more than this environment and npm.
 """
 
 import shutil
@@ -27,7 +27,7 @@ async def test_python(tmp_path: Path, name: str, check: Check) -> None:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The command, and a folder with the packages that the program needs."""
+    """The command and a folder with the packages that the program needs."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None:
         pytest.skip("node is not installed")

@@ -1,4 +1,4 @@
-"""Both clients against a server that misbehaves: what is lost in mid-stream comes back token for token."""
+"""Both clients against a server that misbehaves: a stream that is lost continues token for token."""
 
 import asyncio
 import itertools
@@ -22,7 +22,7 @@ Script = Callable[["FlakyServer", pb.GenerateRequest, grpc.ServicerContext], Ite
 
 
 class FlakyServer(rpc.InferenceServicer):
-    """Emits token i as "<i>"; `script(call number)` says how each call goes."""
+    """Emits token i as "<i>". scripts: the behaviour of each call in turn; calls after them run to the end."""
 
     def __init__(self, *scripts: Script):
         self.calls: list[pb.GenerateRequest] = []
@@ -129,7 +129,7 @@ def serving(server: FlakyServer) -> Iterator[str]:
 
 @pytest.fixture
 def nothing_listens() -> Iterator[str]:
-    """The address of a port that is ours, but that nobody answers on."""
+    """The address of a port that this process holds but does not listen on."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
@@ -137,7 +137,7 @@ def nothing_listens() -> Iterator[str]:
 
 @pytest.fixture(params=["sync", "async"])
 def generate(request: pytest.FixtureRequest):
-    """`generate(targets, ...)` through each of the clients, which share one contract."""
+    """`generate(targets, ...)` with each of the clients, which share one contract."""
 
     def with_sync(targets, *, retry_for: float = 20.0, **arguments):
         with Client(targets, retry_for=retry_for) as client:
@@ -180,7 +180,7 @@ def test_a_target_where_nothing_listens_is_passed_over(generate, nothing_listens
 
 
 def test_before_it_has_started_the_same_request_is_sent_again(generate) -> None:
-    """ALREADY_EXISTS then means the lost call, whose router has not noticed yet that the client is gone."""
+    """ALREADY_EXISTS then means the lost call: its router has not noticed yet that the client is gone."""
     server = FlakyServer(refuse(grpc.StatusCode.UNAVAILABLE), refuse(grpc.StatusCode.ALREADY_EXISTS))
     with serving(server) as target:
         result = generate(target)

@@ -1,6 +1,6 @@
-"""smg and tritonclient as they are installed, each in an environment of its own, on the router; a fake scheduler.
+"""smg and tritonclient from PyPI, each in its own environment, against the router; a fake scheduler computes.
 
-`python -m benchmarks.cluster.foreign_clients` runs the same clients on real workers, and shares the environments.
+`python -m benchmarks.cluster.foreign_clients` runs the same clients on real workers and shares the environments.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tests.fakes.scheduler import FakeScheduler
 
 
 def _seedless(token_ids: object, num_prompt_tokens: int, seed: int, choice: int) -> int:
-    """Plain words, whatever the seed: neither client can give one here."""
+    """Plain words that do not depend on the seed, which neither client can set here."""
     assert isinstance(token_ids, list)
     return 1000 + len(token_ids)
 

@@ -1,4 +1,4 @@
-"""The router over HTTP, called by OpenAI's own client; a fake scheduler computes."""
+"""The router's HTTP API, called by OpenAI's client; a fake scheduler computes."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ async def http(url: str) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-# --- What is computed is what gRPC's clients get
+# --- The same output as over gRPC
 
 
 async def test_a_completion_streamed_and_whole_is_what_grpc_gives(
@@ -136,7 +136,7 @@ async def test_an_echo_comes_first_and_tools_reach_the_template(
 ) -> None:
     echoed = await client.completions.create(model="", prompt="Once upon", max_tokens=2, echo=True)
     assert echoed.choices[0].text.startswith("Once upon")
-    # Not in alphabetical order, and with a number that no double holds.
+    # Keys are not in alphabetical order, and no double can hold one of the numbers.
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"zoo": 2**53 + 1, "ant": 1.0}}}
     messages: Any = [{"role": "user", "content": "x"}]
     await client.chat.completions.create(model="", messages=messages, max_tokens=1, tools=[tool])
@@ -151,7 +151,7 @@ async def test_a_conversation_goes_on_with_the_messages_that_came_and_null_is_no
     messages: Any = [{"role": "user", "content": "x"}]
     first = await client.chat.completions.create(model="", messages=messages, max_tokens=2)
     said = first.choices[0].message
-    # As the object that came, and with all that its class has.
+    # Sent back as the object that came, and as a dict with all fields of its class.
     again: Any
     for again in (said, said.model_dump()):
         answer = await client.chat.completions.create(
@@ -190,7 +190,7 @@ async def test_every_way_to_sample_reaches_the_scheduler(http: httpx.AsyncClient
     assert (submitted.priority, submitted.cache_salt) == (-3, "salt")
 
 
-# --- What goes wrong
+# --- Errors
 
 
 @pytest.mark.parametrize(
@@ -204,6 +204,7 @@ async def test_every_way_to_sample_reaches_the_scheduler(http: httpx.AsyncClient
         ("completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
         ("completions", {"prompt": [1, -2]}, 400, "prompt", "-2 is not from 0"),
         ("completions", {"prompt": "x", "model": "gpt-9"}, 404, None, "'gpt-9' is not served here"),
+        ("completions", {"prompt": [5] * 2048, "echo": True}, 400, None, "the prompt has 2048 tokens"),
         ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, 400, "echo", "echo with logprobs"),
         ("completions", {"prompt": "x", "best_of": 3}, 400, "best_of", "only n=1"),
         ("chat/completions", {"messages": []}, 400, "messages", "messages is empty"),
@@ -309,7 +310,7 @@ async def test_a_client_that_never_reads_gives_its_place_back(
         await server.wait_ready()
         gateway = Gateway(server.intake, server.metrics.registry, server.readiness, max_body_bytes=1000)
         http = GatewayServer(gateway, HOST, 0)
-        # Connections have it from the socket that listens: megabytes by default.
+        # Connections inherit the buffer size from the listening socket: megabytes by default.
         http._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         http.start()
         async with httpx.AsyncClient(base_url=f"http://{HOST}:{http.port}") as another:

@@ -1,4 +1,4 @@
-"""inference.GRPCInferenceService on the router, with tensors as Triton's vLLM backend has them; a fake scheduler."""
+"""inference.GRPCInferenceService on the router, with tensors of Triton's vLLM backend; a fake scheduler computes."""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -106,7 +106,7 @@ async def test_streamed_pieces_add_up_and_the_last_says_so(
 ) -> None:
     expected = await _expected(router[1])
     pieces, finals = [], []
-    # Numbers as text, as Triton's examples give them.
+    # Numbers as text, as in Triton's examples.
     async for answer in triton.ModelStreamInfer(iter([_request(raw, stream=True, max_tokens="8")])):
         assert not answer.error_message
         pieces += _texts(answer.infer_response)
@@ -180,14 +180,14 @@ def _raw(contents: bytes) -> kserve.ModelInferRequest:
         (_with(name="sampling_parameters"), "sampling_parameters comes twice"),
         (_raw(b"\xff\xff\xff\xffx"), "text_input has 5 raw bytes"),
         (_raw(b""), "text_input has 0 raw bytes"),
-        (_raw(b"\1\0\0\0\xff"), "text_input is no UTF-8 at byte 0"),
+        (_raw(b"\1\0\0\0\xff"), "text_input is not UTF-8 at byte 0"),
         (_request(stream=True), "stream=true: call ModelStreamInfer"),
         (_request(max_tokns=3), "sampling_parameters: max_tokns: there is no such field"),
-        (_request(prompt="x"), "sampling_parameters: prompt is none of them"),
+        (_request(prompt="x"), "sampling_parameters: prompt is not a sampling parameter"),
         (_request(max_tokens=0), "greater than or equal to 1"),
         (_request(top_p=2), "sampling.top_p=2: use a number"),
         (kserve.ModelInferRequest(model_version="2"), "model_version='2': use '1'"),
-        (kserve.ModelInferRequest(outputs=[{"name": "logits"}]), "'logits' is not there: use text_output"),
+        (kserve.ModelInferRequest(outputs=[{"name": "logits"}]), "'logits' is unknown: use text_output"),
         (kserve.ModelInferRequest(inputs=[{}], raw_input_contents=[b"", b""]), "raw_input_contents has 2 entries"),
         (kserve.ModelInferRequest(inputs=[{"name": "stream", "datatype": "BOOL", "shape": [2]}]), r"shape=\[2\]"),
     ],

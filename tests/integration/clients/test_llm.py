@@ -35,7 +35,7 @@ def test_text_chats_and_token_ids_give_results_in_order(llm: LLM) -> None:
 
 
 def test_several_ranks_are_refused(model: Path) -> None:
-    # One process would load a part of the model, and wait for others that nobody starts.
+    # One process would load a part of the model and wait for ranks that never start.
     with pytest.raises(ValueError, match=r"tensor_parallel_size=2.*octavo up"):
         LLM(str(model), tensor_parallel_size=2)
 
@@ -60,7 +60,7 @@ def test_a_stop_string_ends_the_output_before_it(llm: LLM) -> None:
     choice = stopped.choices[0]
     assert (choice.finish_reason, choice.stop) == (FinishReason.STOP, third)
     assert choice.text == whole.text[: whole.text.index(third)]
-    assert llm.generate("w5 w6 w7", GREEDY)[0].choices == whole.choices, "nothing of the stopped request is left"
+    assert llm.generate("w5 w6 w7", GREEDY)[0].choices == whole.choices, "the stopped request has left something behind"
 
 
 def test_each_prompt_may_have_its_own_sampling(llm: LLM) -> None:
@@ -104,7 +104,7 @@ def test_the_engine_alone_is_measured(model: Path) -> None:
     assert (one["concurrency"], three["concurrency"]) == (1, 3)
     expected = {"engine": "octavo", "dtype": "float32", "prompt_len": 8, "output_len": 5, "num_errors": 0}
     assert expected.items() <= three.items()
-    # Of durations there are four decimals, and this one takes few milliseconds.
+    # Durations are rounded to four decimals, and this one is a few milliseconds.
     within = 1e-3 + 5e-5 / three["duration_s"]
     assert three["output_tok_s"] == pytest.approx(3 * 5 / three["duration_s"], rel=within)
     parts = ("gemm", "attention", "rope", "python", "scheduling")

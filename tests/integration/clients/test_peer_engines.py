@@ -1,4 +1,4 @@
-"""The benchmarks' other engines: a runner behind its pipe, a stream over HTTP, and what is made of the figures."""
+"""The benchmarks' peer engines: a runner behind its pipe, a stream over HTTP, and the evaluation of their figures."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from benchmarks.peers.engines import EngineSpec, peer_engines
 from benchmarks.peers.http_client import Api
 from tests.support.repository import ROOT
 
-# Writes to standard output as C++ libraries do. Gives a token too few if the prompt begins with 1, dies at 2.
+# Writes to standard output, as C++ libraries do. Returns a token too few if the prompt begins with 1; dies if with 2.
 RUNNER = """
 import os
 from engine_protocol import Outcome, serve

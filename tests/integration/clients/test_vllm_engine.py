@@ -1,4 +1,4 @@
-"""vllm.grpc.engine.VllmEngine on the router, called with the SMG gateway's own messages; a fake scheduler computes."""
+"""vllm.grpc.engine.VllmEngine on the router, called with the SMG gateway's messages; a fake scheduler computes."""
 
 import hashlib
 import io
@@ -79,7 +79,7 @@ async def test_streamed_and_whole_are_what_our_own_call_gives(router: tuple[Rout
     token_ids: dict[int, list[int]] = {0: [], 1: []}
     completes = []
     async for answer in engine.Generate(_request(True, n=2)):
-        assert not (completes and answer.HasField("chunk")), "nothing follows what completes"
+        assert not (completes and answer.HasField("chunk")), "a chunk after the message that completes"
         if answer.HasField("chunk"):
             token_ids[answer.chunk.index] += answer.chunk.token_ids
             assert (answer.chunk.prompt_tokens, answer.chunk.completion_tokens) == (3, len(answer.chunk.token_ids))
@@ -176,7 +176,7 @@ async def test_a_scheduler_that_dies_is_not_noticed(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"mm_inputs": vllm.MultimodalInputs()}, "mm_inputs is set: images"),
-        ({"kv_transfer_params_json": "{}"}, "KV is not taken over"),
+        ({"kv_transfer_params_json": "{}"}, "KV can't be taken over"),
         ({"data_parallel_rank": 1}, "data_parallel_rank=1: this router chooses"),
         ({"tokenized": vllm.TokenizedInput()}, "token_ids.ids is empty"),
         ({"sampling_params": vllm.SamplingParams(regex="a+")}, "regex is set: structured outputs"),
@@ -201,7 +201,7 @@ async def test_calls_that_are_not_there_say_what_is(engine: Any) -> None:
         (engine.StartProfile, common.StartProfileRequest()),
         (engine.StopProfile, common.StopProfileRequest()),
     ):
-        with pytest.raises(grpc.aio.AioRpcError, match="is not there: ") as error:
+        with pytest.raises(grpc.aio.AioRpcError, match="is not supported: ") as error:
             await call(request)
         assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
     with pytest.raises(grpc.aio.AioRpcError, match="routing_policy"):

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from configs.options import Options
-from tests.support.up import COMMAND, Up, environment, free_port
+from tests.support.ports import free_port
+from tests.support.up import COMMAND, Up, environment
 
 
 def octavo(*arguments: str) -> subprocess.CompletedProcess:

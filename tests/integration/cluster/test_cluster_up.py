@@ -1,4 +1,4 @@
-"""`octavo up` with stand-ins for the processes: starting, restarting, draining, and the ways in which it must end."""
+"""`octavo up` with stand-ins for the processes: it starts, restarts, drains and ends as it must."""
 
 import socket
 import stat
@@ -8,7 +8,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.support.up import Up, free_port
+from tests.support.ports import free_port
+from tests.support.up import Up
 
 
 def test_it_answers_the_first_prompt_says_how_to_call_and_drains_in_order(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_a_permanent_failure_ends_it_with_the_cause(tmp_path: Path) -> None:
     with Up(tmp_path, FAKE_WORKER="permanent") as up:
         assert up.wait() == 1
         assert "worker 0.0 ended with exit code 2" in up.output
-        assert up.output.count("the weights are corrupt") >= 2, "as it happens, and as the cause"
+        assert up.output.count("the weights are corrupt") >= 2, "the cause must be logged at once and at the end"
         assert "Traceback" not in up.output
         assert "starting it again" not in up.output
 
@@ -113,7 +114,7 @@ def test_a_port_in_use_is_named_with_one_that_would_work(tmp_path: Path) -> None
 
 def test_a_metrics_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        # The scheduler's, one above the option's value.
+        # The scheduler's port is one above the option's value.
         port = taken.getsockname()[1]
         with Up(tmp_path, f"--metrics-port={port - 1}") as up:
             assert up.wait() == 1

@@ -1,4 +1,4 @@
-"""Replicas that compute their steps together: epochs, waves and failures are of all; streams go on exactly.
+"""Replicas in lockstep: they share epochs, waves and failures; streams continue exactly.
 
 Schedulers in this process, fake workers, real sockets.
 """
@@ -47,7 +47,7 @@ class Replica:
         self.workers[rank : rank + 1] = [await self._stack.enter_async_context(worker)]
 
     async def stop_scheduler(self) -> None:
-        """Stands in for its death: its workers are left alone."""
+        """Simulates the scheduler's death: its workers keep running."""
         self.server.step_loop._connections.workers.close = lambda reason: None
         await self._of_scheduler.aclose()
 
@@ -56,7 +56,7 @@ class Replica:
         await self._stack.aclose()
 
     async def begin(self, *, count: int = 2, max_tokens: int = 120) -> None:
-        """Submits streams, and waits until each has some tokens."""
+        """Submits streams and waits until each has some tokens."""
         for seed in range(count):
             prompt = [100 + seed, *PROMPT]
             group = await self.router.submit(prompt, max_tokens=max_tokens, seed=seed + 10 * self.number)
@@ -64,7 +64,7 @@ class Replica:
         await self.router.wait_for(lambda: all(len(self.router.tokens[group, 0]) > 3 for group in self.groups))
 
     async def finish(self) -> None:
-        """Each stream gets what it gets alone."""
+        """Waits for all streams; asserts that each has the same tokens as alone."""
         for group, seed in self.groups.items():
             await self.router.finish(group)
             tokens = self.router.tokens[group, 0]
@@ -72,12 +72,12 @@ class Replica:
         self.groups.clear()
 
     async def welcome(self, count: int) -> scheduler_pb2.Welcome:
-        """The `count`th one of this Session."""
+        """Waits for the `count`th Welcome of this Session."""
         await self.router.wait_for(lambda: len(self.router.welcomes) >= count)
         return self.router.welcomes[count - 1]
 
     async def wait_for_status(self, words: str) -> None:
-        """In /health; looked at with each Load, which comes each second."""
+        """Waits until /health contains the words; checks it at each Load, which comes every second."""
         await self.router.wait_for(lambda: words in self.server.step_loop.status.health[1])
 
     def metric(self, name: str) -> float:
@@ -116,7 +116,7 @@ class Log(logging.Handler):
             with self._grown:
                 return self._grown.wait_for(lambda: sum(words in text for text in self.messages) >= count, TIMEOUT)
 
-        assert await asyncio.to_thread(wait), f"nobody said {words!r}: {self.messages}"
+        assert await asyncio.to_thread(wait), f"no message contains {words!r}: {self.messages}"
 
 
 @pytest.fixture
@@ -141,12 +141,12 @@ async def test_all_replicas_compute_each_step_and_rest_together(tmp_path: Path, 
                 await each.finish()
         assert (await first.welcome(1)).epoch == (await second.welcome(1)).epoch
         num_steps = [worker.runner.num_steps for each in (first, second) for worker in each.workers]
-        # A second without a step: each load is told once a second.
+        # One second without a step: Loads come once a second.
         loads = [len(each.router.loads) for each in (first, second)]
         for each, count in zip((first, second), loads, strict=True):
             await each.router.wait_for(lambda each=each, count=count: len(each.router.loads) > count)
         later = [worker.runner.num_steps for each in (first, second) for worker in each.workers]
-        # Those that were under way when the last stream ended came to their end.
+        # Steps in flight when the last stream ended were completed.
         assert max(later) - min(num_steps) < 2 * steps + 1
         assert len(set(later)) == 1
         assert first.metric("lockstep_waves") == second.metric("lockstep_waves") >= 3
@@ -184,9 +184,9 @@ async def test_a_scheduler_that_goes_is_waited_for(tmp_path: Path, mortal: int, 
         who = "the coordinator, in the scheduler of replica 0," if mortal == 0 else "the scheduler of replica 1"
         await log.wait_for(f"has ended: {who} has disconnected")
         await other.wait_for_status(
-            "; all replicas wait for the coordinator, in the scheduler of replica 0, which is not there"
+            "; all replicas wait for the coordinator, in the scheduler of replica 0, which is not connected"
             if mortal == 0
-            else "; all replicas wait for replica 1, whose scheduler is not there"
+            else "; all replicas wait for replica 1, whose scheduler is not connected"
         )
         gone.groups.clear()
         await gone.start_scheduler()
@@ -204,13 +204,13 @@ async def test_only_requests_of_the_replica_whose_ranks_fail_are_blamed(tmp_path
         assert "failed in each of 3 steps" in (await second.router.finish(group)).message
         for each in (first, second):
             await each.finish()
-        # Those of the other replica were in the very steps that failed, too.
+        # Requests of the other replica were also in the steps that failed, but are not blamed.
         assert len([text for text in log.messages if "are computed alone" in text]) == 1
         assert len(first.router.welcomes) == 4
 
 
-async def test_whoever_waits_for_a_rank_of_another_replica_is_not_blamed(tmp_path: Path, log: Log) -> None:
-    # In which replica a rank is stuck nobody can tell, as long as it need not be started again.
+async def test_requests_that_wait_for_a_rank_of_another_replica_are_not_blamed(tmp_path: Path, log: Log) -> None:
+    # Nobody can tell in which replica a rank is stuck as long as it need not be started again.
     options, gate = make_lockstep_options(tmp_path, step_timeout=0.25), Gate(first=3)
     async with running_replicas(options, with_workers=False) as (first, second):
         await first.start_worker(0)
@@ -229,7 +229,7 @@ async def test_whoever_waits_for_a_rank_of_another_replica_is_not_blamed(tmp_pat
 
 
 async def test_an_epoch_that_never_gets_ready_ends_for_all(tmp_path: Path, log: Log) -> None:
-    # The first replica's rank waits where all meet; the second's fails while it loads.
+    # The first replica's rank waits at the rendezvous; the second's fails while it loads.
     options, may_go_on = make_lockstep_options(tmp_path), threading.Event()
 
     def load() -> None:
@@ -239,7 +239,7 @@ async def test_an_epoch_that_never_gets_ready_ends_for_all(tmp_path: Path, log: 
     async with running_replicas(options, with_workers=False) as (first, second):
         await first.start_worker(0)
         mortal = FakeWorker(options, 1, load=load).start()
-        # All three say so: the coordinator, and both schedulers.
+        # The coordinator and both schedulers log it.
         await log.wait_for(" begins", count=3)
         may_go_on.set()
         assert await asyncio.to_thread(mortal.join) == 1

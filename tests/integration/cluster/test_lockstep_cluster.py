@@ -1,4 +1,4 @@
-"""A mixture on two replicas that share its experts: what one worker says, also when a process of either replica dies.
+"""An MoE model on two replicas that share its experts: the same output as one worker's, also after process deaths.
 
 `octavo up`, real processes, gloo over loopback; steps are planned ahead.
 """
@@ -19,7 +19,7 @@ MIXTRAL = {
     "sliding_window": None,
 }  # fmt: skip
 PROMPTS = ["w5 w6 w7", "w9 w8", " ".join(f"w{i}" for i in range(10, 60)), "w3"]
-# Of different lengths, so that either replica has nothing to run in the end. The last one is drawn.
+# Lengths differ, so that toward the end one replica has nothing to run. The last request is sampled, not greedy.
 SAMPLING = [
     SamplingParams(temperature=0.8 * (number == 3), seed=number, max_tokens=90 + 20 * number, ignore_eos=True)
     for number in range(len(PROMPTS))
@@ -60,7 +60,7 @@ def test_two_replicas_say_what_one_worker_says_whatever_dies(up: Up, model: Path
     alone = LLM(str(model), **OPTIONS).generate(conversations, SAMPLING)
     assert tokens == [each.choices[0].token_ids for each in alone]
 
-    # A worker of replica 1; then the scheduler of replica 0, where all replicas meet: its streams go on in the other.
+    # Kills a worker of replica 1, then the scheduler of replica 0, which coordinates: its streams move to replica 1.
     assert _say(up, _process(up, "worker", 1).kill) == tokens
     up.wait_for("has ended in all replicas: replica 1: rank 0")
     assert _say(up, _process(up, "scheduler", 0).kill) == tokens

@@ -1,4 +1,4 @@
-"""The coordination wire over tcp: who has the keys of a worker gets in, and nobody else."""
+"""The coordination wire over tcp: only peers with the keys of a worker get in."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,17 +9,18 @@ import zmq
 
 from configs.options import Options
 from protos import inference_pb2
+from runtime.awake_time import AwakeTime
 from runtime.security.curve import make_keys, start_authenticator
 from scheduler.lockstep.coordinator import Coordinator
 from scheduler.lockstep.member import Member
 from scheduler.ranks.epochs import Epochs, Event
 from scheduler.sockets import InvalidMessages
+from tests.support.ports import free_ports
 from tests.support.scheduler.scheduling import TIMEOUT
-from tests.support.up import free_port
 
 
 class Ranks:
-    """Of one replica, all present: as much of scheduler.ranks.workers.Workers as a member asks for."""
+    """Ranks of one replica, all present: the part of scheduler.ranks.workers.Workers that a member uses."""
 
     def __init__(self) -> None:
         self.epochs, self.store_address = Epochs(), "10.0.0.1:5"
@@ -48,7 +49,7 @@ class Ranks:
 @pytest.fixture
 def options(tmp_path: Path) -> Options:
     make_keys(tmp_path / "keys")
-    port = free_port()
+    port = free_ports(6)
     addresses = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 4}"
     return Options(
         enable_expert_parallel=True, data_parallel_size=2, runtime_dir=tmp_path, metrics_port=0,
@@ -86,9 +87,12 @@ def test_members_meet_over_tcp_and_strangers_do_not_get_in(options: Options, con
         num_invalid += 1
 
     invalid = InvalidMessages(count)
-    coordinator = Coordinator(context, options, curve_dir, invalid)
+    coordinator = Coordinator(context, options, curve_dir, invalid, AwakeTime(1.0))
     ranks = Ranks(), Ranks()
-    members = [Member(context, options, i, curve_dir, each, invalid) for i, each in enumerate(ranks)]  # type: ignore[arg-type]
+    members = [
+        Member(context, options, i, curve_dir, each, invalid, AwakeTime(1.0))  # type: ignore[arg-type]
+        for i, each in enumerate(ranks)
+    ]
     stranger = context.socket(zmq.DEALER)
     stranger.setsockopt(zmq.LINGER, 0)
     stranger.connect(coordinator.socket.getsockopt_string(zmq.LAST_ENDPOINT))
@@ -96,10 +100,10 @@ def test_members_meet_over_tcp_and_strangers_do_not_get_in(options: Options, con
     try:
         _run(coordinator, members, lambda: all(each.epochs.is_open for each in ranks))
         assert ranks[0].epoch == ranks[1].epoch
-        # Where the first rank of replica 0 holds the store.
+        # The first rank of replica 0 holds the store.
         assert {each.rendezvous for each in ranks} == {f"tcp:10.0.0.1:5/{ranks[0].epoch}"}
         assert not num_invalid
-        # Bytes that make no sense are counted, from whoever has the keys.
+        # Invalid bytes are counted if their sender has the keys.
         members[1].socket.send(b"\xff\xff")
         _run(coordinator, members, lambda: num_invalid > 0)
         assert ranks[0].epochs.is_open

@@ -1,4 +1,4 @@
-"""Nothing secret is logged, said in errors or shown in metrics: keys, prompts, what was said, salts, files of keys."""
+"""No secrets in logs, errors or metrics: keys, prompts, outputs, salts, contents of key files."""
 
 import contextlib
 import io
@@ -42,7 +42,7 @@ SECRETS = (
 
 @pytest.fixture(name="said")
 def _said() -> Iterator[list[str]]:
-    """What is logged, at the level that says most, is put behind what a test adds; nothing secret may be in any."""
+    """Collects texts from the test, then appends the whole log at debug level; none may contain a secret."""
     root, ours = logging.getLogger(), logging.getLogger("octavo")
     before = root.handlers[:], root.level, ours.level
     configure_logging("test", "debug", "text")
@@ -129,7 +129,7 @@ async def _over_http(server, said: list[str]) -> None:  # a RouterServer
 
 
 async def test_of_a_scheduler(said: list[str], tmp_path: Path) -> None:
-    """It knows token ids only, which are as telling; and what cache_salt a router has made."""
+    """A scheduler knows only token ids, which reveal as much as text, and the cache_salt that a router made."""
     options = make_options(tmp_path, log_level="debug")
     prompt = [337, 271, 828, 182, 845, 904]
     async with running_scheduler(options) as server, running_worker(options), RouterEnd(server.address) as router:

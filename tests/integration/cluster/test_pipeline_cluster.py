@@ -1,6 +1,6 @@
-"""A model in two stages of two ranks each: what one rank says, also when a stage loses a rank in mid-stream.
+"""A model in two stages of two ranks each: the same output as one rank's, also if a stage loses a rank in mid-stream.
 
-`octavo up`, real processes, gloo over loopback; three steps are in flight, for that is what two stages are given.
+`octavo up`, real processes, gloo over loopback; three steps are in flight, the default for two stages.
 `python -m benchmarks.parallel.pipeline` does the same with SmolLM2.
 """
 
@@ -15,7 +15,7 @@ from tests.support.streams import say
 from tests.support.up import Up
 
 PROMPTS = ["w5 w6 w7", "w9 w8", " ".join(f"w{i}" for i in range(10, 60)), "w11"]
-# Two are drawn.
+# Two requests are sampled, two are greedy.
 SAMPLING = [
     SamplingParams(temperature=0.8 * (number >= 2), seed=number, max_tokens=100, ignore_eos=True)
     for number in range(len(PROMPTS))
@@ -43,7 +43,7 @@ def test_stages_say_what_one_rank_says_also_when_one_of_theirs_dies(up: Up, mode
     conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     expected = [each.choices[0].token_ids for each in LLM(str(model), **OPTIONS).generate(conversations, SAMPLING)]
     assert say(up.port, PROMPTS, SAMPLING, lambda: None) == expected
-    # One of the first stage, whose rank 0 and whose successor wait for it; then the one that returns the results.
+    # First a rank of the first stage, for which its rank 0 and the next stage wait; then the rank that returns results.
     for rank in (1, 2):
         victim = next(each for each in up.children_of("worker") if each.cmdline()[-1] == str(rank))
         assert say(up.port, PROMPTS, SAMPLING, victim.kill) == expected

@@ -1,4 +1,4 @@
-"""SmolLM2 in 8 and in 4 bits under `octavo up`: real processes, real weights, an answer that is still right."""
+"""SmolLM2 in 8 and in 4 bits under `octavo up`: real processes, real weights, still the right answer."""
 
 from pathlib import Path
 

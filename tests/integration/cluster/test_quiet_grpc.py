@@ -1,4 +1,4 @@
-"""What a peer sends to gRPC's core does not get into our logs: the core would print it as it is."""
+"""Text that a peer sends to gRPC's core does not get into our logs: the core would print it as it is."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a scheduler process records under real load replays to the same plans, however the process ended."""
+"""A recording of a scheduler process under real load replays to the same plans, however the process ended."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ def replay(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 async def run_load(options: Options) -> RouterEnd:
-    """Requests of all kinds; some are cancelled, some have deadlines, and their worker is killed in their midst."""
+    """Runs requests of all kinds; some are cancelled, some have deadlines, and the worker is killed in mid-stream."""
     choose = Random(0)
     worker_flags = ("--step-seconds=0.002",)
     async with RouterEnd(options.scheduler_address(0)) as router:
@@ -106,14 +106,14 @@ async def test_a_scheduler_that_was_killed_leaves_a_trace_of_what_came_before(tm
     file = tmp_path / "run.0.trace"
     with process("scheduler", options) as scheduler:
         await run_load(options)
-        # What is lost is what came after the last flush: there is one at the end of each epoch.
+        # Only records after the last flush are lost; each end of an epoch flushes.
         scheduler.kill()
     content = file.read_bytes()
     file.write_bytes(content[:-3])
     done = replay(str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{NUM_REQUESTS} requests" in done.stdout
-    assert "part of a record that was cut off" in done.stdout
+    assert "part of a truncated record" in done.stdout
     assert "every plan is equal" in done.stdout
 
 
@@ -150,4 +150,4 @@ def test_a_scheduler_that_cannot_write_its_trace_says_so_and_does_not_start(tmp_
         timeout=TIMEOUT,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "run.0.trace can't be written (No such file or directory): name a file" in done.stderr
+    assert "run.0.trace can't be written (No such file or directory): give a file" in done.stderr

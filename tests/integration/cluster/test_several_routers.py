@@ -1,4 +1,4 @@
-"""Several routers over the same schedulers, and several processes of one at the same port."""
+"""Several routers over the same schedulers, and several processes of one router at the same port."""
 
 import asyncio
 import contextlib
@@ -25,8 +25,9 @@ from router.errors import AddressError
 from router.server import ProcessIndex, RouterServer
 from tests.fakes.routers import Received, receive, running_router, running_schedulers, smollm2_tokenizer, socket_address
 from tests.fakes.scheduler import FakeScheduler
+from tests.support.ports import free_port
 from tests.support.repository import ROOT
-from tests.support.up import Up, environment, free_port
+from tests.support.up import Up, environment
 
 SHARING = [ProcessIndex(process=process, shares_ports=True) for process in range(2)]
 GRPC = re.compile(r"^gRPC +(\S+)$", re.MULTILINE)
@@ -43,7 +44,7 @@ def test_routers_have_addresses_and_processes_and_one_goes_on_where_another_was_
         assert f"octavo chat --target {first},{second}" in up.output
         with Client([first, second]) as client:
             assert client.chat("Capital of France?").text == "Paris, of course"
-            # It is not started again meanwhile.
+            # The stopped launcher does not start it again.
             up.process.send_signal(signal.SIGSTOP)
             for process in up.children_of("router"):
                 if process.cmdline()[-4:-1] == ["--router", "0", "--process"]:
@@ -71,7 +72,7 @@ def options_of(scheduler: FakeScheduler) -> Options:
 
 @contextlib.asynccontextmanager
 async def routers_of(options: Options, *indexes: ProcessIndex) -> AsyncIterator[list[RouterServer]]:
-    """In this process, which may share a port with itself, too."""
+    """Routers in this process, which may also share a port with itself."""
     servers = [RouterServer(options, smollm2_tokenizer(), "test-model", index) for index in indexes]
     try:
         for server in servers:
@@ -84,14 +85,14 @@ async def routers_of(options: Options, *indexes: ProcessIndex) -> AsyncIterator[
 
 
 class Caller:
-    """A client with a connection of its own."""
+    """A client with its own connection."""
 
     def __init__(self, target: str) -> None:
         self._channel = grpc.aio.insecure_channel(target, options=OWN_CONNECTION)
         self._streams: list[tuple[grpc.aio.UnaryStreamCall, Received]] = []
 
     async def begin(self) -> None:
-        """Opens a stream of eight tokens, and reads the first; tries again if it is refused, as clients do."""
+        """Opens a stream of eight tokens and reads the first; tries again if refused, as clients do."""
         request = pb.GenerateRequest(prompt="Hello", sampling=pb.SamplingParams(max_tokens=8, ignore_eos=True))
         while True:
             call = InferenceStub(self._channel).Generate(request)
@@ -126,9 +127,9 @@ async def test_connections_are_dealt_out_and_a_process_that_drains_leaves_its_ow
         num_before = first.num_streams
         drain = asyncio.create_task(first.drain())
         async with asyncio.timeout(20):
-            while not first.intake.draining:  # noqa: ASYNC110 (nobody tells)
+            while not first.intake.draining:  # noqa: ASYNC110 (there is no event to wait for)
                 await asyncio.sleep(0)
-        # Over the same channels, half of which were connected to the one that drains.
+        # Over the same channels, half of which were connected to the draining process.
         await asyncio.gather(*(caller.begin() for caller in callers))
         assert (first.num_streams, second.num_streams) == (num_before, 2 * len(callers) - num_before)
         await scheduler.resume_steps()
@@ -138,7 +139,7 @@ async def test_connections_are_dealt_out_and_a_process_that_drains_leaves_its_ow
 
 
 async def test_clients_of_a_router_that_drains_find_the_next_one_behind_the_same_name(scheduler: FakeScheduler) -> None:
-    """As in Kubernetes, where a Service's address stands for routers with ports of their own."""
+    """As in Kubernetes, where a Service's address stands for several routers."""
     async with running_router([scheduler.address]) as (first, _), running_router([scheduler.address]) as (second, _):
         await first.wait_ready()
         await second.wait_ready()
@@ -147,7 +148,7 @@ async def test_clients_of_a_router_that_drains_find_the_next_one_behind_the_same
         assert (first.num_streams, second.num_streams) == (1, 0)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(first.drain())
-            while not first.intake.draining:  # noqa: ASYNC110 (nobody tells)
+            while not first.intake.draining:  # noqa: ASYNC110 (there is no event to wait for)
                 await asyncio.sleep(0)
             await caller.begin()
             assert (first.num_streams, second.num_streams) == (1, 1)
@@ -156,7 +157,7 @@ async def test_clients_of_a_router_that_drains_find_the_next_one_behind_the_same
 
 
 async def test_http_connections_move_on_when_a_process_drains(scheduler: FakeScheduler) -> None:
-    # For HTTP alone: gRPC has another one.
+    # Only for HTTP: gRPC has another port.
     port = free_port()
     async with routers_of(options_of(scheduler), *SHARING) as servers:
         gateways: list[GatewayServer] = []
@@ -173,7 +174,7 @@ async def test_http_connections_move_on_when_a_process_drains(scheduler: FakeSch
                 gateways[served].leave()
                 for _ in range(3):
                     await asyncio.sleep(0)  # a transport closes in the next turn of the loop
-                # The same client; a connection that stayed open would bring it to the same process.
+                # The same client: a connection that stayed open would lead to the same process.
                 for _ in range(8):
                     assert (await client.post("/v1/completions", json=body)).status_code == 200
             assert [num_requests(server) for server in servers] == [1 + 7 * served, 8 - 7 * served]
@@ -192,7 +193,7 @@ async def test_no_stranger_shares_a_port_silently(scheduler: FakeScheduler) -> N
         stranger = RouterServer(options, smollm2_tokenizer(), "test-model")
         with pytest.raises(AddressError, match=f"port={options.port}: Address already in use"):
             await stranger.start()
-        # Nor another cluster, whose routers would share it.
+        # Another cluster's routers would share the port, so it is refused, too.
         with pytest.raises(ClusterError, match=f"port={options.port}: port {options.port} of 127.0.0.1 is in use"):
             resolve_ports(options.model_copy(update={"http_port": 0}))
 
@@ -205,7 +206,7 @@ def test_a_cluster_that_starts_at_the_same_time_is_refused() -> None:
         with refusal, claimed_ports(options):
             pass
         with claimed_ports(Options(port=port, http_port=0)), socket.create_server(("127.0.0.1", port)):
-            pass  # that one would not share it: a bind tells whether it may have it
+            pass  # a port that is not shared needs no claim: bind tells whether it is free
     with claimed_ports(options):
         pass
 
@@ -255,7 +256,7 @@ async def test_cancel_reaches_a_stream_through_any_router(tmp_path: Path) -> Non
         with pytest.raises(grpc.aio.AioRpcError, match="through another router") as caught:
             await receive(call, into=received)
         assert caught.value.code() is grpc.StatusCode.CANCELLED
-        # It is nobody's now, and did not move on to the other replica.
+        # No router has it any more, and it did not move to the other replica.
         assert not (await stub_of_other.Cancel(pb.CancelRequest(request_id="mine"))).cancelled
         assert sum(len(replica.submitted) for replica in replicas) == 1
 

@@ -1,4 +1,4 @@
-"""A worker that is there but does not answer: what `octavo up` does about it. Small processes, real signals."""
+"""`octavo up` and a worker that runs but does not answer. Small processes, real signals."""
 
 import asyncio
 import signal
@@ -9,11 +9,12 @@ import pytest
 
 from octavo.cluster.processes import ProcessSpec, Stage
 from octavo.cluster.supervisor import Supervisor
+from tests.support.ports import free_port
 from tests.support.repository import ROOT
-from tests.support.up import environment, free_port
+from tests.support.up import environment
 
 TIMEOUT = 60.0
-# Its /health says what a file says: "well" or "loading"; "silent": there is none.
+# Its /health shows the content of a file: "well" or "loading"; "silent": it has no /health.
 PROGRAM = """
 import sys, threading
 from pathlib import Path
@@ -36,7 +37,7 @@ threading.Event().wait()
 
 
 class Supervised:
-    """A supervisor with one process; what is said of it and by it."""
+    """A supervisor with one process; keeps what the supervisor reports and what the process prints."""
 
     def __init__(self, directory: Path, stage: Stage = Stage.WORKER, *, state: str = "well") -> None:
         self.state = directory / "state"
@@ -108,7 +109,7 @@ async def test_a_worker_that_only_says_it_is_not_well_lives(tmp_path: Path):
 
 
 async def test_a_worker_that_loads_may_be_silent(tmp_path: Path):
-    # Loading may hold the interpreter for long.
+    # Loading may hold the interpreter lock for a long time.
     async with Supervised(tmp_path, state="silent") as it:
         await it.wait_for(it.lines, "started")
         with pytest.raises(TimeoutError):

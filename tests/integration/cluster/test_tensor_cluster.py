@@ -1,7 +1,7 @@
-"""A model on two ranks of a cluster: what one rank says, also when one of the two dies.
+"""A model on two ranks of a cluster: the same output as one rank's, also when one of the two dies.
 
 `octavo up`, real processes, gloo over loopback; steps are planned ahead, so that some are in flight when the rank dies.
-With the settings of one machine it is the second rank, with those of several the first, which holds their store.
+With the settings for one machine the second rank dies, with those for several the first, which holds their store.
 `python -m benchmarks.parallel.tensor_parallel` does the same with SmolLM2 on three ranks.
 """
 
@@ -13,11 +13,12 @@ import pytest
 from octavo import LLM, SamplingParams
 from runtime.security.curve import make_keys
 from tests.support.models.tiny_model import make_tiny_model
+from tests.support.ports import free_ports
 from tests.support.streams import say
-from tests.support.up import Up, free_port
+from tests.support.up import Up
 
 PROMPTS = ["w5 w6 w7", "w9 w8", " ".join(f"w{i}" for i in range(10, 60))]
-# The last one is drawn.
+# The last request is sampled, the others are greedy.
 SAMPLING = [
     SamplingParams(temperature=0.8 * (number == 2), seed=number, max_tokens=100, ignore_eos=True)
     for number in range(len(PROMPTS))
@@ -32,14 +33,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[tuple[int, ...]]:
-    """What one rank says."""
+    """The output of one rank."""
     conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     return [each.choices[0].token_ids for each in LLM(str(model), **OPTIONS).generate(conversations, SAMPLING)]
 
 
 def _over_tcp(directory: Path) -> list[str]:
     make_keys(directory / "keys")
-    return [f"--step-addresses=tcp://127.0.0.1:{free_port()}", f"--curve-dir={directory / 'keys'}"]
+    return [f"--step-addresses=tcp://127.0.0.1:{free_ports(2)}", f"--curve-dir={directory / 'keys'}"]
 
 
 @pytest.fixture(scope="module", params=["ipc", "tcp"])

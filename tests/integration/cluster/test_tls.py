@@ -1,4 +1,4 @@
-"""TLS at the router's edges, and between router and scheduler; certificates come from the openssl command line."""
+"""TLS between clients and router, and between router and scheduler; the openssl command line makes certificates."""
 
 import asyncio
 import socket
@@ -26,7 +26,7 @@ from scheduler.server import SchedulerServer
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 from tests.support.certificates import Authority
-from tests.support.up import free_port
+from tests.support.ports import free_port
 
 KEY = "alice-0123456789abcdef"
 GREEDY = SamplingParams(max_tokens=4, temperature=0)
@@ -171,7 +171,7 @@ async def test_a_session_over_tls_is_a_session(ours: Authority, tmp_path: Path) 
 async def test_a_router_shows_its_renewed_certificate_when_it_connects_again(
     ours: Authority, foreign: Authority, tmp_path: Path
 ) -> None:
-    """As one whose certificate has expired: nothing of it is taken until the files are replaced."""
+    """Its first certificate is refused, as an expired one would be, until the files are replaced."""
     at_scheduler = TlsFiles.of_directory("scheduler_tls_dir", _directory(tmp_path / "s", ours, "scheduler"))
     at_router = tmp_path / "r"
     _directory(at_router, foreign, "router")
@@ -208,7 +208,7 @@ def test_files_that_do_not_fit_are_named(ours: Authority, tmp_path: Path) -> Non
 
 
 def _shown_at(port: int, trusted: Authority) -> str:
-    """The common name of whom a TLS server on this machine says it is."""
+    """The common name in the certificate that a TLS server on this machine shows."""
     context = ssl.create_default_context(cafile=str(trusted.ca))
     # As gRPC's own clients do.
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -237,7 +237,7 @@ async def test_a_renewed_certificate_is_shown_to_the_next_client_and_open_stream
                 stream = client.stream("Hello", GREEDY)
                 await anext(stream)
                 renewed, renewed_key = ours.sign("renewed")
-                # Not at one moment: between the two writes the files do not fit.
+                # The two files are not replaced at once: in between, key and certificate do not match.
                 certificate.write_bytes(renewed.read_bytes())
                 assert [await asyncio.to_thread(_shown_at, port, ours) for port in ports] == ["first", "first"]
                 assert sum("stays in force" in record.getMessage() for record in caplog.records) == 2

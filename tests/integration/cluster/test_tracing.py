@@ -1,4 +1,4 @@
-"""Traces: one from the caller's span through router and scheduler to the steps, also when a stream moves."""
+"""A trace goes from the caller's span through router and scheduler to the steps, also when a stream moves."""
 
 import json
 import logging
@@ -59,7 +59,7 @@ async def test_a_trace_goes_from_the_callers_span_to_the_steps(tmp_path: Path):
         assert request.parent == f"{context.span_id:016x}"
         assert {span.parent for span in everything[-2:]} == {residence.parent} == {request.id}
         assert group.parent == residence.id
-        # 100 tokens of prompt with 64 a step, and then the other choice's.
+        # 100 prompt tokens at 64 per step, then the other choice.
         assert len(steps) >= 3
         assert {step.parent for step in steps} == {group.id}
         assert (request.process, group.process) == ("router-0", "scheduler-0")
@@ -120,7 +120,7 @@ async def test_a_stream_that_moves_has_another_residence_in_the_same_trace(tmp_p
         assert not after.error
         assert before.end <= after.begin
         assert len(collector.named("octavo.placement")) == 2
-        # What each scheduler was told: its spans are part of that residence.
+        # Each scheduler gets the traceparent of its residence.
         for span, scheduler in ((before, first), (after, second)):
             assert scheduler.submitted[0].traceparent == f"00-{span.trace}-{span.id}-01"
 
@@ -160,7 +160,7 @@ async def test_a_request_that_its_caller_does_not_sample_leaves_no_spans(tmp_pat
                 )
                 await receive(stub.Generate(request, metadata=(("traceparent", traceparent),)))
         assert not scheduler.submitted[0].traceparent
-        # A bad one counts as none: the router begins a trace.
+        # An invalid traceparent counts as none: the router begins a trace.
         request = collector.one("octavo.request")
         assert (request.attributes["gen_ai.request.id"], request.parent) == ("b", "")
 

@@ -1,4 +1,4 @@
-"""Bad input: the right status, a message that names field, value and what would work; and nobody else is harmed."""
+"""Bad input: the right status, and a message that names field, value and what would work. Others are not affected."""
 
 import math
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ async def client(directory: Path) -> AsyncIterator[InferenceStub]:
     async with running_schedulers(fake), running_router([fake.address]) as (server, stub):
         await server.wait_ready()
         yield stub
-        # Whatever was refused, a good request still works, and nothing is left behind.
+        # After any refusal a good request still works, and nothing is left behind.
         received = await receive(stub.Generate(_with(max_tokens=2)))
         assert received.finished is not None
         assert fake.num_live == 0
@@ -102,6 +102,13 @@ INVALID = {
     "resume index": (_resume(choices=[_choice(index=2)]), r"choices\[0\].index=2: sampling.n=2 has choices 0 to 1"),
     "resume twice": (_resume(choices=[_choice(index=1), _choice(index=1)]), "index=1 comes twice"),
     "resume too long": (_resume(choices=[_choice(output_token_ids=[5] * 5)]), "has 5 tokens: sampling.max_tokens=4"),
+    "resume beyond max_model_len": (
+        pb.GenerateRequest(
+            sampling=pb.SamplingParams(seed=1, max_tokens=10 * MAX_LEN),
+            resume=pb.Resume(attempt=1, prompt_token_ids=[5], choices=[_choice(output_token_ids=[5] * 10 * MAX_LEN)]),
+        ),
+        "max_tokens=640 after a prompt of 1 tokens goes beyond max_model_len=64",
+    ),
     "resume ids": (_resume(choices=[_choice(output_token_ids=[VOCAB_SIZE])]), r"output_token_ids\[0\]=49152"),
     "resume text": (
         _resume(choices=[_choice(output_token_ids=[500], text_bytes_delivered=99)]),
@@ -128,6 +135,14 @@ async def test_other_statuses(client: InferenceStub) -> None:
         (client.GetModel(pb.GetModelRequest(model="gpt-9")), "NOT_FOUND", "test-model"),
         (client.Tokenize(pb.TokenizeRequest(model="gpt-9", prompt="x")), "NOT_FOUND", "test-model"),
         (client.Tokenize(pb.TokenizeRequest()), "INVALID_ARGUMENT", "set prompt or chat"),
+        (client.Tokenize(pb.TokenizeRequest(prompt="x" * 10_000_000)), "INVALID_ARGUMENT", "10000000 characters"),
+        (
+            client.Tokenize(
+                pb.TokenizeRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="x" * 10_000_000)]))
+            ),
+            "INVALID_ARGUMENT",
+            "10000000 characters",
+        ),
         (client.Detokenize(pb.DetokenizeRequest(model="gpt-9")), "NOT_FOUND", "test-model"),
     ]
     for call, status, message in cases:

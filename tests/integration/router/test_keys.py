@@ -13,6 +13,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.router.offered_load import retry_delay_of
 from protos import admin_pb2, admin_pb2_grpc
 from protos import inference_pb2 as pb
 from router.api.gateway.app import Gateway
@@ -82,7 +83,7 @@ async def test_a_tenant_reaches_no_request_and_no_block_of_another(
     scheduler.pause_at = 1
     calls = {key: stub.Generate(_request(request_id="same", cache_salt="s"), metadata=_as(key)) for key in (ALICE, BOB)}
     started = {key: (await call.read()).started for key, call in calls.items()}
-    # Both are live under one id, and each goes by it.
+    # Both are live under the same request id.
     assert len(server.streams) == 2
     assert {message.request_id for message in started.values()} == {"same"}
     await scheduler.wait_until(lambda fake: len(fake.submitted) == 2)
@@ -95,7 +96,7 @@ async def test_a_tenant_reaches_no_request_and_no_block_of_another(
 
     cancel = pb.CancelRequest(request_id="same")
     assert not (await stub.Cancel(cancel, metadata=_as(CAROL))).cancelled
-    # A resume by somebody else is a request of his own.
+    # A resume with another tenant's key is a new request of that tenant.
     resume = pb.Resume(attempt=1, prompt_token_ids=started[ALICE].prompt_token_ids)
     other = stub.Generate(
         pb.GenerateRequest(request_id="same", sampling=started[ALICE].sampling, resume=resume), metadata=_as(CAROL)
@@ -125,6 +126,16 @@ async def test_a_used_up_key_is_told_when_to_come_again(router: tuple[RouterServ
     await receive(stub.Generate(_request(), metadata=_as(BOB)))
 
 
+@pytest.mark.parametrize("call", ["Tokenize", "Detokenize"])
+async def test_tokenizing_counts_as_a_request(router: tuple[RouterServer, Any], call: str) -> None:
+    _, stub = router
+    messages = {"Tokenize": pb.TokenizeRequest(prompt="x"), "Detokenize": pb.DetokenizeRequest(token_ids=[5])}
+    await getattr(stub, call)(messages[call], metadata=_as(CAROL))
+    with pytest.raises(grpc.aio.AioRpcError, match="requests_per_minute=1") as caught:
+        await getattr(stub, call)(messages[call], metadata=_as(CAROL))
+    assert 50 < (retry_delay_of(caught.value) or 0) <= 60
+
+
 async def test_only_an_admin_resets_what_all_share(router: tuple[RouterServer, Any]) -> None:
     server, _ = router
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -134,7 +145,7 @@ async def test_only_an_admin_resets_what_all_share(router: tuple[RouterServer, A
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(), metadata=_as(key))
             codes.append(caught.value.code())
-    # The fake scheduler has no such service: who may ask gets as far as that.
+    # The fake scheduler has no such service, so an allowed call fails with UNAVAILABLE.
     assert codes == [grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAVAILABLE]
 
 
@@ -157,7 +168,10 @@ async def test_over_http_and_no_key_is_logged(
             assert refused.headers["www-authenticate"] == "Bearer"
             assert refused.json()["error"]["code"] == "invalid_api_key"
             assert (await http.get("/v1/models")).status_code == 401
-            assert [(await http.get(path)).status_code for path in ("/health", "/metrics")] == [200, 200]
+            assert [(await http.get(path)).status_code for path in ("/health", "/metrics")] == [200, 401]
+            keys = [{"Authorization": f"Bearer {key}"} for key in (BOB, ALICE)]
+            statuses = [(await http.get("/metrics", headers=each)).status_code for each in keys]
+            assert statuses == [403, 200]
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=CAROL, max_retries=0) as client:
             assert (await client.completions.create(**asked)).choices[0].text
             with pytest.raises(openai.RateLimitError) as caught:
@@ -168,6 +182,6 @@ async def test_over_http_and_no_key_is_logged(
                 await client.completions.create(**asked)
     finally:
         await listening.stop()
-    # What this process writes itself; the client's own libraries may log what they send.
+    # Only Octavo's loggers: the client's libraries may log what they send.
     ours = "\n".join(record.getMessage() for record in caplog.records if record.name.startswith("octavo"))
     assert not any(key in ours for key in (ALICE, BOB, CAROL))

@@ -1,4 +1,4 @@
-"""Streams that leave a replica which still has them, and replicas that are left out: the same tokens all the while."""
+"""Streams that leave a replica that still has them, and replicas that are left out: tokens stay the same."""
 
 import asyncio
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def _drain(*fakes: FakeScheduler) -> None:
 
 async def _until_described(server: RouterServer, condition: Callable[[str], bool]) -> None:
     async with asyncio.timeout(10):
-        # What is told of replicas is no event.
+        # There is no event for changes of the readiness text.
         while not condition(server.readiness()[1]):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -83,7 +83,7 @@ async def test_streams_leave_a_replica_that_drains_and_are_spread(tmp_path: Path
         assert first.num_live == 8
         for other in others:
             other.pause_at = 7
-        # The draining one goes on for a moment: what it still sends after the move is dropped.
+        # The draining replica continues for a moment: tokens that it sends after the move are dropped.
         first.pause_at = 7
         _drain(first)
         await first.wait_until(lambda fake: fake.num_live == 0)
@@ -99,7 +99,7 @@ async def test_streams_leave_a_replica_that_drains_and_are_spread(tmp_path: Path
 
 
 async def test_streams_stay_at_a_replica_that_drains_if_they_would_gain_nothing(tmp_path: Path) -> None:
-    """Near their end; or if the others drain, too, or would not say the same."""
+    """Streams stay if they are near their end, or if the other replicas also drain or have another fingerprint."""
     first, second, another = _fakes(tmp_path, "a", "b", "c", pause_at=5)
     another.model = model_info(fingerprint="two")
     async with (
@@ -114,7 +114,7 @@ async def test_streams_stay_at_a_replica_that_drains_if_they_would_gain_nothing(
             async with running_schedulers(second):
                 await second.wait_until(lambda fake: fake.num_live == 1)
                 await first.wait_until(lambda fake: fake.num_live == 1)
-                # Both that are left drain now: nobody moves.
+                # Both remaining replicas drain now: no stream moves.
                 _drain(second)
                 await asyncio.gather(first.resume_steps(), second.resume_steps())
                 for call, received in (near, far):
@@ -125,7 +125,7 @@ async def test_streams_stay_at_a_replica_that_drains_if_they_would_gain_nothing(
 
 
 async def test_streams_leave_once_a_full_queue_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else changes then at that replica: the router looks again by itself."""
+    """No other change at that replica triggers the move: the router looks again by itself."""
     monkeypatch.setattr(migrations, "_LOOK_AGAIN_S", 0.01)
     looked, empty = asyncio.Event(), migrations.Migrations._empty
 
@@ -166,7 +166,7 @@ async def test_a_replica_whose_steps_do_not_complete_is_left(tmp_path: Path) -> 
         assert _same(received, want)
         assert (_moved(server, "stall"), stalled.num_live) == (1, 0)
         assert "left out for" in server.readiness()[1]
-        # New ones go elsewhere, until it gets on.
+        # New requests go elsewhere until this replica makes progress.
         for i in range(3):
             await receive(stub.Generate(_request(f"new{i}")))
         assert len(stalled.submitted) == 1
@@ -228,7 +228,7 @@ async def test_a_request_is_moved_on_demand(tmp_path: Path) -> None:
         async with running_schedulers(second, another):
             await asyncio.gather(*(fake.wait_until(lambda fake: bool(fake.routers)) for fake in (second, another)))
             await server.wait_ready()
-            # Elsewhere its output would be another one.
+            # A replica with another fingerprint would give another output.
             status, details = await refused("r", another.address)
             assert (status, another.address in details) == (grpc.StatusCode.FAILED_PRECONDITION, True)
             target = f"127.0.0.1:{server.port}"

@@ -1,4 +1,4 @@
-"""More than can be done: who is refused, how soon, and what he is told; a fake scheduler computes."""
+"""Overload: which requests are refused, how soon, and with what message; a fake scheduler computes."""
 
 import random
 from pathlib import Path
@@ -26,7 +26,7 @@ def request(*, priority: int = 0) -> pb.GenerateRequest:
 
 
 async def refusal(call) -> tuple[str, float]:
-    """Its words, and the seconds after which to come again."""
+    """The error's details, and the seconds after which to try again."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await receive(call)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -81,7 +81,7 @@ async def test_a_full_router_refuses_until_one_of_its_requests_has_ended(tmp_pat
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_a_scheduler_refuses_is_a_status_over_http_too(tmp_path: Path, stream: bool) -> None:
-    """It comes after Started, with which gRPC's streams begin."""
+    """The refusal comes after Started, the first message of a gRPC stream."""
     fake = FakeScheduler(socket_address(tmp_path, "one"), capacity=0)
     async with running_schedulers(fake), running_router([fake.address]) as (server, stub):
         await server.wait_ready()
@@ -118,7 +118,7 @@ async def test_a_replica_whose_queue_is_full_is_left_out_while_another_has_room(
 
 
 async def test_a_request_whose_deadline_has_passed_is_not_submitted(tmp_path: Path) -> None:
-    """As when it has waited for the tokenizer for so long; gRPC's own deadline may be noticed later."""
+    """For example, if it waited too long for the tokenizer; gRPC may notice its own deadline later."""
     fake = FakeScheduler(socket_address(tmp_path, "one"))
     async with running_schedulers(fake), running_router([fake.address]) as (server, _):
         await server.wait_ready()
@@ -126,5 +126,5 @@ async def test_a_request_whose_deadline_has_passed_is_not_submitted(tmp_path: Pa
         message.request_id = "late"
         with pytest.raises(DeadlineExceeded):
             async with server.intake.open(message, seconds=0.0):
-                pytest.fail("it was begun")
+                pytest.fail("the request was begun")
         assert (server.num_streams, fake.submitted) == (0, [])

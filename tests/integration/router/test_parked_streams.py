@@ -1,4 +1,4 @@
-"""Streams that had begun, while no replica takes them: parked, not lost; new requests are refused meanwhile."""
+"""Streams that have begun and that no replica takes: parked, not lost; new requests are refused meanwhile."""
 
 import asyncio
 import logging
@@ -47,7 +47,7 @@ def _num_parked(server: RouterServer) -> float | None:
 
 async def _until_parked(server: RouterServer, count: int) -> None:
     async with asyncio.timeout(10):
-        # A gauge is no event.
+        # A gauge can only be polled.
         while _num_parked(server) != count:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -67,7 +67,7 @@ async def test_streams_are_parked_until_a_replica_returns(tmp_path: Path, caplog
             await receive(stub.Generate(_request("new")))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert _retry_delay(caught.value) > 0
-        # One can be cancelled, as any live request.
+        # A parked stream can be cancelled like any live request.
         assert (await stub.Cancel(pb.CancelRequest(request_id="r0"))).cancelled
         assert _num_parked(server) == 2
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -90,7 +90,7 @@ def _retry_delay(error: grpc.aio.AioRpcError) -> float:
 
 
 async def test_a_parked_stream_ends_at_its_deadline(tmp_path: Path) -> None:
-    """By the router itself: of the protocols that bring requests, not each ends them at a deadline."""
+    """The router itself ends it: not every protocol that brings requests ends them at their deadline."""
     fake = _fake(tmp_path, pause_at=4)
     async with running_schedulers(fake), running_router([fake.address]) as (server, _):
         await server.wait_ready()
@@ -120,26 +120,26 @@ async def test_a_drain_of_the_router_ends_what_it_holds(tmp_path: Path) -> None:
 async def test_a_stream_that_other_queues_are_too_full_for_waits_for_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a client has begun to get is not refused because its replica died."""
+    """A stream that has begun is not refused after its replica died."""
     monkeypatch.setattr(parked, "_TRY_AGAIN_S", 0.01)
     want = await _undisturbed(tmp_path)
     first, full = _fake(tmp_path, "a", pause_at=4), _fake(tmp_path, "b", capacity=0)
     async with running_schedulers(first, full), running_router([first.address, full.address]) as (server, stub):
         await server.wait_ready()
-        # A new one is taken by whoever has room.
+        # A new request goes to any replica that has room.
         call, received = await _begun(stub, _request(), 4)
         await first.kill()
         await full.wait_until(lambda fake: len(fake.submitted) > 3)
         full.capacity = None
         await receive(call, into=received)
     assert (received.token_ids, received.text) == (want.token_ids, want.text)
-    # Refusals are no losses.
+    # Refusals do not count as losses.
     assert {submit.attempt for submit in full.submitted[-3:]} == {1}
 
 
 @pytest.mark.parametrize("progress", [True, False])
 async def test_only_losses_without_a_token_in_between_end_a_stream(tmp_path: Path, progress: bool) -> None:
-    """A request that takes its replicas down must not go round for ever; one that had bad luck must not end."""
+    """A request that kills its replicas must not be resubmitted for ever; one that had bad luck must not end."""
     fake = _fake(tmp_path, pause_at=1)
     async with running_schedulers(fake), running_router([fake.address]) as (server, stub):
         await server.wait_ready()

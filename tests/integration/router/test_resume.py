@@ -1,4 +1,4 @@
-"""Streams that outlive their scheduler or their router: the same tokens, text and ends as without the accident."""
+"""Streams that outlive their scheduler or router: the same tokens, text and finish as without the failure."""
 
 import asyncio
 from pathlib import Path
@@ -32,7 +32,7 @@ def _fakes(directory: Path, *names: str, **fields: object) -> list[FakeScheduler
 
 
 async def _stalled(stub, request: pb.GenerateRequest, fakes: list[FakeScheduler], tokens: int):
-    """A call whose choices have `tokens` tokens each and wait. Returns call, what came, and its scheduler."""
+    """Begins a call whose choices get `tokens` tokens each and then wait. Returns (call, received, its scheduler)."""
     call = stub.Generate(request)
     choices = max(request.sampling.n, 1)
     received = await receive(
@@ -122,7 +122,7 @@ async def test_a_scheduler_that_comes_back_goes_on_with_its_streams(tmp_path: Pa
 
 
 async def test_a_request_its_replica_gives_up_goes_on_elsewhere(tmp_path: Path) -> None:
-    """As a scheduler does with what still runs when its drain ends."""
+    """A scheduler does this with sequences that still run when its drain ends."""
     want = await _undisturbed(tmp_path, _request(n=1))
     fakes = _fakes(tmp_path, "a", "b", pause_at=6)
     async with running_schedulers(*fakes), running_router([f.address for f in fakes]) as (server, stub):
@@ -179,7 +179,7 @@ def _from_token(count: int) -> Received:
 
 @pytest.mark.parametrize("held", range(7))
 async def test_every_point_of_a_stream_resumes_to_the_same_text_and_stop(tmp_path: Path, held: int) -> None:
-    """Held-back text, half characters and a stop string about to be completed are all rebuilt from the tokens."""
+    """Held-back text, partial characters and a partial stop string are all rebuilt from the tokens."""
     tokenizer = smollm2_tokenizer()
     words = tokenizer.encode(" 😀 one two three")
     request = _request(n=1, stop=["wo th"])
@@ -290,7 +290,7 @@ async def test_new_requests_avoid_a_draining_scheduler_and_spread_over_the_other
     fakes = _fakes(tmp_path, "a", "b", "c", pause_at=1)
     async with running_schedulers(*fakes), running_router([f.address for f in fakes]) as (server, stub):
         await server.wait_ready()
-        # Without its word: the router learns of it by a rejection, too.
+        # Without a Load: the router can also learn of the drain from a rejection.
         fakes[0].draining = True
         calls = []
         for i in range(6):
@@ -308,7 +308,7 @@ async def test_a_scheduler_of_another_model_or_protocol_is_not_used(tmp_path: Pa
     (fake,) = _fakes(tmp_path, "a", model=model_info(name="other"))
     async with running_schedulers(fake), running_router([fake.address]) as (server, stub):
         async with asyncio.timeout(10):
-            # A refused Session is no event of the server's.
+            # The server has no event for a refused Session.
             while "serves 'other'" not in server.readiness()[1]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         with pytest.raises(grpc.aio.AioRpcError, match="same model options") as caught:

@@ -1,4 +1,4 @@
-"""The router as a server: health, reflection, the small calls, metrics, drain; and as a process with its exit codes."""
+"""The router as a server: health, reflection, the small calls, metrics, drain; and as a process: exit codes."""
 
 import asyncio
 import signal
@@ -19,6 +19,7 @@ from router.replicas import replica as replica_module
 from router.telemetry.metrics import RouterMetrics
 from tests.fakes.routers import receive, running_router, running_schedulers, smollm2_tokenizer, socket_address
 from tests.fakes.scheduler import FakeScheduler, model_info
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SERVICE = "octavo.v1.Inference"
@@ -43,7 +44,7 @@ async def _health(channel: grpc.aio.Channel, service: str) -> int:
 
 
 def _watch(channel: grpc.aio.Channel) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-    """Readiness, now and at each change."""
+    """The readiness now and after each change."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     return stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE), wait_for_ready=True)
 
@@ -166,14 +167,8 @@ async def _start(*arguments: str) -> asyncio.subprocess.Process:
     )
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 async def test_the_process_serves_drains_on_sigterm_and_exits_0(scheduler: FakeScheduler) -> None:
-    port = _free_port()
+    port = free_port()
     arguments = ["--port", str(port), "--metrics-port=0", "--scheduler-addresses", scheduler.address]
     process = await _start(*arguments, "--served-model-name", "test-model")
     scheduler.pause_at = 2
@@ -196,7 +191,7 @@ async def test_the_process_serves_drains_on_sigterm_and_exits_0(scheduler: FakeS
 
 
 async def test_a_second_signal_ends_the_drain(scheduler: FakeScheduler) -> None:
-    port = _free_port()
+    port = free_port()
     arguments = ["--port", str(port), "--metrics-port=0", "--scheduler-addresses", scheduler.address]
     process = await _start(*arguments, "--served-model-name", "test-model", "--drain-timeout", "600")
     scheduler.pause_at = 2
@@ -240,7 +235,7 @@ async def test_what_can_never_work_exits_2_with_a_line_that_says_what_would() ->
 async def test_a_replica_that_is_told_to_stop_as_its_session_ends_does_stop(
     scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both come at once when a whole cluster is told to end."""
+    """Both happen at the same time when a whole cluster is told to end."""
     opened, ending, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def slow_writer(call: object, session: object) -> None:

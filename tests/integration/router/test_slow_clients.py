@@ -1,4 +1,4 @@
-"""Clients that ask slowly, or not at all: they lose their connection, and nobody else waits for them."""
+"""Clients that send requests slowly or not at all lose their connection, and no other client waits for them."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.api.gateway import app
+from router.api.gateway import bodies
 from router.api.gateway import server as gateway_server
 from router.api.gateway.app import Gateway
 from router.api.gateway.server import GatewayServer
@@ -22,7 +22,7 @@ _BODY = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\
 
 async def test_http_of_a_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_server, "HEADERS_S", 0.1)
-    monkeypatch.setattr(app, "BODY_S", 0.1)
+    monkeypatch.setattr(bodies, "BODY_S", 0.1)
     fake = FakeScheduler(socket_address(tmp_path, "one"))
     async with running_schedulers(fake), running_router([fake.address]) as (server, _):
         await server.wait_ready()
@@ -32,7 +32,7 @@ async def test_http_of_a_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         url = f"http://127.0.0.1:{listening.port}/v1/completions"
         try:
             async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(retries=5)) as client:
-                # Longer than headers may take: a response is waited for.
+                # The response takes longer than headers may take, and is still delivered.
                 fake.step_seconds = 0.05
                 answer = await client.post(url, json={"prompt": "Hi", "max_tokens": 8})
                 assert answer.status_code == 200
@@ -48,7 +48,7 @@ async def test_http_of_a_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_metrics_and_health(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many silent connections as are served at once; a probe then gets its turn."""
+    """Silent connections take all places, but a probe is still answered."""
     monkeypatch.setattr(http, "_MOST_CONNECTIONS", 2)
     monkeypatch.setattr(http._QuietHandler, "timeout", 0.1)
     server = ObservabilityServer("127.0.0.1", 0, CollectorRegistry(), lambda: (True, "well"))

@@ -1,4 +1,4 @@
-"""What a client of the router gets, over real gRPC, from fake schedulers."""
+"""Streams as a client of the router gets them, over real gRPC, from fake schedulers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -138,7 +138,7 @@ async def test_a_stop_string_across_tokens_ends_the_choice_at_its_completing_tok
         cached_tokens=4,
         completion_tokens=4,
     )
-    # The scheduler may have ended the choice meanwhile: then the client has all before the cancel is there.
+    # The client may have the whole output before the scheduler gets the cancel.
     await scheduler.wait_until(lambda fake: bool(fake.cancelled))
     assert [(c.reason, list(c.choices)) for c in scheduler.cancelled] == [(wire.CANCEL_REASON_STOP, [0])]
 
@@ -191,7 +191,7 @@ async def test_no_chunk_holds_half_a_character(client: InferenceStub, scheduler:
     assert received.text[0] == text
     cut = await receive(client.Generate(_request(sampling={"max_tokens": 1})))
     assert cut.text[0] == smollm2_tokenizer().decode(words[:1], skip_special_tokens=True)
-    assert cut.text[0].endswith("\ufffd"), "an end inside of a character shows as U+FFFD"
+    assert cut.text[0].endswith("\ufffd"), "an output that ends inside a character must end with U+FFFD"
 
 
 async def test_logprobs_carry_the_bytes_of_their_tokens(client: InferenceStub) -> None:
@@ -288,7 +288,7 @@ async def test_a_slow_reader_is_ended_resumable_and_others_go_on(scheduler: Fake
 async def test_a_client_that_never_reads_gives_its_place_back(
     scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lives, and answers pings: what has been written for it would wait for ever."""
+    """The client is alive and answers pings, so without a limit its unread data would stay for ever."""
     monkeypatch.setattr("router.streams.outbox.UNREAD_S", 0.2)
     scheduler.model.max_model_len = 200_000
     scheduler.tokens_per_step = 64
@@ -303,5 +303,5 @@ async def test_a_client_that_never_reads_gives_its_place_back(
         await scheduler.wait_until(lambda fake: bool(fake.cancelled))
         assert server.num_streams == 1
         async with asyncio.timeout(10):
-            while server.num_streams:  # noqa: ASYNC110 (nobody tells)
+            while server.num_streams:  # noqa: ASYNC110 (there is no event to wait for)
                 await asyncio.sleep(0.01)

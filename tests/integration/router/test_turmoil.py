@@ -1,4 +1,4 @@
-"""Replicas die, drain, give requests up and come back at random moments: every stream says what it says alone."""
+"""Replicas die, drain, give up requests and come back at random moments: every stream is the same as alone."""
 
 import asyncio
 import random
@@ -31,7 +31,7 @@ async def _all(stub, begun: asyncio.Barrier) -> list[Received]:
 
 
 async def _have_accident(accident: str, victims: list[FakeScheduler], seconds: float) -> None:
-    """It lasts so long; then all is well again."""
+    """Causes an accident that lasts `seconds`, then restores the replicas."""
     for fake in victims:
         if accident == "kill":
             await fake.kill()
@@ -68,12 +68,12 @@ async def test_every_stream_says_what_it_says_alone(tmp_path: Path, monkeypatch:
         await begun.wait()
         for number in range(NUM_ACCIDENTS):
             for fake in fakes:
-                # So that each accident finds all of them somewhere in their midst.
+                # So that each accident meets all streams in the middle.
                 fake.pause_at = 4 * (number + 1)
             victims = choose.sample(fakes, choose.choice([1, 1, 2]))
             accident = choose.choice(["kill", "kill", "give up", "drain", "full"])
             await _have_accident(accident, victims, choose.uniform(0.0, 0.05))
-            # Not before it serves again.
+            # The next accident waits until the router serves again.
             await server.wait_ready()
             await asyncio.sleep(choose.uniform(0.0, 0.05))
         await asyncio.gather(*(fake.resume_steps() for fake in fakes))

@@ -1,4 +1,4 @@
-"""A scheduler short of KV blocks, with steps ahead and with cancels at any time, over real sockets."""
+"""A scheduler that is short of KV blocks, plans steps ahead and gets cancels at any time, over real sockets."""
 
 import asyncio
 import random
@@ -65,7 +65,7 @@ async def test_steps_are_planned_ahead_of_their_results(tmp_path: Path, monkeypa
     ):
         group = await router.submit(PROMPT, max_tokens=40)
         await asyncio.to_thread(gate.reached.wait)
-        # The worker has returned two steps and is at the third: three more wait for it.
+        # The worker has returned two steps and computes the third; three more are queued.
         assert await asyncio.to_thread(sixth_is_planned.wait, 60)
         assert worker.runner.num_steps == 2
         assert len(router.tokens[group, 0]) <= 2
@@ -113,7 +113,7 @@ async def test_two_hundred_sequences_with_random_cancels_leak_nothing(tmp_path: 
         await router.wait_for(lambda: router.loads[-1].num_running + router.loads[-1].num_waiting == 0)
         load = router.loads[-1]
         assert (load.num_free_blocks, load.num_queued_tokens) == (load.num_blocks, 0)
-    # The step loop has ended: its core may be looked at.
+    # The step loop has ended, so its core can be inspected.
     core = server.step_loop.core
     assert core is not None
     core.check_integrity()

@@ -1,4 +1,4 @@
-"""`python -m scheduler` as a process: how it starts, what it shows, how it ends and comes back."""
+"""`python -m scheduler` as a process: its start, health and metrics, end and restart."""
 
 import asyncio
 import contextlib
@@ -22,10 +22,11 @@ from prometheus_client.utils import floatToGoString
 from configs.options import Options
 from protos import scheduler_pb2
 from tests.fakes.hash_runner import HashModel
+from tests.support.ports import free_port
 from tests.support.repository import ROOT
 from tests.support.scheduler.scheduler_process import Process, scheduler_process
 from tests.support.scheduler.scheduling import TIMEOUT, RouterEnd, make_options, running_worker
-from tests.support.up import environment, free_port
+from tests.support.up import environment
 from worker.errors import PermanentError
 
 PROMPT = list(range(20, 60))
@@ -53,7 +54,7 @@ async def test_sigterm_drains_and_ends_in_order(tmp_path: Path):
                 assert router.tokens[group, 0] == HashModel().generate(PROMPT, 400)
                 status, _ = await router.end()
                 assert status == grpc.StatusCode.UNAVAILABLE
-            # Told to, not lost: it ends well.
+            # The worker was told to end, so its exit code is 0.
             assert await asyncio.to_thread(worker.join) == 0
         assert (await asyncio.to_thread(scheduler.end))[0] == 0
 
@@ -64,7 +65,7 @@ async def test_a_drain_ends_after_its_timeout_or_with_a_second_signal(tmp_path: 
     async with serving(options) as (scheduler, router):
         async with running_worker(options):
             await router.wait_for(lambda: router.welcomes)
-        # Without workers it never finishes.
+        # Without workers the request never finishes.
         group = await router.submit(PROMPT, max_tokens=4)
         await router.wait_for(lambda: router.loads[-1].num_waiting == 1)
         scheduler.terminate()
@@ -99,7 +100,7 @@ async def test_a_live_scheduler_keeps_its_sockets(tmp_path: Path):
         with scheduler_process(options) as second:
             code, said = await asyncio.to_thread(second.end)
         assert code == 2
-        assert "is in use by a scheduler that runs" in said
+        assert "is in use by a running scheduler" in said
         assert "Traceback" not in said
         await router.finish(await router.submit(PROMPT, max_tokens=4))
 
@@ -197,17 +198,18 @@ async def test_health_metrics_and_reflection(tmp_path: Path):
                 "octavo_step_duration_seconds_count 4.0",
                 "octavo_schedule_duration_seconds_count 4.0",
                 "octavo_invalid_messages_total 0.0",
+                'octavo_event_loop_lag_seconds_count{thread="step_loop"}',
                 f"octavo_worker_epoch {floatToGoString(router.welcomes[0].epoch)}",
             ):
                 assert name in text, name
             services = await _reflected(channel)
             assert {"octavo.v1.Scheduler", "grpc.health.v1.Health"} <= services
-            # Small: no torch, no transformers.
+            # The process is small: it imports neither torch nor transformers.
             assert psutil.Process(scheduler.process.pid).memory_full_info().uss < 70e6
 
 
 async def _until(url: str, words: str, *, healthy: bool) -> str:
-    """The page once it holds the words; it is refreshed once a second at least."""
+    """Waits until the page contains the words; returns it. The process refreshes it at least once a second."""
 
     def read() -> tuple[bool, str]:
         try:

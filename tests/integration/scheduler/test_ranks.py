@@ -1,4 +1,4 @@
-"""Replicas of several ranks: who has failed, whom that drags along; streams go on exactly. Over real sockets."""
+"""Replicas of several ranks: which rank failed, which others it brings down; streams go on exactly. Real sockets."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ def options(tmp_path: Path) -> Options:
 
 
 class Log(logging.Handler):
-    """What the scheduler says."""
+    """The scheduler's log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Log(logging.Handler):
 
     @property
     def causes(self) -> list[str]:
-        """Why epochs ended."""
+        """The reasons why epochs ended, in order."""
         with self._grown:
             return [text.partition(" has ended: ")[2] for text in self._messages if " has ended: " in text]
 
@@ -61,7 +61,7 @@ class Log(logging.Handler):
             with self._grown:
                 return self._grown.wait_for(lambda: any(words in text for text in self._messages), TIMEOUT)
 
-        assert await asyncio.to_thread(wait), f"nobody said {words!r}"
+        assert await asyncio.to_thread(wait), f"no message contains {words!r}"
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def log() -> Iterator[Log]:
 
 
 class Ranks(ExitStack):
-    """Two ranks made by hand, which do what they are told to. They are where their last Reset has sent them."""
+    """Two scripted ranks, each connected under the identity that its last Reset asked for."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()
@@ -92,14 +92,14 @@ class Ranks(ExitStack):
         self.peers.pop(rank).__exit__()
 
     async def follow(self, rank: int) -> step_pb2.Reset:
-        """It goes where the next Reset sends it."""
+        """Waits for the rank's next Reset and connects as it asks."""
         reset = await self.peers[rank].expect("reset")
         self.kill(rank)
         self.peers[rank] = Peer(self._endpoint, rank_identity(reset.epoch, rank))
         return reset
 
     async def begin(self) -> step_pb2.Reset:
-        """All follow, and are ready."""
+        """Both ranks follow a Reset and send Ready."""
         reset, other = [await self.follow(rank) for rank in (0, 1)]
         assert (reset.epoch, reset.rendezvous) == (other.epoch, other.rendezvous)
         for rank, peer in self.peers.items():
@@ -123,7 +123,7 @@ async def test_all_ranks_compute_all_steps_and_one_that_ends_costs_one_epoch(
         RouterEnd(server.address) as router,
         running_worker(options, rank=1 - mortal, model=HashModel(num_blocks=100)) as survivor,
     ):
-        # Stands in for one that dies: its connections close in the midst of a step of the other's.
+        # Simulates a death: its connections close while the other rank is in a step.
         first = FakeWorker(options, rank=mortal, model=HashModel(num_blocks=90)).start()
         groups = [await router.submit([30 + i, *PROMPT], max_tokens=150, seed=i) for i in range(4)]
         assert router.welcomes[0].model.num_blocks == 90
@@ -141,10 +141,10 @@ async def test_all_ranks_compute_all_steps_and_one_that_ends_costs_one_epoch(
             await router.wait_idle()
         assert survivor.runner.num_steps >= second.runner.num_steps > 0
     assert not list(options.runtime_dir.glob("rendezvous*"))
-    assert len(log.causes) == 2, "the second when this test ends"
+    assert len(log.causes) == 2, "two causes are expected, the second from the end of this test"
     assert log.causes[0].startswith(f"rank {mortal} ")
     invalid = server.step_loop.metrics.registry.get_sample_value("octavo_invalid_messages_total")
-    assert not invalid, "results come from one rank"
+    assert not invalid, "only one rank may send results"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ async def test_all_ranks_compute_all_steps_and_one_that_ends_costs_one_epoch(
 async def test_a_rank_that_is_killed_or_stopped_is_named_and_streams_go_on_exactly(
     tmp_path: Path, number: signal.Signals, words: str, log: Log
 ) -> None:
-    # The other one waits for it within a step, alive.
+    # The other rank stays alive and waits for it within a step.
     options = make_options(tmp_path, tensor_parallel_size=2, heartbeat_timeout=1.5)
     async with (
         running_scheduler(options) as server,
@@ -198,7 +198,7 @@ async def test_a_death_is_one_failure_though_the_other_rank_reports_one_too(
                     await router.wait_for(lambda: not router.loads[-1].workers_ready)
                     ranks.fail(0, epoch, f"a gather in life {life}", is_consequence=True)
                     await log.wait_for(f"a gather in life {life}")
-                # Were each counted twice, it would have ended by the second one.
+                # If each death counted twice, the request would have ended at the second one.
                 assert not router.finishes
             ranks.start(1, instance=20)
             await ranks.begin()
@@ -231,9 +231,9 @@ async def test_a_rank_that_is_stuck_in_a_step_misses_no_reset(
     options: Options, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(liveness_module, "_REENTRY_GRACE_S", 0.1)
-    # No pause: the next epoch would begin as soon as the ranks are there.
+    # Without pauses between epochs, the next one would begin as soon as the ranks are there.
     monkeypatch.setattr(epochs_module, "_FIRST_PAUSE_S", epochs_module._LONGEST_PAUSE_S)
-    # It has not read the first Reset when the epoch of that one is over: another would go where it is not.
+    # It has not read the first Reset when that epoch ends: another Reset would go to an identity it does not have yet.
     async with running_scheduler(options) as server, RouterEnd(server.address) as router:
         with Ranks(options) as ranks:
             ranks.start(0, instance=1)
@@ -247,7 +247,7 @@ async def test_a_rank_that_is_stuck_in_a_step_misses_no_reset(
             await log.wait_for(f"epoch {epoch + 1} has ended")
             ranks.start(1, instance=4)
             await log.wait_for("rank 1 (pid 0) has joined")
-            # What it says from where it was is of an epoch that is over, and no stranger's.
+            # Its message under the old identity belongs to an epoch that is over; it does not count as a stranger's.
             ranks.fail(0, epoch, "a gather failed", is_consequence=True)
             assert (await ranks.follow(0)).epoch == epoch + 1
             assert (await ranks.begin()).epoch == epoch + 2
@@ -268,7 +268,7 @@ async def test_results_of_other_ranks_than_the_first_are_refused(options: Option
                 result = step_pb2.StepResult(epoch=epoch, step=plan.step, **columns)
                 ranks.peers[rank].send(step_pb2.WorkerToScheduler(result=result))
                 if rank:
-                    await log.wait_for("a result, which is rank 0's to send")
+                    await log.wait_for("a result, which only rank 0 may send")
             await router.finish(group)
             assert router.tokens[group, 0] == [55]
         assert server.step_loop.metrics.registry.get_sample_value("octavo_invalid_messages_total") == 1
@@ -288,7 +288,7 @@ async def test_a_step_that_does_not_return_names_the_rank_that_is_silent(
             await ranks.peers[0].expect("plan")
             ended = asyncio.create_task(log.wait_for("has ended"))
             while not ended.done():
-                # Of rank 0 alone.
+                # Only rank 0 has a heartbeat.
                 beats.socket.send(step_pb2.Heartbeat(rank=0, instance=1).SerializeToString())
                 await asyncio.wait([ended], timeout=0.02)
     assert "step 1 has not returned" in log.causes[0]
@@ -297,7 +297,7 @@ async def test_a_step_that_does_not_return_names_the_rank_that_is_silent(
 
 
 async def test_a_step_that_fails_at_one_rank_is_told_once(options: Options, log: Log) -> None:
-    # That rank leaves the group; the other fails for it, and both go on in the next epoch.
+    # That rank leaves the group; the other fails because of it, and both continue in the next epoch.
     failures = iter([True])
 
     def fail(plan: step_pb2.StepPlan) -> None:

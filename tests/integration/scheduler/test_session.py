@@ -1,4 +1,4 @@
-"""A scheduler process's insides over real sockets: gRPC to a router's end, ZeroMQ to a worker of hashes."""
+"""The scheduler, in this process, over real sockets: gRPC to a router's end, ZeroMQ to a worker of hashes."""
 
 import asyncio
 from pathlib import Path
@@ -32,7 +32,7 @@ async def test_a_session_from_open_to_idle(tmp_path: Path):
         # The same prompt again finds its full blocks.
         again = await router.submit(PROMPT, max_tokens=1)
         assert (await router.finish(again)).num_cached_tokens == 32
-        # By this a router sees that a replica gets on.
+        # last_step grows, which tells a router that the replica makes progress.
         assert 0 < load.last_step < router.loads[-1].last_step
 
 
@@ -92,7 +92,7 @@ async def test_a_long_prompt_in_parts(tmp_path: Path):
         RouterEnd(server.address) as router,
     ):
         group = await router.submit(prompt, max_tokens=4, part=1000)
-        # Others are not held up by it, and a cancel passes between its parts.
+        # A long prompt does not delay others, and a cancel can come between its parts.
         other = await router.submit(PROMPT, max_tokens=4)
         await router.finish(other)
         doomed = await router.submit(prompt, max_tokens=4, choices=[0, 1], part=10)
@@ -123,7 +123,7 @@ async def test_logprobs_come_with_their_tokens_and_prompt_logprobs_before_them(t
             assert [entry.chosen.token_id for entry in router.logprobs[groups[0], choice]] == tokens
         assert len(router.logprobs[groups[0], 0][0].top) == 2
         assert len(router.logprobs[groups[2], 0]) == 9
-        # Of the first choice alone, from position 1, without a gap, though the prompt took three steps.
+        # Only the first choice has them, from position 1, without a gap, though the prompt took three steps.
         assert (groups[0], 1) not in router.prompt_logprobs
         frames = router.prompt_logprobs[groups[0], 0]
         assert len(frames) > 1
@@ -151,7 +151,7 @@ async def test_a_cancel_frees_blocks_within_a_step(tmp_path: Path):
     ):
         group = await router.submit(PROMPT, max_tokens=200, choices=[0, 1])
         await asyncio.to_thread(gate.reached.wait)
-        # The step in flight has not even returned.
+        # The step in flight has not returned yet.
         await router.cancel(group, 0, reason=scheduler_pb2.CANCEL_REASON_STOP)
         finish = await router.finish(group, 0)
         assert finish.reason == inference_pb2.FINISH_REASON_CANCELLED
@@ -199,7 +199,7 @@ async def test_attempts_of_a_request_over_sessions(tmp_path: Path):
         gate.open()
         await two.finish(higher)
         assert two.tokens[higher, 0] == HashModel().generate(PROMPT, 20)
-        # None is live any more: the lowest attempt is welcome again.
+        # No attempt is live any more: the lowest is accepted again.
         await one.finish(await one.submit(PROMPT, max_tokens=2, request_id="r", attempt=0))
 
 
@@ -286,7 +286,7 @@ async def test_half_sent_prompts_take_bounded_memory(tmp_path: Path):
         assert rejected.reason == scheduler_pb2.REJECT_REASON_QUEUE_FULL
         await router.cancel(held[0])
         await router.finish(held[0])
-        # Its room is free again.
+        # The room of the cancelled prompt is free again.
         group = await router.submit(PROMPT, part=1)
         await router.send_part(group, PROMPT[1:])
         await router.finish(group)
@@ -313,7 +313,7 @@ async def test_a_full_queue_refuses(tmp_path: Path):
 async def test_a_more_urgent_request_takes_a_place_in_a_full_queue(
     tmp_path: Path,
 ):
-    """Also of another router's request, which is told that the queue was full."""
+    """The place may be that of another router's request, which is rejected with QUEUE_FULL."""
     gate = Gate()
     options = make_options(tmp_path, max_num_seqs=1, max_queued_requests=1, scheduling_policy="priority")
     async with (
@@ -356,8 +356,8 @@ async def test_protocol_errors_end_the_session_that_made_them(tmp_path: Path):
         await good.finish(group)
 
 
-async def test_a_router_for_whom_too_much_waits_is_cut_off(tmp_path: Path):
-    # How much a router that stopped reading takes is gRPC's affair; here less is allowed than one step's logprobs.
+async def test_a_router_with_too_much_waiting_for_it_is_cut_off(tmp_path: Path):
+    # gRPC decides how much it buffers for a router that stopped reading; this limit is below one step's logprobs.
     options = make_options(tmp_path)
     async with (
         running_scheduler(options, session_buffer_bytes=2_000) as server,

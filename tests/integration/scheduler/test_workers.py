@@ -1,4 +1,4 @@
-"""Ranks that come, go, fall silent, fail or are not what they say, over real ZeroMQ sockets; streams go on exactly."""
+"""Ranks that come, go, fall silent, fail or have other options, over real ZeroMQ sockets; streams continue exactly."""
 
 import asyncio
 import contextlib
@@ -14,6 +14,7 @@ from runtime.wire import heartbeat_endpoint, rank_identity
 from tests.fakes.hash_runner import HashModel
 from tests.fakes.worker import FakeWorker
 from tests.support.peer import Peer
+from tests.support.ports import free_ports
 from tests.support.scheduler.scheduling import (
     TIMEOUT,
     RouterEnd,
@@ -23,7 +24,7 @@ from tests.support.scheduler.scheduling import (
     worker_process,
 )
 from tests.support.scheduler.steps import result_columns
-from tests.support.up import free_port
+from tests.support.stall import stand_still
 from worker.errors import PermanentError, PlanError
 
 PROMPT = list(range(20, 60))
@@ -39,7 +40,7 @@ async def test_kill_9_of_a_worker_pauses_its_streams_and_they_go_on_exactly(tmp_
             first.kill()
             await router.wait_for(lambda: not router.loads[-1].workers_ready)
             assert router.loads[-1].num_waiting == 4
-            # What comes meanwhile is queued.
+            # Requests that come meanwhile are queued.
             groups.append(await router.submit([34, *PROMPT], max_tokens=150, seed=4))
         with worker_process(options):
             for i, group in enumerate(groups):
@@ -141,7 +142,7 @@ async def test_a_stalled_step_ends_the_epoch_and_streams_go_on_exactly(tmp_path:
         group = await router.submit(PROMPT, max_tokens=30)
         await router.wait_for(lambda: router.loads and not router.loads[-1].workers_ready)
         assert router.loads[-1].num_waiting == 1
-        # The result of the stalled step is of another epoch now.
+        # The result of the stalled step belongs to an old epoch now.
         release.set()
         await router.finish(group)
         assert router.tokens[group, 0] == HashModel().generate(PROMPT, 30)
@@ -149,7 +150,7 @@ async def test_a_stalled_step_ends_the_epoch_and_streams_go_on_exactly(tmp_path:
 
 @pytest.mark.parametrize("steps", [1, 3])
 async def test_a_failed_step_ends_the_epoch_and_streams_go_on_exactly(tmp_path: Path, steps: int):
-    # With steps behind it in the socket, which must not be computed.
+    # Steps behind it in the socket must not be computed.
     options, failures = make_options(tmp_path, max_steps_in_flight=steps), iter([True, True])
 
     def fail(plan: step_pb2.StepPlan) -> None:
@@ -208,6 +209,23 @@ async def test_a_new_epoch_may_have_another_number_of_blocks(tmp_path: Path):
             assert (await router.wait_idle()).num_blocks == 10
 
 
+async def test_a_stall_of_the_scheduler_itself_loses_no_rank(tmp_path: Path):
+    # Its step loop wakes before the thread that reads heartbeats, or after it.
+    options = make_options(tmp_path, heartbeat_timeout=1.5, step_timeout=1.5)
+    async with running_scheduler(options) as server, RouterEnd(server.address) as router:
+        # A process of its own: its heartbeats and results arrive in time.
+        with worker_process(options, "--step-seconds=0.02"):
+            group = await router.submit(PROMPT, max_tokens=400)
+            await router.wait_for(lambda: len(router.tokens[group, 0]) > 5)
+            for _ in range(4):
+                stand_still(2.0)
+                count = len(router.tokens[group, 0])
+                await router.wait_for(lambda count=count: len(router.tokens[group, 0]) > count + 5)
+            await router.finish(group)
+        assert router.tokens[group, 0] == HashModel().generate(PROMPT, 400)
+        assert [welcome.epoch for welcome in router.welcomes] == [router.welcomes[0].epoch]
+
+
 async def test_silence_is_a_loss(tmp_path: Path):
     options = make_options(tmp_path, heartbeat_timeout=0.5)
     model = HashModel().info(options)
@@ -218,7 +236,7 @@ async def test_silence_is_a_loss(tmp_path: Path):
         with Peer(options.step_address(0), rank_identity(epoch, 0)) as rank:
             rank.say_ready(epoch, model)
             await router.wait_for(lambda: router.loads and router.loads[-1].workers_ready)
-            # Connected, but it beats no more than a hung one.
+            # It is connected, but sends no heartbeats, like a rank that hangs.
             await router.wait_for(lambda: not router.loads[-1].workers_ready)
 
 
@@ -240,7 +258,7 @@ async def test_a_rank_whose_connection_broke_is_taken_back_without_a_new_hello(t
 
 @pytest.mark.parametrize("dies", [False, True])
 async def test_a_step_is_blamed_for_a_death_and_not_for_a_lost_connection(tmp_path: Path, dies: bool):
-    # Both break the connection while the step is in flight; what tells them apart is who comes back.
+    # Both break the connection while the step is in flight; the instance that comes back tells them apart.
     options = make_options(tmp_path)
     model, endpoint = HashModel().info(options), options.step_address(0)
     async with running_scheduler(options) as server, RouterEnd(server.address) as router:
@@ -262,25 +280,25 @@ async def test_a_step_is_blamed_for_a_death_and_not_for_a_lost_connection(tmp_pa
         assert (group, 0) in router.finishes or not dies
 
 
-async def test_curve_over_tcp_lets_in_whom_it_knows(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_curve_over_tcp_lets_in_only_known_workers(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     keys, others = tmp_path / "keys", tmp_path / "others"
     make_keys(keys)
     make_keys(others)
     (others / "scheduler.key").write_bytes((keys / "scheduler.key").read_bytes())
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    endpoint = f"tcp://127.0.0.1:{free_ports(2)}"
     options = make_options(tmp_path, step_addresses=(endpoint,), curve_dir=str(keys))
     async with running_scheduler(options) as server, RouterEnd(server.address) as router:
         with Peer(endpoint, b"join-plain") as plain, Peer(endpoint, b"join-other", others) as other:
             for stranger in (plain, other):
                 stranger.socket.sndtimeo = 0
-                # Who has been refused already has nobody to send to.
+                # A peer that has already been refused has no connection to send over.
                 with contextlib.suppress(zmq.Again):
                     stranger.say_hello()
             async with running_worker(options):
                 group = await router.submit(PROMPT, max_tokens=8)
                 await router.finish(group)
                 assert router.tokens[group, 0] == HashModel().generate(PROMPT, 8)
-            # Neither was heard, before or after the one that may: there would be an answer.
+            # The scheduler heard neither of them, else it would have answered.
             assert not plain.socket.poll(0)
             assert not other.socket.poll(0)
         assert any("allowed_workers" in record.getMessage() for record in caplog.records)

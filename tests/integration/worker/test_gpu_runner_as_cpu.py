@@ -1,4 +1,4 @@
-"""The same plans through both runners give the same results: the GPU's with its engine and kernels, interpreted."""
+"""The CPU and the GPU runner give the same results for the same plans. The GPU's engine and kernels are interpreted."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from tests.support.scheduler.steps import decodes
 from worker.cpu.runner import Runner
 from worker.step.runner import DoneResult
 
-# Of float32 logprobs, whose sums over the vocabulary are in another order.
+# For float32 logprobs: the two runners sum over the vocabulary in different orders.
 LOGPROB_TOLERANCE = 1e-4
 REQUESTS = [
     ([3, 4, 5], SamplingParams(temperature=0.0, logprobs=2, n=2)),
@@ -33,7 +33,7 @@ Mode = Literal["recompute", "swap"]
 
 
 def plain(result: step_pb2.StepResult) -> step_pb2.StepResult:
-    """Without what differs: times, and the logprobs themselves."""
+    """A copy without the parts that differ: times and logprob values."""
     same = step_pb2.StepResult()
     same.CopyFrom(result)
     same.ClearField("timing")
@@ -57,7 +57,7 @@ def assert_same(got: step_pb2.StepResult, expected: step_pb2.StepResult) -> None
 def computed_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, mode: Mode, **sizes: int
 ) -> list[tuple[step_pb2.StepPlan, step_pb2.StepResult]]:
-    """All plans of REQUESTS, and their results."""
+    """All plans of REQUESTS and their results."""
     steps: list[tuple[step_pb2.StepPlan, step_pb2.StepResult]] = []
     begin = Runner.begin
 
@@ -86,7 +86,7 @@ def computed_on_a_cpu(
 def test_plans_of_a_core_give_the_same_results_while_steps_overlap(monkeypatch: pytest.MonkeyPatch, mode: Mode):
     sizes = {"num_blocks": 10, "max_num_batched_tokens": 24, "num_swap_blocks": 16 if mode == "swap" else 0}
     steps = computed_on_a_cpu(monkeypatch, mode, **sizes)
-    # All of what makes them hard is there.
+    # The plans contain all the hard cases.
     plans = [plan for plan, _ in steps]
     assert any(plan.swap_in_blocks for plan in plans) == (mode == "swap")
     assert any(plan.freed_rows and plan.new_rows for plan in plans)
@@ -116,19 +116,19 @@ def test_drafts_are_verified_alike():
     ]  # fmt: skip
     plans = [
         step_pb2.StepPlan(new_rows=rows, rows=[0, 1], num_tokens=[3, 4]),
-        # One draft that is right and one that is not; and of the other row none that is.
+        # One row has a right and a wrong draft, the other row only a wrong one.
         step_pb2.StepPlan(rows=[1, 0], num_tokens=[3, 2], num_drafts=[2, 1], draft_token_ids=[greedy[1], 99, 99]),
         step_pb2.StepPlan(decode_rows=decodes(0), rows=[1], num_tokens=[1]),
         step_pb2.StepPlan(decode_rows=decodes(0, 1)),
     ]
     results = list(on_both(plans))
     assert [len(result.num_tokens) // 4 for result in results] == [0, 2, 0, 0]
-    # Two of the first row's, one of the other's.
+    # Two tokens of the first row, one of the other.
     assert len(results[1].token_ids) // 4 == 3
 
 
 def on_both(plans: Iterable[step_pb2.StepPlan]) -> Iterable[step_pb2.StepResult]:
-    """Results, which are the same."""
+    """Runs plans on both runners, asserts equal results and yields them."""
     cpu, gpu = fake_runner(), fake_gpu_runner()
     for plan in plans:
         result = cpu.execute(plan)

@@ -1,5 +1,5 @@
-"""A worker with device=cuda as a process of its own: sockets, memory, graphs, steps ahead of their results. Without a
-GPU Triton's kernels are interpreted (tests/conftest.py); what a GPU is given is the same."""
+"""A worker process with device=cuda: sockets, memory, graphs, steps ahead of their results. Without a GPU, Triton's
+kernels are interpreted (tests/conftest.py), with the same inputs."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.support.repository import ROOT
 from tests.support.scheduler.steps import decodes, said
 from worker.cpu.build import build_cpu_runner
 
-# A head size that GPUs compute, and otherwise as small as can be: interpreted kernels take milliseconds a program.
+# A head size that the GPU kernels support, otherwise as small as possible: interpreted kernels take ms per program.
 TINY = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
@@ -31,7 +31,7 @@ FULL = json.dumps({"level": "FULL", "cudagraph_capture_sizes": [2, 8]})
 
 
 def plans() -> list[step_pb2.StepPlan]:
-    """A prompt in one step; another, in pieces beside its decodes; then both decode."""
+    """A prompt in one step; another in chunks beside the first one's decodes; then both decode."""
     greedy = inference_pb2.SamplingParams(temperature=0.0)
     drawn = inference_pb2.SamplingParams(temperature=1.0, top_p=0.9, seed=7)
     first = step_pb2.NewRow(
@@ -60,7 +60,7 @@ def model(tmp_path: Path) -> Path:
 def run_on_gpu(
     directory: Path, model: Path, **changes: object
 ) -> tuple[step_pb2.Ready, list[step_pb2.StepResult], str]:
-    """What a worker says: Ready, its results, its log. The next plan is on its way before a result is taken."""
+    """Runs a worker; returns its Ready, its results and its log. Sends each plan before it takes the last result."""
     directory.mkdir()
     endpoint = f"ipc://{directory}/step.sock"
     flags = {**FLAGS, "model": str(model), "device": "cuda", "step_addresses": endpoint, **changes}
@@ -89,7 +89,7 @@ def run_on_gpu(
 
 
 def test_tokens_are_those_of_a_cpu_eagerly_and_in_graphs(tmp_path: Path, model: Path):
-    """Whole: profile, KV cache in what is left, capture, decodes in full graphs, prompts in pieces."""
+    """The whole path: profile, KV cache in the memory left, capture, decodes in full graphs, prompts in pieces."""
     with ThreadPoolExecutor() as threads:
         eager = threads.submit(run_on_gpu, tmp_path / "eager", model, enforce_eager=True, gpu_memory_utilization=0.01)
         graphs = threads.submit(run_on_gpu, tmp_path / "graphs", model, compilation_config=FULL, num_blocks_override=8)
@@ -99,9 +99,9 @@ def test_tokens_are_those_of_a_cpu_eagerly_and_in_graphs(tmp_path: Path, model: 
         for ready, results, log in (eager.result(), graphs.result()):
             assert [said(result) for result in results] == expected
             assert ready.model.max_model_len == 64
-            assert ready.model.fingerprint != runner.model_info.fingerprint, "another device's numbers"
+            assert ready.model.fingerprint != runner.model_info.fingerprint, "fingerprints of two devices must differ"
             assert "computed by triton-" in log
     ready, _, log = eager.result()
-    assert f"KV cache 0.01 ({ready.model.num_blocks} blocks" in log, "every GiB is accounted for"
+    assert f"KV cache 0.01 ({ready.model.num_blocks} blocks" in log, "the log does not account for all memory"
     assert "CUDA graphs: " not in log
     assert "CUDA graphs: 1 sizes of decodes, 2 of pieces" in graphs.result()[2]

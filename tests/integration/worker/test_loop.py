@@ -1,4 +1,4 @@
-"""The worker's loop over real ZeroMQ sockets, with a model that has no weights: how it joins, fails and joins again."""
+"""The worker's loop over real ZeroMQ sockets, with a model without weights: it joins, fails and joins again."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from runtime.wire import rank_identity
 from tests.fakes.fake_runner import fake_runner
 from tests.fakes.step_scheduler import StepScheduler
 from tests.support.scheduler.steps import decodes, said
+from tests.support.stall import stand_still
 from tests.support.worker_loop import HELLO, RunningWorker
 from worker.errors import PermanentError
 from worker.process.loop import EXIT_FAILED, EXIT_PERMANENT
@@ -68,7 +69,7 @@ def test_hello_reset_ready_plans_shutdown(start: Start):
 
 
 def test_plans_sent_ahead_are_computed_in_order(start: Start):
-    # Steps overlap: a row's next token comes from its own buffer, and what comes after the epoch ended is dropped.
+    # Steps overlap: a row's next token comes from its own buffer, and plans that come after the epoch are dropped.
     worker = start()
     with StepScheduler(worker.endpoint) as scheduler:
         scheduler.join()
@@ -85,7 +86,7 @@ def test_a_new_epoch_forgets_rows_and_drops_plans_of_the_old_one(start: Start):
         scheduler.reset(2)
         scheduler.send_plan(DECODE, epoch=1)
         scheduler._step, scheduler._digest = 0, b""
-        # Row 0 is free again; had the late plan counted, step 1 would come twice.
+        # Row 0 is free again; if the late plan had counted, step 1 would come twice.
         again = scheduler.step(PREFILL)
         assert (again.epoch, again.step) == (2, 1)
         assert again.token_ids == first.token_ids
@@ -105,7 +106,7 @@ def test_a_broken_chain_ends_the_epoch_and_not_the_worker(start: Start, changes:
         scheduler.join()
         scheduler.step(PREFILL)
         scheduler.send_plan(DECODE, **changes)
-        # Behind it, one that is in order by itself: it must not be computed.
+        # The next plan is valid by itself, but must not be computed.
         scheduler.send_plan(DECODE)
         failure = scheduler.expect("failure")
         assert message in failure.message
@@ -150,14 +151,14 @@ def test_a_restarted_scheduler_hears_hello_again_and_weights_stay(start: Start):
         first = scheduler.step(PREFILL)
         scheduler.heartbeats.wait_for(lambda beat: beat.step == 1)
     with StepScheduler(worker.endpoint, instance=2) as scheduler:
-        # Epochs grow over restarts: the connection that the worker has left may still hold its identity of epoch 1.
+        # Epochs grow over restarts: the worker's old connection may still hold its identity of epoch 1.
         scheduler.join(epoch=2)
         assert scheduler.step(PREFILL).token_ids == first.token_ids
     assert builds == [1]
 
 
 def test_a_scheduler_that_ends_before_it_has_answered_a_heartbeat_costs_no_weights(start: Start):
-    # Nothing but its Reset tells the worker which scheduler that was.
+    # Only its Reset tells the worker which scheduler it was.
     loads: list[int] = []
 
     def build(progress: Callable[[float], None]) -> StepRunner:
@@ -167,7 +168,7 @@ def test_a_scheduler_that_ends_before_it_has_answered_a_heartbeat_costs_no_weigh
     worker = start(build)
     with StepScheduler(worker.endpoint, instance=1) as scheduler:
         scheduler.heartbeats.set_silent(True)
-        # It waits for Ready: one that is under way when this socket ends would come to the next.
+        # Waits for Ready: if this socket closed before, a Ready in flight would reach the next scheduler.
         scheduler.join(epoch=1)
     with StepScheduler(worker.endpoint, instance=2) as scheduler:
         scheduler.join(epoch=2)
@@ -176,7 +177,7 @@ def test_a_scheduler_that_ends_before_it_has_answered_a_heartbeat_costs_no_weigh
 
 
 class Exploding:
-    """A runner whose steps raise, as long as `left` is above 0."""
+    """A runner whose steps raise while `left` is above 0."""
 
     def __init__(self, left: int) -> None:
         self._runner, self.left = fake_runner(), left
@@ -203,7 +204,7 @@ def test_a_step_that_cannot_be_computed_ends_the_epoch_and_not_the_worker(start:
     with StepScheduler(worker.endpoint) as scheduler:
         scheduler.join()
         scheduler.send_plan(PREFILL)
-        # Behind it in the socket; its rows are void.
+        # Queued behind it in the socket; its rows are void.
         scheduler.send_plan(DECODE)
         failure = scheduler.expect("failure")
         assert failure.message == "step 1 failed: RuntimeError: shape mismatch"
@@ -213,7 +214,7 @@ def test_a_step_that_cannot_be_computed_ends_the_epoch_and_not_the_worker(start:
 
 
 def test_a_worker_that_computes_nothing_any_more_ends(start: Start):
-    # Another process may do better, for example if a device has been lost.
+    # A new process may work again, for example after the loss of a device.
     worker = start(lambda progress: Exploding(left=100))
     with StepScheduler(worker.endpoint) as scheduler:
         scheduler.join()
@@ -238,8 +239,22 @@ def test_a_scheduler_that_was_silent_too_long_hears_hello_again(start: Start):
         scheduler.join(epoch=2)
 
 
+def test_a_stall_of_the_worker_itself_is_not_the_schedulers_silence(start: Start):
+    # More than two heartbeats: one that is due, and one in which the stall begins.
+    worker = start(timeout=2.5)
+    with StepScheduler(worker.endpoint) as scheduler:
+        scheduler.join()
+        scheduler.heartbeats.wait_for(lambda beat: beat.state == step_pb2.WORKER_STATE_IDLE)
+        for _ in range(2):
+            stand_still(4.0)
+            count = len(scheduler.heartbeats.received)
+            scheduler.heartbeats.wait_for(lambda _, count=count: len(scheduler.heartbeats.received) > count + 1)
+        # It is still in its epoch: it says no Hello, and the next message is a result.
+        assert scheduler.step(PREFILL).token_ids
+
+
 def test_hello_is_said_again_until_it_is_heard(start: Start):
-    # A scheduler that ends after taking the Hello takes it with it; nothing tells the worker but the lack of a Reset.
+    # A scheduler may take the Hello and then end: the worker notices only that no Reset comes.
     worker = start()
     with StepScheduler(worker.endpoint) as scheduler:
         first, _ = scheduler.expect_hello()

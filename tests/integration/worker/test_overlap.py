@@ -1,4 +1,4 @@
-"""The worker's loop with steps that are computed elsewhere: what is begun, what is sent, and what is dropped."""
+"""The worker's loop with a runner whose steps overlap: which steps begin, which results are sent, which are dropped."""
 
 import faulthandler
 import logging
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from protos import step_pb2
+from runtime.awake_time import AwakeTime
 from tests.fakes.slow_runner import REFUSED_ROWS, SlowRunner
 from tests.fakes.step_scheduler import StepScheduler
 from tests.support.scheduler.steps import decodes, said
@@ -41,7 +42,7 @@ def scheduler(worker: RunningWorker) -> Iterator[StepScheduler]:
 
 
 def result_step(scheduler: StepScheduler) -> int:
-    """Of the next message, a result."""
+    """The step of the next message, which must be a correct result."""
     result = scheduler.expect("result")
     assert (result.epoch, said(result).token_ids) == (scheduler.epoch, [result.step])
     assert result.timing.total > 0
@@ -54,14 +55,14 @@ def test_a_step_begins_while_those_before_it_run_and_results_keep_the_order(
     for _ in range(3):
         scheduler.send_plan(PLAN)
     steps = runner.wait_for_steps(3)
-    # The last one counts as begun, and the first one's time runs.
+    # The last step counts as begun; the watchdog measures the first.
     beat = scheduler.heartbeats.wait_for(lambda beat: beat.step == 3)
     assert beat.state == step_pb2.WORKER_STATE_STEPPING
     assert (worker.status.snapshot().oldest_step, worker.status.snapshot().num_in_flight) == (1, 3)
     steps[1].finish()
     steps[0].finish()
     assert [result_step(scheduler), result_step(scheduler)] == [1, 2]
-    # A result does not wait for later steps, nor a plan for earlier ones.
+    # A result does not wait for later steps, and a plan does not wait for earlier ones.
     scheduler.send_plan(PLAN)
     runner.wait_for_steps(4)[3].finish()
     steps[2].finish()
@@ -90,7 +91,7 @@ def test_a_step_that_fails_takes_those_begun_after_it_along(runner: SlowRunner, 
     first.finish()
     assert result_step(scheduler) == 1
     assert scheduler.expect("failure").message == "step 2 failed: RuntimeError: an illegal memory access"
-    # The next message is Ready: nothing came of the third.
+    # The next message is Ready: the third step gave no result.
     scheduler.reset(2)
     scheduler.send_plan(PLAN)
     runner.wait_for_steps(4)[3].finish()
@@ -113,7 +114,7 @@ def test_a_new_epoch_waits_for_steps_of_the_old_one_and_sends_nothing_of_them(
     steps = runner.wait_for_steps(2)
     scheduler.send_reset(2)
     assert runner.is_resetting.wait(60)
-    # Should one of them hang, it is a step that hangs.
+    # The state is still STEPPING: if one of them hangs, the watchdog sees a step that hangs.
     assert worker.status.snapshot().state == step_pb2.WORKER_STATE_STEPPING
     assert worker.status.snapshot().oldest_step == 1
     for step in steps:
@@ -133,7 +134,7 @@ def test_a_scheduler_that_dies_with_steps_in_flight_gets_none_of_them_afterwards
     with StepScheduler(worker.endpoint, instance=2) as scheduler:
         assert runner.is_resetting.wait(60)
         step.finish()
-        # Hello, and Ready at once after the Reset.
+        # The worker sends Hello, and Ready at once after the Reset.
         scheduler.join(epoch=2)
 
 
@@ -159,16 +160,17 @@ def test_the_watchdog_watches_the_oldest_step(monkeypatch: pytest.MonkeyPatch, c
     caplog.set_level(logging.CRITICAL)
     status = WorkerStatus()
     watchdog = Watchdog(status, step_timeout=0.0)
+    awake = AwakeTime(1.0)
     status.begin_step(6)
     status.begin_step(7)
     began = status.snapshot()
     assert (began.oldest_step, began.step) == (6, 7)
-    watchdog.check()
+    watchdog.check(awake)
     status.end_step()
-    # Its turn has only come: the time that it waited for the other one does not count.
+    # Its turn has only just come: the time for which it waited for the other step does not count.
     assert status.snapshot().since > began.since
-    watchdog.check()
+    watchdog.check(awake)
     status.end_step()
-    watchdog.check()
+    watchdog.check(awake)
     assert exits == [EXIT_FAILED, EXIT_FAILED]
     assert [record.getMessage().split(" has")[0] for record in caplog.records] == ["step 6", "step 7"]

@@ -1,9 +1,8 @@
-"""`python -m worker` as a process of its own: real sockets, a tiny model, exit codes, and words a person can use."""
+"""`python -m worker` as a process: real sockets, a tiny model, exit codes, helpful messages."""
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -17,6 +16,7 @@ from configs.load import load_options
 from protos import inference_pb2, step_pb2
 from runtime.security.curve import make_keys
 from tests.fakes.step_scheduler import StepScheduler
+from tests.support.ports import free_port, free_ports
 from worker.cpu.build import build_cpu_runner
 from worker.errors import PermanentError
 from worker.process.build import build_runner
@@ -54,7 +54,7 @@ Spawn = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def spawn() -> Iterator[Spawn]:
-    """Starts a worker; whatever of it is left at the end is killed."""
+    """Starts workers; kills those that still run at the end."""
     with ExitStack() as stack:
 
         def spawn(flags: dict[str, object], *more: str) -> subprocess.Popen[str]:
@@ -74,21 +74,6 @@ def spawn() -> Iterator[Spawn]:
             return process
 
         yield spawn
-
-
-def free_port(count: int = 1) -> int:
-    """The first of `count` free ports in a row."""
-    while True:
-        with ExitStack() as stack:
-            probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-            probes[0].bind(("127.0.0.1", 0))
-            first = probes[0].getsockname()[1]
-            try:
-                for offset, probe in enumerate(probes[1:], 1):
-                    probe.bind(("127.0.0.1", first + offset))
-            except OSError:
-                continue
-            return first
 
 
 def last_words(process: subprocess.Popen[str], code: int) -> str:
@@ -151,10 +136,10 @@ def test_curve_keys_on_tcp(tmp_path: Path, model: Path, spawn: Spawn):
     keys, strange = tmp_path / "keys", tmp_path / "strange"
     make_keys(keys)
     make_keys(strange)
-    port = free_port(2)
+    port = free_ports(2)
     flags = flags_of(tmp_path, model, step_addresses=f"tcp://127.0.0.1:{port}")
     with StepScheduler(f"tcp://127.0.0.1:{port}", curve_dir=keys) as scheduler:
-        # A worker whose key is not on the list never gets a word through: the only Hello is that of the other one.
+        # No message of a worker whose key is not on the list gets through: the only Hello is the other worker's.
         stranger = spawn({**flags, "curve_dir": strange})
         worker = spawn({**flags, "curve_dir": keys})
         identity, hello = scheduler.expect_hello()
@@ -175,7 +160,7 @@ def test_health_and_metrics_over_http(tmp_path: Path, model: Path, spawn: Spawn)
     with StepScheduler(f"ipc://{tmp_path}/step.sock") as scheduler:
         scheduler.join(epoch=6)
         scheduler.step(plans()[0])
-        # The result leaves a moment before the step is over.
+        # The result is sent shortly before the step ends.
         scheduler.heartbeats.wait_for(lambda beat: beat.step == 1 and beat.state == step_pb2.WORKER_STATE_IDLE)
         health = urllib.request.urlopen(f"http://127.0.0.1:{port}/health").read().decode()
         assert health.strip() == "idle, epoch 6, step 1"
@@ -214,7 +199,7 @@ def test_a_model_that_is_not_there_is_told_before_anything_is_loaded(tmp_path: P
     [
         (["--max-num-sequences", "4"], "unknown flag --max-num-sequences: did you mean --max-num-seqs?"),
         (["--block-size=12"], "block_size=12 as a flag: Input should be 8, 16, 32, 64 or 128"),
-        (["--rank", "1"], "--rank='1': a number from 0 to 0 is valid"),
+        (["--rank", "1"], "--rank='1': give a number from 0 to 0"),
         (["--replica", "-1"], "--replica='-1'"),
         (["-c", "nowhere.yaml"], "cannot read the configuration nowhere.yaml"),
     ],
@@ -251,4 +236,4 @@ def test_equal_options_give_equal_fingerprints_and_other_numbers_another(tmp_pat
     assert fingerprint() == fingerprint(max_num_seqs=2, block_size=16)
     others = [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}]
     assert len({fingerprint(), *(fingerprint(**each) for each in others)}) == 4
-    assert fingerprint() == fingerprint(quantization="none"), "auto stands for it here"
+    assert fingerprint() == fingerprint(quantization="none"), "auto must resolve to none here"

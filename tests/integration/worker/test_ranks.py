@@ -1,5 +1,5 @@
-"""The loop of one of two ranks: how it waits for the other, and what it says when that one leaves. The test is the
-scheduler, and the other rank."""
+"""The loop of one of two ranks: how it waits for the other, and what it reports when the other leaves. The test plays
+the scheduler and the other rank."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +40,7 @@ def worker(options: Options) -> Iterator[FakeWorker]:
 
 
 def send_reset(scheduler: StepScheduler, options: Options, epoch: int, identity: bytes | None = None) -> None:
-    """identity: as StepScheduler.send_reset."""
+    """identity: as for StepScheduler.send_reset."""
     scheduler.send_reset(epoch, identity, rendezvous=f"file:{options.runtime_dir}/{epoch}")
     scheduler.epoch = epoch
 
@@ -48,12 +48,12 @@ def send_reset(scheduler: StepScheduler, options: Options, epoch: int, identity:
 @tenacity.retry(wait=tenacity.wait_fixed(0.005), stop=tenacity.stop_after_delay(60))
 def wait_until_it_is_there(scheduler: StepScheduler, options: Options) -> None:
     assert (options.runtime_dir / str(scheduler.epoch)).exists()
-    # Fails if its connection is not there yet.
+    # Fails if the rank has not connected yet.
     scheduler.send(PROBE)
 
 
 def join_it(scheduler: StepScheduler, options: Options) -> SocketGroup:
-    """As rank 1."""
+    """Joins the group as rank 1."""
     group = meet(f"file:{options.runtime_dir}/{scheduler.epoch}", 1, 2, lambda: None)
     assert scheduler.expect("ready").epoch == scheduler.epoch
     return group
@@ -78,7 +78,7 @@ def test_a_rank_waits_through_probes_and_says_that_a_failed_collective_is_not_it
         assert (failure.is_consequence, failure.permanent) == (True, False)
         assert "step 2 failed: a collective" in failure.message
 
-        # The first rendezvous that it hears of is not the one that the other rank hears of.
+        # The first rendezvous that this rank gets is not the one that the other rank gets.
         send_reset(scheduler, options, 2)
         wait_until_it_is_there(scheduler, options)
         send_reset(scheduler, options, 3)
@@ -87,7 +87,7 @@ def test_a_rank_waits_through_probes_and_says_that_a_failed_collective_is_not_it
 
 @pytest.mark.usefixtures("worker")
 def test_a_rank_that_waits_says_hello_to_a_scheduler_that_was_restarted(options: Options) -> None:
-    # The other rank may have died along with the scheduler: it never comes to the rendezvous of the old one.
+    # The other rank may have died along with the scheduler; then it never comes to the old scheduler's rendezvous.
     with StepScheduler(options.step_address(0), instance=1) as scheduler:
         identity, _ = scheduler.expect_hello()
         send_reset(scheduler, options, 1, identity)

@@ -1,4 +1,4 @@
-"""Latent attention on a CPU, by C++ and by PyTorch. (On a GPU: test_latent_triton.py.)"""
+"""Latent attention on a CPU, in C++ and in PyTorch. (On a GPU: test_latent_triton.py.)"""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ SCALE, BLOCK_SIZE = 0.2, 16
 
 def _cache(dtype: torch.dtype) -> torch.Tensor:
     cache = torch.randn(40, BLOCK_SIZE, SHAPE.entry_size, generator=torch.Generator().manual_seed(0))
-    # What no row has written.
+    # A block that no row has written.
     cache[0] = 1e4
     return cache.to(dtype)
 
@@ -25,7 +25,7 @@ def _cache(dtype: torch.dtype) -> torch.Tensor:
 def _attend(
     backend: Backend, q_THE: torch.Tensor, cache: torch.Tensor, rows: list[tuple[int, int, range]]
 ) -> torch.Tensor:
-    """rows: queries, tokens of the context, blocks."""
+    """rows: (number of queries, context length, blocks)."""
     tables = np.zeros((len(rows), 16), np.int32)
     for table, (_, _, blocks) in zip(tables, rows, strict=True):
         table[: len(blocks)] = blocks
@@ -42,8 +42,8 @@ def _attend(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_agrees_with_the_reference(kind: str, dtype: torch.dtype) -> None:
-    """Decodes, a chunk after others, a whole prompt; contexts of one token, and of more than one chunk of the kernel's.
-    Products are of numbers as the cache holds them, so rounding it to bfloat16 adds no error."""
+    """Decodes, a later chunk, a whole prompt; contexts of one token and of more than one kernel chunk. The expected
+    products use the cache's rounded numbers, so a bfloat16 cache adds no error."""
     rows = [(1, 1, range(5, 6)), (1, 150, range(6, 16)), (5, 70, range(20, 25)), (33, 33, range(30, 33))]
     cache = _cache(dtype)
     q_THE = torch.randn(40, SHAPE.num_heads, SHAPE.entry_size, generator=torch.Generator().manual_seed(1))

@@ -1,7 +1,7 @@
-"""MLA for GPUs: against float64, and what must not change a bit of it.
+"""MLA for GPUs: against float64, and variations that must not change a bit.
 
 Every step's cache holds NaN outside of the contexts, block tables name no block there, and outputs and the schedule's
-memory held NaN before.
+memory start as NaN.
 """
 
 import itertools
@@ -47,7 +47,7 @@ def test_dtypes_agree_with_float64(dtype: torch.dtype, kv_scale: float | None) -
 
 @pytest.mark.parametrize("num_heads", [17, 70])
 def test_groups_of_heads_on_wide_tiles(num_heads: int) -> None:
-    """As 128 heads have them: several groups, each on the lanes of a tile for itself."""
+    """Several groups of heads, as 128 heads form them; each group has the lanes of a tile to itself."""
     step = Step(rows=((1, 270), (2, 20)), shape=shape(num_heads), dtype=torch.bfloat16)
     schedule = step.schedule()
     assert schedule.decode.lanes == 64
@@ -57,7 +57,7 @@ def test_groups_of_heads_on_wide_tiles(num_heads: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_splitting_changes_no_bit(dtype: torch.dtype) -> None:
-    """One program for each chunk; one for all, as there is no room for partial sums; and room for some rows only."""
+    """One program per chunk; one for all chunks, for lack of room for partial sums; and room for some rows only."""
     step = Step(rows=((1, 400), (1, 20), (2, 300), (1, 257)), dtype=dtype, queries_per_tile=6)
     row_bytes = 4 * 3 * (64 + 2)
     schedules = {
@@ -97,7 +97,7 @@ def test_a_row_alone_is_the_row_in_a_batch() -> None:
 
 @pytest.mark.parametrize(("dtype", "kv_scale"), [(torch.float32, None), (torch.bfloat16, 0.7)], ids=["fp32", "e4m3"])
 def test_chunked_prefill_and_decode_are_one_pass_bit_by_bit(dtype: torch.dtype, kv_scale: float | None) -> None:
-    """What a resume relies on: tokens that were decoded one by one come out of a prompt as they were."""
+    """Resuming relies on this: a prefill reproduces tokens that were decoded one by one."""
     step = Step(rows=((140, 140),), shape=shape(2), dtype=dtype, kv_scale=kv_scale, queries_per_tile=8)
     at_once = step.run()
     for first, end in itertools.pairwise((0, 70, 127, 128, 129, 130, 140)):
@@ -107,7 +107,7 @@ def test_chunked_prefill_and_decode_are_one_pass_bit_by_bit(dtype: torch.dtype, 
 
 @pytest.mark.parametrize("has_table_rows", [False, True])
 def test_padding_is_inert(has_table_rows: bool) -> None:
-    """Rows without queries, rows of an empty context, and tables that lie where permanent rows have them."""
+    """Rows without queries, rows with an empty context, and tables at the places of permanent rows."""
     real = Step(rows=((1, 140), (5, 40)))
     padded = real.but(
         rows=((1, 140), (0, 0), (5, 40), (1, 0), (1, 0)), seeds=(1, 8, 2, 9, 10), has_table_rows=has_table_rows
@@ -118,7 +118,7 @@ def test_padding_is_inert(has_table_rows: bool) -> None:
 
 
 def test_a_schedule_serves_step_after_step() -> None:
-    """Nothing of a larger step stays behind in its memory, which a captured graph keeps for good."""
+    """A larger step leaves nothing behind in the schedule's memory, which a captured graph keeps for good."""
     large = Step(rows=((1, 300), (1, 200), (4, 30)), num_programs=16)
     schedule = large.schedule()
     for rows in (large.rows, ((1, 10), (2, 5), (0, 0)), ((4, 30), (1, 1), (1, 300))):
@@ -144,7 +144,7 @@ def test_tokens_of_no_row_are_left_alone_and_queries_may_be_slices() -> None:
 
 
 def test_offsets_beyond_int32() -> None:
-    """The last block of a cache of more than 2^31 numbers, of which few are ever touched."""
+    """The row uses the last block of a cache of more than 2^31 numbers, few of which are ever touched."""
     step = Step(rows=((1, 100),), shape=shape(1, 512, 64), block_size=128, dtype=torch.bfloat16, kv_scale=1.0)
     num_blocks = (1 << 31) // (128 * 576) + 8
     cache = torch.empty(num_blocks, 128, 576, dtype=torch.float8_e4m3fn, device=DEVICE)
@@ -163,7 +163,7 @@ def test_offsets_beyond_int32() -> None:
 
 
 def test_the_gpu_chooses_by_programs_batch_and_context() -> None:
-    """Long contexts are split when programs would be idle; when all have enough to do, none is."""
+    """Long contexts are split only when programs would otherwise be idle."""
 
     def starts(rows: list[tuple[int, int]], num_programs: int) -> torch.Tensor:
         step = Step(rows=tuple(rows), num_programs=num_programs, chunk=512, shape=LatentShape(num_heads=16))
@@ -180,7 +180,7 @@ def test_the_gpu_chooses_by_programs_batch_and_context() -> None:
 @pytest.mark.parametrize("arch", [80, 89, 90])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_chunks_are_whole_tiles(arch: int, dtype: torch.dtype) -> None:
-    """A tile across two chunks would be folded by where a context was split."""
+    """If a tile spanned two chunks, results would depend on where a context is split."""
     tiles = mla_tiles(LatentShape(num_heads=128), dtype, arch)
     assert 128 % tiles.tokens == 0
 

@@ -59,7 +59,7 @@ class Case:
         plan = AttentionPlanner(path, HEADS, self.window, self.attention_chunk).plan(step)
         with torch.inference_mode():
             first = plan.attend(self.q, cache, 0.25)
-            # A plan serves every layer: what one leaves behind in its buffers must not matter to the next.
+            # A plan serves every layer: what one layer leaves in its buffers must not affect the next.
             second = plan.attend(self.q, cache, 0.25)
         assert torch.equal(first, second)
         return second
@@ -78,7 +78,7 @@ class Case:
 
 
 def in_native_layout(cache: torch.Tensor, kind: str) -> torch.Tensor:
-    """The same keys and values as the C++ kernels keep them, written by the one that writes them."""
+    """The same keys and values in the layout of the C++ kernels, written by their own cache-write kernel."""
     heads, slots = HEADS, torch.arange(cache.shape[0] * cache.shape[1])
     write = RopeCacheWrite(
         path_of(kind, cache.dtype), num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads,
@@ -93,8 +93,8 @@ def in_native_layout(cache: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def _tolerance(backend: Backend, dtype: torch.dtype) -> float:
-    """Over a cache of the very same (rounded) numbers, so that float32 arithmetic alone counts; or else queries and
-    weights rounded to bf16, by 2^-9 each."""
+    """The reference uses the same rounded cache, so only float32 arithmetic differs; some paths also round queries and
+    weights to bf16, by 2^-9 each."""
     rounds = backend.native is not None and backend.native.path.rounds_queries and dtype is torch.bfloat16
     return 2e-2 if rounds else 1e-5
 
@@ -124,7 +124,7 @@ def test_agrees_with_float64(rows: list[tuple[int, int]], window: int, dtype: to
 def test_any_number_of_heads_on_a_kv_head(
     heads: tuple[int, int, int], dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tiles hold 6 heads at most, and vectors 8 or 16 numbers: what fills none and what overflows them."""
+    """Tiles hold at most 6 heads and vectors 8 or 16 numbers: some shapes fill none, others overflow them."""
     shape = HeadShape(num_heads=heads[0], num_kv_heads=heads[1], head_size=heads[2])
     monkeypatch.setitem(globals(), "HEADS", shape)
     tolerance = _tolerance(path_of(kind, dtype), dtype)
@@ -135,7 +135,7 @@ def test_any_number_of_heads_on_a_kv_head(
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
 @pytest.mark.parametrize("window", [0, 70, 700])
 def test_contexts_longer_than_a_segment(window: int, kind: str) -> None:
-    """Segments of a decode are computed apart and put together; those of a prompt one after the other."""
+    """A decode's segments are computed separately and combined; a prompt's are computed one after the other."""
     case = Case((1, 1100), (1, 512), (7, 1030), (1, 513), window=window, block_size=16)
     torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=1e-5, atol=1e-5)
 
@@ -144,7 +144,7 @@ def test_contexts_longer_than_a_segment(window: int, kind: str) -> None:
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize("attention_chunk", [1, 7, 16, 520, 2000])
 def test_a_query_sees_its_own_chunk_alone(attention_chunk: int, window: int, kind: str) -> None:
-    """Decodes at a chunk's first and last position, prompts that cross from one into the next, and chunks that are no
+    """Decodes at a chunk's first and last position, prompts that cross chunk boundaries, and chunks that do not fill
     whole blocks, tiles or segments."""
     rows = ((1, 15), (1, 14), (1, 17), (17, 30), (1, 1100), (40, 1070), (30, 30))
     case = Case(*rows, window=window, attention_chunk=attention_chunk, block_size=16)
@@ -163,7 +163,7 @@ def test_the_block_size_changes_no_bit(dtype: torch.dtype, kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_machines_whose_paths_round_alike_agree_to_the_bit(dtype: torch.dtype) -> None:
-    """Vectors of 8 and of 16 add in one order."""
+    """Vectors of 8 and of 16 numbers add in the same order."""
     paths = [kind for kind in NATIVE_KINDS if _tolerance(path_of(kind, dtype), dtype) < 1e-2]
     case = Case((1, 12), (9, 71), (1, 630), dtype=dtype, block_size=16)
     results = [case.run(kind) for kind in paths]
@@ -174,7 +174,7 @@ def test_machines_whose_paths_round_alike_agree_to_the_bit(dtype: torch.dtype) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
 def test_what_lies_beyond_a_context_does_not_matter(kind: str, dtype: torch.dtype) -> None:
-    """Blocks come back from other requests: their last tokens may hold anything, and 0 times infinity is no number."""
+    """Blocks come from earlier requests: the tokens beyond a context may hold anything, and 0 times infinity is NaN."""
     case = Case((1, 19), (3, 41), dtype=dtype, block_size=16)
     clean = case.run(kind)
     for row, length in enumerate(case.lens):
@@ -188,7 +188,7 @@ def test_what_lies_beyond_a_context_does_not_matter(kind: str, dtype: torch.dtyp
 def test_a_query_has_the_same_bits_in_every_step(
     window: int, attention_chunk: int, dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone or in a batch, as a decode or in a chunk of any length, in tiles of any height, by any threads."""
+    """Alone or in a batch, as a decode or in a chunk of any length, with any tile height and number of threads."""
     length, kernels = 800, kernels_of(kind)
     make = partial(Case, dtype=dtype, window=window, attention_chunk=attention_chunk, block_size=16)
     case = make((length, length), (1, 30))
@@ -216,7 +216,7 @@ def test_prompts_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch, window: int
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_split_into_groups_of_similar_length(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """Groups are out of batch order; outputs must come back to their tokens."""
+    """Groups are not in batch order; outputs must return to their tokens."""
     monkeypatch.setattr(torch_cpu, "PADDED_TOKENS_PER_GROUP", 8)
     monkeypatch.setattr(torch_cpu, "CONVERTED_TOKENS_PER_GROUP", 64)
     case = Case((1, 5), (1, 90), (6, 6), (1, 33), (1, 88), (1, 4), (1, 35), dtype=dtype)
@@ -225,7 +225,7 @@ def test_rows_split_into_groups_of_similar_length(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_decode_row_does_not_depend_on_the_batch(kind: str) -> None:
-    """Bit for bit: recompute and preemption put a row into other batches, and greedy output must not change."""
+    """Bit for bit: recomputation and preemption move a row to other batches, and greedy output must not change."""
     together = Case((1, 40), (1, 9), (1, 64))
     alone = Case((1, 40))
     alone.cache, alone.tables, alone.q = together.cache, together.tables[:1], together.q[:1]
@@ -233,7 +233,7 @@ def test_a_decode_row_does_not_depend_on_the_batch(kind: str) -> None:
 
 
 def test_bfloat16_queries_give_bfloat16() -> None:
-    """The path of a CPU with bf16 instructions. Its products are bf16: 2^-7 of values about 1."""
+    """The path of a CPU with bf16 instructions. Its products are bf16, with errors of 2^-7 for values of about 1."""
     case = Case((1, 40), (12, 30), dtype=torch.bfloat16)
     case.q = case.q.bfloat16()
     out = case.run()

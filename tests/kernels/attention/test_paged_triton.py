@@ -1,6 +1,6 @@
-"""Paged attention for GPUs: against float64, and what must not change a bit of it.
+"""Paged attention for GPUs: against float64, and variations that must not change a bit.
 
-Every step's cache holds NaN outside of the contexts, block tables name no block there, and outputs held NaN before.
+Every step's cache holds NaN outside of the contexts, block tables name no block there, and outputs start as NaN.
 """
 
 import itertools
@@ -29,7 +29,7 @@ def check(step: Step) -> None:
     torch.testing.assert_close(step.run().cpu().double(), step.expected(), rtol=tolerance, atol=tolerance)
 
 
-# Each head size, block size and kind of sharing, and groups that divide no tile.
+# Each head size, block size and ratio of heads to KV heads, and groups that divide no tile.
 SHAPES = [
     (heads(4, 2, 64), 8),
     (heads(2, 2, 80), 16),
@@ -65,7 +65,7 @@ OPTIONS = {
     [
         pytest.param(options, batch_invariant, id=f"{name}-{batch_invariant}")
         for name, options in OPTIONS.items()
-        # Where the two paths share their code, one is enough.
+        # One path is enough where both share their code.
         for batch_invariant in ((False, True) if name in ("none", "window", "chunks", "all") else (False,))
     ],
 )
@@ -80,7 +80,7 @@ def test_dtypes_agree_with_float64(dtype: torch.dtype, options: Options) -> None
 
 
 def test_splitting_changes_no_bit() -> None:
-    """v1, v2, and a workspace that has room for some rows only: the GPU may choose by time alone."""
+    """v1, v2, and a workspace with room for some rows only give the same bits, so the GPU may choose by speed alone."""
     step = Step(rows=((1, 400), (1, 20), (2, 300), (1, 257)), options=Options(sinks=True))
     schedules = {
         "one pass": step.but(num_programs=1).schedule(),
@@ -126,7 +126,7 @@ def test_a_row_alone_is_the_row_in_a_batch(batch_invariant: bool) -> None:
     ids=["plain", "window, e4m3", "chunks"],
 )
 def test_chunked_prefill_and_decode_are_one_pass_bit_by_bit(options: Options) -> None:
-    """What a resume relies on: tokens that were decoded one by one come out of a prefill as they were."""
+    """Resuming relies on this: a prefill reproduces tokens that were decoded one by one."""
     step = Step(rows=((150, 150),), options=options, batch_invariant=True)
     at_once = step.run()
     for first, end in itertools.pairwise((0, 70, 127, 128, 129, 130, 150)):
@@ -136,7 +136,7 @@ def test_chunked_prefill_and_decode_are_one_pass_bit_by_bit(options: Options) ->
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_padding_is_inert(batch_invariant: bool) -> None:
-    """Rows without queries, rows of an empty context, and tokens behind the last row, as graphs have them."""
+    """Rows without queries, rows with an empty context, and tokens behind the last row, as in graphs."""
     real = Step(rows=((1, 140), (21, 40)), batch_invariant=batch_invariant)
     padded = real.but(rows=((1, 140), (0, 0), (21, 40), (1, 0), (1, 0)), seeds=(1, 8, 2, 9, 10))
     out = padded.run()
@@ -146,13 +146,13 @@ def test_padding_is_inert(batch_invariant: bool) -> None:
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_tables_of_permanent_rows_in_any_order(batch_invariant: bool) -> None:
-    """A split decode, a decode of one pass and a prefill whose tables lie elsewhere, beside those of other requests;
-    and padding, with no table."""
+    """A split decode, a one-pass decode and a prefill whose tables lie among those of other requests; and padding,
+    which has no table."""
     step = Step(rows=((1, 400), (21, 40), (1, 30), (1, 0)), num_programs=8, batch_invariant=batch_invariant)
     tables = step.block_tables()
     tables[tables == NO_BLOCK] = 0
     table_rows = torch.tensor([5, 0, 3, -1], dtype=torch.int32, device=DEVICE)
-    # Block 0 is nobody's. Before and behind lies what -1 would read.
+    # Block 0 belongs to no row. A read at table row -1 would find the memory before or behind the tables.
     memory = torch.zeros(9, tables.shape[1] + 3, dtype=torch.int32, device=DEVICE)
     block_tables = memory[1:-1, : tables.shape[1]]
     block_tables[[5, 0, 3]] = torch.from_numpy(tables[:3]).to(DEVICE)
@@ -189,7 +189,7 @@ def test_tokens_behind_the_last_row_are_left_alone() -> None:
 
 
 def test_a_schedule_serves_step_after_step() -> None:
-    """Nothing of a larger step stays behind in its memory, which a captured graph keeps for good."""
+    """A larger step leaves nothing behind in the schedule's memory, which a captured graph keeps for good."""
     large = Step(rows=((1, 300), (1, 200), (18, 30)), num_programs=16)
     schedule = large.schedule()
     for rows in (large.rows, ((1, 10), (2, 5), (0, 0)), ((18, 30), (1, 1), (1, 300))):
@@ -198,7 +198,7 @@ def test_a_schedule_serves_step_after_step() -> None:
 
 
 def test_offsets_beyond_int32() -> None:
-    """The last block of a cache of more than 2^31 numbers, of which few are ever touched."""
+    """The row uses the last block of a cache of more than 2^31 numbers, few of which are ever touched."""
     step = Step(rows=((1, 100),), heads=heads(1, 1, 256), block_size=128, options=Options(num_scales=1))
     num_blocks = (1 << 31) // (2 * 128 * 256) + 8
     cache = torch.empty(num_blocks, 2, 1, 128, 256, dtype=torch.float8_e4m3fn, device=DEVICE)
@@ -239,8 +239,8 @@ def _work(rows: list[tuple[int, int]], num_programs: int) -> AttentionSchedule:
 
 
 def test_the_gpu_chooses_by_programs_batch_and_context() -> None:
-    """Long contexts are split when programs would be idle; when all have enough to do, none is; one that is much longer
-    than the others is split however many they are."""
+    """Long contexts are split only when programs would otherwise be idle; but a context much longer than the others is
+    split however many others there are."""
     chunks = _work([(1, 16_000)] * 2, num_programs=264).starts[WORK.value].tolist()
     assert chunks[:3] == [0, 32, 64]
     chunks = _work([(1, 2_000)] * 300, num_programs=16).starts
@@ -251,7 +251,7 @@ def test_the_gpu_chooses_by_programs_batch_and_context() -> None:
 
 
 def test_rows_beyond_a_block_of_the_schedule() -> None:
-    """Sums are carried on from each 1,024 rows to the next."""
+    """Sums carry over from each block of 1,024 rows to the next."""
     rows = [(1 + row % 3 * 20, 50 + row) for row in range(2_100)]
     starts = _work(rows, num_programs=4).starts
     assert starts[WORK.value, 2_100] == 700

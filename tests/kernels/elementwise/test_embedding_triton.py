@@ -9,7 +9,7 @@ from tests.support.gpu.gpu import DEVICE
 
 
 def _table(num_rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """A part of a larger table, whose other rows and columns are NaN: a row from outside shows."""
+    """A part of a larger table whose other rows and columns are NaN, so that reading outside the part shows."""
     generator = torch.Generator().manual_seed(0)
     wide = torch.full((num_rows + 2, size + 16), float("nan"))
     wide[1:-1, :size] = torch.randn(num_rows, size, generator=generator)
@@ -20,7 +20,7 @@ def _table(num_rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("size", [1, 576, 2880])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_gathers_its_rows_and_zeros(dtype: torch.dtype, size: int, id_dtype: torch.dtype) -> None:
-    """Ids of the first and the last row, those just outside, and padding's -1."""
+    """Ids of the first and the last row, ids just outside, and -1 for padding."""
     table = _table(7, size, dtype)
     ids = torch.tensor([30, 36, 29, 37, -1, 33, 30], dtype=id_dtype, device=DEVICE)
     out = torch.full((7, size), float("nan"), dtype=dtype, device=DEVICE)

@@ -27,7 +27,7 @@ def test_bfloat16_is_computed_in_float32_and_rounded_once() -> None:
 
 
 def test_heads_have_weights_of_their_own_and_input_is_left_alone() -> None:
-    """q and k norms run over strided heads with a weight a head."""
+    """q and k norms run over strided heads, each with its own weight."""
     torch.manual_seed(0)
     wide = torch.randn(5, 60)
     heads, weight = wide[:, :48].unflatten(1, (3, 16)), torch.randn(3, 16)
@@ -40,7 +40,7 @@ def test_heads_have_weights_of_their_own_and_input_is_left_alone() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(1, 96), (37, 70), (2, 5)])
 def test_a_norm_is_added_in_place(kind: str, shape: tuple[int, int]) -> None:
-    """Rows of several tasks, and of numbers that fill no vector. A row's bits are its own, whatever the batch."""
+    """Rows of several tasks, and rows that fill no vector. A row's bits do not depend on the batch."""
     torch.manual_seed(0)
     x, y, weight = torch.randn(shape) * 30, torch.randn(shape), torch.randn(shape[1])
     expected, before = y + reference.rms_norm(x, weight, 1e-5), x.clone()

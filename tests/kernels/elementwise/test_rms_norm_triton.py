@@ -1,4 +1,4 @@
-"""The GPU's RMS norm, against float64 and against its parts one after the other."""
+"""The GPU's RMS norm, against float64 and against its unfused parts."""
 
 import pytest
 import torch
@@ -16,12 +16,12 @@ from tests.support.kernels.rounding import assert_rounded, assert_same_e4m3
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 EPS = 1e-5
 # On a GPU the fused and the unfused kernel may add a row's squares in different orders, and the last bit of the norm
-# may move a number that lies at the border of two e4m3 to the other. The interpreter has one order.
+# may move a number halfway between two e4m3 values to the other. The interpreter has one order.
 ULPS = 0 if DEVICE == "cpu" else 1
 
 
 def _rows(num_tokens: int, size: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Rows in wider memory, whose rest is NaN: a row that is read beyond its end shows."""
+    """Rows in wider memory whose rest is NaN, so that reads beyond a row's end show."""
     generator = torch.Generator().manual_seed(seed)
     wide = torch.full((num_tokens, size + 16), float("nan"))
     wide[:, :size] = torch.randn(num_tokens, size, generator=generator) * 3
@@ -29,7 +29,7 @@ def _rows(num_tokens: int, size: int, dtype: torch.dtype, seed: int = 0) -> torc
 
 
 def _weight(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Followed by NaN, too."""
+    """A weight that is followed by NaN in memory, too."""
     generator = torch.Generator().manual_seed(9)
     weight = torch.cat((torch.randn(size, generator=generator), torch.full((16,), float("nan"))))
     return weight.to(dtype).to(DEVICE)[:size]
@@ -41,7 +41,7 @@ def test_agrees_with_float64(dtype: torch.dtype, size: int) -> None:
     x, weight = _rows(3, size, dtype), _weight(size)
     before, out = x.clone(), torch.full((3, size), float("nan"), dtype=dtype, device=DEVICE)
     assert rms_norm(x, weight, EPS, out=out) is out
-    # A mean of squares in float32 and a handful of roundings, on a GPU with an approximate reciprocal root.
+    # A mean of squares in float32 and a handful of roundings; on a GPU, an approximate reciprocal root besides.
     assert_rounded(out, reference.rms_norm(x.cpu(), weight.cpu(), EPS), error=1e-6)
     assert torch.equal(x, before)
 
@@ -65,13 +65,13 @@ def test_residual_is_added_in_place_and_normed_as_stored(size: int, residual_dty
 @pytest.mark.parametrize("size", [576, 2881])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_float32_stream_is_normed_as_it_is_and_rounded_once(dtype: torch.dtype, size: int) -> None:
-    """As layers have it: what a linear gave is added to the stream; the first layer norms it with nothing to add."""
+    """As in layers: a linear's output is added to the stream; the first layer norms the stream with nothing to add."""
     x, stream, weight = _rows(3, size, dtype), _rows(3, size, torch.float32, seed=1), _weight(size, dtype)
     total = x.float() + stream
     y = rms_norm(x, weight, EPS, residual_TN=stream, out_dtype=dtype)
     assert torch.equal(stream, total)
     assert y.dtype is dtype
-    # On a GPU, whose loads of x and of the stream may spread a row differently over threads, up to the last bit.
+    # On a GPU the last bit may differ: loads of x and of the stream may spread a row differently over threads.
     torch.testing.assert_close(rms_norm(stream, weight, EPS, out_dtype=dtype), y, rtol=2**-7 * ULPS, atol=0)
     assert torch.equal(rms_norm(stream, weight, EPS).to(dtype), rms_norm(stream, weight, EPS, out_dtype=dtype))
     assert_rounded(y, reference.rms_norm(total.cpu(), weight.cpu(), EPS), error=1e-6)

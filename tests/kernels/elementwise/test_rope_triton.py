@@ -16,7 +16,7 @@ def _frequencies(num_pairs: int) -> torch.Tensor:
 
 
 def _table(num_rows: int, num_pairs: int) -> torch.Tensor:
-    """Of float64's cosines and sines, rounded once: what is left is the kernel's own error."""
+    """float64 cosines and sines, rounded once, so that any error left is the kernel's own."""
     angles = torch.arange(num_rows).double()[:, None] * _frequencies(num_pairs).cpu().double()
     return (torch.cat((angles.cos(), angles.sin()), dim=1) * MAGNITUDE).float().to(DEVICE)
 

@@ -4,14 +4,14 @@ from kernels.elementwise.silu_mul import reference, silu_mul
 
 
 def test_agrees_with_float64() -> None:
-    """The gate is the first half: halves swapped, or a gate without its sigmoid, is off by far more than 1e-6."""
+    """The gate is the first half: swapped halves, or a gate without its sigmoid, are off by far more than 1e-6."""
     torch.manual_seed(0)
     gate_up = torch.randn(5, 64) * 4
     torch.testing.assert_close(silu_mul(gate_up).double(), reference.silu_mul(gate_up), rtol=1e-5, atol=1e-6)
 
 
 def test_gelu_agrees_with_float64() -> None:
-    """In its tanh form: with erf it is off by up to 5e-4."""
+    """GELU in its tanh form; the erf form is off by up to 5e-4."""
     torch.manual_seed(0)
     gate_up = torch.randn(5, 64) * 4
     expected = reference.gelu_tanh_mul(gate_up)

@@ -1,4 +1,4 @@
-"""The GPU's gated activations, against float64 and against their parts one after the other."""
+"""The GPU's gated activations, against float64 and against their unfused parts."""
 
 from typing import Literal
 
@@ -14,12 +14,12 @@ from tests.support.kernels.rounding import assert_rounded, assert_same_e4m3
 
 REFERENCES = {"silu": reference.silu_mul, "gelu_tanh": reference.gelu_tanh_mul}
 # On a GPU the fused and the unfused kernel may be compiled to different instructions around exp, and the last bit of
-# the activation may move a number that lies at the border of two e4m3 to the other.
+# the activation may move a number halfway between two e4m3 values to the other.
 ULPS = 0 if DEVICE == "cpu" else 1
 
 
 def _gate_up(num_tokens: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """In wider memory, whose rest is NaN: a row that is read beyond its end shows."""
+    """Rows in wider memory whose rest is NaN, so that reads beyond a row's end show."""
     generator = torch.Generator().manual_seed(0)
     wide = torch.full((num_tokens, 2 * size + 16), float("nan"))
     wide[:, : 2 * size] = torch.randn(num_tokens, 2 * size, generator=generator) * 3
@@ -33,7 +33,7 @@ def test_agrees_with_float64(dtype: torch.dtype, size: int, activation: Literal[
     gate_up = _gate_up(3, size, dtype)
     out = torch.full((3, size), float("nan"), dtype=dtype, device=DEVICE)
     assert silu_mul(gate_up, activation=activation, out=out) is out
-    # exp of an argument of up to 60 or so, which float32, and a GPU times log2(e) in float32, has to 2^-24 of that.
+    # exp of an argument of up to about 60, which float32 holds to 2^-24 of its size (on a GPU, multiplied by log2(e)).
     assert_rounded(out, REFERENCES[activation](gate_up.cpu()), error=1e-5)
 
 
@@ -61,7 +61,7 @@ def test_result_may_replace_the_gate() -> None:
 @pytest.mark.parametrize("power_of_two", [False, True])
 @pytest.mark.parametrize("size", [1, 300, 8200])
 def test_quantized_by_token_is_the_product_quantized(size: int, power_of_two: bool) -> None:
-    """8200 are more than a program keeps in registers, so they are computed twice."""
+    """8200 numbers are more than a program keeps in registers, so they are computed twice."""
     gate_up = _gate_up(3, size, torch.bfloat16)
     q, scales = silu_mul_quantize_tokens(gate_up, power_of_two=power_of_two)
     expected_q, expected_scales = quantize.quantize_tokens(silu_mul(gate_up).cpu(), power_of_two=power_of_two)

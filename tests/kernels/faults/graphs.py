@@ -11,7 +11,7 @@ FAULTS = [
         test="tests/worker/gpu_models/test_piecewise_graphs.py::test_steps_in_pieces_equal_steps_without_graphs_bit_for_bit",
     ),
     Fault(
-        # Row 0's: what memory held before might be any number, and with it the interpreter would read anywhere.
+        # Row 0, because stale memory may hold any number, and the interpreter would then read anywhere.
         name="rows of padding are those of a request",
         path="worker/gpu/engine.py",
         old="    arrays.rows_R[num_rows:size] = -1\n",

@@ -1,6 +1,6 @@
-"""The GPU's GEMM against float64, and that a row of the batch-invariant one has the same bits wherever it is.
+"""The GPU's GEMM against float64; a row of the batch-invariant GEMM has the same bits at any place.
 
-What must not be read is NaN: rows beyond M and N, columns beyond K.
+Memory that must not be read is NaN: rows beyond M and N, columns beyond K.
 """
 
 import pytest
@@ -21,14 +21,14 @@ from kernels.gemm.dense.triton import (
 from tests.support.gpu.gpu import DEVICE
 from tests.support.kernels.rounding import assert_rounded
 
-# More than a tile of outputs, and of K's steps, the last of them no whole ones.
+# More than one tile of outputs and more than one step of K; the last tile and the last step are partial.
 N, K = 130, 200
-# Two parts, of 9 steps of 64 each, but for the end.
+# Two parts of 9 steps of 64 each; the last step is partial.
 LONG = 1096
 
 
 def random(rows: int, columns: int, dtype: torch.dtype, seed: int, stride: int = 16) -> torch.Tensor:
-    """In wider and longer memory. A row depends on seed and its number alone."""
+    """A matrix in wider and longer memory. A row depends only on the seed and its number."""
     wide = torch.full((rows + 1, columns + stride), float("nan"))
     wide[:-1, :columns] = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     return wide.to(dtype).to(DEVICE)[:rows, :columns]
@@ -69,7 +69,7 @@ def test_agrees_with_float64(
     ("dtype", "batch", "inputs"), [(torch.bfloat16, 140, K), (torch.float16, 140, K), (torch.float32, 40, 40)]
 )
 def test_a_row_does_not_depend_on_its_batch(dtype: torch.dtype, batch: int, inputs: int) -> None:
-    """Alone, in batches of both tiles, and at the first, last and other places of a tile. Float32 hides nothing."""
+    """Alone, in batches of both tiles, and at the first, last and other places of a tile. float32 hides no bit."""
     x, weight = random(batch, inputs, dtype, 1), random(N, inputs, dtype, 2)
     together = gemm(x, weight, out_dtype=torch.float32, batch_invariant=True)
     order = torch.randperm(batch, generator=torch.Generator().manual_seed(3)).to(DEVICE)
@@ -79,7 +79,7 @@ def test_a_row_does_not_depend_on_its_batch(dtype: torch.dtype, batch: int, inpu
 
 
 def test_who_computes_a_part_of_k_changes_no_bit() -> None:
-    """Both tiles, with parts added by one program and by a kernel of their own."""
+    """Both tiles, with parts of K added by one program and by a separate kernel."""
     x, weight = (random(rows, LONG, torch.bfloat16, rows) for rows in (70, N))
     bias = bias_of(N, torch.bfloat16)
     assert cut_of_k(N, LONG, FEW) == cut_of_k(N, LONG, MANY) == (2, 9)
@@ -118,7 +118,8 @@ def test_parts_cover_k_and_none_is_empty(inputs: int, tile: GemmTile) -> None:
 
 
 def test_few_tiles_are_shared_among_programs_and_wide_outputs_are_not() -> None:
-    """A decode of 8B's o_proj has 32 tiles of outputs, each in 4 parts of K; its head has enough without."""
+    """In a decode, o_proj of an 8B model has 32 tiles of outputs, each in 4 parts of K; its head has enough tiles
+    unsplit."""
     few = tile_for(8, torch.bfloat16)
     assert (few, cut_of_k(4096, 4096, few).num_parts, should_split(8, 4096, few)) == (FEW, 4, True)
     assert cut_of_k(128256, 4096, few).num_parts == 1

@@ -1,4 +1,4 @@
-"""Which path and which tile a GEMM gets, on devices that are not here."""
+"""The path and the tile that a GEMM gets, on simulated devices."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ def test_what_scaled_mm_does_not_take_goes_to_triton(problem: Problem, device: D
 
 
 def test_scales_of_rows_need_less() -> None:
-    """M of any size, before CUDA 12.9, on Ada."""
+    """With one scale per row, M may be any number, on Ada and with CUDA below 12.9."""
     problem = dataclasses.replace(LARGE, blockwise=False, M=4097, N=4112)
     old = dataclasses.replace(H200, capability=89, cuda_version=(12, 6))
     assert choose_path(problem, old, batch_invariant=False).path == "scaled_mm"
@@ -65,5 +65,6 @@ def test_k_is_split_while_programs_are_few_and_parts_long() -> None:
     tile = Tile(block_m=16, block_n=32, block_k=128)
     split = {(N, K): with_parts_of_k(tile, 1, N, K, 132).split_k for N, K in
              ((1024, 8192), (4096, 4096), (8192, 8192), (1024, 2047), (1024, 1 << 20))}  # fmt: skip
-    # 32 programs: 8 times as many are 256. 128: 2 times. 256: already more than one an SM. Parts below 1024 do not pay.
+    # 32 programs: 8 parts make 256. 128 programs: 2 parts. 256: already more than one per SM. Parts below 1024 do not
+    # pay.
     assert split == {(1024, 8192): 8, (4096, 4096): 2, (8192, 8192): 1, (1024, 2047): 1, (1024, 1 << 20): 8}

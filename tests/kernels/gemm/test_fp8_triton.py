@@ -1,5 +1,5 @@
-"""FP8 GEMM against the formula in float64, in all layouts of scales and many tiles; and a row's independence of its
-batch."""
+"""FP8 GEMM against the formula in float64, for all layouts of scales and many tiles; and the independence of a row
+from its batch."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from kernels.triton_common.tuned_tiles import Tile, write_tiles
 from tests.support.gpu.gpu import DEVICE
 
 SCALES = ("tensor", "channel", "token-tensor", "tensor-channel", "block")
-# One of each; whole tiles; primes; one over a tile of rows, a block of outputs and a group of inputs.
+# One of each; whole tiles; odd sizes; one more than a tile of rows, a block of outputs and two groups of inputs.
 SHAPES = ((1, 1, 16), (16, 128, 256), (3, 17, 130), (17, 129, 257))
 SMALL = Tile(block_m=16, block_n=64, block_k=128)
 
@@ -45,7 +45,7 @@ class Arguments:
 
 
 def arguments(shape: tuple[int, int, int], scales: str) -> Arguments:
-    """Rows, columns and groups of very different sizes, so that the scale of another one would be seen."""
+    """Rows, columns and groups differ greatly in magnitude, so that a wrong scale shows."""
     M, N, K = shape
     generator = torch.Generator().manual_seed(M * N * K)
     x = torch.randn(M, K, generator=generator) * torch.logspace(-1, 1, M)[:, None] * torch.logspace(1, -1, K)
@@ -66,8 +66,8 @@ def arguments(shape: tuple[int, int, int], scales: str) -> Arguments:
 
 
 def exact_arguments(shape: tuple[int, int, int], scales: str) -> Arguments:
-    """Numbers whose products add up in steps of 1/64 to less than 2^24 of them: in any order the same float32. What is
-    left to round are the kernel's own operations; the interpreter's dots differ with a row's place in its tile."""
+    """Numbers whose products are multiples of 1/64 and add up to less than 2^24 of these: float32 sums are the same in
+    any order. Only the kernel's own operations round; the interpreter's dots differ with a row's place in its tile."""
     generator = torch.Generator().manual_seed(0)
 
     def numbers(like: torch.Tensor) -> torch.Tensor:
@@ -79,14 +79,14 @@ def exact_arguments(shape: tuple[int, int, int], scales: str) -> Arguments:
 
 
 def assert_close(y: torch.Tensor, of: Arguments, bias: torch.Tensor | None = None) -> None:
-    """Within what float32 sums lose of sums of sizes (2^-24 for each of K additions and three products with scales, and
-    a bit for partial sums), and one rounding to the output's dtype."""
+    """The bound is what float32 loses, relative to the sum of magnitudes (2^-24 for each of K additions and three
+    products with scales, and a bit for partial sums), plus one rounding to the output's dtype."""
     sizes = Arguments(of.x.float().abs(), of.weight.float().abs(), of.x_scales, of.weight_scales).expected()
     expected = of.expected(bias)
     rounding = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}[y.dtype]
     bound = (sizes + expected.abs()) * (of.x.shape[1] + 4) * 2**-23 + expected.abs() * rounding
     if y.dtype is torch.float16:
-        # Below its normal numbers.
+        # Subnormal float16 numbers.
         bound += 2**-24
     assert y.shape == expected.shape
     assert ((y.double() - expected).abs() <= bound).all()
@@ -125,7 +125,7 @@ def test_tiles(tile: Tile, scales: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_bias_and_dtype_of_the_output(dtype: torch.dtype, scales: str, split_k: int) -> None:
     given = arguments((5, 70, 300), scales)
-    # So large that it would be seen if it were added twice, or scaled.
+    # So large that adding it twice, or scaling it, would show.
     size = float(given.expected().abs().mean())
     bias = (torch.randn(70, generator=torch.Generator().manual_seed(1)) * size).to(dtype).to(DEVICE)
     tile = dataclasses.replace(SMALL, split_k=split_k)
@@ -158,7 +158,7 @@ def test_only_its_own_memory(scales: str, split_k: int) -> None:
 
 @pytest.mark.parametrize("scales", ["channel", "block"])
 def test_batch_invariant_rows_have_the_bits_they_have_alone(scales: str) -> None:
-    """Alone, in other places, and among other rows: one tile of rows and several."""
+    """Alone, at other places and among other rows, in one tile of rows and in several."""
     given = exact_arguments((67, 40, 300), scales)
     y = fp8_gemm(*given.all(), out_dtype=torch.float32, batch_invariant=True)
     assert_close(y, given)
@@ -168,7 +168,7 @@ def test_batch_invariant_rows_have_the_bits_they_have_alone(scales: str) -> None
 
 
 def test_batch_invariant_takes_no_other_tile(tmp_path: Path) -> None:
-    """Neither the one given, which splits K, nor one tuned for this M."""
+    """Neither the given tile, which splits K, nor one tuned for this M is taken."""
     given = arguments((2, 40, 1030), "block")
     other = dataclasses.replace(SMALL, split_k=4)
     y = fp8_gemm(*given.all(), out_dtype=torch.float32, batch_invariant=True, tile=other, tuned_folder=tmp_path)
@@ -177,7 +177,7 @@ def test_batch_invariant_takes_no_other_tile(tmp_path: Path) -> None:
 
 
 def test_the_tuned_tile_of_the_batch_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device of that name; and a default where nothing is tuned."""
+    """The tuned tile is taken on a device of that name; where nothing is tuned, a default."""
     h200 = Device(capability=90, num_sms=132, name="NVIDIA H200", cuda_version=(13, 0), has_scaled_mm=True)
     taken: list[Tile] = []
     monkeypatch.setattr(gpu, "device_of", lambda device: h200)
@@ -193,7 +193,7 @@ def test_the_tuned_tile_of_the_batch_is_taken(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("group_m", [1, 2, 5, 64])
 def test_order_of_tiles_changes_nothing(group_m: int) -> None:
-    """Five tiles of rows, three of columns: groups that do and do not come out even."""
+    """Five tiles of rows and three of columns: some group sizes divide five, others do not."""
     given = exact_arguments((70, 40, 128), "block")
     tile = Tile(block_m=16, block_n=16, block_k=128, group_m=group_m)
     y = fp8_gemm(*given.all(), out_dtype=torch.float32, tile=tile)
@@ -234,7 +234,7 @@ def by_scaled_mm(of: Arguments, device: str, *, out_dtype: torch.dtype, blockwis
 
 @pytest.mark.parametrize("scales", ["tensor", "channel", "token-tensor", "tensor-channel"])
 def test_scaled_mm_gets_its_scales_right(scales: str) -> None:
-    """torch computes these on a CPU, too. It adds up in its own order, in float32."""
+    """torch computes these layouts on a CPU, too. It adds in float32, in its own order."""
     given = arguments((8, 32, 64), scales)
     y = by_scaled_mm(given, "cpu", out_dtype=torch.float32, blockwise=False)
     assert_close(y.to(DEVICE), given)
@@ -242,12 +242,12 @@ def test_scaled_mm_gets_its_scales_right(scales: str) -> None:
 
 @pytest.mark.parametrize("groups", [1, 3, 4])
 def test_scaled_mm_gets_blocks_in_the_layout_it_checks(groups: int) -> None:
-    """On a CPU torch does not compute these, but says what it refuses."""
+    """On a CPU torch does not compute these layouts but still checks them."""
     given = arguments((8, 256, 128 * groups), "block")
     assert by_scaled_mm(given, "meta", out_dtype=torch.bfloat16, blockwise=True).shape == (8, 256)
     assert torch.equal(_block_scales(given.weight_scales)[:groups], given.weight_scales.t())
     as_quantized = quantize_blocks(given.weight.float())[1]
-    assert _block_scales(as_quantized).data_ptr() == as_quantized.data_ptr(), "copied at each call"
+    assert _block_scales(as_quantized).data_ptr() == as_quantized.data_ptr(), "the scales are copied at each call"
 
 
 def test_scaled_mm_would_refuse_another_layout() -> None:

@@ -1,5 +1,4 @@
-"""Tuned configurations: files as vLLM has them, the nearest batch, and what is said where one is missing or
-malformed."""
+"""Tuned configurations: vLLM's files, the nearest batch size, and the messages about missing or malformed files."""
 
 import json
 import logging
@@ -34,7 +33,7 @@ LARGE = {
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of this machine's cache is read, and nothing is remembered from one test to the next."""
+    """Keeps tests from reading this machine's cache and from sharing tiles with each other."""
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     tuned_files._tiles.cache_clear()
@@ -66,7 +65,7 @@ def test_a_file_of_vllm_loads_as_it_is(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize(("M", "nearest"), [(1, 2), (2, 2), (9, 2), (10, 2), (11, 18), (18, 18), (4096, 18)])
 def test_the_nearest_batch_counts_and_of_two_the_smaller(folder: Path, M: int, nearest: int) -> None:
-    # In no order, as text would sort them otherwise.
+    # Out of order; sorted as text, 18 would come before 2.
     (folder / NAME).write_text(json.dumps({"18": {**SMALL, "num_stages": 3}, "2": SMALL}))
     tile = tile_of(M, folder)
     assert tile is not None
@@ -74,7 +73,7 @@ def test_the_nearest_batch_counts_and_of_two_the_smaller(folder: Path, M: int, n
 
 
 def test_folders_in_their_order(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache, where the tuner writes; over it the environment's; over both the one given."""
+    """The given folder takes precedence over the environment's, which does over the cache, where the tuner writes."""
     other = tmp_path / "other"
     for number, directory in enumerate((tmp_path / "cache/fp8_gemm", other, folder), 1):
         directory.mkdir(parents=True, exist_ok=True)
@@ -99,7 +98,7 @@ def test_what_is_written_is_read(folder: Path) -> None:
     assert read_tiles(folder / NAME) == tiles
     written = json.loads((folder / NAME).read_text())
     assert list(written) == ["8", "64"]
-    # Of keys that vLLM does not know, only where they are needed.
+    # Keys that vLLM does not know are written only where they are needed.
     assert set(written["8"]) == set(SMALL)
     assert set(written["64"]) == {*SMALL, "SPLIT_K"}
 
@@ -128,7 +127,7 @@ def _with(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_malformed_file_is_refused(folder: Path, values: object, said: str) -> None:
-    """With its name, the batch size and key, what is there and what would work."""
+    """The error has the file's name, the batch size and key, the value, and what would work."""
     (folder / NAME).write_text(values if isinstance(values, str) else json.dumps(values))
     with pytest.raises(TunedConfigError, match=said) as caught:
         tile_of(16, folder)

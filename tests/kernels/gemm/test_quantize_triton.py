@@ -1,4 +1,4 @@
-"""Quantization to e4m3 against its formulas, bit by bit; and what a caller must be able to rely on."""
+"""Quantization to e4m3 against its formulas, bit by bit; and guarantees that callers rely on."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from tests.support.gpu.gpu import DEVICE
 Quantize = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 GRAINS = ("tokens", "groups", "blocks")
-# One row and one number; a whole group; odd; one over a group and a tile of rows.
+# A single number; a whole group; odd sizes; one more than two groups and a tile of rows.
 SHAPES = ((1, 1), (1, 128), (3, 130), (17, 257))
 
 
@@ -21,7 +21,7 @@ def quantize(module: object, grain: str) -> Quantize:
 
 
 def numbers(M: int, K: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Of sizes from 1e-3 to 1e2, so that groups have different scales and small numbers become subnormal."""
+    """Magnitudes from 1e-3 to 1e2, so that groups have different scales and small numbers become subnormal."""
     x = torch.randn(M, K, generator=torch.Generator().manual_seed(M * 1000 + K)) * torch.logspace(-3, 2, K)
     return x.to(dtype).to(DEVICE)
 
@@ -57,7 +57,7 @@ def test_bits_of_several_tiles(grain: str, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("grain", GRAINS)
 def test_scales_that_are_powers_of_two(grain: str) -> None:
     x = numbers(33, 300)
-    # 448 and 224 are at a power of two already, the next number above must go to the next.
+    # The scales of 448 and 224 are powers of two already; the number just above 224 must get the next power.
     x[0] = 448.0
     x[1] = torch.nextafter(torch.tensor(224.0), torch.tensor(448.0))
     actual = quantize(gpu, grain)(x, power_of_two=True)
@@ -76,8 +76,8 @@ def _block(grain: str, x: torch.Tensor) -> tuple[int, int]:
 
 @pytest.mark.parametrize("grain", GRAINS)
 def test_what_is_quantized_is_close(grain: str) -> None:
-    """Half a step of e4m3 is 1/16 of a number, and 2^-10 of the scale where it has no more exponents: two roundings of
-    float32 are added."""
+    """Half a step of e4m3 is 1/16 of a number, or 2^-10 of the scale for subnormal numbers. Two float32 roundings are
+    added."""
     x = numbers(19, 300)
     q, scales = quantize(gpu, grain)(x)
     scale = scale_of_each(grain, x, scales).double()
@@ -96,8 +96,8 @@ def test_zeros_have_a_finite_scale(grain: str) -> None:
 @pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
 @pytest.mark.parametrize("grain", GRAINS)
 def test_what_is_not_finite_is_not_hidden(grain: str, value: float) -> None:
-    """All that shares a scale with it becomes NaN, and nothing else."""
-    # With blocks the last row is in one of its own.
+    """Every number that shares a scale with it becomes NaN, and no other."""
+    # With blocks, the last row has a block of its own.
     last = 128 if grain == "blocks" else 18
     x = numbers(last + 1, 300)
     x[last, 140] = value
@@ -111,7 +111,7 @@ def test_what_is_not_finite_is_not_hidden(grain: str, value: float) -> None:
 
 @pytest.mark.parametrize("grain", ["tokens", "groups"])
 def test_a_row_does_not_depend_on_its_batch(grain: str) -> None:
-    """65 rows are computed in other tiles than one."""
+    """65 rows are computed in other tiles than a single one."""
     x = numbers(65, 257)
     q, scales = quantize(gpu, grain)(x)
     for row in (0, 31, 64):
@@ -122,14 +122,14 @@ def test_a_row_does_not_depend_on_its_batch(grain: str) -> None:
 
 @pytest.mark.parametrize("grain", GRAINS)
 def test_rows_of_a_wider_matrix(grain: str) -> None:
-    """What lies between the rows is NaN, and not read."""
+    """The memory between the rows is NaN and must not be read."""
     wide = torch.full((19, 400), float("nan"), device=DEVICE)
     wide[:, :257] = numbers(19, 257)
     assert_same(quantize(gpu, grain)(wide[:, :257]), quantize(gpu, grain)(wide[:, :257].contiguous()))
 
 
 def test_rows_longer_than_a_tile() -> None:
-    """Read twice: the largest number is in the last tile, then in the first."""
+    """Rows are read twice: the largest number is in the last tile of one row and in the first of the other."""
     x = numbers(2, 8200)
     x[0, 8199], x[1, 0] = 1e4, 1e4
     assert_same(gpu.quantize_tokens(x), reference.quantize_tokens(x))

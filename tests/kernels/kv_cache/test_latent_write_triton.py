@@ -1,4 +1,4 @@
-"""The GPU's cache write of MLA: into its slots and no other number, rounded or quantized as the reference has it."""
+"""The GPU's cache write of MLA: it writes its slots and nothing else, rounded or quantized like the reference."""
 
 import pytest
 import torch
@@ -15,14 +15,14 @@ SHAPE = LatentShape(num_heads=1, latent_size=64, rope_size=16)
 
 
 def _entries(num_tokens: int, shape: LatentShape, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Latents and rope parts as they lie in a projection, beside the queries' part."""
+    """Latents and rope parts, strided as in a projection, where the queries' part lies beside them."""
     generator = torch.Generator().manual_seed(0)
     wide = torch.randn(num_tokens, 32 + shape.entry_size, generator=generator).to(dtype).to(DEVICE)
     return wide[:, 32 : 32 + shape.latent_size], wide[:, 32 + shape.latent_size :]
 
 
 def _cache(dtype: torch.dtype, shape: LatentShape = SHAPE, block_size: int = 8) -> torch.Tensor:
-    """Of NaN: what is not written is seen."""
+    """A cache full of NaN, so that entries left unwritten show."""
     size = mla_cache_shape(num_blocks=4, block_size=block_size, shape=shape)
     return torch.full(size, float("nan")).to(dtype).to(DEVICE)
 
@@ -35,7 +35,7 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("cache_dtype", FLOATS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_writes_its_slots_and_no_other(dtype: torch.dtype, cache_dtype: torch.dtype, shape: LatentShape) -> None:
-    """Four slots for six tokens: a step's buffers are longer than the step."""
+    """Four slots for six tokens, as a step's buffers may be longer than the step."""
     latent, rope = _entries(6, shape, dtype)
     cache = _cache(cache_dtype, shape)
     expected, slots = cache.clone(), torch.tensor([31, 8, -1, 3], device=DEVICE)
@@ -46,7 +46,7 @@ def test_writes_its_slots_and_no_other(dtype: torch.dtype, cache_dtype: torch.dt
 
 @pytest.mark.parametrize("as_bits", [False, True])
 def test_quantizes_latent_and_rope_with_one_scale(as_bits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """as_bits: as GPUs without e4m3 store it."""
+    """as_bits: store it as GPUs without e4m3 do."""
     if as_bits:
         monkeypatch.setattr(gpu, "kernel_view", lambda cache: cache.view(torch.uint8))
     latent, rope = _entries(4, SHAPE, torch.bfloat16)
@@ -81,7 +81,7 @@ def test_only_padding_touches_nothing() -> None:
 
 
 def test_reaches_slots_beyond_two_to_the_31_numbers() -> None:
-    """The cache of 2 GiB is virtual memory but for the pages that are written."""
+    """The cache of 2 GiB is virtual memory except for the pages that are written."""
     num_blocks = (1 << 31) // (128 * 576) + 8
     cache = torch.empty(num_blocks, 128, 576, dtype=torch.float8_e4m3fn, device=DEVICE)
     latent, rope = _entries(1, LatentShape(num_heads=1), torch.bfloat16)

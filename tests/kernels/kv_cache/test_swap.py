@@ -9,7 +9,7 @@ def test_copies_its_blocks_and_no_other(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     source, target = torch.randn(6, 8, 2, 3, 4).to(dtype), torch.randn(4, 8, 2, 3, 4).to(dtype)
     before, expected = source.clone(), target.clone()
-    # One block may go to two places.
+    # One block is copied to two places.
     sources, targets = torch.tensor([5, 1, 5]), torch.tensor([0, 3, 2])
     reference.block_copy(source, expected, sources, targets)
     block_copy(source, target, sources, targets)

@@ -1,5 +1,5 @@
-"""Block swap: what is merged into runs, what is copied, and what waits for what. The copies run on the CPU; without a
-GPU streams and events are recorded instead."""
+"""Block swap: merging into runs, copies, and the order of copies and computation. The copies run on the CPU; without a
+GPU, the use of streams and events is recorded instead."""
 
 import contextlib
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def test_blocks_that_make_no_sense_are_refused(sources: list[int], targets: list
 
 
 class RecordedStream:
-    """What a test sees of a torch.cuda.Stream."""
+    """A stand-in for torch.cuda.Stream that records calls."""
 
     def __init__(self, log: list[str], name: str) -> None:
         self._log, self.name = log, name
@@ -64,7 +64,7 @@ class RecordedStream:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """torch.cuda's streams, replaced by ones that record what is asked of them."""
+    """The log of calls to torch.cuda's streams, which are replaced by stand-ins."""
     log: list[str] = []
 
     @contextlib.contextmanager
@@ -86,7 +86,7 @@ def _layers(num_blocks: int, seed: int) -> list[torch.Tensor]:
 
 
 def test_swaps_wait_for_the_computation_and_end_with_an_event(log: list[str]) -> None:
-    """A copy that does not wait reads keys that are still being written, or overwrites some that are still being
+    """A copy that does not wait reads keys that are still being written, or overwrites keys that are still being
     read."""
     swap = BlockSwap(_layers(6, 0), _layers(4, 1))
     ordered = ["copies waits for computation", "copies begins", "copies ends", "event on copies"]

@@ -29,9 +29,9 @@ def test_q_is_that_of_the_reference(kind: str, with_norm: bool) -> None:
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_native_cache_has_every_number_once_in_its_place(dtype: torch.dtype, block_size: int) -> None:
-    """As cache_layout.h says: keys in columns of tokens, values in rows, in bf16 by pairs of what is summed over.
+    """The layout of cache_layout.h: keys in columns of tokens, values in rows; in bf16, pairs along the summed axis.
 
-    And slots that are not written stay as they were.
+    Slots that are not written stay as they were.
     """
     torch.manual_seed(0)
     op = RopeCacheWrite(path_of("native", dtype), num_heads=HEADS, num_kv_heads=KV_HEADS, head_size=SIZE)

@@ -1,4 +1,4 @@
-"""The GPU's fused way from qkv into the KV cache, against float64 and against its parts one after the other."""
+"""The GPU's fused write of qkv into the KV cache, against float64 and against its unfused parts."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ WRITTEN = [0, 1, 3]
 
 
 def _qkv(num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Four tokens, in wider memory, whose rest is NaN."""
+    """Four tokens in wider memory whose rest is NaN."""
     generator = torch.Generator().manual_seed(0)
     row = (num_heads + 2 * num_kv_heads) * head_size
     wide = torch.full((4, row + 16), float("nan"))
@@ -40,7 +40,7 @@ def _turns(num_pairs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _unturned(num_tokens: int) -> torch.Tensor:
-    """A table of angles of 0: k, too, is written as it is."""
+    """A rope table of zero angles, so that k is written unchanged."""
     return torch.tensor([1.0, 0.0]).repeat_interleave(32).repeat(num_tokens, 1).to(DEVICE)
 
 
@@ -84,7 +84,7 @@ def test_agrees_with_float64(
     keys, values = _written(cache)
     assert_rounded(keys, k[WRITTEN], error=2e-6)
     assert torch.equal(values.cpu(), v[WRITTEN].to(dtype))
-    # Nothing but q and those slots is touched.
+    # Only q and those slots are touched.
     assert out.data_ptr() == qkv.data_ptr()
     num_q = num_heads * head_size
     assert torch.equal(qkv[:, num_q:].view(torch.uint8), before[:, num_q:].view(torch.uint8))
@@ -96,7 +96,7 @@ def test_agrees_with_float64(
 def test_quantizes_with_the_scales_of_keys_and_values(
     num_scales: int, as_bits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From float32, so that rounding to qkv's dtype does not come between; as_bits: as GPUs without e4m3 store it."""
+    """qkv is float32, which avoids a rounding in between. as_bits: store it as GPUs without e4m3 do."""
     if as_bits:
         monkeypatch.setattr(gpu, "kernel_view", lambda cache: cache.view(torch.uint8))
     qkv, cache, (_, _, table) = _qkv(4, 3, 64, torch.float32), _cache(torch.float8_e4m3fn, 3, 64), _turns(32)
@@ -113,7 +113,7 @@ def test_quantizes_with_the_scales_of_keys_and_values(
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_is_rope_and_cache_write_in_one(interleaved: bool) -> None:
-    """With a table of positions, and more heads than a program takes."""
+    """Uses a table indexed by position, and more heads than one program takes."""
     num_heads, num_kv_heads, head_size = 17, 4, 128
     qkv, table = _qkv(num_heads, num_kv_heads, head_size, torch.bfloat16), torch.randn(50, 64).to(DEVICE)
     positions = torch.tensor([3, 49, 0, 3], dtype=torch.int32, device=DEVICE)
@@ -142,9 +142,9 @@ def test_rounds_to_the_dtype_of_the_cache(cache_dtype: torch.dtype) -> None:
 
 
 def test_large_numbers_saturate_and_nan_stays() -> None:
-    """A key that overflowed to NaN would take its whole row's attention with it."""
+    """A key that overflowed to NaN would spoil its whole row's attention."""
     qkv, cache, ones = _qkv(1, 1, 64, torch.float32), _cache(torch.float8_e4m3fn, 1, 64), torch.ones(1, device=DEVICE)
-    # Of the first token's key and value.
+    # Where the first token's key and value begin.
     for first in (64, 128):
         qkv[0, first : first + 3] = torch.tensor([1e6, -1e6, float("nan")])
     rope_cache_write(qkv, _unturned(4), cache, SLOTS, num_heads=1, k_scale=ones, v_scale=ones)
@@ -173,7 +173,7 @@ def test_chunks_and_order_do_not_matter() -> None:
 
 
 def test_reaches_slots_beyond_two_to_the_31_numbers() -> None:
-    """The cache of 3 GiB is virtual memory but for the pages that are written."""
+    """The cache of 3 GiB is virtual memory except for the pages that are written."""
     shape = gpu_cache_shape(num_blocks=(1 << 21) + (1 << 20), block_size=8, num_kv_heads=1, head_size=64)
     cache = torch.empty(shape, dtype=torch.float8_e4m3fn, device=DEVICE)
     qkv, ones = _qkv(1, 1, 64, torch.bfloat16)[:1], torch.ones(1, device=DEVICE)
@@ -199,7 +199,7 @@ def test_scales_go_with_the_cache(cache_dtype: torch.dtype, scale: torch.Tensor 
 
 
 def test_padding_of_any_content_changes_nothing_else() -> None:
-    """As graphs have it: position 0, slot -1, and whatever the layers before made of it."""
+    """Padding as in graphs: position 0, slot -1, and whatever the earlier layers computed for it."""
     qkv, cache = _qkv(2, 1, 64, torch.bfloat16), _cache(torch.bfloat16, 1, 64)
     table, positions = torch.randn(50, 64).to(DEVICE), torch.tensor([3, 7, 0, 0], dtype=torch.int32, device=DEVICE)
     slots = torch.tensor([31, 4, -1, -1], device=DEVICE)

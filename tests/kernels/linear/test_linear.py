@@ -10,7 +10,7 @@ from kernels.linear.reference import linear
 from kernels.sampling import greedy
 from tests.support.kernels.kernel_paths import KINDS, NATIVE_KINDS, native, path_of
 
-# Columns and inputs that fill no panel, no pair and no vector, and some that do.
+# Some outputs and inputs fill whole panels, pairs and vectors, others do not.
 SHAPES = ((96, 40), (97, 33), (64, 48), (5, 3))
 
 
@@ -19,7 +19,7 @@ def _weight(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> torch.Tens
 
 
 def _tolerance(backend: Backend, dtype: torch.dtype) -> float:
-    """Sums of 100 float32 products round by about 1e-6; inputs rounded to bf16 by 2^-9 each."""
+    """Sums of 100 float32 products have an error of about 1e-6; rounding inputs to bf16 adds 2^-9 each."""
     rounds = backend.compute_dtype is torch.bfloat16 or (
         backend.native is not None and backend.native.path.rounds_inputs
     )
@@ -30,7 +30,7 @@ def _tolerance(backend: Backend, dtype: torch.dtype) -> float:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_agrees_with_float64(kind: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    """Against the very numbers of the weights, so that bf16 weights lose nothing more."""
+    """The reference uses the rounded weights, so that bf16 weights add no error."""
     torch.manual_seed(0)
     num_inputs, num_outputs = shape
     path, weight = path_of(kind, dtype), _weight(num_outputs, num_inputs, dtype)
@@ -62,8 +62,8 @@ def test_norm_gate_and_addition(kind: str, dtype: torch.dtype, num_gates: int, a
 
 @pytest.mark.parametrize("num_rows", [1, 7])
 def test_fixed_point_keeps_every_bit_of_a_bfloat16_near_the_largest(num_rows: int) -> None:
-    """All 256 significands, with either sign, at 14 distances from the largest of 64 weights; in panels as one tile
-    reads them, and as several do. One input alone is 1, so that a sum is a weight."""
+    """All 128 significands with either sign, at 14 distances from the largest of 64 weights; in panels as one tile
+    reads them, and as several do. In each row one input is 1 and the others 0, so that a sum is a single weight."""
     significands = torch.arange(128, 256).repeat(2) * torch.tensor([1, -1]).repeat_interleave(128)
     exponents = torch.arange(14)
     weight_OI = (significands[:, None] * 2.0**-exponents).bfloat16()  # 256 columns, 14 inputs
@@ -72,7 +72,7 @@ def test_fixed_point_keeps_every_bit_of_a_bfloat16_near_the_largest(num_rows: in
     x_TI = torch.zeros(15 * num_rows, 15)
     x_TI[torch.arange(15 * num_rows), torch.arange(15 * num_rows) % 15] = 1.0
     columns = torch.cat([packed(rows) for rows in x_TI.split(num_rows)])[:15].T[:, 1:]
-    # 13 bits under 2^8: up to 5 bits below the largest a bf16's 8 are there. Below that they are rounded to 2^-5.
+    # 13 bits below 2^8 hold all 8 bits of a bf16 up to 5 exponents below the largest; smaller ones are rounded to 2^-5.
     exact = exponents <= 5
     torch.testing.assert_close(columns[:, exact], weight_OI.float()[:, exact], rtol=1e-6, atol=0)
     torch.testing.assert_close(columns, weight_OI.float(), rtol=1e-6, atol=2.0**-6 * 1.001)
@@ -97,7 +97,7 @@ def test_a_row_has_the_same_bits_in_every_batch(kind: str, dtype: torch.dtype, g
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_outputs", [1, 5, 33, 1000])
 def test_argmax_is_that_of_the_outputs(kind: str, dtype: torch.dtype, num_outputs: int) -> None:
-    """To the bit, the lowest of equals: whether outputs are stored must not show in what a greedy row says."""
+    """Bit for bit, and the lowest id among equals: storing the outputs or not must not change a greedy row's tokens."""
     torch.manual_seed(0)
     weight = _weight(num_outputs, 70, dtype)
     weight[num_outputs // 2 :] = weight[: num_outputs - num_outputs // 2].clone()  # each output twice
@@ -115,7 +115,7 @@ def test_argmax_is_that_of_the_outputs(kind: str, dtype: torch.dtype, num_output
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_argmax_of_rows_that_are_not_finite_or_all_equal(kind: str, dtype: torch.dtype) -> None:
-    """A panel's padding would win where every output is negative, and NaN would vanish in a plain maximum."""
+    """A panel's padding would win if every output is negative, and a plain maximum would drop NaN."""
     weight, bias = torch.ones(37, 8).to(dtype), torch.full((37,), -1.0).to(dtype)
     packed = PackedLinear(weight, bias, path_of(kind, dtype))
     x = torch.full((5, 8), -2.0)
@@ -123,7 +123,7 @@ def test_argmax_of_rows_that_are_not_finite_or_all_equal(kind: str, dtype: torch
     ids, values = packed.argmax(x)
     assert ids.tolist() == [0] * 5
     torch.testing.assert_close(values[[0, 4]], torch.tensor([-17.0, 0.0]))
-    # Where inputs share a scale, as bf16 ones may, an infinite one can make a sum undefined.
+    # Where inputs share a scale, as they may for bf16 weights, an infinite one can make a sum undefined.
     assert not values[1:4].isfinite().any()
     if dtype is torch.float32:
         assert values[2:4].tolist() == [float("inf"), float("-inf")]
@@ -172,7 +172,7 @@ def test_the_torch_path_follows_dtype_and_machine() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_packing_keeps_nothing_of_the_tensor_given(kind: str) -> None:
-    """Loading overwrites and drops tensors after packing; a layer that still looked at them would change."""
+    """Loading overwrites and drops tensors after packing; a layer that still used them would change."""
     x, weight, bias = torch.randn(3, 32), torch.randn(16, 32), torch.randn(16)
     packed = PackedLinear(weight, bias, path_of(kind, torch.float32))
     before = packed(x)

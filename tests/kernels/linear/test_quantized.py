@@ -1,4 +1,4 @@
-"""Linears of 8-bit and 4-bit weights: what is computed on integers is held to the formulas of reference.py."""
+"""Linears of 8-bit and 4-bit weights: integer computation against the formulas of reference.py."""
 
 import pytest
 import torch
@@ -11,12 +11,12 @@ from kernels.linear.weights import Int4Weight, Int8Weight, dequantize, num_group
 from tests.support.kernels.kernel_paths import NATIVE_KINDS, kernels_of, path_of
 
 QUANTIZATIONS = ("int8", "grouped int8", "int4")
-# Inputs and outputs that fill no group, no pair, no panel, and some that do.
+# Some inputs and outputs fill whole groups, pairs and panels, others do not.
 SHAPES = ((3, 5), (33, 33), (70, 5), (64, 48), (97, 130))
 
 
 def _weight(quantization: str, num_outputs: int, num_inputs: int) -> Int8Weight | Int4Weight:
-    """Any values, the extremes among them."""
+    """Random values, including the extremes."""
     num_scales = 1 if quantization == "int8" else num_groups(num_inputs)
     scales = (torch.rand(num_outputs, num_scales) + 0.1) * num_inputs**-0.5
     if quantization == "int4":
@@ -38,7 +38,7 @@ def _packed(weight: Int8Weight | Int4Weight, bias: torch.Tensor | None = None, *
 
 
 def _assert_near(y: torch.Tensor, expected: torch.Tensor) -> None:
-    """Sums of floats round by about 1e-7 of the largest each, a step between two of the integers is 4e-3."""
+    """Float sums round by about 1e-7 of the largest output; an error of one integer step would be 4e-3."""
     assert float((y - expected).abs().max() / expected.abs().max()) < 1e-5
 
 
@@ -56,7 +56,7 @@ def test_agrees_with_the_reference(kind: str, quantization: str, shape: tuple[in
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_integers_are_exact(kind: str, quantization: str) -> None:
-    """With scales of 1 the sums are whole numbers that float32 holds: any product lost or saturated shows."""
+    """With scales of 1 the sums are whole numbers that float32 holds exactly: a lost or saturated product shows."""
     torch.manual_seed(0)
     weight = _weight(quantization, 32, 64)
     weight.scales_OG.fill_(1)
@@ -81,7 +81,7 @@ def test_norm_gate_and_addition(kind: str, quantization: str, num_gates: int) ->
     expected = residual + silu_mul(quantized_linear(normed, weight, bias))
     path = path_of(kind, torch.float32)
     PackedLinear(weight, bias, path, norm_I=norm, eps=1e-2, gated=True).add_to_(residual, x)
-    # An input that is halfway between two integers, but for a bit, may become the other one: at most a scale's width.
+    # An input within a bit of the middle between two integers may round to the other: an error of at most one scale.
     error = (residual - expected).abs() / expected.abs().max()
     assert float(error.median()) < 1e-6
     assert float(error.max()) < 1e-2
@@ -99,7 +99,7 @@ def test_the_largest_output_is_that_of_a_call(kind: str, quantization: str) -> N
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_rows_that_are_zero_huge_small_or_not_finite(kind: str, quantization: str) -> None:
-    """A row that failed must be seen to have failed, and change no other."""
+    """A failed row must show that it failed, and change no other row."""
     torch.manual_seed(0)
     weight = _weight(quantization, 40, 70)
     packed, x = _packed(weight, kind=kind), torch.randn(9, 70)
@@ -117,7 +117,7 @@ def test_rows_that_are_zero_huge_small_or_not_finite(kind: str, quantization: st
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_the_largest_output_of_a_row_that_failed_shows_it(kind: str, quantization: str) -> None:
-    """Greedy rows see no other output: an integer made of NaN must not win as if it were one."""
+    """Greedy rows use only this output: an integer converted from NaN must not win as a regular value."""
     torch.manual_seed(0)
     kernels, packed, x = kernels_of(kind), _packed(_weight(quantization, 1000, 70), kind=kind), torch.randn(12, 70)
     before = packed.argmax(x)
@@ -151,7 +151,7 @@ def test_a_row_has_the_same_bits_in_every_batch(kind: str, quantization: str, ga
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_every_path_gives_the_same_bits(quantization: str) -> None:
-    """Integers are exact, and floats add in one order: a request may move between machines."""
+    """Integers are exact and floats are added in one order, so a request may move between machines."""
     torch.manual_seed(0)
     weight, bias, x = _weight(quantization, 70, 290), torch.randn(70), torch.randn(21, 290)
     results = [_packed(weight, bias, kind=kind)(x) for kind in NATIVE_KINDS]
@@ -175,7 +175,7 @@ def test_threads_change_no_bit(kind: str, quantization: str) -> None:
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_packing_keeps_nothing_of_the_tensors_given(kind: str, quantization: str) -> None:
-    """Loading overwrites and drops tensors after packing; a layer that still looked at them would change."""
+    """Loading overwrites and drops tensors after packing; a layer that still used them would change."""
     x, weight, bias = torch.randn(3, 32), _weight(quantization, 16, 32), torch.randn(16)
     packed = _packed(weight, bias, kind=kind)
     before = packed(x)

@@ -1,5 +1,4 @@
-"""Linear layers in e4m3: their weights as parts are put together, and the layer on a GPU against the formulas one after
-the other."""
+"""Linear layers in e4m3: concatenating parts of their weights, and the layer on a GPU against unfused formulas."""
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ LAYOUTS = ("tensor", "channel", "block")
 
 
 def _floats(num_outputs: int, num_inputs: int, seed: int = 0) -> torch.Tensor:
-    """Rows and columns of different sizes: the scale of another one would be seen."""
+    """Rows and columns differ in magnitude, so that a wrong scale shows."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(num_outputs, num_inputs, generator=generator)
     return weight * torch.logspace(0, 1, num_outputs)[:, None] * torch.logspace(0, -1, num_inputs) * (1 + seed)
@@ -49,7 +48,7 @@ def test_floats_are_the_values_times_their_scales(layout: str) -> None:
 
 
 def test_quantizing_moves_a_weight_by_half_a_step_of_e4m3() -> None:
-    """Half a step: 2^-4 of a normal number; the least numbers of a row are 2^-9 of its scale apart."""
+    """Half a step is 2^-4 of a normal number; the smallest numbers of a row are 2^-9 of its scale apart."""
     floats = _floats(5, 70)
     floats[3] = 0
     weight = quantize_fp8(floats)
@@ -74,7 +73,7 @@ def test_a_weight_that_is_not_finite_is_not_hidden(bad: float) -> None:
         (("tensor", "channel"), (96, 40), 130, "channel"),
         (("block", "block", "block"), (256, 128, 130), 257, "block"),
         (("tensor", "block"), (128, 256), 257, "block"),
-        # One block across is one scale a row.
+        # If a row is one block wide, it has one scale.
         (("block", "channel"), (130, 40), 100, "channel"),
     ],
 )
@@ -141,14 +140,15 @@ def _linear(weight: Fp8Weight, norm: torch.Tensor | None = None, *, gated: bool 
 
 
 def _expected(weight: Fp8Weight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """In float64, of inputs rounded as the layer rounds them."""
+    """The float64 result for inputs rounded as the layer rounds them."""
     rounded = (quantize.quantize_groups if weight.has_blocks else quantize.quantize_tokens)(x.float())
     return gemm.fp8_gemm(rounded[0], weight.values_OI, rounded[1], weight.scales, bias_N=bias)
 
 
 def _assert_near(y: torch.Tensor, expected: torch.Tensor) -> None:
-    """Sums of 300 products in float32 (on a GPU of 14 bits within 128 of them). An input may be rounded to the number
-    beside it where the norm or the gate before it differs in its last bit: none of these is."""
+    """The bound allows for sums of 300 products in float32 (on a GPU with 14 bits, within 128 of them). It does not
+    allow for an input rounded to the neighbouring number because the norm or gate differs in its last bit; no input
+    here is."""
     bound = 2e-5 if DEVICE == "cpu" else 5e-3
     assert (y.double().cpu() - expected).abs().max() <= bound * expected.abs().max()
 
@@ -175,14 +175,14 @@ def test_the_norm_adds_what_is_pending_and_quantizes(layout: str, is_pending: bo
     stream = x + delta if is_pending else x
     _assert_near(_linear(weight, norm)(residual), _expected(weight, rms_norm(stream, norm, EPS)))
     assert not residual.is_pending
-    assert torch.equal(residual.x_TE.cpu(), stream), "the addition is kept"
+    assert torch.equal(residual.x_TE.cpu(), stream), "the addition is not kept"
 
 
 @pytest.mark.parametrize(
     ("layout", "other", "activation"), [("tensor", "block", "gelu_tanh"), ("block", "channel", "silu")]
 )
 def test_a_gated_layer_quantizes_as_the_next_one_takes_it(layout: str, other: str, activation: Activation) -> None:
-    """192 outputs: groups of 128 end within."""
+    """192 outputs end within a group of 128."""
     weight, last, x = _weight(layout, 384, 130), _weight(other, 130, 192, 1), _inputs(3, 130)
     norm = torch.ones(130)
     gated = (silu_mul if activation == "silu" else gelu_tanh_mul)(_expected(weight, rms_norm(x, norm, EPS)))
@@ -196,7 +196,7 @@ def test_a_gated_layer_quantizes_as_the_next_one_takes_it(layout: str, other: st
     fused = residual.delta_TE.clone()
     residual.is_pending = False
     then.add_to_(residual, first(residual))
-    assert torch.equal(residual.delta_TE, fused), "the fused kernel is its two parts"
+    assert torch.equal(residual.delta_TE, fused), "the fused kernel differs from its two parts"
 
 
 @pytest.mark.parametrize("layout", ["channel", "block"])
@@ -208,7 +208,7 @@ def test_batch_invariant_rows_have_the_same_bits_alone(layout: str) -> None:
 
 
 def test_a_packed_linear_takes_fp8_and_puts_one_after_the_other() -> None:
-    """From FP8 to FP8 nothing is put between; beside floats it is."""
+    """Between two FP8 layers no intermediate buffer is requested; before a float layer, one is."""
     path = gpu_backend(torch.float32, torch.device(DEVICE))
     norm, x = torch.ones(130), _inputs(2, 130)
     first, last = _weight("channel", 96, 130), _weight("channel", 130, 48, 1)

@@ -1,4 +1,4 @@
-"""Quantizing the weights of linear layers: how far a number may move, for any numbers."""
+"""Quantizing the weights of linear layers: bounds on how far any number may move."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from kernels.linear.weights import (
     quantize_int8,
 )
 
-# Half of a float16's spacing: relative, and at least absolute, where numbers are subnormal.
+# Half of float16's spacing: relative, and the absolute minimum for subnormal numbers.
 HALF_ROUNDS = (2.0**-11, 2.0**-25)
 SMALLEST_NORMAL = 2.0**-126
 WIDTHS = (1, 31, 32, 33, 64, 100)
@@ -26,7 +26,7 @@ WIDTHS = (1, 31, 32, 33, 64, 100)
 
 @st.composite
 def weights(draw: st.DrawFn, largest: float) -> torch.Tensor:
-    """float32 [O, I], each row of its own magnitude and shape: spread out, nearly constant, zero but for one, zero."""
+    """float32 [O, I]. Rows differ in magnitude and shape: spread out, nearly constant, zero but for one, or zero."""
     num_inputs = draw(st.sampled_from(WIDTHS))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     rows = []
@@ -50,7 +50,7 @@ def weights(draw: st.DrawFn, largest: float) -> torch.Tensor:
 @given(weights(largest=3e38))
 @settings(max_examples=150, deadline=None)
 def test_int8_moves_a_weight_by_half_a_step_of_its_row(weight: torch.Tensor) -> None:
-    """The step being the row's largest over 127. Below the smallest normal float32 a step may round to nothing."""
+    """A step is the row's largest over 127. Below the smallest normal float32, a step may round to zero."""
     quantized = quantize_int8(weight)
     assert (quantized.values_OI.dtype, quantized.values_OI.shape) == (torch.int8, weight.shape)
     assert (quantized.scales_OG.dtype, quantized.scales_OG.shape) == (torch.float32, (len(weight), 1))
@@ -60,14 +60,14 @@ def test_int8_moves_a_weight_by_half_a_step_of_its_row(weight: torch.Tensor) -> 
     assert (error <= largest / 254 * (1 + 1e-5) + 127 * SMALLEST_NORMAL).all()
     is_normal = largest.squeeze(1) > 127 * SMALLEST_NORMAL
     kept = quantized.values_OI.abs().amax(dim=1)[is_normal]
-    assert (kept == 127).all(), "a row's largest is the largest that 8 bits hold"
+    assert (kept == 127).all(), "a row's largest is not the largest that 8 bits hold"
     assert (error.gather(1, weight.abs().argmax(dim=1, keepdim=True)) <= largest * 1e-6 + 127 * SMALLEST_NORMAL).all()
 
 
 @given(weights(largest=6e4))
 @settings(max_examples=150, deadline=None)
 def test_int4_moves_a_weight_by_half_a_step_of_its_group(weight: torch.Tensor) -> None:
-    """The step being a fifteenth of the group's range; minimum and step are rounded to float16 besides."""
+    """A step is a fifteenth of the group's range; minimum and step are also rounded to float16."""
     quantized = quantize_int4(weight)
     groups = num_groups(weight.shape[1])
     assert (quantized.values_OI.dtype, quantized.values_OI.shape) == (torch.uint8, weight.shape)
@@ -84,7 +84,7 @@ def test_int4_moves_a_weight_by_half_a_step_of_its_group(weight: torch.Tensor) -
         of_steps = 15 * ((step + of_minimum / 15) * HALF_ROUNDS[0]).clamp(min=HALF_ROUNDS[1])
         error = (restored[:, start : start + GROUP] - group).abs()
         assert (error <= step / 2 + of_minimum + of_steps).all()
-        # The extremes are not rounded to a step: only minimum and scale are.
+        # The extremes are not rounded to a step; only the minimum and the scale are rounded.
         for extreme in (group.argmin(dim=1, keepdim=True), group.argmax(dim=1, keepdim=True)):
             assert (error.gather(1, extreme) <= 2 * of_minimum + of_steps).all()
 
@@ -103,7 +103,7 @@ def test_a_group_of_one_number_that_float16_has_is_exact_in_4_bits(value: float)
 
 
 def test_subnormal_rows_do_not_wrap_around_in_8_bits() -> None:
-    """The step of 190 of the least numbers rounds from 1.5 to 1 of them: 190 steps, where 127 are the most."""
+    """For 190 times the smallest subnormal the step rounds from 1.5 to 1 of it: 190 steps, where at most 127 fit."""
     weight = torch.tensor([[190 * 2.0**-149, -(2.0**-149)]])
     restored = dequantize(quantize_int8(weight))
     assert (restored.sign() * weight.sign() >= 0).all()

@@ -1,4 +1,4 @@
-"""kernels/moe_align: every pair in exactly one row, of a block of its expert, in order."""
+"""kernels/moe_align: every pair is in exactly one row of a block of its expert, in order."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def assert_aligned(experts_TK: torch.Tensor, num_experts: int, block_m: int) -> 
 
 @pytest.mark.parametrize(
     ("num_tokens", "top_k", "num_experts", "block_m"),
-    # One pair, one expert, no power of two, more pairs than one chunk and than one step of chunks' counts.
+    # One pair; one expert; sizes that are no powers of two; more pairs than a chunk and than a step of chunk counts.
     [(1, 1, 1, 16), (3, 2, 5, 64), (37, 8, 40, 16), (CHUNK + 1, 1, 3, 128), (STEP * CHUNK + 1, 1, 7, 64)],
 )
 def test_agrees_with_the_reference(num_tokens: int, top_k: int, num_experts: int, block_m: int):
@@ -35,6 +35,6 @@ def test_all_pairs_may_be_one_expert_s_or_none_s(expert: int):
 
 
 def test_there_are_blocks_enough_for_the_worst_distribution():
-    # One pair more than full blocks for each expert.
+    # Each expert has one pair more than a full block.
     experts_TK = torch.arange(5, dtype=torch.int32).repeat(17)[:, None]
     assert_aligned(experts_TK, 5, 16)

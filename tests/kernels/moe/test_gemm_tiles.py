@@ -1,4 +1,4 @@
-"""Tuned tiles of experts: vLLM's files, what they mean here, and what is said where one is missing or malformed."""
+"""Tuned tiles of experts: vLLM's files, what they mean here, and the messages about missing or malformed ones."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ LARGE = {**SMALL, "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128, 
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of this machine's cache is read, and nothing is remembered from one test to the next."""
+    """Keeps tests from reading this machine's cache and from sharing tiles with each other."""
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     tiles_module._tiles.cache_clear()
@@ -49,7 +49,7 @@ def test_names_are_those_of_vllm() -> None:
 
 
 def test_a_file_of_vllm_means_as_large_tiles_here(tmp_path: Path) -> None:
-    """Gate and up share what was one tile's columns; a step's depth is counted in bytes; the nearest batch counts."""
+    """Gate and up share the columns of a vLLM tile; a step's depth is counted in bytes; the nearest batch counts."""
     (tmp_path / NAME).write_text(json.dumps({"triton_version": "3.6.0", "1": SMALL, "64": LARGE}))
     assert tile_of(32, tmp_path) == MoeTile(
         block_m=16, gated_block_n=16, down_block_n=32, depth_bytes=512, num_warps=4, num_stages=5, group_m=1
@@ -104,7 +104,7 @@ def test_a_malformed_file_is_refused(tmp_path: Path, is_fp8: bool, changes: dict
 
 
 def test_experts_on_a_gpu_take_the_tuned_tile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the number of tokens, not of pairs; never one that depends on the batch if it must not."""
+    """The tile follows the number of tokens, not of pairs. In batch-invariant mode it does not depend on the batch."""
     device = Device(capability=90, num_sms=132, name="NVIDIA H200", cuda_version=(12, 9), has_scaled_mm=True)
     monkeypatch.setattr(gpu, "device_of", lambda _: device)
     used: list[int] = []

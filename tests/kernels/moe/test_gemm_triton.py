@@ -1,4 +1,4 @@
-"""kernels/moe_gemm against a loop over pairs, and what batches, padding and other ranks must not change."""
+"""kernels/moe_gemm against a loop over pairs; batches, padding and other ranks must not change results."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from tests.support.gpu.gpu import DEVICE
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
-    """What torch.empty returns is full of NaN and of largest integers."""
+    """Makes torch.empty return memory full of NaN and of the largest integers."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -62,13 +62,13 @@ def test_agrees_with_the_reference(
     expected = run_experts_reference(
         x_TH.cpu(), experts.gate_up_E2IH.cpu(), experts.down_EHI.cpu(), weights_TK, experts_TK
     )
-    # Numbers between the GEMMs and results are rounded to 8 bits; sums are of some 100 of them.
+    # Numbers between the GEMMs, and results, are rounded to 8 bits; sums have some 100 terms.
     torch.testing.assert_close(out_TH.double().cpu(), expected, rtol=2**-6, atol=2**-7)
 
 
 def quantized_experts(num_experts: int, hidden_size: int, size: int) -> tuple[Experts, list[torch.Tensor]]:
-    """Experts of e4m3, and their weights as numbers. Blocks differ in size by up to 16 times: a scale of another block
-    would show."""
+    """e4m3 experts, and their dequantized weights. Blocks differ in magnitude by up to 16 times, so that a wrong
+    block's scale shows."""
     weights: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     for i, (rows, columns) in enumerate(((2 * size, hidden_size), (hidden_size, size))):
         numbers = random(num_experts, rows, columns, seed=5 + i, size=columns**-0.5).float().cpu()
@@ -90,7 +90,7 @@ def as_quantized(x_MK: torch.Tensor) -> torch.Tensor:
     return q.double() * fp8.spread(scales, (1, 128), (x_MK.shape[0], x_MK.shape[1])).double()
 
 
-# As files may have it: two steps to a scale, columns of more than one scale.
+# A tile that files may have: two steps to a scale, columns of more than one scale.
 TUNED = as_moe_tile(Tile(block_m=32, block_n=256, block_k=64, group_m=16), is_fp8=True)
 
 
@@ -98,7 +98,7 @@ TUNED = as_moe_tile(Tile(block_m=32, block_n=256, block_k=64, group_m=16), is_fp
 def test_block_fp8_agrees_with_the_reference(tile: MoeTile):
     num_tokens, num_experts, hidden_size, size = 5, 3, 256, 384
     x_TH = random(num_tokens, hidden_size, seed=3)
-    # Groups of activations differ as well.
+    # Groups of activations differ in magnitude, too.
     x_TH[:, 128:] *= 8
     experts, (gate_up, down) = quantized_experts(num_experts, hidden_size, size)
     weights_TK, experts_TK = routing(num_tokens, 2, num_experts)
@@ -109,7 +109,7 @@ def test_block_fp8_agrees_with_the_reference(tile: MoeTile):
             gate_I, up_I = (gate_up[expert].double() @ as_quantized(x_TH[token, None].cpu())[0]).chunk(2)
             gated_I = (F.silu(gate_I) * up_I).to(torch.bfloat16)
             expected_TH[token] += weight * (down[expert].double() @ as_quantized(gated_I[None])[0])
-    # Where float32 and float64 round to different bf16, e4m3 may differ in its last place: rarely, and by 2^-4.
+    # If float32 and float64 round to different bf16 numbers, e4m3 may differ in its last place: rarely, and by 2^-4.
     error = (out_TH.double().cpu() - expected_TH).norm() / expected_TH.norm()
     assert error < 0.01
 

@@ -39,7 +39,7 @@ def test_agrees_with_the_reference(case: str) -> None:
 
 
 def test_logits_decide_where_scores_are_equal() -> None:
-    """In float32 the sigmoid of 20 is 1, and so are those of all that is above."""
+    """In float32 the sigmoid is 1 for 20 and every larger number."""
     weights_TK, experts_TK = route(torch.tensor([[20.0, 30.0, -1.0]]), top_k=1, scoring="sigmoid", renormalize=False)
     assert (weights_TK.tolist(), experts_TK.tolist()) == ([[1.0]], [[1]])
 
@@ -55,7 +55,7 @@ def test_of_equals_the_lowest_is_chosen(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_token_has_its_bits_alone_and_among_others(case: str) -> None:
-    """Vectorized functions round the last few numbers of a tensor differently where these don't fill a vector."""
+    """Vectorized functions round a tensor's last few numbers differently if these don't fill a vector."""
     num_experts, options = CASES[case]
     logits_TE = _logits(num_experts, 67)
     weights_TK, experts_TK = route(logits_TE, **options)

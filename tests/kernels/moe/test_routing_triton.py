@@ -78,7 +78,7 @@ def test_padding_and_other_ranks_experts_are_nowhere():
     logits_TE, options = inputs("mixtral")
     weights_TK, experts_TK = route(logits_TE, **options)
     local_E = torch.tensor([-1, -1, -1, 0, 1, 2, -1, -1], dtype=torch.int32, device=DEVICE)
-    # What padding holds is not to be seen.
+    # The contents of padding must not show.
     logits_TE[5:] = float("nan")
     count = torch.tensor([5], dtype=torch.int32, device=DEVICE)
     local_weights, local_TK = route(logits_TE, **options, local_experts_E=local_E, num_tokens_1=count)

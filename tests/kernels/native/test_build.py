@@ -1,4 +1,4 @@
-"""How the C++ kernels come to be: built once, kept for this user alone, checked, or done without."""
+"""Building the C++ kernels: once, in a private cache, checked at load; without a compiler PyTorch computes."""
 
 import logging
 import shutil
@@ -40,14 +40,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def loaded_anew() -> Iterator[None]:
-    """Each test decides anew whether there are kernels; afterwards everybody gets the real ones again."""
+    """Loads the kernels anew within the test; later tests get the real ones again."""
     native_kernels.cache_clear()
     yield
     native_kernels.cache_clear()
 
 
 def _fake_compiler(directory: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Path:
-    """A `c++` that says its version like any other, writes down that it was called, and then does `body`."""
+    """Installs a `c++` that prints a version, records each call and then runs `body`. Returns the record of calls."""
     calls = directory / "calls"
     compiler = directory / "c++"
     compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec echo fake 1.0\necho call >>{calls}\n{body}\n')
@@ -76,6 +76,26 @@ def test_built_once_by_however_many_and_kept_private(
     assert sorted(entry.name for entry in own_cache.iterdir()) == sorted([results[0].name, "lock"])
 
 
+def test_a_shipped_library_needs_no_compiler_and_no_cache(
+    path: NativePath, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "_SHIPPED", tmp_path / "shipped")
+    calls = _fake_compiler(tmp_path, monkeypatch, _WRITE_OUTPUT)
+    shipped = build_module.ship(path)
+    # Images are built by root and run by another user.
+    assert stat.S_IMODE(shipped.stat().st_mode) == 0o755
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CXX", "")
+    assert build(path) == shipped
+    assert not own_cache.exists()
+
+    # One of other sources is not taken, and there is no compiler for these.
+    monkeypatch.setattr(build_module, "_FLAGS", (*build_module._FLAGS, "-O1"))
+    with pytest.raises(BuildError, match="no C\\+\\+ compiler"):
+        build(path)
+    assert calls.read_text().count("call") == 1
+
+
 def test_other_sources_are_another_library(
     path: NativePath, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +116,7 @@ def test_a_failed_build_leaves_nothing_and_says_what_the_compiler_said(
 
 
 def test_a_directory_open_to_others_is_closed(own_cache: Path) -> None:
-    """Whoever could write there could run code in a worker."""
+    """Anyone with write access to it could run code in a worker."""
     own_cache.mkdir(parents=True)
     own_cache.chmod(0o777)
     cache_directory("kernels")
@@ -125,7 +145,7 @@ def test_without_a_compiler_pytorch_computes_and_one_warning_says_what_to_instal
 
 @pytest.mark.usefixtures("loaded_anew")
 def test_kernels_that_compute_wrongly_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference is put off by a thousandth part; the same as if the kernels were."""
+    """The reference is made wrong by a thousandth, which equals wrong kernels."""
     native()
     native_kernels.cache_clear()
     right = linear_check.linear
@@ -149,7 +169,7 @@ def test_the_path_is_the_first_that_the_cpu_can_run(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 def test_every_path_compiles_without_a_warning(path: NativePath) -> None:
-    """Those that this machine cannot run, too."""
+    """Including paths that this machine cannot run."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no compiler")
@@ -164,7 +184,7 @@ def test_every_path_passes_the_check_at_load(kind: str) -> None:
 
 
 def test_torch_keeps_its_thread_pool_to_itself(path: NativePath) -> None:
-    """A second OpenMP runtime in the process would spin beside torch's."""
+    """A second OpenMP runtime in the process would have threads that spin beside torch's."""
     if sys.platform != "linux" or shutil.which("readelf") is None:
         pytest.skip("no readelf")
     needed = subprocess.run(["readelf", "-d", str(build(path))], capture_output=True, text=True, check=True).stdout

@@ -30,7 +30,7 @@ def test_a_piece_larger_than_a_mapping_has_its_own() -> None:
 
 
 def test_a_mapping_goes_with_its_last_tensor() -> None:
-    """A process that loads one model after another must not keep the weights of all."""
+    """A process that loads several models in turn must not keep the weights of all."""
     memory = WeightMemory()
     first = memory.empty(30 * 2**20, torch.uint8)
     mapping = memory._mapping
@@ -44,7 +44,7 @@ def test_a_mapping_goes_with_its_last_tensor() -> None:
 
 
 def _of_mapping(tensor: torch.Tensor, field: str) -> int:
-    """KiB that /proc says of the mapping a tensor lies in."""
+    """A field in KiB, from /proc/self/smaps, of the mapping that holds a tensor."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first = line.split()[0]
@@ -58,7 +58,7 @@ def _of_mapping(tensor: torch.Tensor, field: str) -> int:
 
 @pytest.mark.skipif(not THP.exists() or "[never]" in THP.read_text(), reason="the system makes no huge pages")
 def test_memory_is_in_huge_pages() -> None:
-    """Shared anonymous mappings, which Python makes unless told otherwise, get none."""
+    """Shared anonymous mappings, Python's default, get no huge pages."""
     weights, blocks = WeightMemory().empty(8 * 2**20, torch.uint8), huge_zeros((8, 2**20), torch.uint8)
     for memory in (weights, blocks):
         memory.fill_(1)
@@ -66,9 +66,11 @@ def test_memory_is_in_huge_pages() -> None:
 
 
 def test_what_is_not_written_costs_no_memory() -> None:
-    """A KV cache is as large as it may become; what it takes is what sequences have used."""
+    """A KV cache is allocated at its full size but takes only the memory that sequences have used."""
     blocks = huge_zeros((64, 2**20), torch.uint8)
+    # The kernel may join the mapping with another one beside it, so only the growth counts.
+    before = _of_mapping(blocks, "Rss")
     blocks[3] = 1
-    assert _of_mapping(blocks, "Rss") <= 4096
+    assert _of_mapping(blocks, "Rss") - before <= 4096
     assert bool((blocks[3] == 1).all())
     assert not blocks[60:].any()

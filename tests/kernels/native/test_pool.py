@@ -1,4 +1,4 @@
-"""The kernels' threads: where they run, and that calls recorded once compute the same again."""
+"""The kernels' threads: the cores they run on, and the replay of recorded calls."""
 
 import os
 import threading
@@ -31,7 +31,7 @@ def _affinities() -> list[set[int]]:
 
 
 def test_threads_are_bound_one_to_a_core(kernels: NativeKernels) -> None:
-    """On a thread of the test's own: the one that calls is bound as well, and pytest's should stay free."""
+    """Runs on a thread of its own: the calling thread gets bound as well, and pytest's should stay free."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     layer, found = _layer(kernels), list[set[int]]()
 
@@ -57,7 +57,7 @@ def test_a_core_that_does_not_exist_is_an_error(kernels: NativeKernels) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_more_threads_than_cores_give_the_same_bits(threads: int, kernels: NativeKernels) -> None:
-    """Runs of tasks are dealt to threads that may have no core, and are taken over by those that have."""
+    """Runs of tasks are dealt to threads that may not get a core; threads that do take them over."""
     layer, x = _layer(kernels), torch.randn(33, 96, generator=torch.Generator().manual_seed(1))
     expected = layer(x)
     kernels.set_threads(threads)
@@ -66,7 +66,7 @@ def test_more_threads_than_cores_give_the_same_bits(threads: int, kernels: Nativ
 
 
 def test_recorded_calls_compute_again_from_what_is_there_then(kernels: NativeKernels) -> None:
-    """With other numbers, and for more rows and fewer."""
+    """Replays use other numbers, and more or fewer rows."""
     first, second = _layer(kernels), _layer(kernels, 96)
     generator = torch.Generator().manual_seed(2)
     x, between, y = torch.zeros(9, 96), torch.empty(9, 96), torch.empty(9, 640)

@@ -9,7 +9,7 @@ from kernels.sampling.reference import penalties_reference, verify_reference
 from kernels.sampling.triton_verify import verify
 from tests.support.gpu.gpu import DEVICE
 
-# One above a program's piece of a row.
+# One token more than a program's chunk of a row.
 VOCABULARY = 4097
 
 
@@ -39,7 +39,7 @@ def test_penalties_agree_with_the_reference(repetition: float, presence: float, 
     prompt, output, drafts = [1, 2, 2, 31, 4096], [2, 7, 7, 7, 32], [7, 9, 9]
     counts_RV = torch.zeros(2, VOCABULARY, dtype=torch.int32, device=DEVICE)
     triton_adjust.count_output(counts_RV, ints([1, -1]), ints([[*output, 5], [3] * 6]), ints([5, 6]))
-    # Row 0 is free, and says what would be seen.
+    # Row 0 is free; its values would show if a kernel used them.
     counts_RV[0] = 99
     logits_LV = logits_of(4)
     changed_LV = logits_LV.clone()
@@ -62,7 +62,7 @@ def test_penalties_agree_with_the_reference(repetition: float, presence: float, 
     assert torch.equal(changed_LV[1], logits_LV[1])
 
 
-# The interpreter's numpy warns of what a GPU does in silence.
+# The interpreter's numpy warns about overflows, a GPU does not.
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 def test_penalties_leave_logits_finite_bans_and_nan_as_they_are():
     logits_LV = logits_of(1)
@@ -112,7 +112,7 @@ def test_drafts_count_until_the_first_that_the_draw_does_not_say():
     for tokens in drawn:
         starts.append(len(flat))
         flat += tokens
-    # Behind the last draft is what a draft would have been accepted as.
+    # Behind the last draft stand tokens that would be accepted if they were drafts.
     padded = [
         ((draft or []) + drawn[n][len(draft or []) :] + [poison] * width)[: width - 1] for n, draft in enumerate(drafts)
     ]
@@ -127,7 +127,7 @@ def test_drafts_count_until_the_first_that_the_draw_does_not_say():
 
 
 def test_output_does_not_depend_on_drafts():
-    """A model whose logits hang on the last token, and drafts that are right, wrong, or right by chance."""
+    """The model's logits depend on the last token; drafts are right, wrong, or right by chance."""
     vocabulary, length, width = 20, 6, 3
     table_VV = torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     columns = gpu.SamplingColumns(

@@ -1,4 +1,4 @@
-"""kernels/sampling against its plain reference, and the properties that resuming elsewhere rests on."""
+"""kernels/sampling against its plain reference, and the properties on which resuming elsewhere relies."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +41,7 @@ Draw = Callable[..., int]
 def draw_natively(
     logits_V: np.ndarray, *, temperature: float, uniform: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> int:
-    """`draw` by the C++ kernels."""
+    """`draw`, computed by the C++ kernels."""
     parameters = {"temperature": temperature, "uniform": uniform, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     return int(draw_many(np.ascontiguousarray(logits_V)[None], [(0, parameters)], native())[0])
 
@@ -49,7 +49,7 @@ def draw_natively(
 def draw_many(
     logits_LV: np.ndarray, draws: list[tuple[int, dict[str, Any]]], kernels: NativeKernels | None
 ) -> np.ndarray:
-    """draws: row and parameters of each."""
+    """draws: (row, parameters) of each."""
     columns: dict[str, Any] = {
         f"{name}_N": np.array([parameters[name] for _, parameters in draws])
         for name in ("temperature", "uniform", "top_k", "top_p", "min_p")
@@ -69,7 +69,7 @@ def random_logits(num_rows: int, vocab_size: int, spread: float, seed: int = 0) 
 @pytest.mark.parametrize("vocab_size", [1, 5, 256, 257, 1000, 49_152])
 @pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
 def test_draw_agrees_with_the_reference(draw_one: Draw, vocab_size: int, spread: float):
-    # Sharp rows are covered by the first candidates, flat ones need all tokens: all ways must agree.
+    # The first candidates cover sharp rows; flat rows need all tokens. All paths must agree.
     rng = np.random.default_rng(vocab_size)
     num_rows, num_uniforms = (1, 1) if vocab_size > 10_000 else (2, 10)
     for row, logits_V in enumerate(random_logits(num_rows, vocab_size, spread)):
@@ -85,7 +85,7 @@ def test_draw_agrees_with_the_reference(draw_one: Draw, vocab_size: int, spread:
 
 @pytest.mark.parametrize("filters", FILTERS)
 def test_ends_of_the_unit_interval_draw_kept_tokens(draw_one: Draw, filters: dict):
-    # Rounding must never walk off the row, or onto a token of no weight.
+    # Rounding must never lead beyond the row, or to a token without weight.
     logits_V = random_logits(1, 3000, 3.0)[0]
     logits_V[:10] = logits_V[-700:] = float("-inf")
     cdf_V = filtered_cdf_reference(logits_V, temperature=1.0, **filters)
@@ -95,7 +95,7 @@ def test_ends_of_the_unit_interval_draw_kept_tokens(draw_one: Draw, filters: dic
 
 
 def test_equal_tokens_stay_or_go_together(draw_one: Draw):
-    # bfloat16 logits are full of ties: which of several equals survives must not hang on how a sort breaks them.
+    # bfloat16 logits are full of ties: how a sort breaks them must not decide which of several equals survives.
     flat_V = np.zeros(600, np.float32)
     drawn = {draw_one(flat_V, temperature=1.0, uniform=u, top_k=3) for u in np.linspace(0, 0.9999, 600)}
     assert drawn == set(range(600))
@@ -105,7 +105,7 @@ def test_equal_tokens_stay_or_go_together(draw_one: Draw):
 
 
 def test_a_row_of_a_batch_is_drawn_as_if_alone():
-    # A view at any offset, or of another layout, must give what a copy of its own gives.
+    # A view at any offset, or in another layout, must give the same as a copy.
     logits_SV = random_logits(9, 5001, 2.0).numpy()
     columns_SV = np.asfortranarray(logits_SV)
     for i, filters in enumerate(FILTERS[:9]):
@@ -152,7 +152,7 @@ def test_rows_are_drawn_as_if_alone_on_any_number_of_threads():
 @pytest.mark.parametrize("filters", FILTERS[::3])
 def test_rows_that_cannot_be_drawn_from_say_so_alone(way: str, filters: dict):
     logits_LV = random_logits(5, 261, 1.0).numpy()
-    # In the last vector, in a block's midst, everywhere.
+    # In the last vector, in the middle of a block, everywhere.
     logits_LV[0, 260], logits_LV[1, 77], logits_LV[2, 3], logits_LV[3] = np.nan, np.nan, np.inf, -np.inf
     parameters = {"temperature": 1.0, "uniform": 0.5, **filters}
     tokens = draw_many(logits_LV, [(row, parameters) for row in range(5)], native() if way == "native" else None)
@@ -163,7 +163,7 @@ def test_rows_that_cannot_be_drawn_from_say_so_alone(way: str, filters: dict):
 @pytest.mark.parametrize("temperature", [2e-5, 0.3, 100.0])
 @pytest.mark.parametrize("size", [1.0, 1e4, 3e38])
 def test_no_temperature_and_no_size_of_logits_overflows(draw_one: Draw, temperature: float, size: float):
-    """At 3e38 the difference of two logits is infinite; close to 0 a temperature leaves the largest alone."""
+    """At 3e38 the difference of two logits is infinite; a temperature near 0 leaves only the largest logit."""
     logits_V = np.linspace(-1, 1, 300, dtype=np.float32) * np.float32(size)
     for filters in ({}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.9}, {"min_p": 0.5}):
         cdf_V = filtered_cdf_reference(torch.from_numpy(logits_V), temperature=temperature, **filters)
@@ -175,7 +175,7 @@ def test_no_temperature_and_no_size_of_logits_overflows(draw_one: Draw, temperat
 
 @st.composite
 def awkward_logits(pick: st.DrawFn) -> np.ndarray:
-    """Any size, few or many distinct values, some of them without weight, the likeliest anywhere."""
+    """Rows of any size, with few or many distinct values, some tokens without weight, and the likeliest anywhere."""
     rng = np.random.default_rng(pick(st.integers(0, 2**32)))
     logits_V = rng.standard_normal(pick(st.integers(1, 1200))) * pick(st.sampled_from([0.0, 1e-6, 0.1, 3.0, 40.0]))
     if pick(st.booleans()):
@@ -198,12 +198,12 @@ def awkward_logits(pick: st.DrawFn) -> np.ndarray:
 def test_a_draw_lies_in_its_part_of_the_cdf(
     logits_V: np.ndarray, temperature: float, uniform: float, top_k: int, top_p: float, min_p: float
 ):
-    """Of the token drawn, uniform is within what the filters, cut a little wider or narrower, may give it. Rounding
-    moves weights by some 2^-20: which of several nearly equal ones is the last may differ, but no more."""
+    """`uniform` lies in the drawn token's part of the cdf, with filters cut slightly wider or narrower. Rounding
+    moves weights by some 2^-20, so only the choice of the last among nearly equal tokens may differ."""
     token = draw_natively(logits_V, temperature=temperature, uniform=uniform, top_k=top_k, top_p=top_p, min_p=min_p)
     weights_V = np.exp((logits_V.astype(np.float64) - logits_V.max()) / np.float32(temperature))
     narrow_V, wide_V = (
-        # Equals, as float32 rounds their weights, stay together.
+        # Weights that are equal in float32 stay together.
         np.where(weights_V >= min(1.0, least_weight(weights_V, top_k, top_p * factor, min_p) / factor), weights_V, 0.0)
         for factor in (1 - 2**-16, 1 + 2**-16)
     )

@@ -1,5 +1,5 @@
-"""kernels/sampling/triton.py against the plain reference, and what resuming elsewhere rests on: the same draw, whatever
-else is in the batch and however the vocabulary is cut."""
+"""kernels/sampling/triton.py against the plain reference. Resuming elsewhere relies on equal draws, whatever else is in
+the batch and however the vocabulary is cut."""
 
 import numpy as np
 import pytest
@@ -78,7 +78,7 @@ def test_draw_agrees_with_the_reference(vocabulary: int, spread: float):
         uniform = uniform_reference(row, 0, 3)
         cdf_V = filtered_cdf_reference(logits_V, temperature=0.9, top_k=top_k, top_p=top_p, min_p=min_p)
         expected = int(torch.searchsorted(cdf_V, uniform, right=True))
-        # Weights are float32, of another exponential: a uniform within rounding of a step may fall to either side.
+        # float32 weights of another exponential: a uniform within rounding of a step may fall to either side.
         near = abs(float(cdf_V[min(tokens[row], expected)]) - uniform) < 2**-20
         assert tokens[row] == expected or near, (row, filters[row])
 
@@ -98,13 +98,13 @@ def test_each_position_has_a_draw_of_its_own(dtype: torch.dtype):
 
 
 def test_equal_tokens_stay_or_go_together():
-    # bfloat16 logits are full of ties: which of several equals survives must not hang on how they are searched.
+    # bfloat16 logits are full of ties: the order of the search must not decide which of several equals survives.
     logits_V = torch.full((130,), float("-inf"))
     logits_V[[5, 70, 120]] = torch.tensor([0.4, 0.3, 0.3]).log()
     # One position for each third of the unit interval.
     wanted = [(0.0, 0.3), (0.45, 0.65), (0.75, 1.0)]
     positions = [next(i for i in range(99) if low < uniform_reference(0, 0, i) < high) for low, high in wanted]
-    # Of the 2 likeliest there is room for one of the equals: top_p counts no more.
+    # top_k 2 keeps both equals, but top_p counts only one of them: 0.4 / 0.7 is above 0.57.
     for filters, expected in (((0, 0.7, 0.0), [5, 70, 120]), ((2, 1.0, 0.0), [5, 70, 120]), ((2, 0.57, 0.0), [5])):
         some = positions[-len(expected) :]
         assert sampled(logits_V.expand(len(some), -1), [0] * len(some), some, columns([1.0], [filters])) == expected
@@ -139,7 +139,7 @@ def test_padding_is_inert_and_greedy_rows_take_the_likeliest():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_that_cannot_be_sampled_say_so_alone(temperature: float):
     logits_LV = random_logits(5, 261, 1.0)
-    # In the last vector, in the midst, everywhere.
+    # In the last vector, in the middle, everywhere.
     logits_LV[0, 260], logits_LV[1, 77], logits_LV[2, 3] = float("nan"), float("nan"), float("inf")
     logits_LV[3] = float("-inf")
     tokens = sampled(logits_LV, [0] * 5, [0] * 5, columns([temperature], [(0, 0.9, 0.0)]))
@@ -147,12 +147,12 @@ def test_rows_that_cannot_be_sampled_say_so_alone(temperature: float):
     assert tokens[4] >= 0
 
 
-# The interpreter's numpy warns of what a GPU does in silence.
+# The interpreter's numpy warns about overflows, a GPU does not.
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 @pytest.mark.parametrize("temperature", [2e-5, 100.0])
 @pytest.mark.parametrize("size", [1.0, 3e38])
 def test_no_temperature_and_no_size_of_logits_overflows(temperature: float, size: float):
-    """At 3e38 the difference of two logits is infinite; close to 0 a temperature leaves the largest alone."""
+    """At 3e38 the difference of two logits is infinite; a temperature near 0 leaves only the largest logit."""
     logits_V = torch.linspace(-1, 1, 150) * size
     filters = [(0, 1.0, 0.0), (3, 0.9, 0.0), (0, 0.5, 0.0)]
     tokens = sampled(logits_V.expand(3, -1), [0, 1, 2], [0] * 3, columns([temperature] * 3, filters))

@@ -1,4 +1,4 @@
-"""The tuner: what it tries, how it spreads and resumes, with GPUs whose times are made up."""
+"""The tuner: which tiles it tries, how it spreads work over GPUs and resumes; the GPUs' times are made up."""
 
 import dataclasses
 import itertools
@@ -22,12 +22,12 @@ SIZES = (1, 16, 64)
 
 
 def microseconds(M: int, tile: Tile) -> float:
-    """Different for nearly all; of small batches and large ones other tiles are the fastest."""
+    """A made-up time that differs for nearly all tiles; small and large batches have different fastest tiles."""
     return 1000 / tile.block_n + abs(tile.block_m - M) + 10 / tile.num_stages + tile.num_warps + tile.group_m / 7
 
 
 class FakeGpu:
-    """Counts its tries, and can be made to stop at one."""
+    """Records its tries; `before` may stop it at one of them."""
 
     def __init__(self, before: Callable[[int, Tile], None] = lambda M, tile: None) -> None:
         self.tries: list[tuple[int, Tile]] = []
@@ -58,7 +58,7 @@ def expected(sizes: tuple[int, ...] = SIZES) -> dict[int, Tile]:
     return {M: min(candidates(M, SHAPE, H200), key=lambda tile, M=M: microseconds(M, tile)) for M in sizes}
 
 
-# --- what is tried
+# --- candidates
 
 
 def test_published_tiles_are_among_those_tried() -> None:
@@ -75,7 +75,7 @@ def test_what_is_tried_fits_and_differs(M: int) -> None:
     assert len(set(tiles)) == len(tiles)
     for tile in tiles:
         assert tile.num_stages * tile.block_k * (tile.block_m + tile.block_n) <= H200.shared_memory
-        # 128 x 128 at 4 warps spills.
+        # 128 x 128 tiles spill registers at 4 warps.
         assert (tile.block_m, tile.block_n, tile.num_warps) != (128, 128, 4)
         assert tile.group_m == 1 or tile.block_m < M
     assert len(tiles) > 50
@@ -92,7 +92,7 @@ def test_less_shared_memory_leaves_fewer() -> None:
     assert set(candidates(256, SHAPE, small)) < set(candidates(256, SHAPE, H200))
 
 
-# --- what comes out
+# --- results
 
 
 def test_the_fastest_tiles_are_written(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_other_batch_sizes_of_the_file_stay(tmp_path: Path) -> None:
 
 
 def test_gpus_share_the_batch_sizes(tmp_path: Path) -> None:
-    """Each takes one before either has done its first try; then all are done once, and the result is the same."""
+    """Each GPU takes a batch size before either has done its first try. Every size is done once."""
     both = threading.Barrier(2, timeout=30)
 
     def meet_at_first_try() -> Callable[[int, Tile], None]:
@@ -149,7 +149,7 @@ def interrupt_after(count: int) -> Callable[[int, Tile], None]:
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
-    """Within a batch size: nothing is measured twice, and the result is that of a run without interruption."""
+    """Interrupted within a batch size, a run measures nothing twice and ends with the result of a whole run."""
     first, second = FakeGpu(interrupt_after(100)), FakeGpu()
     with pytest.raises(KeyboardInterrupt):
         tune(tmp_path, first)
@@ -162,7 +162,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_an_error_of_one_gpu_stops_the_other(tmp_path: Path) -> None:
-    """Which is in a try meanwhile, and keeps its result."""
+    """The other GPU is in the middle of a try, whose result is kept."""
     failed = threading.Event()
 
     def fail(M: int, tile: Tile) -> None:
@@ -196,7 +196,7 @@ def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
     [
         (lambda text: text.replace("3.6.0", "3.5.1"), r"was begun with .*triton 3\.5\.1, this is .*triton 3\.6\.0"),
         (lambda text: text.replace('"BLOCK_SIZE_M"', '"ROWS"'), r"line 2: .*ROWS"),
-        (lambda text: text + "[]\n", r"line 12: \[\] is no object"),
+        (lambda text: text + "[]\n", r"line 12: \[\] is not an object"),
         (lambda text: text + "nonsense\n", "line 12"),
     ],
 )

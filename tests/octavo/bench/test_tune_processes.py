@@ -1,4 +1,4 @@
-"""The tuner's processes: their lines of JSON, their deaths; what is timed; and the command."""
+"""The tuner's processes: their JSON lines, their crashes, what they time; and the command."""
 
 import json
 import sys
@@ -55,7 +55,7 @@ def test_each_process_sees_its_own_gpu() -> None:
     assert [visible_gpu(number, {"CUDA_VISIBLE_DEVICES": "5, GPU-8a"}) for number in (0, 1)] == ["5", "GPU-8a"]
 
 
-# --- what they do
+# --- measurements
 
 
 def question(tile: Tile, *, blockwise: bool = True) -> dict[str, object]:
@@ -75,7 +75,7 @@ def test_a_try_is_computed_compared_and_timed(blockwise: bool) -> None:
 
 
 def test_wrong_results_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NaN is wrong, too."""
+    """Wrong results include NaN."""
     right = measure.fp8_gemm
     for wrong in (1.05, float("nan")):
         monkeypatch.setattr(measure, "fp8_gemm", lambda *given, wrong=wrong, **how: right(*given, **how) * wrong)
@@ -115,7 +115,7 @@ def test_gpus_of_two_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: ("NVIDIA H200", "NVIDIA L40S")[number])
-    with pytest.raises(TuneError, match="NVIDIA H200, NVIDIA L40S: let CUDA_VISIBLE_DEVICES name some of one kind"):
+    with pytest.raises(TuneError, match="NVIDIA H200, NVIDIA L40S: set CUDA_VISIBLE_DEVICES to GPUs of one kind"):
         gpu_process.visible_device()
 
 
@@ -138,7 +138,7 @@ def test_what_is_missing_or_wrong_is_said(arguments: tuple[str, ...], said: str)
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Real processes that make up their times."""
+    """Two GPUs whose real processes make up their times. Returns the log of their starts."""
     log = tmp_path / "starts"
     device = Device(name="NVIDIA H200", num_gpus=2, num_sms=132, shared_memory=30 << 10)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -157,7 +157,7 @@ def test_a_run_prints_lines_of_json_and_writes_the_file(two_gpus: Path, tmp_path
     for line in lines[:-1]:
         assert (line["N"], line["K"], line["scales"], line["microseconds"]) == (64, 256, "channel", 16)
         assert line["tile"]["BLOCK_SIZE_M"] == 16
-        # Those of two and three stages.
+        # Tiles of two and three stages fail.
         assert 0 < line["num_failed"] < line["num_tried"]
     file = folder / "N=64,K=256,device_name=NVIDIA_H200,dtype=fp8_w8a8.json"
     assert lines[-1] == {"op": "fp8_gemm", "N": 64, "K": 256, "file": str(file)}

@@ -1,4 +1,4 @@
-"""How commands name routers."""
+"""The --target flag, by which commands name routers."""
 
 import pytest
 import typer

@@ -1,4 +1,4 @@
-"""`octavo plan` as it is typed: what it prints, draws and refuses."""
+"""`octavo plan` on the command line: what it prints, draws and refuses."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ def octavo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
 
 def measured(path: Path) -> Path:
-    """As `octavo bench throughput --json` prints it, of an engine with 10 ms a step and 1 ms a token."""
+    """Writes a line like `octavo bench throughput --json`, for an engine that takes 10 ms a step plus 1 ms a token."""
     columns = [
         "num_steps", "num_decodes", "num_prefill_tokens", "num_chunks", "num_sampled", "decode_context",
         "chunk_context", "attention_pairs", "num_swapped_blocks", "seconds",
@@ -150,7 +150,7 @@ def test_fewer_bits_a_weight_are_read_faster_and_fit_where_more_do_not(octavo) -
         (("--gpu", "H200", "--arrivals", "none.csv"), "--arrivals: cannot read none.csv"),
         (("--gpu", "H200", "--request-rate", "0"), "--request-rate=0 is not above 0"),
         (("--gpu", "H200", "--prompt-len", "9000"), "request 1 of the workload, 9000 tokens in"),
-        (("--gpu", "H200", "--max-num-seqs", "8,x"), "max_num_seqs='8,x' is no list of numbers"),
+        (("--gpu", "H200", "--max-num-seqs", "8,x"), "max_num_seqs='8,x' is not a list of numbers"),
         (("--gpu", "H200", "--max-num-seqs", "70000"), "max_num_seqs='70000' as a flag"),
         (("--gpu", "H200", "--quantization", "int3"), "--quantization='int3' is not known"),
         (("--gpu", "H200", "--num-gpus", "2", "--tensor-parallel-size", "2"), "leave out tensor_parallel_size"),
@@ -168,6 +168,6 @@ def test_what_cannot_be_planned_is_one_message_and_exit_code_2(octavo, arguments
 def test_measured_steps_say_nothing_of_other_layouts(octavo, tmp_path: Path) -> None:
     fit = measured(tmp_path / "steps.jsonl")
     code, _, err = octavo("--fit", fit, "--tensor-parallel-size", 2)
-    assert (code, "the measured engine is one rank" in err) == (2, True)
+    assert (code, "the measured engine has one rank" in err) == (2, True)
     code, _, err = octavo("--fit", fit, "--num-gpus", 2)
     assert (code, "--num-gpus=2 needs --gpu" in err) == (2, True)

@@ -1,4 +1,4 @@
-"""`octavo explain`: the time of a request is told apart rightly, and drawn so that a person sees it."""
+"""`octavo explain`: a request's time is split into the right phases and drawn legibly."""
 
 import io
 
@@ -12,7 +12,7 @@ Happened = tuple[str, float] | tuple[str, float, int]
 
 
 def timeline(*happened: Happened, now: float = 100.0, num_dropped: int = 0) -> RequestTimeline:
-    """happened: moment, time, choice (0)."""
+    """A timeline of these events: (moment, time, choice); choice is 0 by default."""
     entries = tuple(
         TimelineEntry(moment=moment, time=time, choice=choice[0] if choice else 0, step=0, num_tokens=0, reason="")
         for moment, time, *choice in happened
@@ -77,7 +77,7 @@ def test_what_was_not_kept_is_not_made_up():
         Span(Phase.PREFILL, 8.0, 9.0),
     ]
     assert "50 entries not kept" in drawn(long)
-    # Nothing is known of the choice since.
+    # Nothing more is known about the choice.
     silent = timeline(("queued", 0.0), ("queued", 0.0, 1), ("admitted", 3.0), ("finished", 9.0), num_dropped=50)
     assert spans_of(silent, 1)[-1] == Span(Phase.NOT_KEPT, 0.0, 100.0)
 

@@ -1,4 +1,4 @@
-"""The client's state machine: duplicates are dropped, gaps are errors, and a resume says exactly what is held."""
+"""The client's state machine: duplicates are dropped, gaps are errors, and a resume states exactly what is held."""
 
 import pytest
 

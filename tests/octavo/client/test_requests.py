@@ -1,4 +1,4 @@
-"""What the clients send for what users write."""
+"""The requests that clients send for what users write."""
 
 import json
 import subprocess
@@ -46,7 +46,7 @@ def test_what_else_a_message_has_goes_to_the_template() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": calls}
     sent = generate_request([message], None, {}).chat.messages[0]
     assert (sent.role, sent.content, json.loads(sent.fields_json)) == ("assistant", "", {"tool_calls": calls})
-    with pytest.raises(InvalidRequest, match="a message's other fields are no JSON"):
+    with pytest.raises(InvalidRequest, match="a message's other fields cannot be written as JSON"):
         generate_request([{"role": "user", "content": "x", "name": {1}}], None, {})
 
 

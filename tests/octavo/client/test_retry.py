@@ -1,4 +1,4 @@
-"""When clients call again: never sooner than they are asked to, never past their deadline, and never as a storm."""
+"""When clients retry: never sooner than they are asked to, never past their deadline, and never as a storm."""
 
 import itertools
 
@@ -18,7 +18,7 @@ from protos import inference_pb2 as pb
 
 
 class Calls:
-    """Calls that fail in turn, then succeed; time passes by sleeping only."""
+    """A call that raises each failure in turn, then succeeds. Time passes only while it sleeps."""
 
     def __init__(self, *failures: Exception) -> None:
         self.slept: list[float] = []
@@ -65,7 +65,7 @@ def test_an_overloaded_server_is_given_the_time_it_asks_for_and_a_little_more():
     assert run(calls, targets=3) == "done"
     assert 2.0 <= calls.slept[0] <= 2.5
     assert 8.0 <= calls.slept[1] <= 10.0
-    # Spread, so that those who were told the same do not come together.
+    # Delays are spread, so that clients that were told the same delay do not return together.
     assert len({run_and_sleep(overloaded(2.0)) for _ in range(5)}) > 1
 
 
@@ -108,7 +108,7 @@ def test_a_client_adds_a_fifth_to_what_it_asks_for_however_busy_the_servers_are(
 
 
 def test_connections_that_break_cost_nothing_of_the_budget():
-    """All streams of a client move when a router dies: that adds no load."""
+    """When a router dies, all streams of a client move: that adds no load."""
     budget = RetryBudget(reserve=1)
     for _ in range(20):
         assert run(Calls(errors.Unavailable("the connection broke")), budget=budget) == "done"
@@ -116,7 +116,7 @@ def test_connections_that_break_cost_nothing_of_the_budget():
 
 
 def test_a_stream_that_has_begun_is_not_given_up_for_want_of_a_budget():
-    """As many as were running come at once when a router dies: no more than that."""
+    """When a router dies, at most as many calls return at once as were running."""
     assembly = Assembly(pb.GenerateRequest(request_id="r"))
     assembly.accept(pb.GenerateResponse(started=pb.Started(request_id="r")))
     assembly.accept(pb.GenerateResponse(chunk=pb.Chunk(token_ids=[5], text="a")))
@@ -127,7 +127,7 @@ def test_a_stream_that_has_begun_is_not_given_up_for_want_of_a_budget():
 
 
 def test_a_refusal_after_started_is_no_progress():
-    """A router says Started, which a client reads as a message like others, before a replica may refuse."""
+    """A router sends Started, a message like any other to the client, before a replica may refuse the request."""
     assembly = Assembly(pb.GenerateRequest(request_id="r"))
     calls = Calls()
     outcomes = itertools.cycle([None, overloaded(2.0)])
@@ -188,17 +188,17 @@ def test_a_call_that_a_server_drops_as_it_shuts_down_is_not_taken_for_cancelled(
 
 
 class Stream:
-    """Reads as the clients do: with a try only where a call is made or has failed."""
+    """Reads a stream as the clients do: the retry policy applies only where a call is made or has failed."""
 
     def __init__(self, *messages: tuple[float, pb.GenerateResponse | Exception]) -> None:
-        """Each comes so many seconds after the one before."""
+        """messages: (seconds after the previous message, message)."""
         self.now = 0.0
         self.assembly = Assembly(pb.GenerateRequest(prompt="hi"))
         self._messages = list(messages)
         self._has_call = False
 
     def read(self) -> None:
-        """All of them. Raises what the policy gives up with."""
+        """Reads all messages. Raises the error with which the policy gives up."""
         policy = RetryPolicy(Targets("one"), Deadline(None), 60.0, RetryBudget(), self.assembly, clock=lambda: self.now)
         retry = tenacity.Retrying(**policy.arguments(), sleep=lambda seconds: None)
         while self._messages:
@@ -229,13 +229,14 @@ LOST = errors.Unavailable("the router died")
 
 @pytest.mark.parametrize("before", [(), ((0.0, STARTED),)])
 def test_what_was_held_in_peace_has_not_been_failing(before: tuple[tuple[float, pb.GenerateResponse], ...]) -> None:
-    """A call was lost; the next ones start, wait for a minute each, and break with their router: first failures."""
+    """A call is lost; the next ones start, last a minute each and break with their router. Each break counts as a first
+    failure."""
     held = ((0.0, STARTED), (61.0, LOST))
     Stream(*before, (0.0, LOST), *held, *held, (0.0, STARTED)).read()
 
 
 def test_what_is_lost_again_and_again_is_given_up() -> None:
-    """Whether a call was answered or not, if none of them lasts."""
+    """The client gives up when no call lasts, answered or not."""
     brief = ((0.0, STARTED), (2.0, LOST))
     for failures in (brief * 40, ((2.0, LOST),) * 40, ((0.0, STARTED), (2.0, LOST), *(((7.0, LOST),) * 10))):
         with pytest.raises(errors.Unavailable):

@@ -1,4 +1,4 @@
-"""What `octavo up` prints of its processes."""
+"""What `octavo up` prints about its processes."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which processes of a cluster are started along with which others."""
+"""The processes of a cluster, and which of them start together."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def test_few_cores_start_one_replica_after_the_other(num_cores: int, waves: list
         for spec in cluster_processes(Options(data_parallel_size=4), Path("options.yaml"), num_cores=num_cores)
     }
     assert [specs[f"worker {replica}.0"] for replica in range(4)] == waves
-    assert [specs[f"scheduler {replica}"] for replica in range(4)] == waves, "a worker loads once its scheduler says so"
+    assert [specs[f"scheduler {replica}"] for replica in range(4)] == waves, "a worker loads when its scheduler says so"
     assert specs["router"] == 0
 
 

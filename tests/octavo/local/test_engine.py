@@ -1,4 +1,4 @@
-"""The engine: a core and a runner in one loop. The model is a hash of what its attention reads."""
+"""The engine: a core and a runner in one loop. The fake model's output is a hash of what its attention reads."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def params(n: int = 1, max_tokens: int = 20, prompt_logprobs: int | None = None)
 
 
 def run(made: Engine) -> dict[tuple[int, int], list[int]]:
-    """All outputs, by group and choice."""
+    """Runs to the end. Returns all outputs, by group and choice."""
     outputs: dict[tuple[int, int], list[int]] = {}
     while made.has_work:
         for output in made.step().sequences:

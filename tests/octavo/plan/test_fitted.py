@@ -1,4 +1,4 @@
-"""Costs from measured steps: what is written down, that a fit finds known coefficients, and what a cluster adds."""
+"""Costs from measured steps: the record of steps, the fit of known coefficients, and the overhead of a cluster."""
 
 import json
 from pathlib import Path
@@ -16,8 +16,8 @@ from scheduler.core.core import Core
 from scheduler.core.messages import ChoiceStart, GroupRequest, Plan, StopRules
 from tests.support.scheduler.plan import settings, workload
 
-# Milliseconds each: a step, a decode, a prefill token, a prompt, a sampled row, a token of a decode's context and of a
-# prompt's, a pair.
+# Milliseconds for each step, decode, prefill token, prompt, sampled row, context token of a decode, context token of a
+# prompt, and attention pair.
 KNOWN = np.array([4.0, 0.2, 0.3, 0.05, 0.1, 1e-3, 2e-3, 1e-5]) * 1e-3
 
 
@@ -63,7 +63,7 @@ def test_a_fit_bears_noise_and_single_slow_steps() -> None:
 
 
 def test_nothing_costs_less_than_nothing() -> None:
-    # Steps that get cheaper with more context: the best line falls, the best model does not.
+    # Steps get cheaper with more context: the best line falls, but no coefficient may be negative.
     samples = [StepSample(1, shape(4, 0, 0, c), 1.0 - c / 2000) for c in (10, 100, 500, 1000)]
     assert min(fit(samples).coefficients) >= 0.0
 
@@ -79,7 +79,7 @@ def _numbers(step: StepShape) -> list[int]:
 
 
 def plans() -> list[Plan]:
-    """Of a core with prompts above the budget and decodes beside them."""
+    """Plans of a core with prompts above the token budget and decodes beside them."""
     core, rows, made = Core(settings(max_num_batched_tokens=16)), PaperRows(16), []
     for group, prompt_len in enumerate((6, 40, 20)):
         core.submit(
@@ -101,10 +101,10 @@ def plans() -> list[Plan]:
 def test_the_shape_of_a_step_says_what_it_computes() -> None:
     rows = PaperRows(16)
     first, second = (rows.apply(plan)[0] for plan in plans()[:2])
-    # 6 tokens whole, and 10 of 40.
+    # A whole prompt of 6 tokens, and 10 tokens of 40.
     assert (first.num_decodes, first.num_prefill_tokens, first.num_chunks, first.num_sampled) == (0, 16, 2, 1)
     assert (first.chunk_context, first.attention_pairs) == (16, 21 + 55)
-    # One decode over 7 tokens, and 15 more of the 40, over the 10 before them.
+    # A decode over 7 tokens, and 15 more of the 40 tokens, after the 10 before them.
     assert (second.num_decodes, second.decode_context, second.num_prefill_tokens) == (1, 7, 15)
     assert (second.chunk_context, second.attention_pairs, second.num_sampled) == (25, 15 * 10 + 120, 1)
 
@@ -155,8 +155,8 @@ def test_long_runs_are_summed_up() -> None:
     [
         ("", "holds no measured step"),
         ("{}\n", "holds no measured step"),
-        ("[]\n", "line 1 is no result of octavo bench"),
-        ("not json\n", "line 1 is no result of octavo bench"),
+        ("[]\n", "line 1 is not a result of octavo bench"),
+        ("not json\n", "line 1 is not a result of octavo bench"),
         ('{"model": "m", "output_tok_s": 5.0}\n', "holds no measured step; `octavo bench throughput --json`"),
         (bench_line(recorded()) + bench_line(recorded(), model="other"), "results of several models"),
         (bench_line(recorded(), steps={"columns": ["a"], "rows": []}), "its steps have the columns"),
@@ -192,7 +192,7 @@ def test_a_calibration_finds_what_a_cluster_adds() -> None:
             )
         )
     found = calibrate(engine, results, core, num_replicas=2)
-    # A concurrency that was not among them.
+    # This concurrency was not among the measured ones.
     requests = workload(*[(0.0, 40, 20)] * 32, concurrency=12)
     predicted, true = (simulate(core, cost, requests, num_replicas=2).duration for cost in (found, cluster))
     assert predicted == pytest.approx(true, rel=0.05)

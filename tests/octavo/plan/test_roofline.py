@@ -1,4 +1,4 @@
-"""Costs and memory from data sheets and a model's shape, against numbers worked out by hand."""
+"""Costs and memory from data sheets and a model's shape, against numbers computed by hand."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_models_have_the_parameters_that_are_known_of_them(config: dict, billion
 
 def test_kv_of_a_token() -> None:
     llama, deepseek = read_shape(str(LLAMA_8B)), shape_from_config(DEEPSEEK_V3, "m")
-    # 2 x 8 heads x 128, and MLA's latent of 512 + 64, each on all layers: 128 KiB and 69 KiB in two bytes.
+    # K and V x 8 heads x 128, and MLA's latent of 512 + 64; on all layers, at 2 bytes a value: 128 KiB and 69 KiB.
     assert llama.kv_size * llama.num_layers * 2 == 131_072
     assert deepseek.kv_size * deepseek.num_layers * 2 == 70_272
     # KV heads are divided among ranks until there is one each; MLA's latent is not.
@@ -132,7 +132,7 @@ def test_blocks_are_what_weights_leave() -> None:
     assert memory.weights == pytest.approx(model.weight_bytes)
     left = 0.9 * 80e9 - memory.weights - memory.work_space
     assert memory.num_blocks == int(left // (131_072 * 16))
-    # Two ranks have half of the weights and of each token's KV each.
+    # Each of two ranks holds half of the weights and half of each token's KV.
     two = fit(model, "H100 SXM", tensor_parallel_size=2)
     assert two.weights == pytest.approx(memory.weights / 2)
     assert two.num_blocks > 2 * memory.num_blocks
@@ -170,7 +170,7 @@ def prefill(tokens: int) -> StepShape:
 
 def test_a_small_decode_is_the_reading_of_weights() -> None:
     split = parts(decode(1, 100), tensor_parallel_size=2)
-    # 141 GB less the embedding, of which one row is read, by halves, at 85% of 4.8 TB/s.
+    # 141 GB without the embedding, of which one row is read; half a rank, at 85% of 4.8 TB/s.
     assert split[WEIGHTS] == pytest.approx((141.1e9 - 2.1e9) / 2 / (0.85 * 4.8e12), rel=0.01)
     assert split[FLOPS] == 0.0
 
@@ -179,7 +179,7 @@ def test_a_large_prefill_is_arithmetic() -> None:
     split = parts(prefill(4096), tensor_parallel_size=2)
     linears = 2 * 68.5e9 * 4096 / 2 / (0.7 * 989e12)
     assert split[FLOPS] == pytest.approx(linears, rel=0.1)
-    # But for the head, of which one row is multiplied.
+    # Only the head, which multiplies one row, is bound by its weights.
     assert split[WEIGHTS] < 0.01 * split[FLOPS]
 
 

@@ -1,4 +1,4 @@
-"""The simulator against cases small enough to work out by hand, and against what must hold of any case."""
+"""The simulator against cases small enough to compute by hand, and against properties of every case."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_idle_time_between_requests_costs_no_step() -> None:
 
 def test_a_closed_loop_lets_one_in_for_each_that_ends() -> None:
     result = run(workload(*[(0.0, 8, 2)] * 4, concurrency=1))
-    # Each is counted from when it was let in.
+    # Each request's time counts from its admission.
     assert result.e2e == pytest.approx([2.0] * 4)
     assert result.duration == pytest.approx(8.0)
 
@@ -68,7 +68,8 @@ def test_stages_work_on_different_steps_at_once() -> None:
     requests = workload((0.0, 8, 3), (0.0, 8, 3))
     options = {"max_num_batched_tokens": 8, "num_stages": 2, "max_steps_in_flight": 2}
     result = run(requests, LinearCost(step=1.0, num_stages=2), **options)
-    # Each prompt fills a step. They follow each other through both stages, 1 behind the other, 3 passes of 2 each.
+    # Each prompt fills a step. The requests follow each other through both stages: 3 passes of 2 s each, and 1 s for
+    # the second one's lag.
     assert result.ttft == pytest.approx([2.0, 3.0])
     assert result.duration == pytest.approx(7.0)
     assert result.idle == pytest.approx(1 / 7)
@@ -131,7 +132,7 @@ def test_nothing_is_lost_and_nothing_made_up(options: dict) -> None:
     assert (result.ttft > 0).all()
     assert (result.gaps > 0).all()
     assert (result.e2e >= result.ttft).all()
-    # What an e2e consists of.
+    # e2e is ttft plus the gaps.
     assert result.e2e.sum() == pytest.approx(result.ttft.sum() + result.gaps.sum())
 
 

@@ -1,4 +1,4 @@
-"""Lengths, arrivals and prefixes of a simulated workload; and what is said of a file that is no good."""
+"""Lengths, arrivals and prefixes of a simulated workload; and errors about malformed files."""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def test_a_file_of_arrivals_is_read_in_order_of_time(tmp_path: Path) -> None:
     assert requests.arrivals.tolist() == [0.0, 1.0, 2.5]
     assert requests.prompt_lens.tolist() == [100, 50, 80]
     assert requests.output_lens.tolist() == [7, 6, 5]
-    # All but the last token of the shortest prompt of that prefix.
+    # A prefix is as long as its shortest prompt, less that prompt's last token.
     assert requests.prefix_lens.tolist() == [79, 0, 79]
     assert read_arrivals(write(tmp_path, text), shared_prefix=0.5).prefix_lens.tolist() == [50, 0, 40]
 
@@ -86,10 +86,10 @@ def test_a_file_of_arrivals_is_read_in_order_of_time(tmp_path: Path) -> None:
         ("arrival,prompt_len,output_len\n", "line 1: the columns are 'arrival,prompt_len,output_len'"),
         ("arrival_s,prompt_len,output_len\n", "holds no request"),
         ("arrival_s,prompt_len,output_len\n0,8,4\n1,8\n", "line 3: 2 values, but the header names 3 columns"),
-        ("arrival_s,prompt_len,output_len\n-1,8,4\n", "line 2: arrival_s='-1' is no number of seconds"),
+        ("arrival_s,prompt_len,output_len\n-1,8,4\n", "line 2: arrival_s='-1' is not a number of seconds"),
         ("arrival_s,prompt_len,output_len\nnan,8,4\n", "line 2: arrival_s='nan'"),
-        ("arrival_s,prompt_len,output_len\n0,8.5,4\n", "line 2: prompt_len='8.5' is no number of tokens"),
-        ("arrival_s,prompt_len,output_len\n0,8,0\n", "line 2: output_len='0' is no number of tokens"),
+        ("arrival_s,prompt_len,output_len\n0,8.5,4\n", "line 2: prompt_len='8.5' is not a number of tokens"),
+        ("arrival_s,prompt_len,output_len\n0,8,0\n", "line 2: output_len='0' is not a number of tokens"),
     ],
 )
 def test_a_bad_file_is_said_with_the_line(tmp_path: Path, text: str, message: str) -> None:

@@ -1,5 +1,5 @@
-"""A cluster on Ray without Ray: where its processes are asked for, what they are started with, and who follows whom
-when a node is lost. Actors are stand-ins that note what they are called with."""
+"""A cluster on Ray without Ray: where its processes are placed, what they are started with, and which ones move
+when a node is lost. Actors are stand-ins that record their calls."""
 
 import asyncio
 from collections import defaultdict
@@ -68,7 +68,7 @@ class StandInActor:
             self._ending.set_result(cause)
 
     def move(self, node: str) -> None:
-        """Its node is gone; Ray starts it on another."""
+        """Simulates the loss of its node: Ray restarts the actor on another."""
         self.node = node
         self._ending.set_exception(ActorGone("ActorUnavailableError"))
 
@@ -144,7 +144,7 @@ async def test_each_process_knows_where_its_scheduler_is_and_has_the_keys_that_i
 
 
 async def test_all_follow_a_scheduler_to_another_node(running: Running) -> None:
-    """The whole replica has lost its node; its workers are back before it is known where the scheduler is."""
+    """The whole replica loses its node. Its workers return before the scheduler's new address is known."""
     for name in ("worker 1.0", "worker 1.1", "scheduler 1"):
         running[name].move("node 5")
     await running.until(lambda: running["router"].files["scheduler-1"] == "10.0.0.5:7005")
@@ -160,7 +160,7 @@ async def test_workers_on_nodes_of_their_own_are_started_again_when_the_schedule
     await running.until(lambda: all(len(running[f"worker 0.{rank}"].runs) == 2 for rank in (0, 1)))
     last = running["worker 0.0"].runs[-1]
     assert last["step_addresses"][0] == "tcp://10.0.0.6:7007"
-    assert last["worker_host"] == "10.0.0.1", "it is where it was"
+    assert last["worker_host"] == "10.0.0.1", "rank 0 has not moved"
     running.task.cancel()
 
 

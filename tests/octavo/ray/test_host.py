@@ -1,4 +1,4 @@
-"""The actor that runs one process of a cluster on a node of Ray, called directly. Small processes stand in."""
+"""The actor that runs one process of a cluster on a Ray node, called directly, with small stand-in processes."""
 
 import asyncio
 import importlib
@@ -27,7 +27,7 @@ TIMEOUT = 60.0
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python -m worker` is one there."""
+    """Makes `python -m worker` start a stand-in."""
     monkeypatch.chdir(FAKES)
     monkeypatch.setenv("PYTHONPATH", str(FAKES.parents[2]))
 
@@ -85,7 +85,7 @@ async def test_what_ends_for_good_is_told_with_its_last_words(
 def test_what_an_actor_has_left_behind_is_removed_by_the_next_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Ray ends actors without a word, and keys would lie there for ever."""
+    """Ray ends actors without notice; without this, keys would stay on the disk for ever."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended, running = ProcessDirectory(), ProcessDirectory()
     (ended.path / "worker.key_secret").write_text("secret")

@@ -1,4 +1,4 @@
-"""A router asks all of its replicas: one that knows is enough, and nobody waits for the dead."""
+"""A router asks all of its replicas: one answer is enough, and dead replicas cause no wait."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -14,11 +14,11 @@ from protos.admin_pb2_grpc import AdminServicer, AdminStub, add_AdminServicer_to
 from router.api.admin_service import AdminService
 from router.errors import UnknownRequest
 from router.replicas.migrations import Migration
-from tests.support.up import free_port
+from tests.support.ports import free_port
 
 
 class FakeAdmin(AdminServicer):
-    """A replica that knows the requests in `ages`: their names, and when they began, in seconds ago."""
+    """A replica that knows the requests in `ages`: how many seconds ago each began, by name."""
 
     def __init__(self, replica_id: str, ages: dict[str, float], num_blocks: int) -> None:
         self.replica_id, self.ages, self.num_blocks = replica_id, ages, num_blocks
@@ -61,7 +61,7 @@ async def serving(servicer: AdminServicer, address: str) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def router_of(directory: Path, *addresses: str | None) -> AsyncIterator[Any]:
-    """A stub for the Admin service of a router in front of the given addresses; None: one not tried yet."""
+    """A stub for the Admin service of a router with replicas at these addresses; None: one not connected yet."""
     async with contextlib.AsyncExitStack() as stack:
         replicas = [
             FakeReplica(
@@ -111,7 +111,7 @@ async def test_replicas_that_cannot_be_asked_are_named_and_cost_no_more(tmp_path
         assert [cause.split(" ")[0] for cause in answer.unreachable] == [f"{lost}:", "unix:new:"]
         reset = await stub.ResetPrefixCache(pb.ResetPrefixCacheRequest())
         assert (reset.num_blocks, len(reset.unreachable)) == (7, 2)
-        # It might have been there: the answer says so.
+        # The lost replica might have known it: the answer says so.
         code, details = await status_of(stub.Explain(pb.ExplainRequest(request_id="nobody's")))
         assert code is grpc.StatusCode.NOT_FOUND
         assert '"nobody\'s"' in details

@@ -1,4 +1,4 @@
-"""What a body may hold, and what it costs to find out that it may not."""
+"""The valid contents of a body, and the cost of refusing an invalid one."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ def test_a_body_that_is_wrong_everywhere_is_read_to_its_first_error(body: dict[s
     schema = ChatCompletionRequest if "messages" in body else CompletionRequest
     with pytest.raises(ValidationError) as caught:
         schema.model_validate_json(json.dumps(body))
-    assert caught.value.error_count() <= 4, "a kilobyte each is kept of all of them"
+    assert caught.value.error_count() <= 4, "each error kept takes a kilobyte"
 
 
 def _call(arguments: str) -> dict[str, Any]:
@@ -56,7 +56,9 @@ def test_templates_see_tool_calls_and_their_arguments_as_objects() -> None:
     assert second == {"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}
 
 
-@pytest.mark.parametrize(("arguments", "why"), [("{", "is no JSON: "), ("[1]", "is no JSON object"), ("NaN", "is no")])
+@pytest.mark.parametrize(
+    ("arguments", "why"), [("{", "is not valid JSON: "), ("[1]", "is not a JSON object"), ("NaN", "is not")]
+)
 def test_arguments_that_are_no_object_are_refused_by_name(arguments: str, why: str) -> None:
     messages = [{"role": "assistant", "tool_calls": [_call("{}"), _call(arguments)]}]
     request = ChatCompletionRequest.model_validate({"messages": messages})

@@ -1,4 +1,4 @@
-"""When refused clients are told to come again."""
+"""The delay after which refused clients are told to try again."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def delay_of(clock: Clock, draw: Callable[[float, float], float] = lambda least,
 
 
 def finish(delay: RetryDelay, clock: Clock, count: int, seconds: float) -> None:
-    """So many, evenly."""
+    """Finishes `count` requests, evenly spread over the seconds."""
     for _ in range(count):
         clock.now += seconds / count
         delay.note_finished()
@@ -30,7 +30,7 @@ def test_it_is_the_time_that_those_here_take_at_the_latest_rate():
     delay = delay_of(clock)
     finish(delay, clock, 50, 5.0)
     assert abs(delay.seconds(30) - 3.0) < 0.01
-    # Of a slower time, only what is recent counts.
+    # The rate has dropped to 2/s: only recent finishes count.
     finish(delay, clock, 20, 10.0)
     assert abs(delay.seconds(30) - 15.0) < 1.0
 

@@ -1,4 +1,4 @@
-"""What a chat may hold."""
+"""The valid contents of a chat."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""When a replica is left out, for how long, and what brings it back; what tells a stall from work that takes long."""
+"""When and for how long a replica is left out, and what brings it back; how a stall differs from long work."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from router.replicas.breaker import Breaker, Progress
 
 
 def _open_seconds(breaker: Breaker, now: float) -> float:
-    """From now on, until a request may go there again."""
+    """Seconds from now until a request may go there again."""
     return next(seconds for seconds in range(10_000) if breaker.allows(now + seconds))
 
 
@@ -35,14 +35,14 @@ def test_requests_that_fail_in_a_row_open_it_and_those_between_others_do_not() -
 def test_one_request_after_the_other_probes_it_and_a_token_closes_it() -> None:
     breaker = Breaker()
     _break(breaker, 0.0)
-    # What comes while it is open disproves nothing: its Sessions break all the same.
+    # Tokens that come while it is open do not close it: Sessions still break.
     breaker.delivered(3.0)
     assert not breaker.allows(6.9)
     assert breaker.allows(7.0)
     breaker.sent(7.0)
     assert not breaker.allows(8.0)
     assert breaker.describe(8.0).startswith("on probation: ")
-    # Its client may have gone.
+    # The probe's client may have gone, so another probe is allowed later.
     assert breaker.allows(17.0)
     breaker.sent(17.0)
     breaker.delivered(18.0)
@@ -88,7 +88,7 @@ def test_a_stall_opens_it_at_once_for_its_own_time_and_a_step_closes_it() -> Non
 def test_only_work_without_steps_is_a_stall() -> None:
     progress = Progress(30.0)
     progress.advance(0.0, epoch=1, last_step=0)
-    # Idle for long, then a prompt of many steps, then waiting for workers that come back.
+    # Idle for a long time, then a prompt of many steps, then waiting for workers that come back.
     assert not progress.is_overdue(1000.0, has_work=False)
     for step in range(1, 10):
         assert progress.advance(1000.0 + 29 * step, epoch=1, last_step=step)
@@ -98,10 +98,10 @@ def test_only_work_without_steps_is_a_stall() -> None:
     assert not progress.is_stalled
     assert progress.is_overdue(1315.0, has_work=True)
     assert progress.is_stalled
-    # Told once for each timeout.
+    # Reported once per timeout.
     assert not progress.is_overdue(1316.0, has_work=True)
     assert progress.is_overdue(1345.0, has_work=True)
-    # That its work was taken away shows nothing; a step does.
+    # Losing its work does not end the stall; a step does.
     assert not progress.is_overdue(1400.0, has_work=False)
     assert progress.is_stalled
     progress.advance(1401.0, epoch=2, last_step=10)

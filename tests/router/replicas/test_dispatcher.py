@@ -1,4 +1,4 @@
-"""Where streams are computed, without any network: what placements do when replicas refuse, are lost or drain."""
+"""Placements of streams, without any network: what they do when replicas refuse, are lost or drain."""
 
 import time
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Trace(RequestTrace):
 
 
 class FakeStream:
-    """One choice, of as many tokens as the test says."""
+    """A stream of one choice; the test decides how many tokens it gets."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.trace = Trace()
@@ -71,7 +71,7 @@ class FakeStream:
 
 
 class Cluster:
-    """A dispatcher and its replicas, each with a Session that nobody reads."""
+    """A dispatcher and its replicas, each with a Session that has no reader."""
 
     def __init__(self, *fingerprints: str) -> None:
         self.metrics = RouterMetrics()
@@ -94,7 +94,7 @@ class Cluster:
         return stream, stream.placement
 
     def lose(self, placement: Placement) -> None:
-        """Its replica, which does not come back."""
+        """Loses the placement's replica, which does not come back."""
         [replica] = [each for each in self.replicas.replicas if each.session is placement.session]
         session, replica.session = replica.session, None
         assert session is not None
@@ -140,7 +140,7 @@ async def test_a_stream_that_had_begun_is_parked_and_goes_on_where_a_replica_com
     [message] = _sent(session)
     assert (list(message.submit.choices[0].output_token_ids), message.submit.attempt) == ([5, 5, 5], 1)
     assert not stream.exact
-    assert placement.fingerprint == "one", "what the client was told"
+    assert placement.fingerprint == "one", "not the fingerprint that the client was told"
 
 
 async def test_a_parked_stream_that_ends_is_forgotten() -> None:

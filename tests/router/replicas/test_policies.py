@@ -1,4 +1,4 @@
-"""The choice of a replica, and the load it rests on."""
+"""The choice of a replica, and the load that it is based on."""
 
 from collections import Counter
 from typing import Any
@@ -21,7 +21,7 @@ NOTHING = RoutingHints(token_ids=())
 
 
 def _loads(*each: tuple[int, int], away: tuple[int, ...] = ()) -> list[ReplicaLoad]:
-    """Of sequences and queued tokens of each replica; those that are away have no workers."""
+    """Loads from (sequences, queued tokens) of each replica; replicas in `away` have no workers."""
     return [
         ReplicaLoad(replica=i, num_sequences=sequences, num_queued_tokens=tokens, workers_ready=i not in away)
         for i, (sequences, tokens) in enumerate(each)
@@ -35,7 +35,7 @@ def test_the_option_names_all_policies() -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_whoever_has_no_workers_comes_last(name: str) -> None:
+def test_a_replica_without_workers_comes_last(name: str) -> None:
     policy = POLICIES[name]()
     if policy.prefix_index is not None:
         for replica in range(3):
@@ -44,7 +44,7 @@ def test_whoever_has_no_workers_comes_last(name: str) -> None:
     assert policy.choose(_loads((9, 9)), hints) == (0, "only")
     loads = _loads((0, 0), (50, 9000), (0, 0), away=(0, 2))
     assert {policy.choose(loads, hints)[0] for _ in range(10)} == {1}
-    # All are away: it waits at one of them.
+    # No replica has workers: the request waits at one of them.
     assert policy.choose(_loads((0, 0), (0, 0), away=(0, 1)), hints)[0] in (0, 1)
 
 
@@ -65,17 +65,17 @@ def test_equals_take_turns() -> None:
     assert chosen == {1: 10, 2: 10, 3: 10}
 
 
-def test_round_robin_goes_on_after_the_last_one_whoever_is_missing() -> None:
+def test_round_robin_goes_on_after_the_last_one_though_another_is_missing() -> None:
     policy, loads = RoundRobin(), _loads((5, 0), (0, 0), (9, 9))
     assert [policy.choose(loads, NOTHING)[0] for _ in range(4)] == [0, 1, 2, 0]
-    # The one whose turn it is has gone.
+    # The replica whose turn it is has gone.
     assert policy.choose([loads[0], loads[2]], NOTHING) == (1, "turn")
 
 
 def test_of_two_the_less_loaded_is_chosen_and_the_most_loaded_never() -> None:
     policy = PowerOfTwo(seed=0)
     chosen = Counter(policy.choose(_loads((0, 0), (1, 0), (2, 0), (3, 0)), NOTHING)[0] for _ in range(600))
-    # Of the six pairs three hold the first, two more the second, one more the third.
+    # Six pairs: the first replica wins three of them, the second two, the third one.
     assert 240 < chosen[0] < 360
     assert 140 < chosen[1] < 260
     assert 60 < chosen[2] < 140
@@ -139,7 +139,7 @@ class TestPrefixAware:
 
 
 async def test_own_submissions_count_until_a_load_has_seen_them() -> None:
-    # Without this, a burst goes to one replica as a whole: its load is news only after the next step.
+    # Otherwise a whole burst would go to one replica, whose next Load comes only after a step.
     session = Session(wire.Welcome())
     nobody: Any = object()
     session.receive(wire.SchedulerMessage(load=wire.Load(num_running=3, num_waiting=1, num_queued_tokens=100)))

@@ -1,4 +1,4 @@
-"""What a router knows of replicas' prefix caches follows their events, and takes no more memory than it may."""
+"""A router's view of its replicas' prefix caches follows their events, in bounded memory."""
 
 import pytest
 from hypothesis import given
@@ -29,13 +29,13 @@ def removed(*names: bytes) -> list[CacheEvent]:
         ([], 0),
         ([CLEARED, *stored(*NAMES)], 16),
         (stored(*NAMES[:2]), 8),
-        # Nothing can be read behind a block that is missing.
+        # Blocks behind a missing block can't be used.
         (stored(*NAMES[1:]), 0),
         ([*stored(*NAMES), *removed(NAMES[2])], 8),
         ([*stored(*NAMES), *removed(NAMES[2]), *stored(NAMES[2])], 16),
         ([*stored(*NAMES), CLEARED], 0),
         ([*stored(*NAMES), CLEARED, *stored(NAMES[0])], 4),
-        # A Session that joins between an end and its news may hear of a block that it never knew.
+        # A Session that joins between a removal and its event may get the event for a block that it never knew.
         (removed(NAMES[0]), 0),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_replica_that_goes_takes_what_is_known_of_it_along() -> None:
     )
 )
 def test_it_says_what_lists_of_names_would(steps: list[tuple[int, str, int]]) -> None:
-    """Of replicas with room for all, so that no expectation makes way."""
+    """Replicas have room for all blocks, so that no expectation is dropped."""
     index, held = _index(0, 1, 2), {replica: set[bytes]() for replica in range(3)}
     for replica, kind, number in steps:
         name = NAMES[number]

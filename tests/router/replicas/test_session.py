@@ -1,4 +1,4 @@
-"""What a Session makes of a scheduler's messages."""
+"""How a Session handles a scheduler's messages."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ from router.replicas.session import Session, SessionError
 
 class Owner:
     def __init__(self) -> None:
-        # By choice: what came, in order.
+        # The tokens of each choice, in the order in which they came.
         self.token_ids: dict[int, list[int]] = {}
         self.ended: set[int] = set()
 
@@ -49,7 +49,7 @@ class Owner:
 
 
 def test_an_end_comes_after_all_tokens_of_a_message_that_holds_two_steps() -> None:
-    """Results of steps in flight may be read together; their tokens then go out in one message."""
+    """The scheduler may read several results together; their tokens then go out in one message."""
     session, owner = Session(Welcome()), Owner()
     submit = Submit(choices=[SequenceStart(choice=0), SequenceStart(choice=1)])
     group = session.submit(submit, [1, 2], sink=owner, owner=owner)

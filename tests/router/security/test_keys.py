@@ -1,4 +1,4 @@
-"""API keys: what a file may say, whom a call is from, and how much of a key is left."""
+"""API keys: what a key file may contain, which key a call brings, and how much of the key's limits is left."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What waits for a slow client: merged without loss, bounded, and ended with the right error."""
+"""Output that waits for a slow client: merged without loss, bounded, and ended with the right error."""
 
 import asyncio
 
@@ -31,11 +31,11 @@ async def test_waiting_deltas_of_a_choice_become_one() -> None:
     assert first.chunk.HasField("finish")
     assert (list(second.chunk.token_ids), second.chunk.text) == ([0, 1, 2], "b0b1b2")
     outbox.put_delta(_delta(1, 3, "b3"))
-    assert [event.chunk.first_token for event in await outbox.take()] == [3], "what was taken is not merged into"
+    assert [event.chunk.first_token for event in await outbox.take()] == [3], "merged into a taken delta"
 
 
 async def test_it_is_delivered_once_all_has_been_taken_and_no_error_ended_it() -> None:
-    """A client that goes then is none that cancels: it had the last message."""
+    """A client that leaves after the last message has not cancelled."""
     well, badly = _outbox(10_000), _outbox(10_000)
     for outbox in (well, badly):
         outbox.put_delta(_delta(0, 0, "a"))
@@ -97,7 +97,7 @@ async def test_a_reader_that_waits_is_woken_by_events_and_by_the_end() -> None:
 
 
 async def test_streams_that_wait_their_turn_gather_tokens_and_none_is_passed_over() -> None:
-    """A router that can't write to all before the next step comes reads on, and sends fewer, larger messages."""
+    """A router that can't write to all streams before the next step keeps reading, and sends fewer, larger messages."""
     queue = WriteQueue()
     outboxes = [Outbox(10_000, queue) for _ in range(100)]
     taken: list[tuple[int, int]] = []
@@ -111,15 +111,15 @@ async def test_streams_that_wait_their_turn_gather_tokens_and_none_is_passed_ove
     for step in range(2):
         for outbox in outboxes:
             outbox.put_delta(_delta(0, step, "a"))
-        # The reader's next message comes a turn of the loop later, or two.
+        # The reader's next message comes one or two turns of the loop later.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     await asyncio.gather(*writers)
-    assert [number for number, _ in taken] == list(range(len(outboxes))), "in the order in which they asked"
+    assert [number for number, _ in taken] == list(range(len(outboxes))), "not in the order in which they asked"
     sizes = [size for _, size in taken]
     assert sizes == sorted(sizes)
-    assert sizes[0] == 1, "who is first need not wait"
-    assert sizes[-1] == 2, "the last ones had their turn after the second step"
+    assert sizes[0] == 1, "the first stream must not wait"
+    assert sizes[-1] == 2, "the last streams must have their turn after the second step"
 
 
 async def test_a_writer_that_has_gone_costs_no_turn() -> None:
@@ -132,4 +132,4 @@ async def test_a_writer_that_has_gone_costs_no_turn() -> None:
     here.put_delta(_delta(0, 0, "b"))
     assert [event.chunk.text for event in await here.take()] == ["b"]
     gone.put_delta(_delta(0, 1, "c"))
-    assert [event.chunk.text for event in await gone.take()] == ["ac"], "what nobody has read waits for the next one"
+    assert [event.chunk.text for event in await gone.take()] == ["ac"], "unread text must wait for the next reader"

@@ -1,4 +1,4 @@
-"""The metrics that count without a lock say what prometheus_client's own would."""
+"""Metrics that count without a lock show the same as prometheus_client's own."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 

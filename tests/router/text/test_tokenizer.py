@@ -1,4 +1,4 @@
-"""The router's tokenizer against transformers, on the real SmolLM2; and incremental text, byte by byte."""
+"""The router's tokenizer against transformers, on the real SmolLM2, and incremental text, byte by byte."""
 
 import json
 import os
@@ -99,7 +99,7 @@ def test_unknown_ids_and_skipped_special_tokens_have_no_text(smollm2: Tokenizer)
 
 @pytest.fixture(scope="module")
 def sentencepiece_style(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, tokenizers.Tokenizer]:
-    """Like Llama 2's: marks for spaces, a token for each byte."""
+    """A tokenizer like Llama 2's: marks for spaces, a token for each byte."""
     vocab = {"<unk>": 0, **{f"<0x{byte:02X}>": 1 + byte for byte in range(256)}}
     vocab |= {piece: 257 + i for i, piece in enumerate(["\u2581", "a", "\u2581the", "é", "\u2581\u2581b"])}
     made = tokenizers.Tokenizer(models.BPE(vocab, [], byte_fallback=True, unk_token="<unk>"))
@@ -124,7 +124,7 @@ def test_a_prompts_output_keeps_its_first_space(sentencepiece_style: tuple[Token
 
 
 def _streamed(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
-    """The incremental text; checks on the way that nothing is ever taken back."""
+    """The incremental text; asserts that it equals the text decoded at once."""
     detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
     text = "".join(detokenizer.push(token) for token in ids) + detokenizer.finish()
     assert text == detokenize(tokenizer, ids, skip_special_tokens=skip)
@@ -180,7 +180,7 @@ def test_template_arguments_keep_whole_numbers(tmp_path: Path, smollm2: Tokenize
         {"messages": [{"role": "user"}], "template_arguments": {"k": 3, "d": {"x": [1, 2.5]}}}, ChatPrompt()
     )
     assert Tokenizer(tmp_path).render(chat) == "3 [1, 2.5] E"
-    # As text they are what they were; a Struct's keys have no order, so they get one.
+    # JSON text keeps numbers and the order of keys; a Struct's keys have no order, so they are sorted.
     chat.template_arguments_json = '{"k": {"b": 9007199254740993, "a": 1.0}, "d": {"x": 0}}'
     assert Tokenizer(tmp_path).render(chat) == "{'b': 9007199254740993, 'a': 1.0} 0 E"
     chat = ParseDict(
@@ -189,7 +189,7 @@ def test_template_arguments_keep_whole_numbers(tmp_path: Path, smollm2: Tokenize
     assert Tokenizer(tmp_path).render(chat).startswith("{'a': 2, 'b': 1}")
     for wrong in ("[1]", "{", '{"k": NaN}', '{"k": "\\ud800"}', "[" * 1000):
         chat.template_arguments_json = wrong
-        with pytest.raises(TemplateError, match="template_arguments_json is no JSON"):
+        with pytest.raises(TemplateError, match=r"template_arguments_json is not (valid|a) JSON"):
             Tokenizer(tmp_path).render(chat)
 
 
@@ -214,14 +214,14 @@ def test_tool_calls_and_their_results_are_rendered_as_transformers_does(
     rendered = Tokenizer(tmp_path).render(chat)
     assert rendered == reference.apply_chat_template(messages, chat_template=template, tokenize=False)
     assert '<assistant>f({"zoo": 9007199254740993, "ant": "é"})<tool a>17' in rendered
-    for wrong, why in (("{", "is no JSON"), ("[1]", "is no JSON object"), ('{"role": "user"}', "has role: ")):
+    for wrong, why in (("{", "is not valid JSON"), ("[1]", "is not a JSON object"), ('{"role": "user"}', "has role: ")):
         chat.messages[1].fields_json = wrong
         with pytest.raises(TemplateError, match=rf"messages\[1\]\.fields_json {why}"):
             smollm2.render(chat)
 
 
 def test_loading_imports_neither_transformers_nor_torch() -> None:
-    # Start-up time and memory of the router hang on it.
+    # The router's start-up time and memory depend on it.
     code = (
         "import sys; from router.text.tokenizer import Tokenizer;"
         "from router.text.tokenizer_files import tokenizer_directory;"

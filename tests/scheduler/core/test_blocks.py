@@ -1,4 +1,4 @@
-"""Blocks: who holds them, what is in them, and which go first."""
+"""Blocks: their holders, their contents, and which are evicted first."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ def test_published_blocks_stay_findable_until_they_are_needed():
     pool.publish(first, b"first")
     pool.release([first, second])
     assert (pool.num_free, pool.num_cached, pool.num_used) == (2, 1, 0)
-    # Free blocks go before cached ones.
+    # Free blocks are taken before cached ones.
     pool.take(2)
     assert pool.find(b"first") == first
     assert pool.take(1) == [first]
@@ -70,7 +70,7 @@ def test_fits_counts_cached_blocks_that_are_to_be_shared():
     shared = pool.take(1)
     pool.publish(shared[0], b"shared")
     pool.release(shared)
-    # Held, it is no longer there to be taken.
+    # Once it is shared, it is held and can't be taken.
     assert pool.fits(shared, 2)
     assert not pool.fits(shared, 3)
     pool.hold(shared)

@@ -1,4 +1,4 @@
-"""Cancels, deadlines and lost workers, with a plan in flight or without."""
+"""Cancels, deadlines and lost workers, with and without a plan in flight."""
 
 import dataclasses
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def test_a_cancel_frees_everything_at_once_wherever_it_finds_a_sequence(reach: C
 
 
 def test_a_cancel_during_the_step_leaves_its_result_unheard():
-    """A late result for a cancelled request must not harm anybody."""
+    """A late result for a cancelled request must not affect other requests."""
     driver = CoreDriver(num_blocks=4, max_num_seqs=2)
     driver.submit(make_request(1, range(12)))
     step = driver.schedule()
@@ -102,7 +102,7 @@ def test_lost_workers_cost_no_stream_a_token():
     numbers = {row.sequence for row in driver.worker.rows.values()}
     driver.lose_workers()
     assert driver.core.load.num_free_blocks == driver.core.load.num_blocks
-    # The old plan is void, whether the next one is in flight or not, and so are its rows and blocks: nothing is to be
+    # The old plan is void, whether or not the next one is in flight, and so are its rows and blocks: nothing has to be
     # freed, nothing is cached.
     stale = dataclasses.replace(step[1], step=step[1].step + 1)
     assert not len(driver.apply(step[1]).token_ids)

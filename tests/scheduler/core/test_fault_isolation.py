@@ -1,4 +1,4 @@
-"""Workers that fail because of one request: it ends with ERROR, after few epochs, and nobody else loses a token."""
+"""Workers that fail because of one request: it ends with ERROR after few epochs, and no other request loses a token."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from tests.fakes.model import generate
 from tests.support.scheduler.core import CoreDriver, make_request
 
 ERROR, LENGTH = FinishReason.ERROR, FinishReason.LENGTH
-# Whether the workers survive a step that computes these sequences.
+# True if the workers fail in a step that computes these sequences.
 Fails = Callable[[set[SequenceKey]], bool]
 
 
 class FailingWorkers(CoreDriver):
-    """Some steps end the epoch."""
+    """A driver whose workers fail in some steps, which ends the epoch."""
 
     def __init__(self, fails: Fails, **changes: object) -> None:
         super().__init__(drafter=None, **changes)
         self._fails = fails
         self.in_flight: deque[tuple[set[SequenceKey], Result]] = deque()
         self.num_failures = 0
-        # Groups in each step that failed.
+        # The groups in each step that failed.
         self.failed_steps: list[set[int]] = []
         self.requests: dict[int, GroupRequest] = {}
 
@@ -43,7 +43,7 @@ class FailingWorkers(CoreDriver):
         plan, result = step
         rows = [*plan.decode_rows.tolist(), *(row for row, _ in plan.chunks)]
         keys = {self.core.key_of(self.worker.rows[row].sequence) for row in rows}
-        assert None not in keys, "a step for somebody who is gone"
+        assert None not in keys, "a step computes a sequence that has ended"
         self.in_flight.append((keys, result))  # type: ignore[arg-type]
         return plan
 
@@ -62,7 +62,7 @@ class FailingWorkers(CoreDriver):
             self.apply(result)
 
     def fail(self, *, in_step: bool = True) -> int:
-        """Returns how many groups are to be computed alone."""
+        """Ends the epoch; returns how many groups are to be computed alone."""
         self.in_flight.clear()
         self.core.lose_workers(0.0)
         self.worker = self._make_worker(self.worker.num_blocks)
@@ -72,7 +72,7 @@ class FailingWorkers(CoreDriver):
         return num_alone
 
     def run(self, max_steps: int = 5000) -> None:
-        """Until nothing is left; results lag behind as far as they may."""
+        """Runs until nothing is left; results lag behind plans as far as allowed."""
         for _ in range(max_steps):
             if not self.core.has_work and not self.in_flight:
                 return
@@ -132,7 +132,7 @@ def test_a_request_that_fails_in_every_step_ends_after_three_epochs(arrives: str
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_it_may_fail_only_where_its_prompt_ends_or_later(steps: int):
-    # Its first chunks do no harm, and prove nothing; nor do tokens that it has got before.
+    # Its first chunks succeed, which proves nothing; nor do the tokens that it got before.
     driver = FailingWorkers(lambda keys: False, max_num_batched_tokens=8, max_steps_in_flight=steps)
     driver._fails = lambda keys: (9, 0) in keys and len(driver.tokens[9, 0]) >= 3
     driver.add(9, 30, max_tokens=10)
@@ -156,7 +156,7 @@ def test_each_further_one_costs_two_epochs_more(steps: int):
 
 
 def test_suspects_get_their_turn_though_other_replicas_keep_steps_coming():
-    # There is always a step in flight, but none that computes anybody.
+    # There is always a step in flight, but it is empty.
     driver = FailingWorkers(poisoned_by(2), max_steps_in_flight=2)
     for group in range(1, 5):
         driver.add(group, max_tokens=6)
@@ -190,7 +190,7 @@ def test_one_that_has_the_workers_for_itself_gets_three_tries():
 
 
 def test_the_first_failure_isolates_nobody():
-    # Workers die of other causes, too.
+    # Workers may also die of other causes.
     driver = FailingWorkers(lambda keys: False)
     for group in (1, 2, 3):
         driver.add(group)
@@ -225,7 +225,7 @@ def test_epochs_that_end_otherwise_are_nobodys_fault():
     for _ in range(10):
         driver.plan()
         driver.fail(in_step=False)
-    # Nor is anybody to blame for workers that die while nothing is computed.
+    # No request is to blame if workers die while nothing is computed.
     for _ in range(10):
         assert driver.fail() == 0
     plan = driver.plan()
@@ -251,7 +251,7 @@ def test_a_lost_connection_while_one_is_alone_does_not_end_it():
 
 
 def test_workers_that_fail_at_batches_alone_still_get_everybody_to_the_end():
-    # Of a kernel that can't do two rows nobody is the culprit; each round of tests is worth a token to everyone.
+    # A kernel that fails on two rows or more: no request is the culprit; each round of tests gives every one a token.
     driver = FailingWorkers(lambda keys: len(keys) > 1)
     for group in range(1, 5):
         driver.add(group, max_tokens=6)
@@ -270,7 +270,7 @@ def test_one_that_is_cancelled_while_alone_leaves_its_failure_to_nobody(steps: i
     driver.plan()
     ((alone, _),) = driver.in_flight[0][0]
     driver.cancel(alone)
-    # Its step is still out: whoever joined it now would be taken for the culprit.
+    # Its step is still in flight: a request that joined now would be taken for the culprit.
     assert driver.schedule() is None
     assert driver.fail() == 2
     driver.run()
@@ -311,7 +311,7 @@ def test_whatever_the_load_few_epochs_are_lost_and_only_culprits_end(seed: int, 
         preemption_mode=choose.choice(["recompute", "swap"]),
         num_swap_blocks=20,
     )
-    # Small files, so that one begins in the midst of it.
+    # Small files, so that one begins in the middle of the run.
     writer = RecordingWriter(tmp_path / "trace", 1 << choose.randint(11, 14), 0)
     driver.core = RecordedCore(driver.settings, writer)
     cancelled = set()
@@ -324,7 +324,7 @@ def test_whatever_the_load_few_epochs_are_lost_and_only_culprits_end(seed: int, 
             cancelled |= {key[0] for key in driver.cancel(group)}
     driver.run()
     live = {group for group in driver.requests if group not in cancelled}
-    # Fewer if some of them run at the same time.
+    # Fewer steps fail if several culprits run at the same time.
     assert len(driver.failed_steps) <= 3 * len(culprits)
     assert {group for group in live if driver.reason(group) is ERROR} == culprits & live
     driver.assert_exact(*live - culprits)

@@ -1,4 +1,4 @@
-"""Choices of one request: they share its prompt, and none waits for one that has gone."""
+"""Choices of one request share its prompt, and none waits for a choice that has gone."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ def test_choices_share_the_prompts_full_blocks(caching: bool):
     driver.submit(make_request(1, range(10), choices=3))
     plan = driver.step()
     assert plan is not None
-    # The prompt is computed once; the others compute what its full blocks do not hold, in the same step.
+    # The prompt is computed once; the other choices compute only the tokens after its full blocks, in the same step.
     assert counts_of(plan) == [10, 2, 2]
     tables = [row.block_ids for row in plan.new_rows]
     assert tables[0][:2] == tables[1][:2] == tables[2][:2]
@@ -70,7 +70,7 @@ def test_when_the_first_choice_is_cancelled_another_computes_the_prompt(steps: i
 
 
 def test_when_the_first_choice_fails_another_computes_the_prompt():
-    """What the failed one has computed may be the reason: nobody reads it."""
+    """The failed choice's KV may be the cause, so no other choice reads it."""
     driver = CoreDriver(max_num_seqs=1)
     driver.submit(make_request(1, range(20), choices=2))
     step = driver.schedule()

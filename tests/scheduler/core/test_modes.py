@@ -1,4 +1,4 @@
-"""Prefills whole or in parts, deadlines first, swap, drafts, and plans ahead of their results: one example of each."""
+"""One example of each mode: prefills whole or in chunks, deadlines first, swap, drafts, plans ahead of results."""
 
 from collections import deque
 
@@ -25,7 +25,7 @@ def test_without_chunked_prefill_prefills_go_first_whole_and_alone():
     driver.submit(make_request(1, range(6)))
     driver.submit(make_request(2, range(20, 28)))
     assert counts_of(step(driver)) == [6]
-    # The first one decodes only when nobody's prefill fits any more.
+    # The first request decodes only when no more prefills fit.
     plan = step(driver)
     assert (len(plan.decode_rows), counts_of(plan)) == (0, [8])
     assert len(step(driver).decode_rows) == 2
@@ -88,7 +88,7 @@ def test_swapped_blocks_come_back_and_nothing_is_computed_again():
     (out,) = [plan for plan in plans if plan.swapped_out]
     (back,) = [plan for plan in plans if plan.swapped_in]
     assert sorted(host for _, host in out.swapped_out) == sorted(host for host, _ in back.swapped_in)
-    # All but the last token, from which the next one is sampled.
+    # All tokens have KV except the last, from which the next one is sampled.
     (row,) = back.new_rows
     assert row.num_computed_tokens == len(row.token_ids) - 1
     for group, prompt in prompts.items():
@@ -116,7 +116,7 @@ def test_drafts_make_several_tokens_a_step_if_they_are_right(is_right: bool):
     assert driver.tokens[1, 0] == expected(1, list(range(5)), 13)
     stats = driver.core.stats
     if is_right:
-        # The first token, then four a step.
+        # One token in the first step, then four per step.
         assert steps == 4
         assert stats.num_accepted_tokens == stats.num_draft_tokens == 9
     else:
@@ -128,7 +128,7 @@ def test_plans_are_made_ahead_and_tokens_past_an_end_are_dropped():
     driver = CoreDriver(max_steps_in_flight=3, eos_token_ids=frozenset(range(13)))
     request = make_request(1, range(5), max_tokens=9)
     driver.submit(request)
-    # Any token ends this one; the core learns of it two plans later.
+    # Any token ends this request; the core learns of it two plans later.
     driver.submit(make_request(2, range(7), stop=type(request.stop)(max_tokens=9)))
     flights: deque[Result] = deque()
     for _ in range(3):

@@ -1,11 +1,11 @@
-"""Who runs in a step, with how many tokens."""
+"""Which sequences run in a step, and with how many tokens."""
 
 from scheduler.core.messages import GroupRequest, Plan
 from tests.support.scheduler.core import CoreDriver, make_request
 
 
 def counts(driver: CoreDriver, plan: Plan | None) -> list[tuple[int, int]]:
-    """(group, tokens) of a plan in batch order; to be asked before the plan's result is applied."""
+    """(group, tokens) of a plan in batch order. Must be called before the plan's result is applied."""
     assert plan is not None
     keys = {row: driver.core.key_of(state.sequence) for row, state in driver.worker.rows.items()}
     batch = [(row, 1) for row in plan.decode_rows.tolist()] + plan.chunks
@@ -30,7 +30,7 @@ def test_decodes_come_first_and_the_last_prefill_is_chunked():
     assert step_counts(driver) == [(1, 1), (2, 4), (3, 5)]
     assert step_counts(driver) == [(1, 1), (2, 1), (3, 8)]
     driver.submit(make_request(4, range(60, 70)))
-    # A prefill that has begun goes on before another one begins.
+    # A prefill that has begun continues before another one begins.
     assert step_counts(driver) == [(1, 1), (2, 1), (3, 7), (4, 1)]
     driver.finish()
 
@@ -53,7 +53,7 @@ def test_rows_bound_the_sequences_and_are_used_again_once_freed():
     assert step_counts(driver) == [(1, 1), (2, 1)]
     step = driver.schedule()
     assert step is not None
-    # The very plan that frees the rows fills them: no step is lost.
+    # The same plan frees and refills the rows: no step is lost.
     assert sorted(step[0].freed_rows) == [0, 1]
     assert {row.row for row in step[0].new_rows} == {0, 1}
     driver.apply(step[1])
@@ -102,7 +102,7 @@ def test_nothing_to_run_is_no_plan():
     assert driver.core.schedule(0.0) is None
     driver.submit(make_request(1, [1], max_tokens=1))
     driver.step()
-    # A row is to be freed, but that alone is no step.
+    # A row has to be freed, but that alone makes no step.
     assert driver.core.schedule(0.0) is None
     driver.submit(make_request(2, [1], max_tokens=1))
     plan = driver.step()

@@ -1,4 +1,4 @@
-"""When blocks run out: who gives way, when it comes back, and that all end."""
+"""When blocks run out: which request is preempted, when it comes back, and that all requests end."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_the_latest_gives_way_and_comes_back_whole():
         assert plan is not None
         returned = plan if plan.new_rows else None
     (row,) = returned.new_rows
-    # The whole context has its blocks from the start, although one step computes only part of it.
+    # The whole context gets its blocks at once, although one step computes only part of it.
     assert len(row.token_ids) == num_tokens
     assert len(row.block_ids) == -(-num_tokens // 4)
     driver.finish()
@@ -41,13 +41,13 @@ def test_priority_decides_who_gives_way():
 
 
 def test_nobody_new_comes_in_during_a_step_that_preempts():
-    """It would take the room that the preempted one is to come back to."""
+    """A new request would take the room that the preempted one needs to come back."""
     driver = CoreDriver(num_blocks=6, scheduling_policy="priority")
     driver.submit(make_request(1, range(8), max_tokens=9))
     driver.submit(make_request(2, range(20, 28), max_tokens=9, priority=1))
     driver.step()
     driver.step()
-    # First in the queue, it would fit into what the preempted one leaves.
+    # It is first in the queue and would fit into the blocks that the preempted request leaves.
     driver.submit(make_request(3, range(40, 48), priority=-1))
     while not driver.core.stats.num_preemptions:
         plan = driver.step()
@@ -70,11 +70,11 @@ def test_a_preempted_request_finds_its_own_blocks_again():
 
 
 def test_a_withdrawn_block_is_not_served():
-    """A decode has its place in the step and fills a block; then the chunk of a request of higher priority takes its
-    blocks. The filled block was never computed to its end, so nobody may find it."""
+    """A decode is planned and fills a block; then the chunk of a request of higher priority takes its blocks. The
+    filled block was never computed to its end, so no request may find it."""
     driver = CoreDriver(num_blocks=15, max_num_batched_tokens=10, scheduling_policy="priority")
-    # Holds the first block that the victim would publish, so that one of the victim's blocks is just free, and is taken
-    # before the filled one.
+    # Holds the first block that the victim would publish, so that one of the victim's blocks is free instead of cached,
+    # and is taken before the filled one.
     driver.submit(make_request(1, [*range(20, 24), 1], max_tokens=20))
     driver.submit(make_request(2, range(20, 27), max_tokens=20, priority=1, bypass_prefix_cache=True))
     driver.step()
@@ -83,7 +83,7 @@ def test_a_withdrawn_block_is_not_served():
     while not driver.core.stats.num_preemptions:
         driver.step()
     output = driver.tokens[2, 0]
-    # Otherwise this is not the case it wants to be: the next token was the last of a block.
+    # Checks that this is the case to test: the next token was the last of a block.
     assert (7 + len(output)) % 4 == 0
     driver.cancel(2)
     full = generate(tuple(range(20, 27)), (), 0, make_request(2, [1], max_tokens=20).stop).token_ids
@@ -99,7 +99,7 @@ def test_a_withdrawn_block_is_not_served():
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("budget", [3, 5, 64])
 def test_many_that_hardly_fit_all_end_exactly(budget: int, caching: bool):
-    """vllm#52520 and #45388: near capacity, others recompute for ever or stand still."""
+    """vllm#52520 and #45388: near capacity, other schedulers recompute for ever or stall."""
     driver = CoreDriver(num_blocks=8, max_num_batched_tokens=budget, enable_prefix_caching=caching)
     requests = [
         make_request(group, [group, *range(group % 9)], max_tokens=23, choices=1 + group % 3) for group in range(1, 13)

@@ -1,4 +1,4 @@
-"""The preemption rule beside vLLM's, on one load; at greater length: benchmarks/scheduler/preemption_rules.py."""
+"""The preemption rule compared with vLLM's on one load; for more loads see benchmarks/scheduler/preemption_rules.py."""
 
 import pytest
 

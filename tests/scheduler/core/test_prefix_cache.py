@@ -1,4 +1,4 @@
-"""Which prefixes count as equal, and what a hit leaves to compute."""
+"""Prefix matching: which prefixes count as equal, and which tokens a hit leaves to compute."""
 
 import dataclasses
 import hashlib
@@ -19,7 +19,7 @@ def make_sequence(cache: PrefixCache, prompt: range | list[int], *, group: int =
 
 
 def write(pool: BlockPool, cache: PrefixCache, sequence: Sequence) -> list[int]:
-    """Computes all of a sequence, and publishes it."""
+    """Publishes a sequence as if all of it were computed; returns its blocks."""
     blocks = pool.take(-(-sequence.num_tokens // 4))
     sequence.start(row=0, generation=1, block_ids=blocks, num_computed_tokens=sequence.num_tokens)
     cache.publish(sequence)
@@ -27,7 +27,7 @@ def write(pool: BlockPool, cache: PrefixCache, sequence: Sequence) -> list[int]:
 
 
 def test_a_name_is_the_sha256_of_the_one_before_it_and_the_tokens():
-    """The names are to stay what they are: other tools compute them too, to route by prefix."""
+    """The names must not change: other tools compute them, too, to route by prefix."""
 
     def field(content: bytes) -> bytes:
         return struct.pack("<I", len(content)) + content
@@ -51,14 +51,14 @@ def test_only_whole_equal_prefixes_of_equal_salt_match():
 
     assert match([*range(12), 1]) == blocks
     assert match([*range(11), 1, 2]) == blocks[:2]
-    # The second block's tokens are there, but after another first block.
+    # The second block's tokens are cached, but after another first block.
     assert match([9, 9, 9, 9, *range(4, 12), 1]) == []
     assert match([*range(12), 1], salt="") == []
     assert match([*range(12), 1], salt="t") == []
 
 
 def test_a_full_hit_leaves_the_last_block_to_compute():
-    """Nothing could be sampled otherwise; and no shared block may be written."""
+    """Otherwise nothing could be sampled, and no shared block may be written."""
     pool = BlockPool(10)
     cache = PrefixCache(pool, 4, enabled=True)
     blocks = write(pool, cache, make_sequence(cache, range(8)))

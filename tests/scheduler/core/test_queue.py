@@ -1,4 +1,4 @@
-"""What is refused, and whether the reason helps."""
+"""Refused requests, with reasons that help."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_a_request_that_can_never_run_is_refused_with_what_would_work(request_: 
 
 
 def test_what_never_fits_into_the_blocks_is_refused_and_what_just_fits_runs():
-    """The last token is sampled but not computed, so one more than the blocks hold can be had."""
+    """The last token is sampled but not computed, so a request may have one token more than the blocks hold."""
     driver = CoreDriver(num_blocks=3)
     rejection = driver.submit(make_request(1, range(6), max_tokens=8))
     assert rejection is not None
@@ -75,7 +75,7 @@ def test_waiting_prompt_tokens_are_bounded():
 
 
 def test_a_preempted_request_does_not_count_as_queued():
-    """It has been admitted: refusing newcomers on its account would be counting it twice."""
+    """It was admitted before: if it counted again, it would keep new requests out."""
     driver = CoreDriver(max_queued_requests=1)
     driver.submit(make_request(1, range(8)))
     driver.step()
@@ -87,7 +87,7 @@ def test_a_preempted_request_does_not_count_as_queued():
 
 
 def test_a_more_urgent_request_takes_the_place_of_the_last_who_waits():
-    """Under `priority` only: the lowest priority goes, of these the latest; who runs stays."""
+    """Only under `priority`: the lowest priority is displaced, among equals the latest. Running requests stay."""
     driver = CoreDriver(max_queued_requests=3, max_num_seqs=1, scheduling_policy="priority")
     driver.submit(make_request(1, [1], priority=9))
     driver.step()
@@ -106,7 +106,7 @@ def test_a_more_urgent_request_takes_the_place_of_the_last_who_waits():
     driver.finish()
     assert [end for end, _ in driver.ends] == [1, 6, 7, 8]
     (timeline,) = driver.core.explain("request-4")
-    assert timeline.entries[-1].reason == "cancelled: one of higher priority needed its place"
+    assert timeline.entries[-1].reason == "cancelled: displaced by a higher priority"
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "deadline"])
@@ -123,7 +123,7 @@ def test_as_many_make_way_as_it_takes_or_none_does():
     driver = CoreDriver(max_queued_tokens=20, scheduling_policy="priority")
     for group, num_tokens in ((1, 10), (2, 4), (3, 6)):
         driver.submit(make_request(group, range(num_tokens), priority=group))
-    # Without groups 3 and 2 it would have 10 tokens of room.
+    # Without groups 3 and 2 there would be room for 10 tokens.
     assert driver.submit(make_request(4, range(11), priority=1)) is not None
     assert driver.core.take_displaced() == []
     assert driver.core.load.num_queued_tokens == 20
@@ -133,7 +133,7 @@ def test_as_many_make_way_as_it_takes_or_none_does():
 
 
 def test_a_request_that_has_begun_elsewhere_keeps_its_place():
-    """Its client holds tokens of it: it was moved here by a router, or resumed."""
+    """Its client already has tokens: a router moved the request here, or the client resumed it."""
     driver = CoreDriver(max_queued_requests=2, scheduling_policy="priority")
     driver.submit(make_request(1, [1], priority=9, choices=[ChoiceStart(choice=0, output_token_ids=(5,))]))
     driver.submit(make_request(2, [1], priority=3))
@@ -163,7 +163,7 @@ def test_what_waits_past_its_deadline_is_dropped_and_never_computed(policy: str)
 
 
 def test_a_prompt_counts_as_to_be_computed_until_its_steps_have_returned():
-    """A router that takes a prefill in flight for none sends the next prompt behind it."""
+    """If a prefill in flight did not count, a router would send the next prompt behind it."""
     driver = CoreDriver(max_num_batched_tokens=8)
     driver.submit(make_request(1, range(14)))
     seen = []

@@ -1,4 +1,4 @@
-"""When a sequence ends, and what it says then."""
+"""When a sequence ends, and with which reason and tokens."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def make_result(step: int, *entries: tuple[int, int, int], **fields: object) -> 
 
 
 def say(rules: StopRules, tokens: list[int], **settings: object) -> list[StepOutputs]:
-    """The outputs of a request that the workers give these tokens, until it ends."""
+    """The outputs of a request for which the workers sample these tokens, until it ends."""
     core = Core(make_settings(eos_token_ids=frozenset({EOS}), **settings))
     assert core.submit(make_request(1, [1, 2], stop=rules), 0.0) is None
     outputs: list[StepOutputs] = []
@@ -91,7 +91,7 @@ def entries_of(result: Result) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_one_that_fails_ends_with_an_error_and_the_others_go_on(is_told: bool):
-    """is_told: what it sampled is among the columns all the same. That means nothing."""
+    """is_told: the columns contain a sample of the failed sequence, which must be ignored."""
     driver, plan, result = run_one()
     number = plan.new_rows[0].sequence
     entries = entries_of(result) if is_told else entries_of(result)[1:]
@@ -114,7 +114,7 @@ def test_results_that_name_nobody_or_another_position_are_ignored():
 
 @pytest.mark.parametrize("position", [None, 1])
 def test_a_sequence_that_the_workers_forgot_ends_with_an_error(position: int | None):
-    """It would wait for ever otherwise: the workers believe it is further than the core does."""
+    """Otherwise it would wait for ever: the workers are further with it than the core knows."""
     driver, plan, result = run_one()
     first, second = entries_of(result)
     entries = [second] if position is None else [(first[0], position, first[2]), second]

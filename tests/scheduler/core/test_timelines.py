@@ -1,4 +1,4 @@
-"""Timelines keep what people ask for, and no more than they may: entries and finished requests are bounded."""
+"""Timelines keep what people ask for; the numbers of entries and of finished requests are bounded."""
 
 import pytest
 

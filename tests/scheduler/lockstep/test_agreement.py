@@ -1,9 +1,10 @@
-"""What the coordinator makes of what replicas say of themselves, whenever they say it."""
+"""The coordinator's decisions from the replicas' states, whenever these come."""
 
 import pytest
 
 from configs.options import Options
 from protos import coordination_pb2 as pb
+from runtime.awake_time import AwakeTime
 from runtime.wire import PROTOCOL_VERSION, octavo_version
 from scheduler.lockstep.agreement import Agreement, common_options
 
@@ -17,7 +18,7 @@ INCOMPLETE, COMPLETE, MEETING, READY = (
 
 
 class Places:
-    """Where ranks meet; remembers what has been removed."""
+    """The places where ranks meet; records the epochs whose place was kept."""
 
     def __init__(self) -> None:
         self.kept: list[int | None] = []
@@ -30,12 +31,14 @@ class Places:
 
 
 class Replicas:
-    """Two that say what they are told to."""
+    """Two replicas that send the states that a test asks for."""
 
     def __init__(self) -> None:
         self.places = Places()
         self._options = Options().model_copy(update={"data_parallel_size": 2, "max_steps_in_flight": 2})
-        self.agreement = Agreement(self._options, self.places, instance=5, epoch=EPOCH, heartbeat_timeout=10)
+        self.agreement = Agreement(
+            self._options, self.places, AwakeTime(1.0), instance=5, epoch=EPOCH, heartbeat_timeout=10
+        )
         self.now = 0.0
 
     @property
@@ -54,7 +57,7 @@ class Replicas:
         self.agreement.hear(self.state(replica, condition, epoch=epoch, **fields), self.now)
 
     def begin(self) -> int:
-        """All are ready in a new epoch."""
+        """Makes both replicas ready in a new epoch; returns its number."""
         epoch = self.group.epoch
         for replica in (0, 1):
             self.say(replica, COMPLETE, epoch=epoch)
@@ -71,14 +74,14 @@ def replicas() -> Replicas:
 
 def test_an_epoch_begins_when_all_are_complete_and_have_heard_of_the_last_one(replicas: Replicas) -> None:
     replicas.say(0, COMPLETE)
-    assert replicas.group.waiting_for == "replica 1, whose scheduler is not there"
+    assert replicas.group.waiting_for == "replica 1, whose scheduler is not connected"
     replicas.say(1, INCOMPLETE, description="waiting for rank 1 of 2")
     assert replicas.group.waiting_for == "replica 1 (waiting for rank 1 of 2)"
     replicas.say(1, COMPLETE, epoch=0)
     assert not replicas.group.is_open
     replicas.say(1, COMPLETE)
     assert (replicas.group.is_open, replicas.group.epoch) == (True, EPOCH + 1)
-    # Where all meet is where the first replica's first rank says.
+    # The first rank of the first replica gives the address where all meet.
     assert replicas.group.rendezvous == f"{EPOCH + 1} at host-0"
 
 
@@ -90,7 +93,7 @@ def test_what_was_said_of_earlier_epochs_ends_none(replicas: Replicas) -> None:
     assert replicas.group.wave_step == 0
     replicas.say(1, INCOMPLETE, epoch=epoch, cause="rank 0 is gone")
     assert (replicas.group.is_open, replicas.group.cause) == (False, "replica 1: rank 0 is gone")
-    # What the other one says before it has heard of that is no reason to begin.
+    # States that the other replica sent before it heard of that begin nothing.
     replicas.say(1, COMPLETE, epoch=epoch)
     replicas.say(0, READY, epoch=epoch, wanted_step=3)
     assert not replicas.group.is_open
@@ -120,10 +123,10 @@ def test_a_wave_is_announced_once_however_many_ask(replicas: Replicas) -> None:
     assert replicas.group.wave_step == 9
 
 
-def test_whoever_is_silent_or_another_process_has_gone(replicas: Replicas) -> None:
+def test_a_replica_that_is_silent_or_was_started_again_has_gone(replicas: Replicas) -> None:
     epoch = replicas.begin()
     replicas.say(1, READY, epoch=0, instance=77)
-    assert replicas.group.cause == "the scheduler of replica 1 was started again"
+    assert replicas.group.cause == "the scheduler of replica 1 was restarted"
     replicas.say(1, COMPLETE, epoch=epoch, instance=77)
     replicas.say(0, COMPLETE, epoch=epoch)
     assert replicas.group.is_open

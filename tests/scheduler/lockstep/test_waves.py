@@ -1,4 +1,4 @@
-"""Replicas in lockstep send the same steps, without a word about it, and all get what they have to compute computed."""
+"""Replicas in lockstep send the same steps without messages about each step, and all their work gets computed."""
 
 from collections import deque
 from random import Random
@@ -9,6 +9,7 @@ from hypothesis import given, settings
 
 from configs.options import Options
 from protos import coordination_pb2 as pb
+from runtime.awake_time import AwakeTime
 from runtime.wire import PROTOCOL_VERSION, octavo_version
 from scheduler.lockstep.agreement import Agreement
 from scheduler.lockstep.lockstep import WaveError, Waves
@@ -25,7 +26,7 @@ class NoRendezvous:
 
 
 class Replica:
-    """A step loop and its ranks' results. A sequence is in so many steps at once, or in one."""
+    """A step loop and its ranks' results. A sequence may be in up to `most` steps at once, or in only one."""
 
     def __init__(self, number: int, most: int, one_step_each: bool) -> None:
         self.waves, self._most, self._one_step_each = Waves(most), most, one_step_each
@@ -33,7 +34,7 @@ class Replica:
             protocol_version=PROTOCOL_VERSION, octavo_version=octavo_version(), replica=number, instance=number + 1,
             epoch=EPOCH, condition=pb.REPLICA_CONDITION_READY,
         )  # fmt: skip
-        # Tokens to be planned, and of each step sent: its own tokens, and the wave.
+        # Tokens still to be planned; (own tokens, wave) of each step sent.
         self.tokens = 0
         self.sent: list[tuple[int, int]] = []
         self.num_returned = 0
@@ -49,7 +50,7 @@ class Replica:
         self.waves.note_result(self.num_returned, self.results.popleft())
 
     def run(self) -> None:
-        """As scheduler.step_loop does."""
+        """Sends steps as scheduler.step_loop does."""
         while True:
             step = len(self.sent) + 1
             in_flight = self.sent[self.num_returned :]
@@ -67,13 +68,15 @@ class Replica:
 
 
 class Cluster:
-    """Messages and results take as long as they like, but stay in order."""
+    """Replicas whose messages and results take random times but stay in order."""
 
     def __init__(self, choose: Random, num_replicas: int, most: int) -> None:
         self._choose = choose
         self.replicas = [Replica(number, most, choose.random() < 0.5) for number in range(num_replicas)]
         options = Options().model_copy(update={"data_parallel_size": num_replicas})
-        self.agreement = Agreement(options, NoRendezvous(), instance=1, epoch=EPOCH - 1, heartbeat_timeout=10)
+        self.agreement = Agreement(
+            options, NoRendezvous(), AwakeTime(1.0), instance=1, epoch=EPOCH - 1, heartbeat_timeout=10
+        )
         for replica in self.replicas:
             state = pb.ReplicaState()
             state.CopyFrom(replica.state)
@@ -83,7 +86,7 @@ class Cluster:
         self.num_computed = 0
 
     def act(self) -> bool:
-        """Something that can happen does; False if nothing can."""
+        """Lets one possible event happen; returns False if there is none."""
         actions = []
         for replica in self.replicas:
             actions += [replica.hear_wave] * bool(replica.inbox) + [replica.hear_result] * bool(replica.results)
@@ -93,7 +96,7 @@ class Cluster:
         if not actions:
             return False
         self._choose.choice(actions)()
-        # Step loops wake up late, too.
+        # Step loops may wake up late.
         for replica in self.replicas:
             if self._choose.random() < 0.7:
                 replica.run()
@@ -140,7 +143,7 @@ def test_replicas_never_disagree_and_come_to_rest(seed: int, num_replicas: int, 
         choose.choice(cluster.replicas).tokens += count
     cluster.settle()
     first, *others = cluster.replicas
-    # Step by step in the same wave, and as many.
+    # All send the same number of steps, each in the same wave.
     for other in others:
         assert [wave for _, wave in other.sent] == [wave for _, wave in first.sent]
     assert cluster.num_computed == first.num_returned == len(first.sent)
@@ -151,7 +154,7 @@ def test_a_wave_lasts_while_somebody_computes_and_little_longer() -> None:
     waves = Waves(2)
     assert not waves.holds(1)
     waves.announce(1)
-    # One that is in one step at a time leaves every other one empty.
+    # A sequence that is in one step at a time leaves every other step empty.
     for step, num_tokens in enumerate([5, 0, 1, 0, 1], start=1):
         waves.note_result(step, num_tokens)
         assert waves.holds(step + 2)
@@ -159,7 +162,7 @@ def test_a_wave_lasts_while_somebody_computes_and_little_longer() -> None:
     waves.note_result(7, 0)
     assert waves.holds(8)
     assert not waves.holds(9)
-    # What is found in the last ones does not prolong it.
+    # Work in its last steps does not prolong a wave.
     waves.note_result(8, 3)
     assert not waves.holds(9)
     waves.announce(1)
@@ -174,5 +177,5 @@ def test_a_wave_that_begins_elsewhere_than_the_last_one_ends_is_an_error() -> No
     waves.announce(1)
     waves.announce(4)
     waves.note_result(1, 1)
-    with pytest.raises(WaveError, match="is to begin at step 4, but the one before ends before step 3"):
+    with pytest.raises(WaveError, match="should begin at step 4, but the previous one ends before step 3"):
         waves.note_result(2, 0)

@@ -20,7 +20,7 @@ def info(**changes: object) -> inference_pb2.ModelInfo:
 
 
 def test_the_least_of_all_ranks_counts() -> None:
-    # On GPUs each rank has as many blocks as its own memory leaves.
+    # On GPUs each rank's number of blocks depends on its own free memory.
     agreed = Terms.of(OPTIONS).agree([info(max_model_len=144), info(num_blocks=4), info(num_blocks=7)], None)
     assert agreed == info(num_blocks=4, max_model_len=64)
 
@@ -47,7 +47,7 @@ def test_files_go_once_nobody_waits_at_them(tmp_path: Path) -> None:
 
 
 def test_ranks_meet_in_no_directory_that_others_can_write_to(tmp_path: Path) -> None:
-    # Even if no socket is in it.
+    # Such a directory is refused even if it contains no socket.
     sockets = tmp_path / "sockets"
     sockets.mkdir()
     shared = tmp_path / "shared"

@@ -1,4 +1,4 @@
-"""Which step is awaited, and since when the workers can have been at it."""
+"""The step that is awaited, and since when the workers may have been computing it."""
 
 from scheduler.ranks.step_wire import StepClock
 
@@ -12,7 +12,7 @@ def test_a_step_behind_another_begins_when_that_one_returns():
     clock.finish(15.0)
     assert (clock.awaited, clock.elapsed(16.0)) == (2, 1.0)
     clock.finish(17.0)
-    # Sent after the workers had been idle.
+    # The next step is sent after the workers were idle.
     clock.send(3, 30.0)
     assert (clock.awaited, clock.elapsed(31.0)) == (3, 1.0)
     clock.clear()

@@ -110,8 +110,7 @@ def test_logprobs_go_to_those_that_asked_a_token_each():
 
 
 def test_logprobs_of_a_row_that_a_later_plan_has_freed_are_still_taken():
-    # Several plans are out: the second one freed the row of the sequence that the first one's result is about, and gave
-    # it to another.
+    # Several plans are in flight: the second one frees the row of the first one's sequence and gives it to another.
     codec = StepCodec(1)
     codec.encode(plan(1, new_rows=[planned(0, 10, LOGPROBS)], chunks=[(0, 3)]))
     codec.encode(plan(2, freed_rows=[0], new_rows=[planned(0, 11, LOGPROBS)], chunks=[(0, 3)]))

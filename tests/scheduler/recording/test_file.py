@@ -1,4 +1,4 @@
-"""A trace's files: what is on disk, who may read it, and what becomes of one that is not whole."""
+"""A recording's files: what is on disk, who may read it, and how incomplete or damaged files are handled."""
 
 import dataclasses
 import errno
@@ -41,7 +41,7 @@ def test_only_its_owner_may_read_it(tmp_path: Path):
 def test_what_a_run_before_has_left_is_kept_unless_it_is_empty(tmp_path: Path, trace: Path):
     content = trace.read_bytes()
     for _ in range(3):
-        # Nobody's core began: nothing worth keeping is in these.
+        # No core began, so these files contain nothing worth keeping.
         RecordingWriter(trace, 1 << 20, 0).close()
         assert not trace.stat().st_size
         assert (tmp_path / "run.trace.1").read_bytes() == content
@@ -77,9 +77,9 @@ def test_no_changed_byte_goes_unnoticed(tmp_path: Path, trace: Path):
         changed.write_bytes(bad)
         with pytest.raises(RecordingError, match=r"damaged|not a trace|of format"):
             replay([changed])
-    # As after a power failure.
+    # Zeros at the end, as after a power failure.
     changed.write_bytes(content + bytes(100))
-    with pytest.raises(RecordingError, match=f"byte {len(content)} of {len(content) + 100} begins a record that was"):
+    with pytest.raises(RecordingError, match=f"the record at byte {len(content)} of {len(content) + 100} was"):
         replay([changed])
 
 
@@ -88,7 +88,7 @@ def test_where_a_trace_is_damaged_is_said_with_what_was_equal_before(tmp_path: P
     content = bytearray(trace.read_bytes())
     content[-1] ^= 1
     trace.write_bytes(content)
-    with pytest.raises(RecordingError, match=r"run\.trace is damaged: byte \d+ of \d+ .* plans before that") as raised:
+    with pytest.raises(RecordingError, match=r"the record at byte \d+ of \d+ was .* plans before it") as raised:
         replay([trace])
     assert f"the {whole.num_plans} plans" in str(raised.value)
 
@@ -118,7 +118,7 @@ def test_a_snapshot_cannot_have_its_reader_allocate_more_than_it_holds(tmp_path:
     settings = dataclasses.replace(snapshot.settings, **{field: 1 << 40})
     path = tmp_path / "huge.trace"
     path.write_bytes(FIRST_LINE + frame(origin) + frame(msgspec.structs.replace(snapshot, settings=settings)))
-    with pytest.raises(RecordingError, match=f"its snapshot contradicts itself: {field}"):
+    with pytest.raises(RecordingError, match=f"the snapshot contradicts itself: {field}"):
         replay([path])
 
 
@@ -128,10 +128,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path):
 
 
 def test_a_trace_that_cannot_be_begun_is_an_error(tmp_path: Path):
-    with pytest.raises(RecordingError, match=r"run\.trace can't be written \(No such file or directory\): name a file"):
+    with pytest.raises(RecordingError, match=r"run\.trace can't be written \(No such file or directory\): give a file"):
         RecordingWriter(tmp_path / "nowhere" / "run.trace", 1 << 20, 0)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(RecordingError, match="something that is no file has this name"):
+    with pytest.raises(RecordingError, match="something that is not a file has this name"):
         RecordingWriter(tmp_path / "folder", 1 << 20, 0)
     assert (tmp_path / "folder").is_dir()
 

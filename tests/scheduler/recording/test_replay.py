@@ -1,4 +1,4 @@
-"""A traced core's calls, made again, give the same plans; and where they do not, the replay says so."""
+"""A recorded core's calls, made again, give the same plans; where they do not, the replay names the difference."""
 
 from itertools import chain, pairwise
 from pathlib import Path
@@ -40,13 +40,13 @@ def test_every_plan_of_a_walk_is_made_again_whatever_happens_on_it(tmp_path: Pat
 def test_a_file_that_is_full_goes_on_in_another_that_replays_by_itself(tmp_path: Path):
     path, before = tmp_path / "run.trace", tmp_path / "run.trace.1"
     num_steps = record(path, num_requests=60, max_bytes=10_000).num_plans
-    # Or, where that is more, twice its snapshot.
+    # A file's bound is max_bytes, or twice its snapshot if that is more.
     assert max(path.stat().st_size, before.stat().st_size) < 30_000
     alone = [replay([each])[0] for each in (before, path)]
     assert [each.difference for each in alone] == [None, None]
     assert alone[0].origin.number + 1 == alone[1].origin.number > 2
     assert 0 < sum(each.num_plans for each in alone) < num_steps
-    # In any order; the second must also begin with what the first one led to.
+    # Files may be given in any order; the second must begin with the state that the first one led to.
     together = replay([path, before])
     assert [each.path for each in together] == [before, path]
     assert [each.num_plans for each in together] == [each.num_plans for each in alone]
@@ -57,7 +57,7 @@ def test_a_second_file_that_does_not_begin_where_the_first_one_led_is_noticed(
 ):
     path, before = tmp_path / "run.trace", tmp_path / "run.trace.1"
     record(path, num_requests=60, max_bytes=10_000)
-    # The first plans are equal, as it happens, but what is cached is not.
+    # The first plans happen to be equal, but the cached blocks are not.
     monkeypatch.setattr(Planner, "_count_first_run", lambda *_: None)
     (replayed,) = replay([before])
     assert replayed.difference is None
@@ -97,7 +97,7 @@ def test_a_core_that_fails_fails_again_in_the_same_call(tmp_path: Path, monkeypa
     assert replayed.difference is not None
     assert (replayed.difference.field, replayed.difference.got) == ("call", "RuntimeError: a bug")
     assert (replayed.num_plans, replayed.difference.step) == (4, 4)
-    # Without the bug there is a plan where none came.
+    # Without the bug, the replay gets a plan where the recording has none.
     (replayed,) = replay([tmp_path / "run.trace"])
     assert replayed.difference is not None
     assert (replayed.difference.field, replayed.difference.expected) == ("plan", "no plan")
@@ -107,7 +107,7 @@ def test_a_request_is_explained_from_its_traces(tmp_path: Path):
     path = tmp_path / "run.trace"
     core = record(path, num_requests=60, max_bytes=30_000, max_finished_timelines=1000).core
     paths = [path, tmp_path / "run.trace.1"]
-    # The latest have ended in the file; of those that were live when it began, the snapshot knows the rest.
+    # The latest requests ended in the file; for those that were live when it began, the snapshot has the rest.
     for group in (60, 55, 50):
         expected = core.explain(f"request-{group}")
         found = chain.from_iterable(each.timelines for each in replay(paths, explain=f"request-{group}"))

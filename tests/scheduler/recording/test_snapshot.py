@@ -1,7 +1,7 @@
-"""A core that was saved, written down, read and restored goes on as the one it was saved from, whatever that was at.
+"""A core restored from a snapshot that was encoded and decoded continues exactly as the original, in any state.
 
-The walks are those of the properties: every mode, and everything that is scarce runs out all the time. They drive one
-core; what is tested here is that a second one, made of a snapshot at any time, agrees with it from then on.
+The random walks are those of the property tests: every mode, and all scarce resources run out all the time. They drive
+one core; this test asserts that a second one, made from a snapshot at any time, agrees with it from then on.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ KINDS: dict[str, dict[str, object]] = {
         "enable_chunked_prefill": False, "max_num_batched_tokens": 40, "long_prefill_token_threshold": 0,
     },
 }  # fmt: skip
-# What the snapshots of each kind must have held, or they prove little.
+# Contents that the snapshots of each kind must have had; otherwise they prove little.
 HELD = {
     "any": ["running", "waiting", "a plan in flight", "cached blocks", "hashes", "queued"],
     "swap": ["host blocks"],
@@ -64,7 +64,7 @@ HELD = {
 
 
 def copy_of(core: Core) -> Core:
-    """By way of bytes."""
+    """A copy of the core, by way of a snapshot's bytes."""
     snapshot = msgspec.msgpack.decode(msgspec.msgpack.encode(core.save()), type=Snapshot)
     copy = Core(snapshot.settings)
     copy.restore(snapshot)
@@ -90,7 +90,7 @@ def count(snapshot: Snapshot, held: Counter[str]) -> None:
 
 
 class TwinCore(Core):
-    """Has a twin, which is made anew of a snapshot time and again; asserts that it answers likewise."""
+    """Has a twin that is made again and again from a snapshot; asserts that both give the same answers."""
 
     held: Counter[str]
 
@@ -104,7 +104,7 @@ class TwinCore(Core):
             self.twin = copy_of(self)
             count(self.save(), self.held)
 
-    # `expire` consists of cancels.
+    # `expire` needs no override: it consists of cancels.
 
     def submit(self, request: GroupRequest, now: float) -> Rejection | None:
         self._may_copy()

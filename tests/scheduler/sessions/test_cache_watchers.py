@@ -1,4 +1,4 @@
-"""Whoever watches a prefix cache can tell what is in it, whenever he joined; and nothing is kept for nobody."""
+"""A watcher of a prefix cache knows what is in it, whenever it joined; without watchers no events are kept."""
 
 from collections.abc import Callable
 
@@ -18,14 +18,14 @@ def name(number: int) -> bytes:
 
 
 class Cache:
-    """A core's part in it, around a real pool."""
+    """The core's part in watching, around a real BlockPool."""
 
     def __init__(self, num_blocks: int) -> None:
         self.pool = BlockPool(num_blocks)
         self.is_watched = False
 
     def store(self, number: int) -> None:
-        """In a block that is released at once; it is evicted when others need it."""
+        """Publishes a block and releases it at once; it is evicted when others need it."""
         blocks = self.pool.take(1)
         self.pool.publish(blocks[0], name(number))
         self.pool.release(blocks)
@@ -48,7 +48,7 @@ def messages_of(events: list[CacheEvent]) -> list[scheduler_pb2.SchedulerMessage
 
 
 class Watching:
-    """Sessions that watch a cache, and what each knows of it."""
+    """Sessions that watch a cache, and each one's view of it."""
 
     def __init__(self, num_blocks: int = 4) -> None:
         self.num_blocks = num_blocks
@@ -123,7 +123,7 @@ def test_events_are_kept_only_while_somebody_watches():
     assert not watching.cache.is_watched
     watching.cache.store(1)
     assert not watching.cache.take_cache_events()
-    # One that came and went before it was told anything.
+    # A session joins and leaves before it gets any event.
     watching.join(40)
     watching.watchers.leave(40)
     watching.take()
@@ -142,7 +142,7 @@ def test_a_large_cache_is_told_bit_by_bit_and_changes_meanwhile(is_cleared: bool
     watching.join(10)
     watching.take()
     assert len(watching.views[10]) == MAX_UNTOLD_AT_ONCE
-    # Displaces the oldest, of which some are told already and some are not.
+    # Evicts the oldest blocks; some of them were announced already, some were not.
     for number in range(count, 2 * count - 100):
         watching.cache.store(number)
     if is_cleared:

@@ -21,7 +21,7 @@ from scheduler.sessions.sessions import (
 def columns(
     groups: list[int], tokens: list[list[int]] | list[int], logprobs: Mapping[int, Sequence[object]] | None = None
 ) -> OutputColumns:
-    """tokens: one each, or a list each."""
+    """tokens: one token per entry, or a list per entry."""
     several = bool(tokens) and isinstance(tokens[0], list)
     each = [token if isinstance(token, list) else [token] for token in tokens]
     return OutputColumns(
@@ -88,7 +88,7 @@ def test_more_than_a_message_holds_is_split_in_order(several: bool):
 
 
 def test_logprobs_stay_with_their_tokens_where_messages_split():
-    # Each sequence's logprobs take 0.3 MiB: three to a message.
+    # Each sequence's logprobs take 0.3 MiB: three fit into a message.
     groups = list(range(1, 9))
     asked: dict[int, Sequence[object]] = {
         i: [logprob(1000 * i, 12_000), logprob(1000 * i + 1, 12_000)] for i in range(8) if i != 2

@@ -1,4 +1,4 @@
-"""Where a request's time went in its scheduler: as vLLM's metrics count it."""
+"""The times that a request spent in each phase in its scheduler, as vLLM's metrics count them."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from scheduler.telemetry.metrics import GroupTimes
 
 
 def timelines_of(*moments: tuple[Moment, float, int]) -> Timelines:
-    """Of group 7: moment, time and choice of each entry."""
+    """Timelines in which group 7 has these entries: (moment, time, choice)."""
     timelines = Timelines(max_finished=4)
     timelines.begin(7, "r")
     for moment, time, choice in moments:

@@ -1,4 +1,4 @@
-"""The statistics line and the preemption warning, under a clock of the test."""
+"""The statistics line and the preemption warning, with a clock that the test sets."""
 
 import logging
 
@@ -34,7 +34,7 @@ def test_a_line_each_ten_seconds_while_there_is_or_was_activity(caplog: pytest.L
     )
     for now in (131.0, 141.0, 151.0):
         stats_log.tick(idle, now)
-    # One more, which shows that it is idle; then silence.
+    # One more line, which shows that it is idle; then none.
     assert len(caplog.messages) == 2
     assert "Running: 0 reqs" in caplog.messages[1]
     assert "generation throughput: 0.0" in caplog.messages[1]

@@ -1,8 +1,7 @@
-"""Runs the services of docker-compose.yml as plain processes on loopback: the same commands, environment and checks."""
+"""Runs the services of docker-compose.yml as processes on loopback, with the same commands, environment and checks."""
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from typing import Any, TextIO
 
 import yaml
 
+from tests.support.ports import free_ports
 from tests.support.repository import ROOT
 
 BASE_METRICS_PORT = 9090
@@ -19,41 +19,57 @@ _STEP_PORT = 5555
 _STOP_TIMEOUT = 30.0
 
 
-def services() -> dict[str, dict[str, Any]]:
-    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+COMPOSE_FILE = ROOT / "docker-compose.yml"
+THIRD_REPLICA = ROOT / "deploy" / "compose" / "third-replica.yml"
+
+
+def services(*overrides: Path) -> dict[str, dict[str, Any]]:
+    """The services of docker-compose.yml with overrides merged into it: maps key by key, everything else as a whole."""
+    merged = yaml.safe_load(COMPOSE_FILE.read_text())["services"]
+    for override in overrides:
+        _merge(merged, yaml.safe_load(override.read_text())["services"])
+    return merged
+
+
+def _merge(into: dict[str, Any], override: dict[str, Any]) -> None:
+    for key, value in override.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
 
 
 def environment(service: dict[str, Any]) -> dict[str, str]:
-    """What Compose gives the container, besides what is in the image."""
+    """The variables that Compose sets in the container, in addition to the image's."""
     return dict(service.get("environment", {}))
 
 
 class Loopback:
-    """Stands for Compose's network and volumes: a port of loopback for each host and port, a folder for each path."""
+    """Replaces Compose's network and volumes: a loopback port for each host and port, a folder for each path."""
 
     def __init__(self, directory: Path):
         self._paths = {"/keys": directory / "keys", "/var/cache/octavo": directory / "cache"}
         for path in self._paths.values():
             path.mkdir(mode=0o700)
-        self._metrics = _free_ports(_NUM_METRICS_PORTS)
+        self._metrics = free_ports(_NUM_METRICS_PORTS)
         self._ports: dict[tuple[str, int], int] = {}
 
     def port(self, host: str, port: int) -> int:
-        """The port of loopback that stands for one of a service's. Heartbeats use the one after a step endpoint's."""
+        """The loopback port that replaces a service's port. Heartbeats use the port after a step endpoint's."""
         if BASE_METRICS_PORT <= port < BASE_METRICS_PORT + _NUM_METRICS_PORTS:
             return self._metrics + port - BASE_METRICS_PORT
         if (host, port) not in self._ports:
-            self._ports[host, port] = _free_ports(2 if port == _STEP_PORT else 1)
+            self._ports[host, port] = free_ports(2 if port == _STEP_PORT else 1)
         return self._ports[host, port]
 
     def translate(self, text: str, service: str) -> str:
-        """A piece of a command or of an environment, as it reads on loopback."""
+        """A command's argument or a variable's value, translated to loopback."""
         for path, stand_in in self._paths.items():
             text = re.sub(rf"(?<![\w/]){path}\b", str(stand_in), text)
         hosts = "|".join(map(re.escape, services()))
 
         def address(match: re.Match[str]) -> str:
-            # Within a service, 0.0.0.0 and 127.0.0.1 are itself.
+            # Within a service, 0.0.0.0 and 127.0.0.1 are the service itself.
             host = match["host"] if match["host"] in services() else service
             return f"127.0.0.1:{self.port(host, int(match['port']))}"
 
@@ -62,10 +78,10 @@ class Loopback:
 
 
 class Cluster:
-    """Every long-running service, as a process of its own. Use as a context manager: leaving it leaves no process."""
+    """Every long-running service as a process. Use as a context manager: leaving it kills all processes."""
 
     def __init__(self, directory: Path, **overrides: str):
-        """overrides: environment for all processes, such as OCTAVO_WORKER_THREADS."""
+        """overrides: environment variables of all processes, such as OCTAVO_WORKER_THREADS."""
         self.directory = directory
         self.network = Loopback(directory)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -84,14 +100,14 @@ class Cluster:
             log.close()
 
     def run(self, service: str) -> int:
-        """A one-shot service: its exit code."""
+        """Runs a one-shot service; returns its exit code."""
         return self._start(service).wait(_STOP_TIMEOUT)
 
     def start(self, service: str) -> None:
         self.processes[service] = self._start(service)
 
     def stop(self) -> dict[str, int]:
-        """The exit codes after SIGTERM, as `docker compose stop` sends it."""
+        """Sends SIGTERM, as `docker compose stop` does; returns the exit codes."""
         for process in self.processes.values():
             process.terminate()
         return {service: process.wait(_STOP_TIMEOUT) for service, process in self.processes.items()}
@@ -142,30 +158,8 @@ class Cluster:
         given = {
             name: self.network.translate(value, service) for name, value in environment(services()[service]).items()
         }
-        for name in ("OCTAVO_PORT", "OCTAVO_METRICS_PORT"):
+        for name in ("OCTAVO_PORT", "OCTAVO_HTTP_PORT", "OCTAVO_METRICS_PORT", "HEALTH_PORT"):
             if name in given:
                 given[name] = str(self.network.port(service, int(given[name])))
         # Containers have their own runtime directories.
         return inherited | given | {"OCTAVO_RUNTIME_DIR": str(self.directory / "run" / service)} | self._overrides
-
-
-def _free_ports(count: int) -> int:
-    """The first of so many adjacent free ports of loopback."""
-    for first in range(21_000 + os.getpid() % 1000 * 8, 32_000, 8):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for offset, probe in enumerate(sockets):
-                probe.bind(("127.0.0.1", first + offset))
-            if first not in _given:
-                _given.add(first)
-                return first
-        except OSError:
-            continue
-        finally:
-            for probe in sockets:
-                probe.close()
-    raise AssertionError("no free ports")
-
-
-# Nobody listens on them yet when the next are looked for.
-_given: set[int] = set()

@@ -1,7 +1,7 @@
-"""What `kustomize build` makes of a folder, as far as deploy/kubernetes uses it: the tool itself is no Python package.
+"""The subset of `kustomize build` that deploy/kubernetes uses: the tool itself is not a Python package.
 
-Known: resources, components, patches (strategic merges, by path), configMapGenerator (files; names get no hash),
-namespace. Anything else in a kustomization.yaml is an error, as are files and targets of patches that are not there.
+Supported: resources, components, patches (strategic merges, by path), configMapGenerator (files; names get no hash),
+namespace. Anything else in a kustomization.yaml is an error, as are missing files and missing targets of patches.
 """
 
 from copy import deepcopy
@@ -14,8 +14,8 @@ Object = dict[str, Any]
 
 _KNOWN = {"apiVersion", "kind", "resources", "components", "patches", "configMapGenerator", "namespace"}
 _WITHOUT_NAMESPACE = {"Namespace"}
-# Lists whose members are told apart by a field; all other lists are replaced as a whole. Kubernetes' API says so of
-# each (patchMergeKey); of these names it is the same wherever they stand in a pod.
+# Lists that are merged by a field of their members (patchMergeKey in Kubernetes' API); all other lists are replaced as
+# a whole. Each of these names has the same key wherever it stands in a pod.
 _MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -36,7 +36,7 @@ def build(folder: Path) -> list[Object]:
 
 
 def identity(item: Object) -> tuple[str, str, str]:
-    """What a patch finds its target by: apiVersion, kind, name."""
+    """The fields by which a patch finds its target: apiVersion, kind, name."""
     return item["apiVersion"], item["kind"], item["metadata"]["name"]
 
 
@@ -47,7 +47,7 @@ def documents(file: Path) -> list[Object]:
 
 
 def _apply(folder: Path, objects: list[Object]) -> list[Object]:
-    """objects: what a component changes, for a kustomization none."""
+    """objects: those that a component changes; empty for a kustomization."""
     (kustomization,) = documents(folder / "kustomization.yaml")
     if unknown := set(kustomization) - _KNOWN:
         raise KustomizeError(f"{folder}: kustomization.yaml says {sorted(unknown)}, which is not known here")

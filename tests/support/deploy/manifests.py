@@ -1,4 +1,4 @@
-"""What deploy/kubernetes says, put so that tests can ask about pods and processes."""
+"""The pods and processes that deploy/kubernetes declares, in a form that tests can query."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
 
 @dataclass(frozen=True)
 class Pod:
-    """owner: what makes such pods. role: of an owner that makes several kinds of them, which."""
+    """owner: the object that creates such pods. role: which kind of pod, if the owner creates several."""
 
     owner: Object
     template: Object
@@ -44,7 +44,7 @@ class Pod:
         return found
 
     def mounted(self, container: Object, path: Path) -> tuple[Object, Object]:
-        """The mount, and its volume, that a path of a container is on."""
+        """The mount that a path of a container is on, and its volume."""
         mounts = [each for each in container["volumeMounts"] if path.is_relative_to(each["mountPath"])]
         mount = max(mounts, key=lambda each: len(each["mountPath"]))
         return mount, self.volume(mount["name"])
@@ -65,7 +65,7 @@ def named(overlay: str, kind: str, name: str) -> Object:
 
 
 def pods(overlay: str) -> Iterator[Pod]:
-    """Each kind of pods."""
+    """Each kind of pod."""
     for item in objects(overlay):
         if item["kind"] in ("Deployment", "StatefulSet"):
             yield Pod(item, item["spec"]["template"])
@@ -83,7 +83,7 @@ def processes(overlay: str) -> Iterator[tuple[Pod, Object]]:
 
 
 def environment(container: Object) -> dict[str, str]:
-    """As the process sees it, in the first pod of a LeaderWorkerSet that is not a leader, which adds some."""
+    """The environment of the process, in the first non-leader pod of a LeaderWorkerSet, which adds variables."""
     given = {"LWS_LEADER_ADDRESS": "octavo-replica-0.octavo-replica.octavo", "LWS_WORKER_INDEX": "1"}
     for each in container.get("env", []):
         value = each.get("value") or _from_the_pod(each["valueFrom"])
@@ -99,7 +99,7 @@ def _from_the_pod(source: Object) -> str:
 
 
 def options_of(overlay: str, pod: Pod, container: Object, directory: Path) -> Options:
-    """As the process resolves them. directory: for a copy of the file that its volume holds."""
+    """The options as the process resolves them. directory: gets a copy of the file that its volume holds."""
     environ = environment(container)
     path = Path(environ["OCTAVO_CONFIG"])
     mount, volume = pod.mounted(container, path)

@@ -1,4 +1,4 @@
-"""What the processes' /metrics show, with none of them running."""
+"""The contents of each process's /metrics, without running the process."""
 
 from prometheus_client import CollectorRegistry
 
@@ -13,7 +13,7 @@ _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
 
 
 def router_registry(*names: str, metrics: RouterMetrics | None = None) -> CollectorRegistry:
-    """names: option metrics_names."""
+    """names: the option metrics_names."""
     own = (metrics or RouterMetrics()).registry
     return exposed(names, own, vllm_names(own, "a-model"))
 
@@ -29,5 +29,5 @@ def worker_registry() -> CollectorRegistry:
 
 
 def series(registry: CollectorRegistry) -> set[str]:
-    """Names that a query can use, also of metrics that have no samples yet."""
+    """Names that a query can use, including those of metrics that have no samples yet."""
     return {family.name + suffix for family in registry.collect() for suffix in _SUFFIXES.get(family.type, ("",))}

@@ -1,4 +1,4 @@
-"""Sequences over a GpuEngine and a model without weights: what a runner does for them, in the shortest way."""
+"""Sequences over a GpuEngine and a model without weights: a minimal runner."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ EOS = 2
 
 
 def outputs_alone(prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
-    """What a request gets that is computed alone on a CPU."""
+    """The output of a request that a CPU computes alone."""
     runner = fake_runner(max_num_batched_tokens=128)
     num_blocks = -(-(len(prompt) + count) // BLOCK_SIZE)
     new = step_pb2.NewRow(
@@ -57,12 +57,12 @@ def row_sampling(row: int, params: SamplingParams, prompt: Sequence[int], output
 @dataclass
 class EngineSequence:
     prompt: list[int]
-    # Known to the host.
+    # Output tokens that the host knows.
     output: list[int] = field(default_factory=list)
-    # Tokens that its row came with.
+    # Tokens that the row had when it was added.
     num_given: int = 0
     num_computed: int = 0
-    # Sampled in steps under way.
+    # Tokens that steps in flight sample.
     num_unknown: int = 0
     num_blocks: int = 0
 
@@ -72,12 +72,12 @@ class EngineSequence:
 
     @property
     def num_tokens(self) -> int:
-        """Those under way included."""
+        """Includes tokens that steps in flight sample."""
         return len(self.prompt) + len(self.output) + self.num_unknown
 
 
 class EngineRun:
-    """Rows of an engine."""
+    """An engine and its rows."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class EngineRun:
         self._freed: list[int] = []
 
     def add(self, row: int, prompt: Sequence[int], params: SamplingParams, output: Sequence[int] = ()) -> None:
-        """A new row of the next step."""
+        """Adds a row to the next step."""
         self.rows[row] = EngineSequence(list(prompt), list(output), len(prompt) + len(output))
         self._new.append(row_sampling(row, params, prompt, output))
 
@@ -123,14 +123,14 @@ class EngineRun:
         drafts: Mapping[int, Sequence[int]] | None = None,
         prompt_scores: PromptScores | None = None,
     ) -> "Begun":
-        """Computes the next tokens of some rows, with drafts behind them."""
+        """Begins a step that computes the next tokens of some rows, followed by drafts."""
         changes: list[tuple[int, int, int]] = []
         token_ids, starts, contexts, sampling, positions, num_drafts = [], [0], [], [], [], []
         for i, (row, count) in enumerate(num_tokens.items()):
             sequence = self.rows[row]
             drafted = list((drafts or {}).get(row, ()))
             end = sequence.num_computed + count
-            # What its row has said stays on the device, though the host may have heard of it since.
+            # The row's sampled tokens are read on the device, even if the host knows them by now.
             given = sequence.tokens[: sequence.num_given]
             known = given + [LAST_SAMPLED] * (sequence.num_tokens - len(given))
             assert end <= len(known)
@@ -170,11 +170,11 @@ class EngineRun:
         return Begun(self.engine.begin(inputs), sampled)
 
     def step(self, num_tokens: Mapping[int, int], **fields: Any) -> StepOutputs:
-        """And waits for it."""
+        """Begins a step and waits for it."""
         return self.begin(num_tokens, **fields).take()
 
     def run(self, row: int, prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
-        """A request alone."""
+        """Runs one request alone; returns its output."""
         self.add(row, prompt, params)
         self.step({row: len(prompt)})
         while len(self.rows[row].output) < count:
@@ -188,7 +188,7 @@ class Begun:
     sampled: list[EngineSequence]
 
     def take(self) -> StepOutputs:
-        """What its sequences said is theirs from here on."""
+        """Waits for the step and appends its tokens to the sequences."""
         outputs = self.pending.wait()
         for sequence, tokens, count in zip(self.sampled, outputs.tokens_ND1, outputs.counts_N.tolist(), strict=True):
             sequence.output += tokens[:count].tolist()

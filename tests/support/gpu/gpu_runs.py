@@ -55,7 +55,7 @@ class GpuModelRun:
     executor: GpuExecutor = field(init=False)
     kv_cache: KVCache = field(init=False)
     tables_RB: torch.Tensor = field(init=False)
-    # Of each row, the tokens whose KV exists.
+    # Tokens of each row whose KV exists.
     num_computed: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class GpuModelRun:
         self.kv_cache = KVCache(
             self.model.config, num_blocks=self.num_blocks, block_size=self.block_size, backend=self.backend
         )
-        # Whatever a slot holds that no token was put into must not be read.
+        # Slots that no token was written to must not be read.
         for layer in self.kv_cache.layers:
             layer.copy_(torch.full_like(layer, float("nan")))
         width = self.max_context // self.block_size
@@ -76,7 +76,7 @@ class GpuModelRun:
     def batch(
         self, tokens_of: Mapping[int, Sequence[int]], *, padded_rows: int = 0, padded_tokens: int = 0
     ) -> GpuBatch:
-        """The next tokens of some rows, with padding behind them."""
+        """A batch of the next tokens of some rows, followed by padding."""
         token_ids, positions, slots, starts, contexts = [], [], [], [0], []
         for row, tokens in tokens_of.items():
             first = self.num_computed[row]
@@ -106,7 +106,7 @@ class GpuModelRun:
         )
 
     def step(self, tokens_of: Mapping[int, Sequence[int]], **padding: int) -> torch.Tensor:
-        """Logits of all the step's tokens, [T, V] on the CPU."""
+        """Computes the logits of all the step's tokens, [T, V] on the CPU."""
         batch = self.batch(tokens_of, **padding)
         hidden = self.executor.forward(batch, self.kv_cache)
         with torch.inference_mode():

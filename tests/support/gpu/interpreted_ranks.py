@@ -8,7 +8,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 
 def one_kernel_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter is one for all threads, and knows the program that runs. No kernel waits for another rank."""
+    """Runs one kernel at a time: threads share the interpreter and its current program. No kernel waits for a rank."""
     lock, run = threading.RLock(), InterpretedFunction.run
 
     def run_alone(*args: Any, **kwargs: Any) -> Any:

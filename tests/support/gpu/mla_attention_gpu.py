@@ -1,4 +1,4 @@
-"""Steps of MLA for the kernels of GPUs, over caches that hold NaN wherever nothing may be read."""
+"""Steps of MLA for the GPU kernels, over caches that hold NaN wherever nothing may be read."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from kernels.kv_cache.layout import mla_cache_shape
 from tests.support.gpu.gpu import DEVICE
 
 SCALE = 0.2
-# A table entry that nobody may look up: no cache has such a block.
+# A table entry that must not be looked up: no cache has such a block.
 NO_BLOCK = 1 << 30
-# So many tokens are drawn for each row, so that a longer context begins like a shorter one.
+# Tokens drawn for each row, whatever its length, so that a longer context begins like a shorter one.
 MAX_CONTEXT = 512
 _SMALL = LatentShape(num_heads=3, latent_size=64, rope_size=16)
 
@@ -29,15 +29,15 @@ class Step:
     shape: LatentShape = _SMALL
     block_size: int = 16
     dtype: torch.dtype = torch.float32
-    # Of an e4m3 cache.
+    # The scale of an e4m3 cache.
     kv_scale: float | None = None
     queries_per_tile: int = 1
     chunk: int = 128
     num_programs: int = 3
     workspace_bytes: int = 1 << 20
-    # Of the order in which blocks are given out.
+    # Seed of the order in which blocks are given out.
     table_seed: int = 0
-    # Tables of all rows lie in an order of their own.
+    # Block tables are in another order than the batch's rows, and `table_rows` maps to them.
     has_table_rows: bool = False
 
     def but(self, **changes: Any) -> "Step":
@@ -56,7 +56,7 @@ class Step:
         return self.dtype if self.kv_scale is None else torch.float8_e4m3fn
 
     def block_tables(self) -> np.ndarray:
-        """Entries that a row does not need name no block."""
+        """Block tables, with NO_BLOCK in entries that a row does not need."""
         counts = [-(-context // self.block_size) for _, context in self.rows]
         ids = np.random.default_rng(self.table_seed).permutation(np.arange(1, sum(counts) + 1))
         tables = np.full((len(self.rows), max(*counts, 1) + 1), NO_BLOCK, dtype=np.int32)
@@ -99,7 +99,7 @@ class Step:
         )
 
     def run(self, schedule: MlaSchedule | None = None) -> torch.Tensor:
-        """What comes of it, in memory that held NaN."""
+        """The kernel's output, written to memory that held NaN."""
         tables = self.block_tables()
         query_starts, context_lens, block_tables = (
             torch.from_numpy(array).to(DEVICE) for array in (self.query_starts, self.context_lens, tables)
@@ -126,7 +126,7 @@ class Step:
         return None if self.kv_scale is None else torch.tensor([self.kv_scale], device=DEVICE)
 
     def expected(self) -> torch.Tensor:
-        """In float64, of the numbers as the cache holds them."""
+        """The float64 reference, computed from the numbers as the cache holds them."""
         tables = self.block_tables()
         return reference.mla_attention(
             self.queries(), self.cache(tables), query_starts=self.query_starts, context_lens=self.context_lens,

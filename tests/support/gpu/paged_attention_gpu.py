@@ -1,4 +1,4 @@
-"""Steps of paged attention for the kernels of GPUs, over caches that hold NaN wherever nothing may be read."""
+"""Steps of paged attention for the GPU kernels, over caches that hold NaN wherever nothing may be read."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -13,21 +13,21 @@ from kernels.kv_cache.layout import HeadShape, gpu_cache_shape
 from tests.support.gpu.gpu import DEVICE
 
 SCALE = 0.2
-# A table entry that nobody may look up: no cache has such a block.
+# A table entry that must not be looked up: no cache has such a block.
 NO_BLOCK = 1 << 30
-# So many tokens are drawn for each row, so that a longer context begins like a shorter one.
+# Tokens drawn for each row, whatever its length, so that a longer context begins like a shorter one.
 MAX_CONTEXT = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Of layers; tensors are made by `Step`."""
+    """Options of an attention layer; `Step` makes the tensors."""
 
     window: int = 0
     attention_chunk: int = 0
     soft_cap: float = 0.0
     sinks: bool = False
-    # Numbers of k_scale and v_scale; e4m3 if there are any.
+    # Entries of k_scale and of v_scale; the cache is e4m3 if there are any.
     num_scales: int = 0
 
 
@@ -45,7 +45,7 @@ class Step:
     chunk: int = 128
     num_programs: int = 3
     workspace_bytes: int = 1 << 20
-    # Of the order in which blocks are given out.
+    # Seed of the order in which blocks are given out.
     table_seed: int = 0
 
     def but(self, **changes: Any) -> "Step":
@@ -60,7 +60,7 @@ class Step:
         return np.array([context for _, context in self.rows], dtype=np.int32)
 
     def block_tables(self) -> np.ndarray:
-        """Entries that a row does not need name no block, nor those before what its first query sees."""
+        """Block tables, with NO_BLOCK in entries that a row does not need, or that its first query can't see."""
         counts = [-(-context // self.block_size) for _, context in self.rows]
         ids = np.random.default_rng(self.table_seed).permutation(np.arange(1, sum(counts) + 1))
         tables = np.full((len(self.rows), max(*counts, 1) + 1), NO_BLOCK, dtype=np.int32)
@@ -102,7 +102,7 @@ class Step:
         return cache.to(self._cache_dtype).to(DEVICE)
 
     def layer(self) -> dict[str, Any]:
-        """The arguments that are a layer's."""
+        """The arguments that belong to a layer."""
         num_heads, scales = self.heads.num_heads, self.options.num_scales
         return {
             "sinks": _random(901, num_heads).to(DEVICE) if self.options.sinks else None,
@@ -126,7 +126,7 @@ class Step:
         )
 
     def run(self, schedule: AttentionSchedule | None = None) -> torch.Tensor:
-        """What comes of it, in memory that held NaN."""
+        """The kernel's output, written to memory that held NaN."""
         tables = self.block_tables()
         query_starts, context_lens, block_tables = (
             torch.from_numpy(array).to(DEVICE) for array in (self.query_starts, self.context_lens, tables)
@@ -143,7 +143,7 @@ class Step:
         )  # fmt: skip
 
     def expected(self) -> torch.Tensor:
-        """In float64, of the numbers as the cache holds them."""
+        """The float64 reference, computed from the numbers as the cache holds them."""
         tables = self.block_tables()
         return reference.paged_attention(
             self.queries(), self.cache(tables).permute(0, 3, 1, 2, 4), query_starts=self.query_starts,

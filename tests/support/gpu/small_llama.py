@@ -1,4 +1,4 @@
-"""A model of random weights on the path of GPUs, as small as its kernels allow."""
+"""A model of random weights on the GPU path, as small as its kernels allow."""
 
 import json
 import tempfile
@@ -15,7 +15,7 @@ VOCABULARY = 67
 
 
 def small_llama(num_layers: int) -> LlamaModel:
-    """The same weights each time; for the interpreter."""
+    """A model for the interpreter, with the same weights each time."""
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -25,7 +25,7 @@ def small_llama(num_layers: int) -> LlamaModel:
         "num_hidden_layers": num_layers,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        # Attention's kernels know the head sizes of real models only.
+        # Attention kernels support only the head sizes of real models.
         "head_dim": 64,
         "max_position_embeddings": 64,
         "rms_norm_eps": 1e-5,

@@ -1,9 +1,9 @@
-"""Compiles what kernels ship for GPUs that are not there, in processes that don't interpret.
+"""Compiles the kernel builds that ship, for GPUs that this machine lacks, in processes that don't interpret.
 
     python -m tests.support.kernels.ahead_of_time
 
-reads lines "op name arch", prints a line of JSON, a `Compiled`, for each. Triton keeps its results in its usual cache,
-by source, signature and options.
+reads lines "op name arch" and prints for each a `Compiled` as a line of JSON. Triton keeps the results in its usual
+cache, by source, signature and options.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ from typing import Any
 from kernels.triton_common.kernel_build import ARCHS, KernelBuild
 from tests.support.repository import ROOT
 
-# Bytes of shared memory that one block of threads may have.
+# Bytes of shared memory that one thread block may have.
 SHARED_MEMORY_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
-# An instruction names a register by 8 bits.
+# An instruction names a register with 8 bits.
 MAX_REGISTERS = 255
 _NUM_PROCESSES = 2
 
@@ -46,10 +46,10 @@ class Target:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     target: str
-    # Why there is nothing else.
+    # If set, compilation failed and the other fields are empty.
     error: str = ""
     registers: int = 0
-    # Bytes: of the stack and of local memory, where spilled registers go; of shared memory.
+    # Bytes of the stack and of local memory, where spilled registers go, and of shared memory.
     stack: int = 0
     local: int = 0
     shared: int = 0
@@ -67,20 +67,21 @@ def builds_of(op: str) -> dict[str, KernelBuild]:
 
 
 def shipped_targets() -> list[Target]:
-    """All that ship."""
+    """All targets that ship."""
     kernels = ROOT / "kernels"
     ops = sorted(".".join(path.parent.relative_to(kernels).parts) for path in kernels.rglob("builds.py"))
     return [Target(op, name, arch) for op in ops for name, build in builds_of(op).items() for arch in build.archs]
 
 
 def sampled_targets() -> list[Target]:
-    """Each build for one GPU at least, and of each kernel one build at least for each GPU."""
+    """Targets such that each build is compiled for at least one GPU, and each kernel for each GPU in at least one
+    build."""
     sample: list[Target] = []
     positions: Counter[tuple[str, int]] = Counter()
     met: set[tuple[int, object]] = set()
     for target in shipped_targets():
         kernel = target.arch, builds_of(target.op)[target.build].fn
-        # In pairs, for lists often alternate between two kernels.
+        # In pairs, because lists often alternate between two kernels.
         pair = positions[target.op, target.arch] // 2
         positions[target.op, target.arch] += 1
         if pair % len(ARCHS) == ARCHS.index(target.arch) or kernel not in met:
@@ -90,7 +91,7 @@ def sampled_targets() -> list[Target]:
 
 
 def objections(target: Target, result: Compiled) -> list[str]:
-    """What is wrong with a build; nothing if it ships as it should."""
+    """What is wrong with a build; empty if nothing is."""
     if result.error:
         return [result.error]
     build = builds_of(target.op)[target.build]
@@ -111,10 +112,10 @@ def objections(target: Target, result: Compiled) -> list[str]:
 
 
 class Compilations:
-    """Of targets, in two processes, from here on."""
+    """Compiles targets in two background processes, which start at construction."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
-        # By str(target).
+        # Keys: str(target).
         self.results: dict[str, Future[Compiled]] = {str(target): Future() for target in targets}
         self._processes: list[subprocess.Popen[str]] = []
         self._threads: list[threading.Thread] = []
@@ -128,7 +129,7 @@ class Compilations:
                 self._threads.append(thread)
 
     def stop(self) -> None:
-        """Ends what is still compiled."""
+        """Kills the compilations that still run."""
         for process in self._processes:
             process.kill()
         for thread in self._threads:
@@ -163,7 +164,7 @@ def _start() -> "subprocess.Popen[str]":
 
 
 def compile_here(target: Target) -> Compiled:
-    """In this process, which must not interpret."""
+    """Compiles in this process, which must not interpret."""
     import triton
     from triton import knobs
     from triton.backends.compiler import GPUTarget
@@ -189,7 +190,7 @@ def compile_here(target: Target) -> Compiled:
 
 
 def _full_signature(build: KernelBuild) -> dict[str, str]:
-    """In the order of the function's arguments."""
+    """The type of each argument, in the order of the function's arguments."""
     names: list[str] = build.fn.arg_names
     unknown = {*build.signature, *build.constexprs} - {*names}
     assert not unknown, f"{build.name}: the kernel has no argument {unknown}"
@@ -222,7 +223,7 @@ def _requested(lines: Iterator[str]) -> Iterator[Target]:
 
 
 def main() -> None:
-    # Others wait for nobody but themselves.
+    # Other tests should not be slowed down.
     os.nice(10)
     for target in _requested(iter(sys.stdin)):
         try:

@@ -1,8 +1,8 @@
-"""C++ kernels for instructions that this machine lacks: AVX-512's intrinsics as SIMDe's portable functions.
+"""C++ kernels for instructions that this machine lacks: SIMDe's portable functions replace AVX-512 intrinsics.
 
-Slow, and like the hardware but for the dot of two pairs of bf16: Intel's manual adds the second product of a pair
-before the first, SIMDe after it, which can differ by a rounding of the sum; and the CPUs take denormal numbers for 0.
-So a test may compare the bits of this path with its own, never with those of another machine. Integers are exact.
+Slow. Results equal the hardware's except in the dot product of two bf16 pairs: Intel's manual adds the second product
+of a pair before the first, SIMDe after it, which can differ by a rounding of the sum; and the CPUs treat denormal
+numbers as 0. So a test may compare bits within this path, never with another machine's. Integers are exact.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from kernels.native.build import NativePath
 
 
 def emulated(path: NativePath) -> NativePath:
-    """The same kernels, for any CPU with AVX2 and FMA. SIMDe's names stand for the intrinsics' in all sources."""
+    """The same kernels for any CPU with AVX2 and FMA. SIMDe redefines the intrinsics' names in all sources."""
     return replace(
         path,
         name=f"emulated-{path.name}",

@@ -1,9 +1,10 @@
-"""Runs tests in forks of a process that has imported what takes longest to import. A script: it speaks by its pipes.
+"""Runs tests in forks of a process that has already imported pytest, torch and Triton. A script, used over its pipes.
 
     python -P tests/support/kernels/fault_server.py < lines of {"directory": DIR, "test": NAME} > lines of {"code": N}
 
-Each test runs in a child, in DIR, with DIR's modules: none of ours is imported before the fork. What pytest says is in
-DIR/output.txt, its exit code in the answer. One at a time. -P: modules beside this one have longer names.
+Each test runs in a child, in DIR, with DIR's modules: none of the repository's is imported before the fork. pytest's
+output goes to DIR/output.txt, its exit code into the answer. One test at a time. -P keeps this script's folder off
+sys.path.
 """
 
 import json
@@ -13,14 +14,14 @@ from pathlib import Path
 
 
 def main() -> None:
-    # tests/conftest.py says why; it is imported too late for this process.
+    # For the reason, see tests/conftest.py, which is imported too late for this process.
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("TRITON_INTERPRET", "1")
     import pytest
     import torch  # noqa: F401
     import triton.language  # noqa: F401
 
-    # Beside other tests, which are not to wait.
+    # Other tests should not be slowed down.
     os.nice(10)
     for line in sys.stdin:
         request = json.loads(line)
@@ -29,13 +30,13 @@ def main() -> None:
             code = 70
             try:
                 _enter(request["directory"])
-                # What a faulty kernel reads may be any number: that it overflows is no error of another kind.
+                # A faulty kernel may read any number, so an overflow warning must not count as another error.
                 options = ["-x", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
                 code = int(pytest.main([*options, request["test"]]))
                 sys.stdout.flush()
                 sys.stderr.flush()
             finally:
-                # Nothing of the parent's is to be ended or flushed here.
+                # Skips exit handlers and flushes, which are the parent's.
                 os._exit(code)
         _, status = os.waitpid(child, 0)
         print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), flush=True)

@@ -1,4 +1,4 @@
-"""Deliberate faults in kernels, and in how workers call them: a test is worth what it finds."""
+"""Deliberate faults in kernels and in how workers call them: each must make a test fail."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ _SERVER = Path(__file__).with_name("fault_server.py")
 class Fault:
     # What is wrong, in a few words: "mask of the last tile is missing".
     name: str
-    # The file to change, from the repository's root, and what occurs in it exactly once.
+    # The file to change, relative to the repository's root, and a text that occurs in it exactly once.
     path: str
     old: str
     new: str
@@ -30,7 +30,7 @@ class Fault:
 
 
 def all_faults() -> list[Fault]:
-    """Of tests/kernels/faults/*.py."""
+    """The faults that tests/kernels/faults/*.py list."""
     faults: list[Fault] = []
     for path in sorted((ROOT / "tests/kernels/faults").glob("*.py")):
         spec = importlib.util.spec_from_file_location(f"faults_{path.stem}", path)
@@ -44,14 +44,14 @@ def all_faults() -> list[Fault]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRun:
-    # pytest's.
+    # The exit code of pytest.
     exit_code: int
     output: str
 
 
 class FaultServer:
-    """Runs the tests of faults one after the other, each in a process that need not import torch and Triton first:
-    most of what a process of its own would take."""
+    """Runs the tests of faults one after the other, each in a fork that need not import torch and Triton: these
+    imports would take most of the time."""
 
     def __init__(self) -> None:
         environment = {
@@ -69,7 +69,7 @@ class FaultServer:
         )
 
     def run(self, fault: Fault, directory: Path) -> FaultRun:
-        """The fault's test on a copy of kernels, worker and tests in directory."""
+        """Runs the fault's test on a copy of kernels, worker and tests in directory."""
         for name in ("kernels", "worker", "tests"):
             shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", directory)
@@ -85,12 +85,12 @@ class FaultServer:
         return FaultRun(exit_code=json.loads(answer)["code"], output=(directory / "output.txt").read_text())
 
     def close(self) -> None:
-        """It ends when nothing more can come."""
+        """Closes the server's input, which ends it, and waits for that."""
         self._process.communicate()
 
 
 class FaultRuns:
-    """Of faults, two at a time, from here on."""
+    """Runs faults in the background, two at a time, from construction on."""
 
     def __init__(self, faults: Sequence[Fault], make_directory: Callable[[], Path]) -> None:
         self._servers: list[FaultServer] = []
@@ -101,7 +101,7 @@ class FaultRuns:
         }
 
     def close(self) -> None:
-        """Those that have not begun are left out."""
+        """Cancels the runs that have not begun."""
         self._executor.shutdown(cancel_futures=True)
         for server in self._servers:
             server.close()

@@ -1,4 +1,4 @@
-"""The ways to compute, for tests that hold all of them to one promise."""
+"""All kernel paths of CPUs, for tests that must hold for each of them."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from kernels.native.build import PATHS, build, flags_of_this_cpu, path_of_this_c
 from kernels.native.library import NativeKernels
 from tests.support.kernels.emulation import emulated
 
-# Every set of C++ kernels by its name; those for instructions that this machine lacks are emulated.
+# Names of all sets of C++ kernels; those for instructions that this machine lacks are emulated.
 NATIVE_KINDS = tuple(path.name for path in PATHS)
 KINDS = (*NATIVE_KINDS, "torch")
 
@@ -24,14 +24,14 @@ def native() -> NativeKernels:
     if path_of_this_cpu() is None:
         pytest.skip("a CPU without AVX2")
     kernels = native_kernels()
-    # Kernels that no longer compile are a failure: without a word, every test of them would be left out.
-    assert kernels is not None, "there is a compiler, and yet no kernels"
+    # Kernels that no longer compile are a failure; otherwise every test of them would be skipped silently.
+    assert kernels is not None, "there is a compiler, but the kernels did not build"
     return kernels
 
 
 @lru_cache
 def kernels_of(kind: str) -> NativeKernels:
-    """kind: native, which is this machine's own, or one of NATIVE_KINDS. Skips the test if it cannot be had."""
+    """kind: native (this machine's own) or one of NATIVE_KINDS. Skips the test if these kernels can't run here."""
     if kind == "native":
         return native()
     path, flags = next(path for path in PATHS if path.name == kind), flags_of_this_cpu()
@@ -49,5 +49,5 @@ def _skip_without_compiler() -> None:
 
 
 def path_of(kind: str, dtype: torch.dtype) -> Backend:
-    """kind: as of `kernels_of`, or torch."""
+    """kind: torch, or as for `kernels_of`."""
     return torch_backend(dtype) if kind == "torch" else native_backend(dtype, kernels_of(kind))

@@ -1,13 +1,13 @@
-"""How far a kernel's output may be from the exact result."""
+"""Asserts that a kernel's output is close enough to the exact result."""
 
 import torch
 
 
 def assert_rounded(actual: torch.Tensor, exact: torch.Tensor, *, error: float) -> None:
-    """actual is exact, computed with an error of `error` relative to the largest number of its row, and rounded once.
+    """actual is the exact result with an error of `error`, relative to its row's largest number, and rounded once.
 
-    exact: float64. Rounding to nearest is off by half of the dtype's last place: eps / 2 of the number, and of the
-    smallest normal number below that.
+    exact: float64. Rounding to nearest is off by at most half a unit in the last place: eps / 2 of the number, or of
+    the smallest normal number if the number is smaller.
     """
     assert actual.isfinite().all()
     dtype = torch.finfo(actual.dtype)
@@ -18,7 +18,7 @@ def assert_rounded(actual: torch.Tensor, exact: torch.Tensor, *, error: float) -
 
 
 def assert_same_e4m3(actual: torch.Tensor, expected: torch.Tensor, *, ulps: int) -> None:
-    """Of one dtype, float8_e4m3fn, and no more than so many of its numbers apart; NaN is where it is expected."""
+    """Both are float8_e4m3fn and at most `ulps` of its numbers apart; NaN is where it is expected."""
     assert actual.dtype is expected.dtype is torch.float8_e4m3fn
     actual_order, expected_order = (_order(x.cpu()) for x in (actual, expected))
     far = (actual_order - expected_order).abs() > ulps
@@ -26,7 +26,7 @@ def assert_same_e4m3(actual: torch.Tensor, expected: torch.Tensor, *, ulps: int)
 
 
 def _order(x: torch.Tensor) -> torch.Tensor:
-    """Integers in the order of e4m3's numbers; NaN is beyond all by far."""
+    """Integers in the order of e4m3's numbers; NaN is far beyond all others."""
     bits = x.contiguous().view(torch.uint8).int()
     size = bits & 0x7F
     size = torch.where(size == 0x7F, 1000, size)

@@ -1,4 +1,4 @@
-"""A tiny Qwen3 as the tools for FP8 store it, and what it computes, written out."""
+"""A tiny Qwen3 in the checkpoint formats of FP8 tools, and a plain reference of its forward pass."""
 
 import json
 import zlib
@@ -20,7 +20,7 @@ from worker.models.registry import model_class
 
 Tensors = dict[str, torch.Tensor]
 
-# Two groups of inputs, of which the second is shorter; q and k of whole blocks.
+# Two groups of inputs, the second one shorter; q and k have whole blocks.
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_SIZE, LAYERS, VOCAB = 192, 256, 4, 2, 64, 2, 67
 EPS, THETA = 1e-6, 10000.0
 CONFIG: dict[str, Any] = {
@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
     "num_key_value_heads": KV_HEADS, "head_dim": HEAD_SIZE, "max_position_embeddings": 256, "rms_norm_eps": EPS,
     "rope_theta": THETA, "tie_word_embeddings": False,
 }  # fmt: skip
-# Outputs and inputs of each linear layer, and how large its numbers are: parts of one fused layer differ.
+# Outputs, inputs and scale of the weights of each linear layer; parts of one fused layer differ in scale.
 LINEARS = {
     "self_attn.q_proj": (HEADS * HEAD_SIZE, HIDDEN, 1.0),
     "self_attn.k_proj": (KV_HEADS * HEAD_SIZE, HIDDEN, 3.0),
@@ -43,7 +43,7 @@ STATIC_INPUTS = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic"
 
 
 def compressed(strategy: str, **more: Any) -> dict[str, Any]:
-    """The quantization_config of compressed-tensors."""
+    """A quantization_config in compressed-tensors' format."""
     weights = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": STATIC_INPUTS}
     return {
@@ -54,7 +54,7 @@ def compressed(strategy: str, **more: Any) -> dict[str, Any]:
 
 DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 LEFT_OUT = "model.layers.1.mlp.down_proj"
-# quantization_config, and how weights are quantized; None: the checkpoint holds floats.
+# (quantization_config, function that quantizes weights). None: the checkpoint holds floats.
 FORMATS: dict[str, tuple[dict[str, Any] | None, Any]] = {
     "online": (None, None),
     "channel": (compressed("channel", ignore=["lm_head", LEFT_OUT]), quantize_tokens),
@@ -65,8 +65,8 @@ FORMATS: dict[str, tuple[dict[str, Any] | None, Any]] = {
 
 @dataclass
 class Checkpoint:
-    """stored: what its file holds, by name. floats: what was quantized. fp8: of each weight in e4m3, values and
-    scales."""
+    """stored: the tensors in the file, by name. floats: the weights before quantization. fp8: values and scales of each
+    e4m3 weight."""
 
     path: Path
     stored: Tensors
@@ -75,7 +75,7 @@ class Checkpoint:
 
 
 def float_tensors() -> Tensors:
-    """Random, and such that numbers stay near 1 on the way; rows of very different sizes."""
+    """Random weights that keep activations near 1; rows differ much in size."""
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> torch.Tensor:
@@ -97,7 +97,7 @@ def float_tensors() -> Tensors:
 
 
 def write_checkpoint(path: Path, how: str, more: Tensors | None = None) -> Checkpoint:
-    """As one of FORMATS; more: other tensors in its file, such as scales of KV."""
+    """Writes the model. how: a key of FORMATS. more: other tensors for the file, such as KV scales."""
     quantization, quantize = FORMATS[how]
     checkpoint = Checkpoint(path, dict(more or {}), float_tensors())
     scale_name = "weight_scale_inv" if how == "block" else "weight_scale"
@@ -110,7 +110,7 @@ def write_checkpoint(path: Path, how: str, more: Tensors | None = None) -> Check
         checkpoint.fp8[name] = values, scales
         checkpoint.stored |= {name: values, f"{layer}.{scale_name}": scales}
         if how == "tensor":
-            # Far too small for what comes: whoever used it would cut everything off.
+            # Far too small for the inputs: a runner that used it would clip all of them.
             checkpoint.stored[f"{layer}.input_scale"] = torch.tensor(1e-5)
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": quantization}))
@@ -119,7 +119,7 @@ def write_checkpoint(path: Path, how: str, more: Tensors | None = None) -> Check
 
 
 def write_mixture(path: Path) -> Path:
-    """A layer with a mixture of experts, in blocks; all rows and experts of very different sizes."""
+    """Writes a model with one block-quantized MoE layer; all rows and experts differ much in size."""
     config = CONFIG | {
         "architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 1, "hidden_size": 256, "num_experts": 3,
         "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True,
@@ -129,7 +129,7 @@ def write_mixture(path: Path) -> Path:
     (path / "config.json").write_text(json.dumps(config))
     stored: Tensors = {}
     for name, shape in model_class(config["architectures"][0]).tensor_shapes(config_from_directory(path)).items():
-        # Whatever the order of names is.
+        # Seeded by name, so that the order of names does not matter.
         numbers = torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
         if "_proj" not in name:
             stored[name] = (1 + 0.2 * numbers if "norm" in name else numbers * shape[-1] ** -0.5).bfloat16()
@@ -147,8 +147,8 @@ def plain_logits(
     token_ids: list[int],
     kv_scales: Mapping[int, tuple[float, float]] | None = None,
 ) -> torch.Tensor:
-    """float64 [T, V] of one sequence. Weights in `fp8` are multiplied with inputs rounded to e4m3, all others with
-    inputs as they are. kv_scales: of each layer, of a KV cache in e4m3; None: KV is not rounded."""
+    """float64 logits [T, V] of one sequence. Inputs of weights in `fp8` are rounded to e4m3, inputs of others are not.
+    kv_scales: (k, v) scales of each layer's e4m3 KV cache; None: KV is not rounded."""
 
     def norm(name: str, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, floats[f"{name}.weight"], EPS)

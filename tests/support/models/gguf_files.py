@@ -8,7 +8,7 @@ import gguf
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
-# Others have the names of Qwen3.
+# Any other architecture has Qwen3's names.
 _ARCHITECTURES = {
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -16,8 +16,8 @@ _ARCHITECTURES = {
 
 
 def write_gguf(path: Path, directory: Path, kind: Kind, arch: str = "qwen3", others: Mapping[str, Kind] = {}) -> Path:
-    """The tensors of `directory` under llama.cpp's names: matrices of `kind`, or of what `others` says of their Hugging
-    Face name. Rows stay in their order, whatever order `arch` has them in. Norms of gemma3 become 1 + what is there."""
+    """Writes the tensors of `directory` under llama.cpp's names. Matrices have `kind`, or the kind that `others` gives
+    for their Hugging Face name. Rows keep their order, even if `arch` permutes them. gemma3's norms become 1 + w."""
     config = json.loads((directory / "config.json").read_text())
     num_layers = config["num_hidden_layers"]
     writer = gguf.GGUFWriter(path, arch)

@@ -1,6 +1,6 @@
 """One model on ranks of every layout: real schedulers and workers over real sockets, against transformers.
 
-What the requests are, and how little room there is, makes for prefills in chunks, preemptions and prefixes found.
+The requests and the few blocks cause chunked prefills, preemptions and prefix cache hits.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ PROMPTS = (
     [100, 3, 100, 4, 100, 5, 100],
     list(range(10, 49)),
 )
-# The last prompt comes again.
+# The last prompt is sent twice.
 NUM_SAID = len(PROMPTS) + 1
 
 
@@ -65,21 +65,21 @@ LAYOUTS = (
 class Outcome:
     # max |a - b| / max |b| of the log-probabilities of the whole vocabulary, at every output token.
     error: float
-    # Of NUM_SAID outputs, those that are the likeliest tokens of transformers.
+    # Outputs, out of NUM_SAID, whose tokens are all the likeliest ones of transformers.
     num_equal: int
     num_preemptions: int
     num_prefix_hits: int
-    # Prompts of more tokens than a step has.
+    # Prompts longer than a step's token budget.
     num_chunked: int
 
 
 def run_layout(pool: RankPool, directory: Path, reference: PreTrainedModel, layout: Layout) -> Outcome:
-    """directory: holds the model."""
+    """Runs all prompts on the ranks of a layout. directory: holds the model."""
     return asyncio.run(_run(pool, directory, reference, layout))
 
 
 def _options(directory: Path, layout: Layout) -> Options:
-    """Blocks for less than all prompts and outputs, a step for less than the longest prompt."""
+    """Too few blocks for all prompts and outputs together; a token budget below the longest prompt's length."""
     return Options(
         model=str(directory), served_model_name="model", dtype="float32", runtime_dir=directory / "run",
         block_size=8, num_blocks_override=13, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=24,
@@ -106,7 +106,7 @@ async def _run(pool: RankPool, directory: Path, reference: PreTrainedModel, layo
         of_prompt = [routers[min(index, layout.replicas - 1)] for index in range(len(PROMPTS))][::-1]
         groups = [await _submit(router, prompt) for router, prompt in zip(of_prompt, PROMPTS, strict=True)]
         said = [await _result(router, group) for router, group in zip(of_prompt, groups, strict=True)]
-        # What was said is known.
+        # Its prefix is cached now.
         said.append(await _result(of_prompt[-1], await _submit(of_prompt[-1], PROMPTS[-1])))
         stats = [server.step_loop.status.stats for server in servers]
     await asyncio.to_thread(pool.wait, len(places))
@@ -122,7 +122,7 @@ _Said = tuple[list[int], list[inference_pb2.TokenLogprobs]]
 
 
 async def _submit(router: RouterEnd, prompt: list[int]) -> int:
-    """Every other prompt wants no logprobs: then nobody needs logits."""
+    """Prompts of even length want no logprobs, so that the workers need no logits."""
     wanted: dict[str, Any] = {"logprobs": VOCAB_SIZE} if len(prompt) % 2 else {}
     return await router.submit(prompt, max_tokens=_MAX_TOKENS, temperature=0.0, ignore_eos=True, **wanted)
 
@@ -149,7 +149,7 @@ def _outcome(reference: PreTrainedModel, said: list[_Said], stats: list[CoreStat
 
 
 def _log_probabilities(reference: PreTrainedModel, prompt: list[int], tokens: list[int]) -> torch.Tensor:
-    """[P, V], before each of the tokens, those before it being given."""
+    """[P, V]: at each position of `tokens`, given the prompt and the tokens before it."""
     with torch.inference_mode():
         logits_TV = reference(torch.tensor([prompt + tokens])).logits[0]
     return torch.log_softmax(logits_TV[len(prompt) - 1 : -1].float(), dim=1)

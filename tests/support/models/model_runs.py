@@ -33,7 +33,7 @@ class ModelRun:
     groups: Groups = field(default_factory=Groups)
     executor: CpuExecutor = field(init=False)
     _free: list[int] = field(init=False)
-    # One for all steps, as a runner has: what is recorded in one is replayed in the next.
+    # One for all steps, as in a runner: a recording made in one step is replayed in the next.
     _batch: InputBatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class ModelRun:
         self._batch = InputBatch(
             max_tokens=self.num_blocks * self.block_size, max_rows=self.num_blocks, max_blocks=self.num_blocks
         )
-        # Whatever a masked or a stale slot holds must not matter.
+        # The content of masked or stale slots must not matter.
         for layer in self.kv_cache.layers:
             layer.fill_(1e4)
         self._free = np.random.default_rng(0).permutation(np.arange(1, self.num_blocks)).tolist()
@@ -57,8 +57,8 @@ class ModelRun:
     def step(
         self, scheduled: Sequence[tuple[Row, int]], *, last_only: bool = False, num_tokens_D: Sequence[int] = ()
     ) -> torch.Tensor:
-        """Computes the next tokens of some rows in one batch; float32 logits [T, V], or of each row's last token
-        [S, V]. num_tokens_D: of the step at all replicas that compute it, if there are several."""
+        """Computes the next tokens of some rows in one batch. Returns float32 logits [T, V], or [S, V] of each row's
+        last token. num_tokens_D: tokens of the step at each replica, if several compute it together."""
         self._schedule(scheduled, last_only=last_only)
         self._batch.num_tokens_D = num_tokens_D
         with torch.inference_mode():
@@ -66,7 +66,8 @@ class ModelRun:
             return self.executor.logits(hidden_TE[self._batch.logit_indices])
 
     def hidden_states(self, scheduled: Sequence[tuple[Row, int]]) -> torch.Tensor:
-        """The same, but what goes to the next stage, or into the logits of all tokens, [T, E]; until the next step."""
+        """As `step`, but returns the hidden states for the next stage or for all logits, [T, E]. Valid until the next
+        step."""
         self._schedule(scheduled, last_only=False)
         with torch.inference_mode():
             return self.executor.forward(self._batch, self.kv_cache)
@@ -74,7 +75,7 @@ class ModelRun:
     def greedy_step(
         self, scheduled: Sequence[tuple[Row, int]], *, last_only: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, without logits: the likeliest tokens and their logits, until the next step."""
+        """As `step`, but returns only the likeliest tokens and their logits. Valid until the next step."""
         self._schedule(scheduled, last_only=last_only)
         with torch.inference_mode():
             return self.executor.greedy(self._batch, self.kv_cache)
@@ -103,8 +104,8 @@ class ModelRun:
         )
 
     def greedy(self, prompts: Sequence[Sequence[int]], max_tokens: int, chunk: int = 10_000) -> list[list[int]]:
-        """Greedy continuations, all prompts in one batch, `chunk` tokens of a row at most in a step. Nothing stops
-        them."""
+        """Greedy continuations of `max_tokens` tokens, all prompts in one batch, at most `chunk` tokens of a row per
+        step. EOS does not stop them."""
         rows = [self.row(prompt, len(prompt) + max_tokens) for prompt in prompts]
         while unfinished := [
             row for row, prompt in zip(rows, prompts, strict=True) if len(row.token_ids) < len(prompt) + max_tokens
@@ -122,5 +123,5 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def typical_error(actual_TV: torch.Tensor, expected_TV: torch.Tensor) -> float:
-    """As `relative_error`, of the median token."""
+    """As `relative_error`, but the error of the median token."""
     return float((actual_TV - expected_TV).abs().amax(dim=1).median() / expected_TV.abs().max())

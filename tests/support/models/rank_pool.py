@@ -1,9 +1,9 @@
-"""Processes that are workers of one cluster after another: what takes them longest, importing torch, is done once.
+"""Processes that are workers of one cluster after another, so that the slowest part, importing torch, is done once.
 
     python -m tests.support.models.rank_pool
 
-reads lines, each a JSON list of the flags of `python -m worker`, runs that worker to its end, and prints its exit code.
-These workers give logprobs of as many tokens as are asked for.
+reads lines, each a JSON list of flags of `python -m worker`, runs that worker to its end, and prints its exit code.
+MAX_LOGPROBS does not limit these workers.
 """
 
 import json
@@ -24,13 +24,13 @@ class RankPool:
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
-            # A worker that still runs, after a failure, does not read.
+            # After a failure a worker may still run; it does not read its input.
             process.kill()
             with process:
                 pass
 
     def start(self, flags: Sequence[Sequence[str]]) -> None:
-        """A worker of each of these flags."""
+        """Starts one worker for each list of flags."""
         while len(self._processes) < len(flags):
             command = [sys.executable, "-m", "tests.support.models.rank_pool"]
             self._processes.append(
@@ -44,10 +44,10 @@ class RankPool:
             process.stdin.flush()
 
     def wait(self, count: int) -> None:
-        """Until so many workers have ended, in an orderly way."""
+        """Waits until `count` workers have ended with exit code 0."""
         for process in self._processes[:count]:
             assert process.stdout is not None
-            assert process.stdout.readline() == "0\n", "a worker failed; what it said is above"
+            assert process.stdout.readline() == "0\n", "a worker failed; its output is above"
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
 
     row_sampling.MAX_LOGPROBS = sys.maxsize
 
-    # Which may be said once in a process.
+    # May be called only once in a process.
     torch.set_num_interop_threads(1)
     torch.set_num_interop_threads = lambda num_threads: None
     for line in sys.stdin:

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 def run_ranks(directory: Path, size: int, of_rank: Callable[[GlooGroup], _T]) -> list[_T]:
-    """What of_rank gives at each rank of a tensor group, in order; they run at the same time."""
+    """Runs of_rank at all ranks of a tensor group at the same time; returns the results in order."""
     file = directory / "rendezvous"
 
     def rank(number: int) -> _T:
@@ -31,7 +31,7 @@ def run_ranks(directory: Path, size: int, of_rank: Callable[[GlooGroup], _T]) ->
 
 
 def run_replicas(directory: Path, axes: Axes, of_rank: Callable[[int, int, Groups], _T]) -> list[list[_T]]:
-    """What of_rank gives for each replica and rank: [replica][rank]. They run at the same time."""
+    """Runs of_rank at all ranks of all replicas at the same time; returns the results: [replica][rank]."""
     address = f"file:{directory / 'rendezvous-of-replicas'}"
 
     def at(global_rank: int) -> _T:
@@ -40,7 +40,7 @@ def run_replicas(directory: Path, axes: Axes, of_rank: Callable[[int, int, Group
         try:
             return of_rank(replica, rank, groups)
         finally:
-            # Whoever waits for a rank that has failed fails, too.
+            # Makes ranks that wait for a failed one fail, too.
             groups.leave()
 
     with ThreadPoolExecutor(axes.num_ranks) as threads:

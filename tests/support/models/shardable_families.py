@@ -1,4 +1,4 @@
-"""A tiny random model of every family, as transformers writes it, in sizes that four ranks, or stages, divide."""
+"""A tiny random model of every family, as transformers writes it, in sizes that divide by four ranks or stages."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -103,7 +103,7 @@ WITH_EXPERTS = ("llama4", "mixtral", "qwen3-moe", "deepseek-v3")
 
 
 def make_model(family: str, directory: Path) -> PreTrainedModel:
-    """Writes it there, too. Weights are large enough for its tokens to vary, and all norms do something."""
+    """Makes and writes a model. Weights are large enough for output tokens to vary; all norms have an effect."""
     torch.manual_seed(0)
     model = FAMILIES[family]().eval().float()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""SmolLM2 as transformers computes it, filled from the GGUF file through gguf's own reader."""
+"""SmolLM2 in transformers, with weights from the GGUF file through gguf's own reader."""
 
 import gguf
 import numpy as np
@@ -10,7 +10,7 @@ from worker.models.gguf_source import hugging_face_name
 
 
 def transformers_model(files: ModelFiles) -> LlamaForCausalLM:
-    """float32, in eval mode."""
+    """The model in float32, in eval mode."""
     with torch.device("meta"):
         model = LlamaForCausalLM(
             LlamaConfig(

@@ -1,5 +1,5 @@
-"""Pipeline stages as threads of one process, connected by gloo over loopback; PyTorch computes, for the C++ kernels of
-one process are for one rank."""
+"""Pipeline stages as threads of one process, connected by gloo over loopback. PyTorch computes, because the C++ kernels
+of one process serve only one rank."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ def make_model(directory: Path, architecture: str) -> Path:
     generator = torch.Generator().manual_seed(0)
     shapes = model_class(architecture).tensor_shapes(config)
     tensors = {name: torch.randn(shape, generator=generator) * 0.2 + ("norm" in name) for name, shape in shapes.items()}
-    if not config.tie_word_embeddings:  # or everybody's logits would have a NaN
+    if not config.tie_word_embeddings:  # otherwise all logits would have a NaN
         tensors["model.embed_tokens.weight"][POISON] = torch.nan
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     return directory
@@ -65,7 +65,7 @@ def make_model(directory: Path, architecture: str) -> Path:
 def load_stage(
     model: Path, stage: Stage, backend: Backend | None = None, cache: WeightCache | None = None
 ) -> LoadedModel:
-    """path: None for PyTorch's."""
+    """Loads one stage. backend: None for PyTorch's."""
     staged = replace(backend or torch_backend(torch.float32), stage=stage)
     return load_model(resolve_model(str(model)), dtype=torch.float32, make_backend=lambda config: staged, cache=cache)
 
@@ -106,7 +106,7 @@ def make_runner(model: Path, stage: Stage, sizes: Sizes, *, block_size: int = 8)
 
 
 def meet_all(directory: Path, num_stages: int) -> list[Groups]:
-    """Of each stage, connected. directory: no stages have met there before."""
+    """Connected groups of each stage. directory: must not have been used for this before."""
     address, axes = f"file:{directory / 'rendezvous'}", Axes(pipeline_size=num_stages)
 
     def of_stage(stage: int) -> Groups:
@@ -117,7 +117,7 @@ def meet_all(directory: Path, num_stages: int) -> list[Groups]:
 
 
 class StagesResult:
-    """A worker.step.runner.PendingResult, of the last stage."""
+    """A worker.step.runner.PendingResult: the result of the last stage."""
 
     def __init__(self, results: Sequence[ThreadedResult]) -> None:
         self._results = results
@@ -128,7 +128,7 @@ class StagesResult:
 
     def result(self) -> step_pb2.StepResult:
         *others, last = [result.result() for result in self._results]
-        assert not any(each.sequences or each.failed_sequences for each in others), "results come from the last stage"
+        assert not any(each.sequences or each.failed_sequences for each in others), "an earlier stage has results"
         return last
 
     def call_when_done(self, callback: Callable[[], None]) -> None:
@@ -150,7 +150,7 @@ class Stages:
         return self.stages[-1].num_live_rows
 
     def begin(self, plan: step_pb2.StepPlan) -> StagesResult:
-        # The last stage first: it has to wait for the others.
+        # The last stage begins first, so that it has to wait for the others.
         return StagesResult([stage.begin(plan) for stage in reversed(self.stages)][::-1])
 
     def execute(self, plan: step_pb2.StepPlan) -> step_pb2.StepResult:

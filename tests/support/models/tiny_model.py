@@ -1,4 +1,4 @@
-"""A llama of random weights and a tokenizer of 101 words: a model directory in a few kilobytes."""
+"""A model directory of a few kilobytes: a Llama without weights and a tokenizer of 101 words."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ _TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def make_tiny_model(directory: Path, **changes: object) -> Path:
-    """To be loaded with load_format=dummy. Token i is the word w<i>. changes: of config.json."""
+    """Writes a model to load with load_format=dummy. Token i is the word w<i>. changes: changed config.json fields."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(_CONFIG | changes))
     words = {f"▁w{i}": i for i in range(VOCAB_SIZE)}

@@ -1,4 +1,4 @@
-"""A router's PrefixIndex, of one replica."""
+"""A router's PrefixIndex of one replica."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""Drives a scheduling core against the fake worker, for tests of what the core decides."""
+"""Drives a scheduling core against the fake worker, for tests of the core's decisions."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,7 +21,7 @@ from tests.fakes.plan_worker import Drafter, PlanWorker
 
 
 def make_settings(**changes: object) -> CoreSettings:
-    """Blocks of 4 tokens and enough of everything, but for `changes`."""
+    """Settings with blocks of 4 tokens and plenty of everything else, except for `changes`."""
     settings: dict[str, object] = {
         "block_size": 4, "num_blocks": 100, "max_model_len": 200, "max_num_seqs": 8, "max_num_batched_tokens": 64,
     }  # fmt: skip
@@ -37,7 +37,7 @@ def make_request(
     stop: StopRules | None = None,
     **fields: object,
 ) -> GroupRequest:
-    """choices: how many, from their first token; or their starts."""
+    """choices: their number, each beginning at its first token; or their starts."""
     starts = tuple(ChoiceStart(choice=i) for i in range(choices)) if isinstance(choices, int) else tuple(choices)
     return GroupRequest(
         group=group,
@@ -50,7 +50,7 @@ def make_request(
 
 
 def counts_of(plan: Plan) -> list[int]:
-    """Tokens that each row of the batch computes, in its order."""
+    """Tokens that each row of the batch computes, in batch order."""
     return [1] * len(plan.decode_rows) + [count for _, count in plan.chunks]
 
 
@@ -66,7 +66,7 @@ def tokens_of(outputs: StepOutputs) -> dict[SequenceKey, list[int]]:
 
 
 class CoreDriver:
-    """A core and its worker. Collects outputs, and asserts that they have no gap and that nothing follows an end."""
+    """A core and its worker. Collects outputs; asserts that they have no gaps and that nothing follows an end."""
 
     def __init__(self, *, drafter: Drafter | None = None, **changes: object) -> None:
         self.settings = make_settings(**changes)
@@ -101,7 +101,7 @@ class CoreDriver:
             self.ends[end.key] = end
 
     def cancel(self, group: int, *choices: int, now: float = 0.0) -> list[SequenceKey]:
-        """Keys of those that were live. They get no end here."""
+        """Returns the keys of the sequences that were live. They get no entry in `ends`."""
         ends = self.core.cancel(group, choices or None, now)
         assert all(end.reason is FinishReason.CANCELLED for end in ends)
         return [end.key for end in ends]
@@ -112,7 +112,7 @@ class CoreDriver:
         return [end.key for end in ends]
 
     def schedule(self, now: float = 0.0) -> tuple[Plan, Result] | None:
-        """A plan, and what the worker made of it; not applied yet."""
+        """A plan and the worker's result for it, not applied yet."""
         plan = self.core.schedule(now)
         self.core.check_integrity()
         return None if plan is None else (plan, self.worker.run(plan, drafter=self._drafter))
@@ -128,7 +128,7 @@ class CoreDriver:
         return outputs
 
     def step(self, now: float = 0.0) -> Plan | None:
-        """With one plan in flight at most."""
+        """Schedules, runs and applies one plan, so that at most one is in flight."""
         step = self.schedule(now)
         if step is None:
             return None
@@ -137,7 +137,7 @@ class CoreDriver:
         return plan
 
     def finish(self, max_steps: int = 10_000) -> int:
-        """Runs until nothing is left; the number of steps.
+        """Runs until nothing is left; returns the number of steps.
 
         Asserts that each step has something to do, and that no block stays in use.
         """
@@ -159,7 +159,7 @@ class CoreDriver:
         self.worker = self._make_worker(num_blocks or self.worker.num_blocks)
 
     def running(self) -> set[SequenceKey]:
-        """Keys of the sequences that the worker holds a row for and the core still runs."""
+        """Keys of the sequences that have a row in the worker and still run in the core."""
         keys = (self.core.key_of(row.sequence) for row in self.worker.rows.values())
         return {key for key in keys if key is not None}
 

@@ -1,4 +1,4 @@
-"""Costs that can be added up by hand, and small workloads, for tests of the simulator."""
+"""Costs simple enough to add up by hand, and small workloads, for tests of the simulator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from scheduler.core.messages import CoreSettings
 
 @dataclass(frozen=True, kw_only=True)
 class LinearCost:
-    """A `CostModel`: seconds a step and a token, on each stage."""
+    """A `CostModel`: seconds per step and per token, on each stage."""
 
     step: float = 1.0
     token: float = 0.0
@@ -29,7 +29,7 @@ class LinearCost:
 
 
 def settings(**changes: object) -> CoreSettings:
-    """Enough of everything, but for `changes`."""
+    """Settings with plenty of everything, except for `changes`."""
     values: dict[str, object] = {
         "block_size": 8, "num_blocks": 1000, "max_model_len": 512, "max_num_seqs": 16, "max_num_batched_tokens": 64,
     }  # fmt: skip
@@ -39,7 +39,7 @@ def settings(**changes: object) -> CoreSettings:
 def workload(
     *requests: tuple[float, int, int], concurrency: int = 0, prefix_lens: Sequence[int] | None = None
 ) -> Workload:
-    """Of (arrival, prompt length, output length); prefix_lens: tokens that each has of one common prefix."""
+    """Requests of (arrival, prompt length, output length); prefix_lens: tokens of one common prefix in each."""
     arrivals, prompts, outputs = (np.array(column) for column in zip(*requests, strict=True))
     shared = np.array(prefix_lens if prefix_lens is not None else [0] * len(requests))
     return Workload(

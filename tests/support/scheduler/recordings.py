@@ -24,7 +24,7 @@ def recorded(writer: RecordingWriter) -> type[Core]:
 
 
 def record(path: Path, *, num_requests: int = 12, max_bytes: int = _MIB, **settings: object) -> World:
-    """Some requests from the first to the last token; the recording is closed."""
+    """Records some requests from the first to the last token and closes the recording."""
     writer = RecordingWriter(path, max_bytes, 0)
     small = {"block_size": 4, "num_blocks": 12, "max_model_len": 40, "max_num_seqs": 4, "max_num_batched_tokens": 16}
     world = World(CoreSettings(**(small | settings)), core_class=recorded(writer))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Runs `python -m scheduler` in a process of its own."""
+"""Runs `python -m scheduler` as a process."""
 
 import contextlib
 import signal
@@ -13,7 +13,7 @@ from tests.support.up import environment
 
 
 class Process:
-    """A scheduler with options of a test."""
+    """A scheduler process with the options of a test."""
 
     def __init__(self, options: Options, *flags: str) -> None:
         changed = options.model_dump(exclude_defaults=True)
@@ -25,7 +25,7 @@ class Process:
         self.address = options.scheduler_address(0)
 
     def end(self) -> tuple[int, str]:
-        """Waits for its end; the exit code and what it said."""
+        """Waits for the process to end; returns its exit code and output."""
         out, err = self.process.communicate(timeout=TIMEOUT)
         return self.process.returncode, out + err
 

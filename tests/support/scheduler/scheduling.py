@@ -44,7 +44,7 @@ async def running_scheduler(options: Options, replica: int = 0, **settings: int)
 
 @contextlib.asynccontextmanager
 async def running_worker(options: Options, **settings) -> AsyncIterator[FakeWorker]:
-    """Asserts at the end that no plan broke a promise of the wire."""
+    """Runs a fake worker. Asserts at the end that no plan broke a promise of the wire."""
     worker = FakeWorker(options, **settings).start()
     try:
         yield worker
@@ -73,7 +73,7 @@ def worker_process(options: Options, *flags: str) -> Iterator[subprocess.Popen[b
 
 
 class Gate:
-    """Holds a worker before its steps from `first` on, until opened; tells how many have come."""
+    """Holds a worker before each step from `first` on, until opened; sets `reached` when one arrives."""
 
     def __init__(self, first: int = 1) -> None:
         self.first = first
@@ -93,7 +93,7 @@ class Gate:
 
 
 class RouterEnd:
-    """A router's end of a Session: submits, and remembers what came back, asserting that the columns make sense."""
+    """A router's end of a Session: submits requests, keeps what comes back and asserts that its columns fit."""
 
     def __init__(self, address: str, *, watch_cache: bool = False) -> None:
         self._watch_cache = watch_cache
@@ -188,7 +188,7 @@ class RouterEnd:
         await self.send(scheduler_pb2.RouterMessage(cancel=message))
 
     async def wait_for(self, condition: Callable[[], object]) -> None:
-        """Until the condition holds; looked at after each message."""
+        """Waits until the condition holds; checks it after each message."""
         async with asyncio.timeout(TIMEOUT), self._changed:
             await self._changed.wait_for(lambda: condition() or self.error or self.status)
         if self.error is not None:
@@ -205,13 +205,13 @@ class RouterEnd:
         return self.rejected[group]
 
     async def end(self) -> tuple[grpc.StatusCode, str]:
-        """The status with which the Session ends."""
+        """Waits for the Session to end; returns its status."""
         await self.wait_for(lambda: self.status)
         assert self.status is not None
         return self.status
 
     async def wait_idle(self) -> scheduler_pb2.Load:
-        """Until nothing runs or waits, and the load knows of all that was submitted here."""
+        """Waits until nothing runs or waits, and the load reflects all that was submitted here."""
 
         def is_idle() -> bool:
             load = self.loads[-1] if self.loads else None

@@ -29,7 +29,7 @@ def said(result: step_pb2.StepResult) -> Said:
 
 
 def result_columns(sequences: Iterable[int], positions: Iterable[int], token_ids: Iterable[int]) -> dict[str, Any]:
-    """Fields of a StepResult with one token each."""
+    """Fields of a StepResult with one token per sequence."""
     return {
         "sequences": np.array(list(sequences), "<i8").tobytes(),
         "positions": np.array(list(positions), "<i4").tobytes(),

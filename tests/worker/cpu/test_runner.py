@@ -111,7 +111,7 @@ def test_logits_are_kept_only_in_steps_that_need_them(monkeypatch: pytest.Monkey
     sampled = new_row(2, 3, PROMPT, [5, 6], SamplingParams(temperature=1.0, seed=1))
     result = execute(runner, [sampled], rows=[1, 2], num_tokens=[1, 11])
     assert asked == [2]
-    # Beside one that draws, a greedy row says what it says alone.
+    # Beside a row that draws, a greedy row samples what it samples alone.
     assert said(result).token_ids[0] == greedy_continuation(PROMPT[:5], 2)[1]
 
 
@@ -122,7 +122,7 @@ def test_a_failed_row_harms_nobody_and_may_be_planned_once_more():
     assert list(result.failed_sequences) == [2]
     assert (said(result).sequences, said(result).token_ids) == ([1], greedy_continuation(PROMPT, 1))
     assert not result.logprobs
-    # A plan made before that result was known.
+    # This plan was made before that result was known.
     result = execute(runner, rows=[1, 0], num_tokens=[1, 1])
     assert list(result.failed_sequences) == [2]
     assert said(result).sequences == [1]
@@ -155,7 +155,7 @@ def test_prompt_logprobs_of_chunks_join_without_gap():
         own = torch.log_softmax(logits_after(PROMPT[:position]), -1)
         assert abs(entry.chosen.logprob - float(own[PROMPT[position]])) < 1e-5
         assert [top.token_id for top in entry.top] == own.topk(2).indices.tolist()
-    # Sampled rows with logprobs=0 get the chosen one alone.
+    # Sampled rows with logprobs=0 get only the chosen token's.
     assert [len(result.logprobs) for result in results] == [0, 0, 1, 1]
     assert not results[2].logprobs[0].top
 

@@ -1,4 +1,4 @@
-"""Swap: a sequence whose blocks went to host memory and came back into other blocks goes on as if nothing had been."""
+"""Swap: a sequence whose blocks went to host memory and came back into other blocks goes on unchanged."""
 
 import pytest
 import torch
@@ -38,13 +38,13 @@ def test_a_swapped_sequence_says_the_same():
     assert runner.num_swap_blocks == 4
     tokens = say(runner, new_rows=[new_row(0, 1, PROMPT, [1, 2, 3])], rows=[0], num_tokens=[17])
     tokens += say(runner, decode_rows=decodes(0))
-    # Out, and in the same step another sequence takes row and blocks.
+    # It is swapped out; in the same step another sequence takes its row and blocks.
     other = step_pb2.NewRow(
         row=0, sequence=2, token_ids=[9] * 17, num_prompt_tokens=17, block_ids=[3, 1, 2], sampling=SAMPLING
     )
     swap = {"swap_out_blocks": [1, 2, 3], "swap_out_host_blocks": [3, 0, 2]}
     say(runner, freed_rows=[0], new_rows=[other], rows=[0], num_tokens=[17], **swap)
-    # Back in another row and other blocks; all but the last token is computed.
+    # It comes back in another row and other blocks, with all tokens computed but the last.
     back = new_row(5, 3, PROMPT + tokens, [9, 8, 1], num_computed_tokens=18)
     swap = {"swap_in_host_blocks": [3, 0, 2], "swap_in_blocks": [9, 8, 1]}
     tokens += say(runner, freed_rows=[0], new_rows=[back], decode_rows=decodes(5), **swap)
@@ -54,7 +54,7 @@ def test_a_swapped_sequence_says_the_same():
 
 
 def test_out_comes_before_in():
-    # The blocks of one go out and those of another come in to their place, through the same host block.
+    # Blocks go out and, in the same step, come back into each other's places from the same host blocks.
     runner = fake_runner(num_swap_blocks=2)
     cache = runner._kv_cache.layers[0]
     cache[1], cache[2] = 1.0, 2.0

@@ -1,4 +1,4 @@
-"""Cores and threads of workers: whom worker_cpus gives which, and what a container leaves of a machine."""
+"""Cores and threads of workers: which worker gets which from worker_cpus, and how many a container leaves."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ from worker.errors import PermanentError
 
 @pytest.fixture(autouse=True)
 def unchanged() -> Iterator[None]:
-    """This process computes on as many threads and cores afterwards as before."""
+    """Restores this process's cores and its number of threads after the test."""
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     yield
     os.sched_setaffinity(0, cores)
@@ -39,7 +39,7 @@ def test_lists_of_cores(text: str, lists: list[list[int]]) -> None:
         ("", "neither a core nor a range"),
         ("all", "neither a core nor a range"),
         ("0-", "neither a core nor a range"),
-        ("3-1", "runs upwards"),
+        ("3-1", "give it upwards"),
         ("0-99999999", "below 65536"),
         ("0-2|2", "core 2 is named twice"),
     ],
@@ -50,7 +50,7 @@ def test_what_is_no_list_of_cores_is_told_with_the_option(text: str, said: str) 
 
 
 def _dealt(usable: set[int], options: Options, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """What each worker of a cluster gets on a machine with these cores."""
+    """The cores that each worker of a cluster gets on a machine with these usable cores."""
     asked: list[list[int]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: usable)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: asked.append(list(cores)))
@@ -87,7 +87,7 @@ def test_ranks_of_a_replica_share_what_it_would_get(monkeypatch: pytest.MonkeyPa
 
 
 def test_auto_keeps_a_worker_on_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where hyper-threads are numbered after all cores, neighbours in number are not neighbours in the machine."""
+    """Where hyper-threads are numbered after all cores, cores with adjacent numbers may lie on different nodes."""
     for node, cores in enumerate(("0-1,4-5", "2-3,6-7")):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(f"{cores}\n")
@@ -99,7 +99,7 @@ def test_auto_keeps_a_worker_on_one_node(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("worker_cpus", "replicas", "said"),
     [
-        ("0,5", 1, r"worker_cpus='0,5'.* not run on core 5; it may on 0, 1$"),
+        ("0,5", 1, r"worker_cpus='0,5'.* not run on core 5; it may run on 0, 1$"),
         ("auto", 3, "2 cores are too few for 3 workers"),
         ("0", 2, "1 cores are too few for 2 workers"),
         ("0|1", 1, "2 lists of cores for 1 workers"),
@@ -124,7 +124,7 @@ def test_threads_are_as_many_as_the_cores(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_containers_bound_on_cpu_time_bounds_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight threads on the time of two and a half cores would stand still for two thirds of every period."""
+    """Eight threads with the CPU time of two and a half cores would stand still for two thirds of every period."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(cores_module, "cpu_quota", lambda directories: 2.5)
     prepare_threads(Options())

@@ -1,4 +1,4 @@
-"""Which device a worker takes, and what is refused before anything is loaded."""
+"""The device that a worker takes, and the options that are refused before anything is loaded."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def options_of(**changes: Any) -> Options:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton as it is where kernels are compiled."""
+    """Makes Triton compile kernels, not interpret them."""
     monkeypatch.setattr(knobs.runtime, "interpret", False)
 
 
@@ -35,7 +35,7 @@ class TestDevice:
         assert select_device(options_of()) is None
 
     def test_auto_is_a_cpu_beside_a_gpu_of_another_maker(self, monkeypatch: pytest.MonkeyPatch):
-        """torch's builds for ROCm say that CUDA is available."""
+        """torch's ROCm builds claim that CUDA is available."""
         _gpus(monkeypatch, 1, H200)
         monkeypatch.setattr(torch.version, "cuda", None)
         assert select_device(options_of()) is None
@@ -80,7 +80,7 @@ def test_interpreted_kernels_stand_for_a_gpu_that_is_not_there(
     device = select_device(options_of(device="cuda"))
     assert isinstance(device, InterpretedDevice)
     assert device.torch_device.type == "cpu"
-    assert "TRITON_INTERPRET is set" in caplog.text, "or somebody measures that"
+    assert "TRITON_INTERPRET is set" in caplog.text, "without a warning, somebody may benchmark the interpreter"
 
 
 def _gpus(monkeypatch: pytest.MonkeyPatch, count: int, gpu: Gpu) -> None:
@@ -94,7 +94,7 @@ def _gpus(monkeypatch: pytest.MonkeyPatch, count: int, gpu: Gpu) -> None:
 def test_workers_of_one_host_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch):
     assert [gpu_index(options_of(data_parallel_size=3), 4, replica, 0) for replica in range(3)] == [0, 1, 2]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    said = r"data_parallel_size=3 needs 3 GPUs.* 2 can be seen \(CUDA_VISIBLE_DEVICES=0,1\): use data_parallel_size=2"
+    said = r"data_parallel_size=3 needs 3 GPUs.* 2 are visible \(CUDA_VISIBLE_DEVICES=0,1\): use data_parallel_size=2"
     with pytest.raises(PermanentError, match=said):
         gpu_index(options_of(data_parallel_size=3), 2, 0, 0)
 
@@ -109,7 +109,7 @@ def test_so_have_ranks_that_share_layers():
 
 
 def test_workers_of_several_hosts_begin_anew_on_each():
-    """Or the second host's workers would ask for GPUs that only the first has."""
+    """Otherwise the second host's workers would ask for GPUs that only the first host has."""
     addresses = [f"tcp://10.0.0.{host}:{5555 + 2 * i}" for host in (1, 2) for i in range(2)]
     options = options_of(data_parallel_size=4, step_addresses=addresses, curve_dir="keys")
     assert [gpu_index(options, 2, replica, 0) for replica in range(4)] == [0, 1, 0, 1]
@@ -117,16 +117,16 @@ def test_workers_of_several_hosts_begin_anew_on_each():
 
 def test_fp8_needs_a_gpu_that_multiplies_it():
     check_gpu(options_of(quantization="fp8"), H200)
-    with pytest.raises(PermanentError, match=r"quantization=fp8: NVIDIA A100.* 8\.0.* from 8\.9 on .*=none"):
+    with pytest.raises(PermanentError, match=r"quantization=fp8: NVIDIA A100.* 8\.0.* need 8\.9 or above .*=none"):
         check_gpu(options_of(quantization="fp8"), A100)
-    # A cache is only read and written: the kernels convert it by themselves.
+    # An e4m3 cache works on every GPU: the kernels only convert when they read and write it.
     check_gpu(options_of(kv_cache_dtype="fp8"), A100)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"quantization": "fp8"}, "quantization=fp8 is computed on GPUs only: use int8, int4 or none"),
+        ({"quantization": "fp8"}, "quantization=fp8 is for GPUs only: use int8, int4 or none"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype=fp8 is for GPUs only: use auto"),
         ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype=fp8_e4m3 is for GPUs only"),
         ({"kv_cache_dtype": "bfloat16", "dtype": "float32"}, "kv_cache_dtype=bfloat16 with dtype=float32"),
@@ -141,7 +141,7 @@ def test_what_only_gpus_do_is_refused_on_cpus(changes: dict[str, Any], said: str
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_what_only_cpus_do_is_refused_on_gpus(quantization: str):
-    with pytest.raises(PermanentError, match=f"quantization={quantization} is computed on CPUs only: use fp8 or none"):
+    with pytest.raises(PermanentError, match=f"quantization={quantization} is for CPUs only: use fp8 or none"):
         check_gpu_options(options_of(quantization=quantization))
     check_cpu_options(options_of(quantization=quantization))
 
@@ -150,9 +150,9 @@ def test_options_without_effect_are_named(caplog: pytest.LogCaptureFixture):
     check_cpu_options(options_of(gpu_memory_utilization=0.5, enforce_eager=True, batch_invariant=True))
     check_gpu_options(options_of(kv_cache_memory=2.5))
     assert [record.message for record in caplog.records] == [
-        "gpu_memory_utilization=0.5 changes nothing on CPUs: kv_cache_memory bounds the KV cache there",
-        "enforce_eager=True changes nothing on CPUs: there are no CUDA graphs",
-        "kv_cache_memory=2.5 changes nothing on GPUs: the KV cache takes what gpu_memory_utilization leaves",
+        "gpu_memory_utilization=0.5 has no effect on CPUs: kv_cache_memory bounds the KV cache there",
+        "enforce_eager=True has no effect on CPUs: there are no CUDA graphs",
+        "kv_cache_memory=2.5 has no effect on GPUs: the KV cache takes what gpu_memory_utilization leaves",
     ]
 
 

@@ -1,6 +1,6 @@
-"""Building a worker on a GPU that has only so much memory. What it says must be lowered is lowered, and then it fits.
+"""Building a worker on a GPU with limited memory: with the lower options that an error suggests, it fits.
 
-Weights are loaded as always; engine, KV cache and graphs are stand-ins that take memory.
+Weights are really loaded; engine, KV cache and graphs are stand-ins that take memory.
 """
 
 import json
@@ -23,10 +23,11 @@ from tests.fakes.gpu.simulated_gpu import SimulatedGpu, Taken
 from worker.errors import PermanentError, StepError
 from worker.gpu import build as build_module
 from worker.gpu import components as parts_module
-from worker.gpu.build import build_gpu_runner, config_of, weight_bytes
+from worker.gpu.build import build_gpu_runner, weight_bytes
 from worker.gpu.graphs import GraphSizes
 from worker.gpu.runner import GpuRunner
 from worker.layers.kv_cache import KVCache
+from worker.models.loader import config_of
 from worker.step.inputs import StepInputs, StepOutputs
 
 MIB = 2**20
@@ -35,24 +36,24 @@ TINY = {
     "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64,
     "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "eos_token_id": 2,
 }  # fmt: skip
-# A layer's keys and values of 16 tokens, in bfloat16.
+# Bytes of one layer's keys and values for 16 tokens, in bfloat16.
 BLOCK = 2 * 16 * 64 * 2
 
 
 @dataclass
 class Needs:
-    """Bytes."""
+    """Memory that a model takes, in bytes."""
 
     weights: int = 100 * MIB
-    # Of each token and row of a step: half as long as there is an engine, half while it computes.
+    # For each token and each row of a step: half of it for the engine's lifetime, half while a step computes.
     token: int = 16 * 2**10
     row: int = 2**18
     graphs: int = 10 * MIB
-    # Beyond what was estimated.
+    # What graphs take beyond the estimate.
     more_graphs: int = 0
-    # What others take between the profile and the KV cache.
+    # What other processes take between the profile and the KV cache.
     intruder: int = 0
-    # (rows, tokens) of the steps that were computed.
+    # (rows, tokens) of the computed steps.
     steps: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -69,7 +70,7 @@ class DoneStep:
 
 
 def simulate(monkeypatch: pytest.MonkeyPatch, gpu: SimulatedGpu, needs: Needs) -> None:
-    """Everything that takes memory takes it of this GPU."""
+    """Makes everything that takes memory take it from the simulated GPU."""
 
     class Engine:
         def __init__(self, model: Any, kv_cache: Any, device: Any, **sizes: int) -> None:
@@ -89,7 +90,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, gpu: SimulatedGpu, needs: Needs) -
         def __init__(self, config: Any, *, num_blocks: int, block_size: int, backend: Any) -> None:
             if num_blocks > 2:
                 gpu.others += needs.intruder
-            # A layer after the other, as tensors would.
+            # One layer after the other, as tensors would.
             self.taken = [gpu.take(num_blocks * BLOCK // 4) for _ in range(4)]
             super().__init__(config, num_blocks=2, block_size=block_size, backend=backend)
 
@@ -137,7 +138,7 @@ def options_of(model: Path, **changes: Any) -> Options:
 
 
 def number(name: str, error: pytest.ExceptionInfo[Exception]) -> float:
-    """What an error says an option should be."""
+    """The value that an error suggests for an option."""
     found = re.findall(rf"{name}=([\d.]+\d)", str(error.value))
     assert found, error.value
     return float(found[-1])
@@ -150,14 +151,14 @@ def test_what_is_left_is_the_kv_cache(build: Build, caplog: pytest.LogCaptureFix
     step = 1024 * needs.token + 8 * needs.row
     left = 180 * MIB - (5 + 100 + 10) * MIB - step
     assert runner.model_info.num_blocks == left // BLOCK - 1
-    assert gpu.memory().free >= 20 * MIB, "what gpu_memory_utilization leaves to others is theirs"
-    # An eighth, the whole, then the first steps through the runner.
+    assert gpu.memory().free >= 20 * MIB, "the worker took memory that gpu_memory_utilization leaves to others"
+    # An eighth of the largest step, the largest step, then the first steps through the runner.
     assert needs.steps[:2] == [(1, 128), (8, 1024)]
     assert f"KV cache 0.05 ({left // BLOCK - 1} blocks" in caplog.text
 
 
 def test_compiling_is_reported_before_the_first_step_and_may_be_left(build: Build):
-    """Where a worker hears that it is to stop."""
+    """`progress` is where a worker learns that it must stop."""
 
     class Stopped(Exception):
         pass
@@ -172,14 +173,14 @@ def test_compiling_is_reported_before_the_first_step_and_may_be_left(build: Buil
     with pytest.raises(Stopped):
         build(SimulatedGpu(total=200 * MIB), needs, progress)
     assert said[-2:] == [1.0, 1.0]
-    assert len(needs.steps) == 2, "nothing but the profile was computed"
+    assert len(needs.steps) == 2, "more than the profile was computed"
 
 
 def test_a_number_of_blocks_is_taken_as_it_is(build: Build):
     needs = Needs()
     runner = build(SimulatedGpu(total=200 * MIB), needs, num_blocks_override=300)
     assert (runner.model_info.num_blocks, runner.model_info.max_model_len) == (300, 4096)
-    assert (8, 1024) not in needs.steps, "there is nothing to measure"
+    assert (8, 1024) not in needs.steps, "a step was measured without need"
 
 
 def test_weights_that_do_not_fit_are_told_with_what_fp8_needs(build: Build):
@@ -202,7 +203,7 @@ def test_what_weights_need_is_known_from_their_shapes(tmp_path: Path):
     assert made_for == "none"
     embeddings, norms, rows = 2 * 96 * 64, 3 * 64, (64 + 2 * 64) + 64 + 2 * 64 + 64
     assert weight_bytes(config, torch.bfloat16, fp8=False) == 2 * (embeddings + norms + rows * 64)
-    # A byte each, and a float32 scale for each output.
+    # One byte per weight, and a float32 scale per output.
     assert weight_bytes(config, torch.bfloat16, fp8=True) == 2 * (embeddings + norms) + rows * (64 + 4)
 
 
@@ -233,16 +234,16 @@ def test_no_room_for_kv_is_room_with_the_options_named(build: Build):
 
 def test_a_cache_that_others_left_no_room_for_fits_with_the_share_named(build: Build):
     needs = Needs(intruder=60 * MIB)
-    with pytest.raises(PermanentError, match=r"out of GPU memory: a KV cache of .* less than a moment ago") as error:
+    with pytest.raises(PermanentError, match=r"memory: the KV cache needs .* less than a moment ago") as error:
         build(SimulatedGpu(total=200 * MIB), needs)
     share = number("gpu_memory_utilization", error)
     assert build(SimulatedGpu(total=200 * MIB), needs, gpu_memory_utilization=share) is not None
 
 
 def test_what_others_take_later_is_told_as_theirs(build: Build):
-    """The cache fits, the engine behind it no more."""
+    """The cache fits, but the engine built after it does not."""
     needs = Needs(intruder=40 * MIB)
-    with pytest.raises(PermanentError, match=r"processes 0\.04 \(when memory was measured 0\.00\)") as error:
+    with pytest.raises(PermanentError, match=r"processes 0\.04 \(0\.00 when memory was measured\)") as error:
         build(SimulatedGpu(total=200 * MIB), needs)
     share = number("gpu_memory_utilization", error)
     assert build(SimulatedGpu(total=200 * MIB), needs, gpu_memory_utilization=share) is not None
@@ -271,7 +272,7 @@ def test_a_step_without_memory_ends_the_epoch_and_says_to_share_less(build: Buil
     with pytest.raises(StepError, match="start with gpu_memory_utilization=") as error:
         runner.begin(plan)
     assert number("gpu_memory_utilization", error) < 0.85
-    # Others are gone: the next epoch computes.
+    # The other processes are gone: the next epoch computes.
     gpu.others = 0
     runner.reset()
     assert runner.begin(plan).result().step == 0
@@ -279,7 +280,7 @@ def test_a_step_without_memory_ends_the_epoch_and_says_to_share_less(build: Buil
 
 def test_heads_that_no_kernel_computes_are_named(build: Build, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(TINY, "head_dim", 40)
-    with pytest.raises(PermanentError, match=r"heads have 40 numbers, .* of 64, 80, 96, 128, 192, 256; device=cpu"):
+    with pytest.raises(PermanentError, match=r"head size is 40, .* supports 64, 80, 96, 128, 192, 256; device=cpu"):
         build(SimulatedGpu(total=200 * MIB), Needs())
 
 

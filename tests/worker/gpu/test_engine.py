@@ -1,5 +1,5 @@
-"""The GPU's engine over a model without weights, in Triton's interpreter: whatever else is in its steps, a request gets
-what the runner of CPUs gives it alone."""
+"""The GPU's engine over a model without weights, in Triton's interpreter: whatever else is in its steps, a request's
+output equals what the CPU runner computes for it alone."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from worker.sampling.filters import SamplingKind
 GREEDY = SamplingParams(temperature=0.0)
 DRAWN = SamplingParams(temperature=1.0, seed=11)
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
-# Each changes the output of PROMPT.
+# Each of these changes the output for PROMPT.
 KINDS = {
     "greedy": GREEDY,
     "drawn": DRAWN,
@@ -35,12 +35,12 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, list[int]]:
-    """By kind."""
+    """Outputs computed alone, by kind."""
     return {kind: outputs_alone(PROMPT, params, 9) for kind, params in KINDS.items()}
 
 
 def test_kinds_differ(alone: dict[str, list[int]]) -> None:
-    """Or the tests here would prove nothing of the sort."""
+    """Otherwise the tests below would prove nothing."""
     assert len({tuple(output) for output in alone.values()}) == len(KINDS)
 
 
@@ -49,7 +49,7 @@ def test_each_kind_in_one_batch_gets_what_it_gets_alone(alone: dict[str, list[in
     rows = dict(enumerate(KINDS))
     for row, kind in rows.items():
         run.add(row, PROMPT, KINDS[kind])
-    # Chunks that end within a block and at one's end, and rows that decode beside them.
+    # Chunks that end within a block and at a block's end, and rows that decode beside them.
     run.step(dict.fromkeys(rows, 5))
     run.step({row: 3 if row % 2 else 6 for row in rows})
     run.step({row: 3 if row % 2 else 1 for row in rows})
@@ -68,7 +68,7 @@ def test_only_decodes_need_no_more_than_their_rows(alone: dict[str, list[int]]) 
 
 @pytest.mark.parametrize("kind", ["penalised", "made to wait", "drawn and penalised"])
 def test_a_row_that_comes_back_goes_on(kind: str, alone: dict[str, list[int]]) -> None:
-    """In another row, beside one that took its place with other penalties; its output so far counts."""
+    """It comes back in another row, beside the one that took its place with other penalties; its output counts."""
     expected = alone[kind]
     run = EngineRun()
     run.add(0, PROMPT, KINDS[kind])
@@ -86,7 +86,7 @@ def test_a_row_that_comes_back_goes_on(kind: str, alone: dict[str, list[int]]) -
 
 
 def test_tables_of_adjustments_grow_with_their_rows_and_lists() -> None:
-    """What is there stays when tables become larger, and a place is a row's alone."""
+    """Entries survive when tables grow, and each place belongs to one row."""
     params = [
         SamplingParams(temperature=0.0, frequency_penalty=0.3 * row, logit_bias={60 + row: 3.0, 70 + row: 2.0})
         for row in range(1, 7)
@@ -108,7 +108,7 @@ def test_logits_that_are_not_finite_fail_their_row_alone() -> None:
     run.add(1, [5, POISON, 6], GREEDY)
     run.add(2, PROMPT, GREEDY)
     run.step({1: 3, 2: 11})
-    # The next step is begun before anybody knows; it sees -1, as embeddings take it.
+    # The next step begins before the failure is known; its token is -1, which embeddings accept.
     run.step({1: 1, 2: 1})
     assert run.rows[1].output == [-1, -1]
     assert run.rows[2].output == outputs_alone(PROMPT, GREEDY, 2)
@@ -137,7 +137,7 @@ def test_after_a_reset_rows_begin_anew() -> None:
     run.begin({0: 11, 1: 11})
     run.engine.reset()
     run.rows.clear()
-    # Rows that had penalties, or were drawn, have them no longer.
+    # Rows that had penalties, or drew their tokens, no longer do.
     for row in (0, 1):
         run.add(row, PROMPT, GREEDY)
     run.step({0: 11, 1: 11})
@@ -170,7 +170,7 @@ def test_rows_demand_the_least_kind_that_serves_them() -> None:
 
 
 def test_every_parameter_of_the_table_means_the_same_as_on_a_cpu() -> None:
-    """Alone among parameters, and all of them together."""
+    """Each parameter by itself, and all of them together."""
     examples = {parameter.name: parameter.example for parameter in PARAMETERS}
     drawn: dict[str, float] = {"temperature": 1.0, "seed": 3}
     kinds = [drawn | {name: example} for name, example in examples.items()] + [drawn | examples]

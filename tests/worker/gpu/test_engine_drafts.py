@@ -1,4 +1,4 @@
-"""The GPU's engine with drafts, and logprobs: of what each row says, of the model's own logits."""
+"""The GPU's engine with drafts, and logprobs of the sampled tokens under the model's own logits."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
 KINDS = {
     "greedy": GREEDY,
     "drawn": SamplingParams(temperature=1.0, seed=11),
-    # Drafts before a position are output there.
+    # At each position, the drafts before it count as output.
     "penalised": SamplingParams(
         temperature=0.0, presence_penalty=1.0, frequency_penalty=0.9, logit_bias={30: 7, 31: 6, 2: 9}, min_tokens=4
     ),
@@ -26,7 +26,7 @@ def expected_logprobs(tokens: list[int], chosen: int, num_top: int) -> TokenLogp
 
 
 def check(logprobs: Logprobs, index: int, expected: TokenLogprobs) -> None:
-    """Sums of float32, here as there, in another order."""
+    """Both are float32 sums, added in different orders."""
     assert logprobs.chosen[index] == pytest.approx(expected.chosen.logprob, abs=1e-5)
     assert logprobs.ranks[index] == expected.chosen.rank
     assert logprobs.top_ids_K[index, : len(expected.top)].tolist() == [entry.token_id for entry in expected.top]
@@ -36,7 +36,7 @@ def check(logprobs: Logprobs, index: int, expected: TokenLogprobs) -> None:
 
 @pytest.mark.parametrize("wrong_at", [0, 2, None])
 def test_output_is_that_without_drafts(wrong_at: int | None) -> None:
-    """Rows of every kind in one batch, with three drafts, one, and none; all are right before wrong_at."""
+    """Rows of every kind in one batch, with three drafts, one, or none; drafts before wrong_at are right."""
     alone = {kind: outputs_alone(PROMPT, params, 16) for kind, params in KINDS.items()}
     run = EngineRun()
     rows = {4: "drawn", 1: "penalised", 0: "greedy", 2: "penalised"}
@@ -54,16 +54,16 @@ def test_output_is_that_without_drafts(wrong_at: int | None) -> None:
         outputs = run.step(dict.fromkeys(rows, 1), drafts=drafts)
         right = {row: num_drafts[row] if wrong_at is None else min(wrong_at, num_drafts[row]) for row in rows}
         assert outputs.counts_N.tolist() == [right[row] + 1 for row in rows]
-    # And on without drafts: what was drafted and not said has left nothing behind.
+    # Then a step without drafts: rejected drafts have left nothing behind.
     run.step(dict.fromkeys(rows, 1))
     for row, kind in rows.items():
         assert run.rows[row].output == alone[kind][: len(run.rows[row].output)], kind
 
 
 def test_more_positions_than_logits_exist_at_once() -> None:
-    """Two rows with 40 drafts each, where memory is for 64 positions."""
+    """Two rows with 40 drafts each, with memory for the logits of 64 positions."""
     run = EngineRun(max_num_seqs=2, max_num_batched_tokens=100, max_model_len=256)
-    # The fake model fails whoever says POISON.
+    # The fake model fails a row that has POISON in its context.
     params = SamplingParams(temperature=0.0, logprobs=1, logit_bias={POISON: -100.0})
     expected = outputs_alone(PROMPT, params, 42)
     for row in (0, 1):
@@ -79,7 +79,7 @@ def test_more_positions_than_logits_exist_at_once() -> None:
 
 
 def test_logprobs_are_of_the_model_s_own_logits() -> None:
-    """Rows that asked for different numbers, one whose logits are adjusted, beside one that did not ask."""
+    """Rows that want different numbers of logprobs, one with adjusted logits, beside a row that wants none."""
     run = EngineRun()
     asked = {3: 0, 0: 4, 5: 2}
     run.add(3, PROMPT, SamplingParams(temperature=0.0, logprobs=0))
@@ -87,7 +87,7 @@ def test_logprobs_are_of_the_model_s_own_logits() -> None:
     run.add(2, PROMPT[:3], GREEDY)
     run.add(5, PROMPT[:7], SamplingParams(temperature=0.0, logit_bias={40: 100.0}, presence_penalty=1.0, logprobs=2))
     order = {3: 11, 2: 3, 0: 5, 5: 7}
-    # In a step of prompts, then in steps that only decode.
+    # A step of prompts, then steps that only decode.
     for counts in (order, dict.fromkeys(order, 1), dict.fromkeys(order, 1)):
         outputs = run.step(counts)
         assert outputs.logprobs is not None
@@ -108,13 +108,13 @@ def test_nobody_asked() -> None:
 
 
 def test_prompts_are_scored_in_slices() -> None:
-    """More positions than logits exist for at once, from the middle of a step, beside a row that decodes."""
+    """More positions than there is room for logits, from the middle of a step, beside a row that decodes."""
     prompt = np.random.default_rng(0).integers(3, 90, 80).tolist()
     run = EngineRun(max_num_seqs=2, max_num_batched_tokens=100)
     run.add(1, PROMPT, GREEDY)
     run.step({1: 11})
     run.add(0, prompt, SamplingParams(temperature=0.0, logprobs=1))
-    # All but the last token, which is followed by the first of the output.
+    # All but the last token, which the first output token follows.
     scores = PromptScores(
         tokens_P=np.arange(1, 80, dtype=np.int32), targets_P=np.array(prompt[1:], np.int32), num_top=2
     )

@@ -1,4 +1,4 @@
-"""The engine and all below it run where torch, triton and numpy are all there is: benchmarks on a GPU need no more."""
+"""The engine and everything below it need only torch, triton and numpy, so that GPU benchmarks need no more."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ MODULES = (
 
 def test_imports_without_what_a_machine_with_a_gpu_may_lack() -> None:
     imports = ", ".join(f"worker.{module}" for module in MODULES)
-    # None in sys.modules is a module that cannot be imported.
+    # A module that is None in sys.modules cannot be imported.
     code = f"import sys; sys.modules.update(dict.fromkeys({MISSING})); import {imports}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,5 @@
-"""The GPU's engine with steps under way: the host waits for none of them, tokens pass on the device, and memory that
-the device may still read or write is left alone. Steps that only decode run as graphs would."""
+"""The GPU's engine with steps in flight: the host waits for none of them, tokens stay on the device, and memory that
+the device may still read or write is not touched. Steps that only decode run as graphs would."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,13 +25,13 @@ from worker.step.inputs import PromptScores
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
-# Whose next token hangs on those before it in more ways than one.
+# Here the next token depends on earlier ones in more than one way.
 PENALISED = SamplingParams(temperature=0.0, frequency_penalty=0.9, logit_bias={30: 7.0, 31: 6.0})
 DRAWN = SamplingParams(temperature=1.0, seed=11, logprobs=1)
 
 
 class LateEvent:
-    """Passed once somebody has waited for it."""
+    """An event that passes only when it is waited for."""
 
     def __init__(self) -> None:
         self.is_passed = False
@@ -57,7 +57,7 @@ class LateDevice(InterpretedDevice):
 
 @pytest.mark.parametrize("in_flight", [2, 3])
 def test_tokens_pass_from_step_to_step_on_the_device(in_flight: int) -> None:
-    """Every decode is begun before the one before it is waited for, so no token in its inputs is known."""
+    """Every decode begins before the host has waited for the previous one, so the host knows no input token."""
     run = EngineRun(device=LateDevice(), max_steps_in_flight=in_flight)
     rows = {0: GREEDY, 3: PENALISED, 4: DRAWN}
     for row, params in rows.items():
@@ -77,7 +77,7 @@ def test_tokens_pass_from_step_to_step_on_the_device(in_flight: int) -> None:
 
 
 def test_a_row_that_is_taken_over_while_its_last_step_runs() -> None:
-    """The new one's prompt is computed beside a decode; what the old one said is not its."""
+    """The new row's prompt is computed beside a decode; the old row's output does not become its own."""
     run = EngineRun(device=LateDevice(), max_steps_in_flight=3)
     run.add(0, PROMPT, PENALISED)
     run.add(1, PROMPT, GREEDY)
@@ -95,8 +95,8 @@ def test_a_row_that_is_taken_over_while_its_last_step_runs() -> None:
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 def test_a_slot_is_taken_again_after_its_step_alone(in_flight: int) -> None:
-    """Nobody waits for a step before its memory is needed; then its results are kept, however late they are asked
-    for."""
+    """The engine waits for a step only when it needs the step's memory, and keeps the results until they are taken,
+    however late."""
     run = EngineRun(device=LateDevice(), max_steps_in_flight=in_flight)
     run.add(0, PROMPT, GREEDY)
     begun: list[Begun] = [run.begin({0: 11})]
@@ -115,7 +115,7 @@ def test_a_step_larger_than_its_room_goes_in_two_copies() -> None:
     memory, staging = device_memory(device, layout), Staging(device, layout, 1)
     arrays = layout.arrays(memory)
     generator = np.random.default_rng(0)
-    # Sizes that are no multiples of anything; beyond the room in the third step, and back within it.
+    # Odd sizes; the third is larger than the room, the fourth fits again.
     for size in (7, 1001, 30_001, 5):
         slot = staging.next()
         slot.arrays.rows_R[:] = generator.integers(100, size=4)
@@ -140,8 +140,8 @@ def test_results_larger_than_ever_are_received() -> None:
 
 @dataclass
 class Bodies:
-    """worker.gpu.engine.StepGraphs of sizes 2 and 4 that runs the engine's own bodies, as graphs replay them; pieces of
-    16 tokens. What they ran is in `calls`."""
+    """A worker.gpu.engine.StepGraphs of sizes 2 and 4 that runs the engine's own bodies, as a replay would, and pieces
+    of 16 tokens. `calls` records what ran."""
 
     run: EngineRun | None = None
     calls: list[object] = field(default_factory=list)
@@ -173,11 +173,12 @@ class Bodies:
 
 
 def test_padding_of_graphs_changes_nothing() -> None:
-    """Rows come and go between sizes; prompts, and more decodes than graphs are for, go in pieces or without."""
+    """The number of rows changes between graph sizes; prompts, and more decodes than the largest size, run in pieces or
+    without graphs."""
     graphs = Bodies()
     run = EngineRun(device=LateDevice(), graphs=graphs)
     graphs.run = run
-    # As when they are captured: nothing but padding.
+    # As in a capture, everything is padding.
     run.engine.forward_body(4)
     for kind in (SamplingKind.GREEDY, SamplingKind.DRAWS):
         run.engine.sample_body(kind, 4)
@@ -205,7 +206,7 @@ def test_padding_of_graphs_changes_nothing() -> None:
         assert output == outputs_alone(PROMPT[: 5 + row], each, len(output)), row
 
 
-# Of a GPU's tensors, each waits for the device.
+# On a GPU's tensors, each of these waits for the device.
 OPS_THAT_READ = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero"}
 METHODS_THAT_READ = ("tolist", "item", "cpu", "__bool__", "__int__", "__index__", "__float__")
 
@@ -220,7 +221,7 @@ class NoHostReads(TorchDispatchMode):
 
 
 class ReadingModel(FakeGpuModel):
-    """Which may read what the engine may not."""
+    """A model that may read from the device; the engine may not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,7 +244,7 @@ class ReadingModel(FakeGpuModel):
 
 
 def test_the_host_reads_nothing_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kind of step, once."""
+    """One step of each kind."""
     model = ReadingModel()
     run = EngineRun(model=model, device=LateDevice(), max_steps_in_flight=6)
 

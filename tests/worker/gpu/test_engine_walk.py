@@ -1,4 +1,4 @@
-"""Random histories of the GPU's engine: whatever comes together in its steps, each request gets what it gets alone."""
+"""Random histories of the GPU's engine: whatever shares a step, each request's output is the same as when alone."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from tests.fakes.fake_model import POISON
 from tests.support.gpu.gpu_engine import Begun, EngineRun, EngineSequence, outputs_alone
 
 MAX_ROWS, MAX_TOKENS, IN_FLIGHT = 5, 64, 2
-# Output tokens of a request; drafts may bring some more.
+# Output tokens of a request; drafts may add some more.
 LENGTH, MOST = 8, 12
 
 
 def kinds(seed: int) -> list[SamplingParams]:
-    # The fake model fails whoever says POISON.
+    # The fake model fails a row that has POISON in its context.
     bias = {POISON: -100.0}
     return [
         SamplingParams(temperature=0.0, logit_bias=bias, min_tokens=3),
@@ -29,10 +29,10 @@ def kinds(seed: int) -> list[SamplingParams]:
 class Request:
     prompt: list[int]
     params: SamplingParams
-    # More than it will ask for.
+    # The output computed alone; longer than the request needs.
     expected: list[int]
     sequence: EngineSequence
-    # Drafts of it are under way: nobody knows how far it has got.
+    # A step with drafts of it is in flight, so the number of its output tokens is unknown.
     is_drafted: bool = False
 
     @property
@@ -41,7 +41,7 @@ class Request:
 
 
 class Walk:
-    """Requests come, decode, are preempted and come back elsewhere; two steps are under way most of the time."""
+    """Requests come, decode, are preempted and come back in other rows; mostly two steps are in flight."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -61,7 +61,7 @@ class Walk:
         self._waiting.append((Request(prompt, params, outputs_alone(prompt, params, MOST), EngineSequence(prompt)), []))
 
     def step(self) -> bool:
-        """Whether there is more to do."""
+        """Returns True while there is more to do."""
         while self._under_way and (len(self._under_way) == IN_FLIGHT or self.chance(0.2)):
             self._take()
         for row, request in list(self.live.items()):

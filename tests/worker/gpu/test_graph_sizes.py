@@ -18,7 +18,7 @@ def test_the_usual_sizes_are_those_of_vllm() -> None:
 
 
 def test_the_most_that_a_step_can_have_is_a_size() -> None:
-    """Else steps of 97 to 100 decodes, the busiest ones, would run without graphs."""
+    """Otherwise steps of 97 to 100 decodes, the busiest ones, would run without graphs."""
     sizes = _sizes(max_num_seqs=100, tokens=250)
     assert sizes.decodes[-2:] == (96, 100)
     assert sizes.pieces[-2:] == (248, 250)

@@ -1,5 +1,5 @@
 """Graphs of steps that only decode, of an engine made of a few torch calls. The device's graphs are recordings, as a
-GPU's are: what a body read of the host, or of memory that is gone, is not in them."""
+GPU's are: they contain nothing that a body reads from the host or from freed memory."""
 
 import gc
 from dataclasses import dataclass, field
@@ -20,10 +20,10 @@ SIZES = GraphSizes(decodes=(1, 2, 4, 8))
 
 @dataclass
 class Engine:
-    """Row r's next token is a function of its last one, and its cache the sum of its tokens."""
+    """An engine in which a row's next token is a function of its last one, and its cache the sum of its tokens."""
 
     rows_S: torch.Tensor = field(default_factory=lambda: torch.full((ROWS,), -1))
-    # With a place behind them for what padding writes.
+    # The extra place takes what padding writes.
     last_token_R: torch.Tensor = field(default_factory=lambda: torch.arange(ROWS + 1) % VOCABULARY)
     cache_R: torch.Tensor = field(default_factory=lambda: torch.zeros(ROWS + 1))
     logits_SV: torch.Tensor = field(default_factory=lambda: torch.full((ROWS, VOCABULARY), torch.nan))
@@ -51,13 +51,13 @@ class Engine:
         return [self.last_token_R[:ROWS].tolist(), self.cache_R[:ROWS].tolist()]
 
     def next(self, rows: list[int], size: int) -> None:
-        """What the host does for a step."""
+        """Does the host's part of a step."""
         self.rows_S[: len(rows)] = torch.tensor(rows)
         self.rows_S[len(rows) : size] = -1
 
 
 class NoModel:
-    """Of an engine without pieces."""
+    """The model of an engine without piecewise graphs."""
 
     def reserve(self, max_tokens: int, max_rows: int, max_context: int) -> None: ...
     def forward(self, batch: object, kv_cache: object, pieces: object = None) -> Residual:
@@ -125,7 +125,7 @@ def test_a_step_runs_in_the_next_size() -> None:
 
 
 class Metered(InterpretedDevice):
-    """Has so much less free after each capture."""
+    """A device whose free memory shrinks with each capture by the next of `costs`, in bytes."""
 
     def __init__(self, costs: list[int]) -> None:
         super().__init__()
@@ -140,13 +140,13 @@ class Metered(InterpretedDevice):
 
 
 def test_what_graphs_take_is_measured_and_estimated_from_the_two_largest() -> None:
-    """Each size is a graph of the forward pass, and one for each of three kinds of sampling."""
+    """Each size has a graph of the forward pass and one for each of three kinds of sampling."""
     largest, second = [1000, 100, 10, 1], [50, 5, 0, 0]
     rest = [40, 4, 0, 0, 30, 3, 0, 0]
     graphs = _graphs(Engine(), Metered([*largest, *second, *rest]))
     graphs.capture()
     assert graphs.num_bytes == 1111 + 55 + 44 + 33
-    # Two captures, and no more: the third size would find no cost.
+    # Only the two largest sizes are captured: a third would find no cost.
     device = Metered([*largest, *second])
     assert graph_memory_estimate(Engine(), NoModel(), None, device, SIZES) == 1111 + 3 * 55  # type: ignore[arg-type]
     one = GraphSizes(decodes=(8,))
@@ -154,7 +154,7 @@ def test_what_graphs_take_is_measured_and_estimated_from_the_two_largest() -> No
     assert graph_memory_estimate(Engine(), NoModel(), None, Metered([]), GraphSizes()) == 0  # type: ignore[arg-type]
 
 
-# --- The recordings themselves: what would be wrong on a GPU fails here.
+# --- The recordings themselves: bodies that would be wrong on a GPU fail.
 
 
 def test_a_body_that_reads_a_number_of_the_device_is_found() -> None:

@@ -1,4 +1,4 @@
-"""How a GPU's memory is shared out, and what is said when it is not enough: numbers that would work."""
+"""The division of a GPU's memory, and errors when it is too small, which name numbers that work."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,11 +49,11 @@ def use_of(*, total: float = 80, others: float = 1, weights: float = 15, step: f
 
 class TestBlocks:
     def test_they_get_what_the_share_leaves_but_for_the_null_block(self):
-        # 72 GiB are this worker's, 18.5 of them taken.
+        # This worker may use 72 GiB, of which 18.5 are taken.
         assert num_kv_blocks(use_of(), options_of(), BLOCK) == 53.5 * GIB // BLOCK - 1
 
     def test_what_others_hold_comes_off_the_share(self):
-        """Two workers on one GPU would otherwise both plan with memory that only one can have."""
+        """Otherwise two workers on one GPU would both plan with the same memory."""
         alone, beside = (num_kv_blocks(use_of(others=others), options_of(), BLOCK) for others in (1, 31))
         assert alone - beside == 30 * GIB // BLOCK
 
@@ -76,7 +76,7 @@ class TestBlocks:
         said = str(error.value)
         assert "gives this worker 72.00 of the GPU's 80.00 GiB, which leaves 0.00 GiB for the KV cache: " in said
         assert "weights take 70.00, a step 3.00, CUDA graphs 1.00, the driver and other processes 1.00" in said
-        # The step's 3 GiB and the graphs' 1 are both too little to make up for 3.5.
+        # 3.5 GiB are lacking; the step's 3 or the graphs' 1 would not make up for them.
         assert said.endswith("; use gpu_memory_utilization=0.95 or above, or quantization=fp8")
         assert num_kv_blocks(use, options_of(gpu_memory_utilization=0.95), BLOCK) * 16 >= 4096
 
@@ -121,7 +121,7 @@ def test_the_log_accounts_for_every_gib():
 
 
 class MeasuredDevice(InterpretedDevice):
-    """Says what a GPU would say, one answer after the other."""
+    """A device whose memory readings are given, one after the other."""
 
     def __init__(self, *answers: DeviceMemory, peak: int) -> None:
         super().__init__()
@@ -136,8 +136,8 @@ class MeasuredDevice(InterpretedDevice):
 
 
 def test_what_is_measured_is_told_apart():
-    """Memory that kernels and libraries took during the step shows up as less free memory, not in torch's allocator;
-    memory of an earlier, smaller step is part of a step's, not of the weights."""
+    """Memory that kernels and libraries took during the step lowers free memory but does not show in torch's allocator.
+    Memory of an earlier, smaller step counts to the step, not to the weights."""
     device = MeasuredDevice(
         DeviceMemory(total=100, free=60, allocated=32, reserved=35),
         DeviceMemory(total=100, free=48, allocated=33, reserved=40),
@@ -162,7 +162,7 @@ class TestWorstStep:
         ]  # fmt: skip
         assert set(changes.block_ids_C.tolist()) == {1}, "the only block there is"
         assert inputs.prompt_scores is not None
-        # A row's last token is followed by what it samples.
+        # What follows a row's last token is sampled, so it needs no score.
         assert inputs.prompt_scores.tokens_P.tolist() == [*range(6), *range(7, 13), *range(14, 19)]
 
     def test_no_row_is_longer_than_a_sequence_may_be(self):
@@ -190,7 +190,7 @@ class TestOutOfMemory:
         assert is_out_of_memory(ended)
 
     def test_what_was_half_made_is_gone_when_memory_is_looked_at(self):
-        """Or a KV cache that did not fit would be told to be smaller by all of its layers that did."""
+        """Otherwise, if a KV cache does not fit, the error would count its layers that did fit as memory in use."""
         alive: list[str] = []
 
         class Layer:
@@ -248,7 +248,7 @@ class TestOutOfMemory:
         blocks = {"num_blocks": 52 * GIB // BLOCK, "block_bytes": BLOCK, "free_before": 60 * GIB}
         error = cache_needs_more(options_of(), memory, use, **blocks)
         assert "52.00 GiB, and 40.00 of 80.00 are free (20.00 less than a moment ago)" in str(error)
-        # 12 GiB are lacking, and 3 for step and graphs.
+        # 12 GiB are lacking for the cache, and 3 for step and graphs.
         assert "gpu_memory_utilization=0.71 instead of 0.9" in str(error)
         error = cache_needs_more(options_of(num_blocks_override=26_623), memory, use, **blocks)
         assert f"use {37 * GIB // BLOCK - 1} or less" in str(error)
@@ -263,7 +263,7 @@ class TestOutOfMemory:
     def test_a_step_of_requests(self):
         memory = DeviceMemory(total=80 * GIB, free=0, allocated=66 * GIB, reserved=68 * GIB)
         error = serving_needs_more(options_of(), memory, use_of(others=4))
-        assert "the driver and other processes 12.00 (when memory was measured 4.00)" in str(error)
+        assert "the driver and other processes 12.00 (4.00 when memory was measured)" in str(error)
         assert "gpu_memory_utilization=0.80 instead of 0.9" in str(error)
         unexplained = serving_needs_more(options_of(), memory, use_of(others=12))
         assert "gpu_memory_utilization=0.89 instead" in str(unexplained)

@@ -1,5 +1,5 @@
-"""When a rank on a GPU captures graphs, drops them, and leaves the others: NCCL gives up no group whose calls are in a
-graph, and a step that waits for a rank that has died ends only when its own rank leaves."""
+"""When a GPU rank captures graphs, drops them and leaves its groups: NCCL does not end a group whose calls are in a
+graph, and a step that waits for a dead rank ends only when its own rank leaves."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +38,7 @@ class Graphs:
 
 
 class Device(InterpretedDevice):
-    """Of whose work nothing is done before the test says so."""
+    """A device that does no work before the test allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Setting:
         )
 
     def reach(self) -> None:
-        """As the wait for a step calls it."""
+        """Completes the last step; called while waiting for it."""
         self.device.events[-1].reach()
 
 
@@ -130,7 +130,7 @@ def test_steps_under_way_are_waited_for_when_their_group_is_left() -> None:
     setting.log.clear()
     runner.reset()
     assert setting.log == ["dropped", "left", "waited"]
-    # Between epochs nothing is under way, and a group that was just joined stays.
+    # Between epochs no step is in flight, and a group that was just joined stays.
     runner.join(setting.others(), setting.reach)
     setting.log.clear()
     runner.reset()

@@ -1,4 +1,4 @@
-"""The runner of a GPU over an engine that does nothing: what it is given, and what is made of what it says."""
+"""The GPU runner over an engine that computes nothing: the inputs that the engine gets, and the use of its outputs."""
 
 import threading
 
@@ -53,7 +53,7 @@ def new_row(row: int, sequence: int, tokens: list[int], blocks: list[int], sampl
 
 
 def begin(runner: GpuRunner, *rows: int, new=(), num_tokens=(), **fields) -> GpuResult:
-    """Rows decode, unless num_tokens says how many each computes."""
+    """Begins a step. Rows decode, unless num_tokens says how many tokens each computes."""
     if num_tokens:
         return runner.begin(step_pb2.StepPlan(new_rows=new, rows=rows, num_tokens=num_tokens, **fields))
     return runner.begin(step_pb2.StepPlan(new_rows=new, decode_rows=decodes(*rows), **fields))
@@ -93,7 +93,7 @@ def test_steps_go_on_with_tokens_that_the_host_does_not_know(runner: GpuRunner, 
 
 def test_a_row_may_be_anothers_before_its_last_result_is_there(runner: GpuRunner, engine: HeldEngine):
     first = begin(runner, 0, new=[new_row(0, 1, PROMPT, [1, 2])], num_tokens=[11])
-    # It was cancelled; a longer one takes its row and one of its blocks.
+    # The sequence was cancelled; a longer one takes its row and one of its blocks.
     second = begin(runner, 0, new=[new_row(0, 2, [*PROMPT, 3], [2, 3])], num_tokens=[12], freed_rows=[0])
     inputs = engine.steps[1].inputs
     assert list(inputs.freed_rows) == [0]
@@ -133,14 +133,14 @@ def test_a_failed_sequence_has_failed_in_all_its_results_and_its_row_is_sound(ru
     second = begin(runner, 0, 1)
     third = begin(runner, 0, 1, new=[new_row(0, 3, PROMPT, [1, 2])], num_tokens=[11, 1], freed_rows=[0])
     engine.steps[0].finish([-1], [8])
-    # Whatever the device says of it from then on.
+    # Later outputs of the failed row do not matter.
     engine.steps[1].finish([6], [9])
     engine.steps[2].finish([5], [10])
     results = [each.result() for each in (first, second, third)]
     assert [list(each.failed_sequences) for each in results] == [[1], [1], []]
     assert [said(each).sequences for each in results] == [[2], [2], [3, 2]]
     assert [said(each).token_ids for each in results] == [[8], [9], [5, 10]]
-    # Nothing is left of it.
+    # The runner has forgotten it.
     assert not runner._failed_sequences
 
 
@@ -164,7 +164,7 @@ def test_a_row_with_drafts_waits_for_its_result(runner: GpuRunner, engine: HeldE
     assert (result.sequences, result.positions, result.num_tokens) == ([2, 1], [1, 1], [2, 1])
     assert result.token_ids == [50, 60, 32]
     assert said(other.result()).positions == [2]
-    # Of four computed tokens two count: what was sampled and one draft.
+    # Two of the four computed tokens count: the sampled one and one draft.
     begin(runner, 1)
     assert engine.steps[3].inputs.context_lens_S.tolist() == [14]
     assert engine.steps[3].inputs.output_positions_N.tolist() == [3]
@@ -176,7 +176,7 @@ def test_planning_a_row_before_its_drafts_are_settled_is_refused(runner: GpuRunn
     begin(runner, 0, new=[new_row(0, 1, PROMPT, [1, 2])], num_tokens=[11])
     engine.steps[0].finish([30])
     begin(runner, 0, num_tokens=[3], num_drafts=[2], draft_token_ids=[50, 51])
-    with pytest.raises(PlanError, match="row 0 is named in step 7, but a step with drafts of it is under way"):
+    with pytest.raises(PlanError, match="row 0 is named in step 7, but an earlier step with drafts of that row"):
         runner.begin(step_pb2.StepPlan(step=7, **fields))
     assert len(engine.steps) == 2
 
@@ -189,12 +189,12 @@ def test_a_row_that_is_freed_with_drafts_under_way_may_be_filled_at_once(runner:
         step.finish(tokens)
     assert [said(each.result()).sequences for each in (first, second, third)] == [[1], [1], [2]]
     begin(runner, 0)
-    # What the other one drafted is nothing to it.
+    # The old sequence's drafts do not affect it.
     assert engine.steps[3].inputs.context_lens_S.tolist() == [5]
 
 
 def entries(positions: list[int], num_top: int) -> Logprobs:
-    """Numbers that tell the position."""
+    """Logprobs whose numbers encode the position."""
     places = np.array(positions, np.float32)
     top = np.arange(num_top)
     return Logprobs(
@@ -213,7 +213,7 @@ def test_logprobs_are_those_of_what_was_said_and_as_many_as_each_asked_for(runne
     engine.steps[0].finish([30], [31], [-1], logprobs=entries([0, 2], 2))
     logprobs = first.result().logprobs
     assert [(each.chosen.token_id, each.chosen.logprob, each.chosen.rank) for each in logprobs] == [(30, 0.0, 1)]
-    # Row 0 has one draft of two accepted: scored positions 1, 2 and 3 are its own, after row 1's.
+    # Row 0 has one of two drafts accepted: scored positions 1, 2 and 3 belong to it, position 0 to row 1.
     drafted = begin(runner, 1, 0, num_tokens=[1, 3], num_drafts=[0, 2], draft_token_ids=[50, 51])
     engine.steps[1].finish([32], [50, 60], logprobs=entries([1, 2, 3], 2))
     logprobs = drafted.result().logprobs
@@ -235,7 +235,7 @@ def test_prompt_logprobs_are_asked_for_all_rows_at_once(runner: GpuRunner, engin
     assert [each.chosen.token_id for _, frame in frames for each in frame.logprobs] == scores.targets_P.tolist()
     assert [each.chosen.logprob for _, frame in frames for each in frame.logprobs] == [0, -1, -2, -3, -4, -5]
     assert [len(each.top) for _, frame in frames for each in frame.logprobs] == [0, 0, 0, 0, 2, 2]
-    # The last chunk has six more; what follows its last token is sampled.
+    # The last chunk adds six; what follows its last token is sampled.
     begin(runner, 0, num_tokens=[7])
     scores = engine.steps[1].inputs.prompt_scores
     assert scores is not None
@@ -246,7 +246,7 @@ def test_prompt_logprobs_are_asked_for_all_rows_at_once(runner: GpuRunner, engin
     ("fields", "message"),
     [
         ({"decode_rows": decodes(3)}, "rows: row 3 holds no sequence"),
-        ({"rows": [0], "num_tokens": [2]}, "num_tokens: row 0 would have 13 tokens computed; it knows tokens: 12"),
+        ({"rows": [0], "num_tokens": [2]}, "num_tokens: row 0 would have 13 tokens computed; tokens known: 12"),
         ({"decode_rows": decodes(0), "swap_out_blocks": [1], "swap_out_host_blocks": [2]}, "swap_out_host_blocks: 2"),
         ({"decode_rows": decodes(0), "freed_rows": [9]}, "freed_rows: row 9 does not exist"),
     ],
@@ -258,7 +258,7 @@ def test_a_wrong_plan_is_refused_before_the_device_hears_of_it(
     with pytest.raises(PlanError, match=message):
         runner.begin(step_pb2.StepPlan(**fields))
     assert len(engine.steps) == 1
-    # The step before it is none the worse.
+    # The step before it is not affected.
     engine.steps[0].finish([30])
     assert said(first.result()).token_ids == [30]
 

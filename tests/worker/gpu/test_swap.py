@@ -1,4 +1,4 @@
-"""Swap beside a GPU's steps: what is copied, and which later work waits for which copies."""
+"""Swap beside a GPU's steps: the copies, and the later work that waits for them."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ def test_out_comes_before_in_whatever_the_order_of_blocks() -> None:
 
 
 class HeldCopies:
-    """A swap whose copies are under way until `done`."""
+    """Copies of a swap that are in flight until `done`."""
 
     def __init__(self, name: str, calls: list[str]) -> None:
         self._name, self._calls, self.done = name, calls, False
@@ -80,7 +80,7 @@ def test_steps_wait_for_what_comes_in_and_for_what_they_overwrite(recorded: Reco
     space = GpuSwapSpace(fake_kv_cache(), InterpretedDevice(), 8)
     space.apply(swaps(out=[(1, 0), (2, 1)]), np.array([7, 8]))
     assert recorded.take_calls() == ["out [1, 2] to [0, 1]"]
-    # Blocks that nobody copies, then one that leaves.
+    # Blocks that are not being copied, then one that is being swapped out.
     space.apply(None, np.array([3]))
     assert recorded.take_calls() == []
     space.apply(None, np.array([4, 2]))
@@ -98,7 +98,7 @@ def test_copies_that_are_done_keep_nobody_waiting(recorded: RecordingSwap) -> No
     recorded.copies[0].done = True
     space.apply(None, np.array([1]))
     assert "wait for out [1] to [0]" not in recorded.take_calls()
-    # After a reset, which waits for the device, none is under way.
+    # After a reset, which waits for the device, no copy is in flight.
     space.forget()
     space.apply(None, np.array([2]))
     assert recorded.take_calls() == []

@@ -1,4 +1,4 @@
-"""Models of every kind of layer can be captured: they read nothing of the device, and no memory that goes."""
+"""Models with every kind of layer can be captured: the host reads nothing from the device, and all memory stays."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from worker.models.loader import load_model
 
 pytestmark = [
     pytest.mark.skipif(not knobs.runtime.interpret, reason="a recording is one of the interpreter"),
-    # Of the interpreter's numpy, about memory that has never been written.
+    # The interpreter's numpy warns about memory that has never been written.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
@@ -105,7 +105,7 @@ def test_a_graph_of_the_forward_pass_gives_what_it_gives(
     graph = RecordingDevice().capture(forward, None)
     batch.token_ids_T.copy_(torch.tensor([2, 2, 2]))
     graph.replay()
-    assert not torch.equal(logits_TV, expected), "the graph knows the tokens that it was captured with"
+    assert not torch.equal(logits_TV, expected), "the graph contains the tokens that it was captured with"
     batch.token_ids_T.copy_(torch.tensor([3, 1, 4]))
     graph.replay()
     assert torch.equal(logits_TV, expected)

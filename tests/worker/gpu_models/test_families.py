@@ -1,4 +1,4 @@
-"""Tiny models of every family on the path of GPUs, against transformers; without a GPU by Triton's interpreter."""
+"""Tiny models of every family on the GPU path against transformers; without a GPU, in Triton's interpreter."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ from tests.support.models.model_runs import relative_error
 from worker.models.config import config_from_directory
 from worker.models.registry import family_of, model_class
 
-# Attention's kernels know the head sizes of real models only.
+# The attention kernels support only the head sizes of real models.
 SHAPE: dict[str, Any] = {
     "vocab_size": 131,
     "hidden_size": 64,
@@ -85,7 +85,7 @@ def _qwen3() -> PreTrainedModel:
 
 
 def _deepseek_v3() -> PreTrainedModel:
-    """The sizes of its heads are its own."""
+    """DeepSeek-V3, which has its own head sizes."""
     others = {name: value for name, value in SHAPE.items() if name not in ("head_dim", "num_key_value_heads")}
     config = DeepseekV3Config(
         **others, num_key_value_heads=2, q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16,
@@ -103,7 +103,7 @@ def _gemma3() -> PreTrainedModel:
 
 
 def _llama4() -> PreTrainedModel:
-    """One layer with rope, chunks and an MLP, one without, with experts."""
+    """One layer with rope, chunks and an MLP, and one without these, with experts."""
     config = Llama4TextConfig(
         **SHAPE, intermediate_size_mlp=80, num_local_experts=4, num_experts_per_tok=2, moe_layers=[1],
         no_rope_layers=[1, 0], attention_chunk_size=WINDOW, floor_scale=4, attn_scale=0.3, rope_parameters=LLAMA3_ROPE,
@@ -127,13 +127,13 @@ def reference(request: pytest.FixtureRequest) -> PreTrainedModel:
 def _with_random_weights(model: PreTrainedModel) -> PreTrainedModel:
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
-        # Fresh biases are 0 and norm weights 1: neither would be missed if it were ignored.
+        # Fresh biases are 0 and norm weights 1: a model that ignores them would pass.
         parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.2)
     return model.eval()
 
 
 def _stored(reference: PreTrainedModel, directory) -> dict[str, torch.Tensor]:
-    """By the names of checkpoints, which differ from those of transformers where there are experts."""
+    """The tensors under their checkpoint names, which differ from transformers' for experts."""
     reference.save_pretrained(directory)
     files = family_of(type(reference).__name__).open_files(directory)
     return {name: files.read(name) for name in files.shapes}
@@ -160,8 +160,8 @@ def _expected(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
 def test_logits_of_chunks_and_decodes_in_one_batch_equal_those_of_transformers(
     reference: PreTrainedModel, tmp_path
 ) -> None:
-    """Two prompts, longer than the window and than several blocks, one in chunks beside the other's decodes, with
-    padding behind: rows and tokens that stand for nothing must not be seen in the logits of others."""
+    """Two prompts, longer than the window and than several blocks, one in chunks beside the other's decodes, followed
+    by padding: padding rows and tokens must not affect other logits."""
     run = _run(reference, tmp_path)
     first, second = _prompt(29), _prompt(13, seed=1)
     got = {
@@ -177,7 +177,7 @@ def test_logits_of_chunks_and_decodes_in_one_batch_equal_those_of_transformers(
 
 
 def test_bfloat16_is_about_as_near_as_transformers_in_bfloat16(tmp_path) -> None:
-    """The largest error of 20 x 131 logits, which scatters."""
+    """It compares the largest errors of 20 x 131 logits, which scatter."""
     exact = _with_random_weights(_qwen3())
     prompt = _prompt(20)
     expected = _expected(exact, prompt)

@@ -1,5 +1,5 @@
-"""Steps of the whole engine in graphs, of a small llama: full ones of decodes, with padding, and pieces of all others.
-The graphs are recordings, which know nothing of a step but what is in memory that stays in place."""
+"""The whole engine with a small llama in graphs: full graphs for decodes, with padding, and pieces for other steps.
+The graphs are recordings, which get a step's inputs only through memory that stays in place."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ from worker.layers.kv_cache import KVCache
 
 pytestmark = [
     pytest.mark.skipif(not knobs.runtime.interpret, reason="a recording is one of the interpreter"),
-    # Of the interpreter's numpy, about memory that has never been written and rows of padding.
+    # The interpreter's numpy warns about memory that has never been written and about padding rows.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
@@ -31,7 +31,7 @@ class LlamaRun(EngineRun):
         super().__init__()
         model = small_llama(num_layers=1)
         self.kv_cache = KVCache(model.config, num_blocks=256, block_size=8, backend=model.backend)
-        # Whatever a slot holds that no token was put into must not be read.
+        # Slots that hold no token must not be read.
         for layer in self.kv_cache.layers:
             layer.fill_(torch.nan)
         executor = GpuExecutor(model)
@@ -52,7 +52,7 @@ class LlamaRun(EngineRun):
         self.begun: list[Begun] = []
 
     def next(self, num_tokens: Mapping[int, int]) -> None:
-        """Nothing is taken before the end: tokens pass from step to step on the device."""
+        """Begins a step. Results are taken only at the end: tokens pass from step to step on the device."""
         self.begun.append(self.begin(num_tokens))
 
     def tokens(self) -> list[list[list[int]]]:
@@ -68,7 +68,7 @@ def _compute(run: LlamaRun) -> list[list[list[int]]]:
     run.next({2: 1, 0: 1, 1: 1})
     run.next({0: 1, 1: 1})
     run.next({0: 1})
-    # Its last token was said two steps before, in another place of the batch.
+    # Its last token was sampled two steps earlier, at another place in the batch.
     run.next({1: 1})
     run.free(0)
     run.add(3, [1, 2], greedy)
@@ -83,5 +83,5 @@ def test_steps_in_graphs_say_and_write_what_steps_without_do() -> None:
     assert (run.graphs.num_full, run.graphs.num_in_pieces, run.engine.num_steps) == (5, 2, 7)
     assert (eager.graphs.num_full, eager.graphs.num_in_pieces, eager.engine.num_steps) == (0, 0, 7)
     for layer, same in zip(run.kv_cache.layers, eager.kv_cache.layers, strict=True):
-        # A CPU rounds products of padded batches otherwise.
+        # A CPU rounds products of padded batches differently.
         torch.testing.assert_close(layer, same, rtol=1e-4, atol=1e-5, equal_nan=True)

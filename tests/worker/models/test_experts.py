@@ -1,4 +1,4 @@
-"""Mixtures of experts on a CPU: what a token gets does not depend on which experts others chose."""
+"""Mixtures of experts on a CPU: a token's result does not depend on the experts that other tokens chose."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_sequence_has_its_bits_alone_and_in_any_company(model: Path, quantizat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_experts_per_tok": 7}, "num_experts_per_tok=7 of 6 experts"),
+        ({"num_experts_per_tok": 7}, "num_experts_per_tok is 7: it must be 1 to 6"),
         ({"moe_intermediate_size": 0}, "intermediate size 0"),
         ({"num_experts": None}, "config.json"),
     ],

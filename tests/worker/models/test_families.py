@@ -74,7 +74,7 @@ def _deepseek_v2() -> PreTrainedModel:
 
 
 def _deepseek_v3() -> PreTrainedModel:
-    """Scores are multiplied by more than the head size says, and cosines by something else than 1."""
+    """The score scale is not just the head size's, and cosines are multiplied by a factor other than 1."""
     rope = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.7}
     model = DeepseekV3ForCausalLM(
         DeepseekV3Config(**LATENT, q_lora_rank=24, n_shared_experts=1, routed_scaling_factor=2.5, rope_parameters=rope)
@@ -90,7 +90,7 @@ def _llama3() -> PreTrainedModel:
 
 
 def _llama4() -> PreTrainedModel:
-    """A layer without rope, and experts, between two with chunks; queries grow with every fourth token."""
+    """A layer without rope, with experts, between two with chunks; queries grow with every fourth token."""
     config = Llama4TextConfig(
         **SHAPE, head_dim=16, intermediate_size_mlp=72, num_local_experts=5, num_experts_per_tok=2, moe_layers=[1],
         no_rope_layers=[1, 0, 1], attention_chunk_size=WINDOW, floor_scale=4, attn_scale=0.3,
@@ -113,7 +113,7 @@ def _mistral() -> PreTrainedModel:
 
 
 def _olmo2() -> PreTrainedModel:
-    """With biases, which its models could have."""
+    """With biases, which the config allows."""
     return Olmo2ForCausalLM(Olmo2Config(**SHAPE, attention_bias=True))
 
 
@@ -134,7 +134,7 @@ def _qwen3() -> PreTrainedModel:
 
 
 def _gemma3() -> PreTrainedModel:
-    """Its global rope is scaled, and its scores are divided by something else than the head size, as of larger ones."""
+    """As in larger models, the global rope is scaled and the score scale is not the head size's."""
     ropes = {
         "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -191,7 +191,7 @@ def pair(
     torch.manual_seed(0)
     reference = request.param().eval()
     for name, parameter in reference.named_parameters():
-        # Fresh biases are 0 and norm weights 1: neither would be missed if it were ignored.
+        # Fresh biases are 0 and norm weights 1: a model that ignores them would pass.
         parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.2)
     path: Path = tmp_path_factory.mktemp("model")
     reference.save_pretrained(path)
@@ -208,8 +208,8 @@ def _reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Ten
 
 
 def test_logits(pair: tuple[PreTrainedModel, LoadedModel]) -> None:
-    """The prompt is longer than the window and than several blocks. Two float32 implementations differ by rounding
-    alone."""
+    """The prompt is longer than the window and than several blocks. Two float32 implementations differ only by
+    rounding."""
     reference, loaded = pair
     prompt = _prompt(70)
     run = ModelRun(loaded)
@@ -220,8 +220,8 @@ def test_logits(pair: tuple[PreTrainedModel, LoadedModel]) -> None:
 
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 def test_chunks_prefixes_and_decodes_in_one_batch(pair: tuple[PreTrainedModel, LoadedModel], block_size: int) -> None:
-    """A chunk over a cached prefix, decodes and fresh prompts share steps; each row's logits are those of its whole
-    run."""
+    """A chunk over a cached prefix, decodes and fresh prompts share steps; each row's logits equal those of its whole
+    prompt."""
     reference, loaded = pair
     run = ModelRun(loaded, block_size=block_size)
     prompts = [_prompt(length, seed) for seed, length in enumerate((61, 3, 33, 17))]
@@ -252,7 +252,7 @@ def test_a_shared_prefix_is_read_from_anothers_blocks(pair: tuple[PreTrainedMode
 def test_without_native_kernels(
     pair: tuple[PreTrainedModel, LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch serves where there is no compiler: the same layers, another KV layout."""
+    """Without a compiler PyTorch computes the same layers, with another KV layout."""
     reference, _ = pair
     monkeypatch.setattr(cpu_backend, "native_kernels", lambda: None)
     reference.save_pretrained(tmp_path)
@@ -273,6 +273,6 @@ def test_bfloat16_errs_no_more_than_transformers(pair: tuple[PreTrainedModel, Lo
     run = ModelRun(load_model(resolve_model(str(tmp_path)), dtype=torch.bfloat16), dtype=torch.bfloat16)
     row = run.row(prompt, 70)
     ours = torch.cat([run.step([(row, 60)]), *(run.step([(row, 1)]) for _ in range(10))])
-    # Where two experts are nearly equal to a router, rounding chooses: the typical token says how large errors are.
+    # If a router scores two experts nearly equally, rounding decides, so the error of a typical token is compared.
     error = relative_error if isinstance(reference, _DENSE) else typical_error
     assert error(ours, exact) <= 1.5 * error(_reference_logits(theirs, prompt), exact)

@@ -1,4 +1,4 @@
-"""What Gemma 3's two kinds of files say, and that both say the same. Its logits are in test_families.py."""
+"""Reading Gemma 3's two file formats, which must agree. test_families.py checks its logits."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from worker.models.config import config_from_directory, config_from_gguf
 from worker.models.loader import load_model
 from worker.models.registry import model_class
 
-# As of google/gemma-3-1b-it, with fewer and smaller layers.
+# The config of google/gemma-3-1b-it, with fewer and smaller layers.
 CONFIG: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",
@@ -40,7 +40,7 @@ CONFIG: dict[str, Any] = {
     "attn_logit_softcapping": None,
     "eos_token_id": [1, 106],
 }
-# As of the 270M's file.
+# The metadata of the 270M's file.
 GGUF: dict[str, Any] = {
     "general.architecture": "gemma3",
     "gemma3.context_length": 32768,
@@ -65,7 +65,7 @@ def _read(path: Path, config: dict[str, Any]) -> ModelConfig:
 
 
 def test_config_json_of_old_and_new_names(tmp_path: Path) -> None:
-    """Scaling is of the layers that see everything alone."""
+    """Rope scaling applies only to layers with full attention."""
     old = _read(tmp_path, CONFIG | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
     assert old.layer_windows == (9, 9, 9, 9, 9, 0, 9)
     assert old.ropes == (RopeConfig(theta=1e6, scaling="linear", factor=8.0), RopeConfig(theta=1e4))
@@ -102,7 +102,7 @@ def test_what_is_not_gemma_3_is_refused(tmp_path: Path, change: dict[str, Any], 
 
 
 def test_gguf_metadata() -> None:
-    """What it does not say: five layers of six have windows and a rope of their own, and turns end with token 106."""
+    """Not in the metadata: five of six layers have windows and their own rope, and turns end with token 106."""
     config = config_from_gguf(GGUF, ["blk.0.attn_q_norm.weight"])
     assert config.architecture == "Gemma3ForCausalLM"
     assert config.layer_windows == (512, 512, 512, 512, 512, 0) * 3
@@ -131,8 +131,8 @@ def test_scores_of_the_27b_are_divided_by_another_root_than_that_of_its_head_siz
 
 
 def test_a_gguf_file_gives_what_safetensors_give(tmp_path: Path) -> None:
-    """Its norms hold 1 + w, and two of the four have names that mean something else in other architectures. The tokens
-    are more than a window."""
+    """GGUF norms hold 1 + w, and two of the four have names that mean something else in other architectures. There are
+    more tokens than a window holds."""
     raw = CONFIG | {"num_hidden_layers": 2, "sliding_window_pattern": 2}
     config = _read(tmp_path, raw)
     generator = torch.Generator().manual_seed(0)

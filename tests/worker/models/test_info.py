@@ -1,4 +1,4 @@
-"""What makes replicas of one name, and what must not."""
+"""Fingerprints: which models count as replicas of each other, and which must not."""
 
 import torch
 
@@ -13,7 +13,7 @@ def of(kernels: str, *, tensor_size: int = 1, whole_experts: bool = False) -> st
 
 
 def test_another_gpu_is_another_replica():
-    """It has other tiles and other GEMMs for the same path: a stream that went on there would not be exact."""
+    """It uses other tiles and GEMMs for the same path, so a stream that continues there would not be exact."""
     h100, h200 = (gpu_kernels("triton-sm90-bfloat16", name) for name in ("NVIDIA H100", "NVIDIA H200"))
     assert of(h100) == of(gpu_kernels("triton-sm90-bfloat16", "NVIDIA H100"))
     assert len({of(h100), of(h200), of(gpu_kernels("triton-sm90-bfloat16-kv-float8_e4m3fn", "NVIDIA H100"))}) == 3

@@ -1,5 +1,5 @@
-"""What Llama 4's files say, and how its experts' weights are read. Its logits are in test_families.py, on GPUs in
-tests/worker/gpu_models, on ranks in tests/worker/parallel."""
+"""Reading Llama 4's files and its experts' weights. test_families.py checks its logits, tests/worker/gpu_models those
+on GPUs, tests/worker/parallel those on ranks."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ from worker.weights.reader import WeightsError
 from worker.weights.safetensors_source import SafetensorsSource
 from worker.weights.source import check_tensors
 
-# As of meta-llama/Llama-4-Scout-17B-16E's text_config, with fewer and smaller layers.
+# The text_config of meta-llama/Llama-4-Scout-17B-16E, with fewer and smaller layers.
 TEXT: dict[str, Any] = {
     "model_type": "llama4_text",
     "vocab_size": 130,
@@ -86,7 +86,7 @@ def test_the_text_model_of_one_that_sees(tmp_path: Path) -> None:
 
 
 def test_what_a_file_may_leave_out(tmp_path: Path) -> None:
-    """Maverick normalizes no heads; a file may list layers rather than say how they alternate."""
+    """Maverick normalizes no heads; a file may list layers instead of a pattern."""
     others = {
         "use_qk_norm": False,
         "attn_temperature_tuning": False,
@@ -107,7 +107,7 @@ def test_what_a_file_may_leave_out(tmp_path: Path) -> None:
         ({"layer_types": ["sliding_attention"] * 5}, "layer_types: 5 of full_attention or chunked_attention"),
         ({"attention_chunk_size": None}, "attention_chunk_size=None must be at least 1"),
         ({"no_rope_layers": [1, 1]}, "no_rope_layers has 2 numbers for 5 layers"),
-        ({"floor_scale": 0}, "floor_scale=0"),
+        ({"floor_scale": 0}, "floor_scale is 0: it must be at least 1"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type='yarn' with use_qk_norm"),
     ],
 )
@@ -117,7 +117,7 @@ def test_what_is_not_llama_4_is_refused(tmp_path: Path, change: dict[str, Any], 
 
 
 def test_queries_grow_with_their_position(tmp_path: Path) -> None:
-    """By steps; the last position has one of its own, and a position's number does not depend on the others."""
+    """They grow in steps; the last position has its own step, and a value does not depend on the other positions."""
     path = torch_backend(torch.float32)
     workspace, temperature = Workspace(path), QueryTemperature(_read(tmp_path, WHOLE), path)
     workspace.reserve(6)
@@ -131,7 +131,7 @@ def test_queries_grow_with_their_position(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sequence_has_the_same_bits_however_it_is_cut_and_beside_others(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Over several chunks of positions and steps of the temperature; some parts are decodes."""
+    """It spans several attention chunks and temperature steps; some parts are decodes."""
     _read(tmp_path, WHOLE | {"text_config": TEXT | {"floor_scale": 7}})
     loaded = load_model(resolve_model(str(tmp_path)), dtype=dtype, load_format="dummy")
     prompts = [torch.randint(130, (70,), generator=torch.Generator().manual_seed(seed)).tolist() for seed in range(2)]
@@ -145,7 +145,7 @@ def test_a_sequence_has_the_same_bits_however_it_is_cut_and_beside_others(tmp_pa
 
 
 def _whole_checkpoint(directory: Path) -> tuple[Llama4ForCausalLM, dict[str, torch.Tensor]]:
-    """As the published ones are: the text model's tensors under language_model, beside those of images."""
+    """A checkpoint like the published ones: the text model's tensors under language_model, beside a vision model's."""
     torch.manual_seed(0)
     config = Llama4TextConfig(**{name: value for name, value in TEXT.items() if name != "model_type"})
     model = Llama4ForCausalLM(config).eval()
@@ -166,8 +166,8 @@ def _save(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def test_experts_stored_together_or_one_by_one_beside_a_vision_model(tmp_path: Path) -> None:
-    """What transformers computes of the text model; and the same bits of a checkpoint with each expert's weights by
-    themselves, as quantized ones have them."""
+    """Logits match transformers' text model. A checkpoint that stores each expert separately, as quantized ones do, has
+    the same bits."""
     model, tensors = _whole_checkpoint(tmp_path)
     prompt = torch.randint(130, (50,), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -185,7 +185,7 @@ def test_experts_stored_together_or_one_by_one_beside_a_vision_model(tmp_path: P
 
 
 def test_experts_of_e4m3_under_the_names_that_the_config_calls_them_by(tmp_path: Path) -> None:
-    """Names in quantization_config are those of the whole model."""
+    """quantization_config uses the names of the whole model."""
     _whole_checkpoint(tmp_path)
     files, tensors = Llama4Files(tmp_path), dict[str, torch.Tensor]()
     for name in files.shapes:
@@ -213,7 +213,7 @@ def test_experts_of_e4m3_under_the_names_that_the_config_calls_them_by(tmp_path:
 
 
 def test_what_an_expert_is_read_from(tmp_path: Path) -> None:
-    """Gate and up lie side by side as columns, whose rows are inputs."""
+    """Gate and up are columns side by side; rows are inputs."""
     _, tensors = _whole_checkpoint(tmp_path)
     files, prefix = Llama4Files(tmp_path), "model.layers.1.feed_forward.experts"
     gate_up, down = (tensors[f"language_model.{prefix}.{name}"] for name in ("gate_up_proj", "down_proj"))

@@ -1,4 +1,4 @@
-"""Phi-3's files and configs: layers stored as one, and what is refused by name."""
+"""Phi-3's files and configs: layers stored as one tensor, and unsupported settings, which errors name."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ _GATE_UP = "model.layers.0.mlp.gate_up_proj"
 
 
 def _files(directory: Path, **more: torch.Tensor) -> Phi3Files:
-    """12 outputs of q and 4 each of k and v; 6 each of gate and up."""
+    """A checkpoint with 12 outputs of q, 4 each of k and v, and 6 each of gate and up."""
     rows = torch.arange(32.0)[:, None].expand(32, 8)
     tensors = {f"{_QKV}.weight": rows[:20], _OUT: torch.zeros(8, 12), f"{_GATE_UP}.weight": rows[20:]}
     stored = {name: tensor.contiguous() for name, tensor in (tensors | more).items()}

@@ -88,7 +88,7 @@ def _transformers_greedy(reference: LlamaForCausalLM, prompt: list[int]) -> list
 
 @pytest.fixture(scope="module")
 def greedy(reference: LlamaForCausalLM, prompts: list[list[int]]) -> list[list[int]]:
-    """transformers' greedy continuations, of each prompt alone."""
+    """transformers' greedy continuations, computed for each prompt alone."""
     with torch.inference_mode():
         return [_transformers_greedy(reference, prompt) for prompt in prompts]
 
@@ -131,7 +131,7 @@ def test_greedy_tokens_alone(loaded: LoadedModel, prompts: list[list[int]], gree
 def test_greedy_tokens_recomputed_from_any_point(
     loaded: LoadedModel, prompts: list[list[int]], greedy: list[list[int]]
 ) -> None:
-    """What a preemption does: prompt and output so far are computed again, as one prefill, in other blocks."""
+    """As after a preemption, prompt and output so far are computed again in one prefill, in other blocks."""
     run = ModelRun(loaded)
     for done in (1, NUM_TOKENS - 1):
         resumed = run.greedy([prompt + tokens[:done] for prompt, tokens in zip(prompts, greedy, strict=True)], 1)

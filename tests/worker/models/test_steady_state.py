@@ -1,4 +1,4 @@
-"""What a decode step takes from the system once steps like it have been computed: no memory for tensors."""
+"""A decode step allocates no tensors once steps like it have been computed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def loaded() -> LoadedModel:
 
 
 class NewTensors(TorchDispatchMode):
-    """The ops whose results lie in memory that none of their arguments had."""
+    """Records the ops whose results lie in new memory, not in an argument's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _watched(run: ModelRun, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What each forward pass from here on makes anew."""
+    """The ops that allocate, for each later forward pass."""
     seen: list[list[str]] = []
     forward = run.executor.forward
 
@@ -61,12 +61,12 @@ def _watched(run: ModelRun, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_decode_steps_allocate_no_tensors(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of as many rows as before, or fewer, computes in the buffers that are there."""
+    """A step of as many rows as before, or fewer, computes in existing buffers."""
     run = ModelRun(loaded, dtype=torch.bfloat16)
     seen = _watched(run, monkeypatch)
     rows = [run.row([1, 2, 3, 4, 5, 6], 6) for _ in range(5)]
     run.step([(row, 2) for row in rows])
-    assert seen.pop(), "the first step makes buffers: if none is seen, nothing is"
+    assert seen.pop(), "the first step makes buffers: the watch sees nothing"
     run.step([(row, 1) for row in rows])
     run.step([(row, 1) for row in rows[:3]])
     run.step([(row, 2) for row in rows[3:]])
@@ -74,7 +74,7 @@ def test_decode_steps_allocate_no_tensors(loaded: LoadedModel, monkeypatch: pyte
 
 
 def test_another_cache_and_larger_steps_are_computed_as_they_should_be(loaded: LoadedModel) -> None:
-    """The layers' calls are recorded with the addresses of a cache and of buffers: neither may outlive its steps."""
+    """Recorded calls of layers contain the addresses of a cache and of buffers; they must not be used with others."""
     tokens, other = [5, 6, 7, 8], [9] * 70
     first, second = ModelRun(loaded, dtype=torch.bfloat16), ModelRun(loaded, dtype=torch.bfloat16)
     second.executor = first.executor

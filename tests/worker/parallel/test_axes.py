@@ -1,4 +1,4 @@
-"""Which ranks belong together."""
+"""The groups to which ranks belong, and the parts of dims that ranks hold."""
 
 import pytest
 

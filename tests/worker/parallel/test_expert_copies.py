@@ -1,4 +1,4 @@
-"""Where experts are at home, and which of them get copies where."""
+"""The home ranks of experts, and the placement of their copies."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from worker.parallel.expert_placement import ExpertPlacement, balanced
 
 
 def _loads(placement: ExpertPlacement, tokens: list[int]) -> list[float]:
-    """Of each rank, if an expert's tokens are dealt out over its slots."""
+    """Each rank's load, in tokens, if an expert's tokens are spread evenly over its slots."""
     loads = [0.0] * placement.num_ranks
     counts = placement.experts_S[placement.experts_S >= 0].bincount()
     for slot, expert in enumerate(placement.experts_S.tolist()):

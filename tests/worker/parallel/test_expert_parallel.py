@@ -1,6 +1,6 @@
-"""Mixtures whose experts are dealt out over ranks: what one rank says.
+"""Mixtures whose experts are dealt out over ranks give the output of one rank.
 
-Ranks are threads here. Steps of few tokens go by a gather, others all to all.
+Ranks are threads here. Steps of few tokens use a gather, others all-to-all.
 """
 
 import json
@@ -50,8 +50,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 PROMPTS = [
     torch.randint(131, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (21, 140)
 ]
-# Tokens of each step at two replicas: prompts in chunks, then decodes; nothing at one of them in some steps, and in the
-# last one at both.
+# Tokens of each step at two replicas: prompts in chunks, then decodes. In some steps one replica has none, in the last
+# one neither has any.
 STEPS = [(13, 0), (0, 80), (8, 60), (1, 1), (1, 0), (0, 1), (1, 1), (0, 0)]
 
 
@@ -77,7 +77,7 @@ def _path_of(groups: Groups, backend: Backend) -> Backend:
 def _say(
     loaded: LoadedModel, groups: Groups, steps: Sequence[Sequence[int]], replica: int
 ) -> tuple[torch.Tensor, list[int]]:
-    """Logits of all tokens of a replica, and the greedy ones after its prompt. steps: tokens of each replica."""
+    """Logits of all tokens of a replica, and the greedy tokens after its prompt. steps: tokens of each replica."""
     run, prompt = ModelRun(loaded, groups=groups), PROMPTS[replica]
     row, logits = run.row(prompt, len(prompt) + len(steps)), []
     for counts in steps:
@@ -109,7 +109,7 @@ def _alone(model: Path, backend: Backend, replica: int) -> tuple[torch.Tensor, l
     ],
 )
 def test_two_replicas_in_lockstep_say_what_one_rank_says(tmp_path: Path, architecture: str, tensor_size: int) -> None:
-    """Five experts on four ranks: one has two. Where no layer is cut, bits are those of one rank."""
+    """Five experts on four ranks: one rank has two. Without tensor parallelism the bits equal those of one rank."""
     model, path = _make(tmp_path, architecture), cpu_backend(torch.float32, SHAPE["head_dim"])
 
     def say(replica: int, rank: int, groups: Groups) -> tuple[torch.Tensor, list[int]]:
@@ -146,7 +146,7 @@ def test_a_replica_that_has_nothing_to_do_takes_part_with_an_empty_step(tmp_path
     ("architecture", "changes", "message"),
     [
         ("LlamaForCausalLM", {}, "enable_expert_parallel: a LlamaForCausalLM has no experts"),
-        ("Llama4ForCausalLM", {"num_experts_per_tok": 2}, "num_experts_per_tok=2 where experts' inputs are .*; 1 does"),
+        ("Llama4ForCausalLM", {"num_experts_per_tok": 2}, "num_experts_per_tok=2 in models .*: only 1 works"),
         ("Qwen3MoeForCausalLM", {"num_experts": 3}, r"3 experts can't be dealt out over 4 ranks .*; 3 ranks or less"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Ranks that find each other over tcp: at one address only, and never for longer than somebody wants them to."""
+"""Ranks that find each other over tcp: at a single address, with a wait that can be interrupted."""
 
 import socket
 import threading
@@ -29,7 +29,7 @@ def meeting(rank: int, options: Options = OPTIONS) -> GroupInit:
 
 
 def after(count: int) -> Callable[[], None]:
-    """To be called while waiting; raises the count-th time."""
+    """A callback for waiting that raises Overtaken at the count-th call."""
     calls = iter(range(count - 1))
 
     def look() -> None:
@@ -40,7 +40,7 @@ def after(count: int) -> Callable[[], None]:
 
 
 def test_ranks_meet_in_one_epoch_after_the_other_at_one_store() -> None:
-    """A rank that an epoch has left behind there does not disturb the next one."""
+    """A rank that an earlier epoch left waiting at the store does not disturb the next epoch."""
     ranks = [meeting(0), meeting(1)]
     place = f"tcp:{ranks[0].store_address}"
     assert ranks[1].store_address == ""
@@ -71,8 +71,8 @@ def test_a_store_listens_at_the_one_address_that_leads_to_the_scheduler() -> Non
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Of a store whose process has been stopped, or whose machine has vanished: it takes connections, as the system
-    does by itself, and says nothing. Whoever has been left behind there is gone afterwards."""
+    """The address of a store whose process has been stopped, or whose machine has vanished: connections succeed, for
+    the system accepts them by itself, but nothing answers. Threads left waiting there have ended afterwards."""
     monkeypatch.setattr(group_init_module, "_TIMEOUT_S", 0.2)
     before = threading.enumerate()
     with socket.create_server(("127.0.0.1", 0)) as listener:

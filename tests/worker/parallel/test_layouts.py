@@ -1,4 +1,4 @@
-"""Families of models on layouts of ranks: a sample of `python -m benchmarks.parallel.matrix`, which has all pairs.
+"""Model families on layouts of ranks: a sample of `python -m benchmarks.parallel.matrix`, which runs all pairs.
 
 Each family meets layouts of several kinds, and each layout several families.
 """
@@ -43,7 +43,7 @@ def test_every_family_is_in_the_sample() -> None:
 
 @pytest.mark.parametrize("family", SAMPLE)
 def test_tokens_and_logprobs_are_those_of_transformers(family: str, pool: RankPool, tmp_path: Path) -> None:
-    """With prompts in chunks, preemptions, and prefixes that are found in the cache."""
+    """With prompts in chunks, preemptions, and prefix cache hits."""
     reference = make_model(family, tmp_path)
     for layout in SAMPLE[family]:
         outcome = run_layout(pool, tmp_path, reference, layout)

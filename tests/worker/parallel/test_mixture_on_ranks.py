@@ -1,4 +1,4 @@
-"""A mixture whose experts are on different ranks: the bits of one rank, both ways that tokens take, and what is sent.
+"""A mixture whose experts are on different ranks: bits equal to one rank's on both paths of tokens, and bytes sent.
 
 Ranks are threads here, and PyTorch computes.
 """
@@ -39,7 +39,7 @@ class _Reader(DictReader):
 
 
 class Mixture:
-    """One rank's, of random weights that are the same everywhere."""
+    """One rank's mixture, with random weights that are the same on all ranks."""
 
     def __init__(
         self, num_experts: int, top_k: int, groups: Groups, backend: Backend = WHOLE_PATH, *, num_redundant: int = 0
@@ -64,7 +64,7 @@ class Mixture:
             for name in ExpertNames().tensors(expert):
                 shape = (INTERMEDIATE_SIZE, HIDDEN_SIZE)
                 weight = random(*(shape[::-1] if "down" in name else shape))
-                # To read what others hold would be a KeyError.
+                # Reading an expert that another rank holds would be a KeyError.
                 if expert in held:
                     tensors[f"{PREFIX}.{name}.weight"] = weight
         reader = _Reader({name: each.to(backend.device) for name, each in tensors.items()}, torch.float32)
@@ -75,13 +75,13 @@ class Mixture:
         return self._mixture.weight_bytes
 
     def add(self, tokens: Sequence[torch.Tensor]) -> torch.Tensor:
-        """To the tokens of the rank's own replica, given those of all."""
+        """Adds the mixture's output to the tokens of the rank's own replica. tokens: of all replicas."""
         x_TE = tokens[self._groups.data.rank].clone()
         self._run(x_TE, [len(each) for each in tokens])
         return x_TE
 
     def delta(self, tokens_TE: torch.Tensor) -> torch.Tensor:
-        """On a GPU: what is to be added."""
+        """The mixture's output on a GPU, not yet added."""
         stream = Residual(tokens_TE.to(DEVICE), torch.zeros_like(tokens_TE, device=DEVICE))
         self._run(stream, [len(tokens_TE)])
         return stream.delta_TE
@@ -123,7 +123,7 @@ def test_a_token_has_the_bits_of_one_rank_whatever_way_it_takes(
 
 
 def test_experts_with_many_tokens_are_copied_and_no_bit_changes(tmp_path: Path) -> None:
-    """Two copies for four ranks, chosen at the third step and again at the sixth, by then for other tokens."""
+    """Two copies for four ranks, chosen at the third step and, for other tokens, again at the sixth."""
     path, num_experts = cpu_backend(torch.float32, 8), 6
     steps = [[tokens.expand(count, -1).contiguous() for count in (9, 40)] for tokens in _tokens([1] * 8)]
 
@@ -143,7 +143,7 @@ def test_experts_with_many_tokens_are_copied_and_no_bit_changes(tmp_path: Path) 
                 torch.equal(each, alone.add([tokens[replica]])) for each, tokens in zip(added, steps, strict=True)
             )
     sizes = [sizes for ranks in said for _, sizes in ranks]
-    # Six experts are at home at ranks of 2, 2, 1 and 1; the last two have room for a copy each.
+    # The ranks are home to 2, 2, 1 and 1 of six experts; the last two have room for a copy each.
     assert [each[2] > each[1] for each in sizes] == [False, False, True, True]
     assert all(each[7] == each[2] for each in sizes)
 
@@ -154,8 +154,8 @@ def _sent(groups: Sequence[Group]) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("num_tokens", [8, 40])
 def test_what_a_mixture_sends_is_what_the_docs_say(tmp_path: Path, num_tokens: int) -> None:
-    """docs/architecture.md. Each token has an expert on each rank, so that its share of the bytes is no matter of
-    chance."""
+    """See docs/architecture.md. Each token has an expert on each rank, so that the number of bytes does not depend on
+    routing."""
     axes, top_k, size = Axes(tensor_size=2, data_size=2), 4, HIDDEN_SIZE * 4
     tensor, data, ranks = axes.tensor_size, axes.data_size, axes.num_ranks
 
@@ -179,10 +179,10 @@ def test_what_a_mixture_sends_is_what_the_docs_say(tmp_path: Path, num_tokens: i
     assert run_replicas(tmp_path, axes, run) == [[sent] * tensor] * data
 
 
-# Rows of pairs that are another rank's are computed, too, of whatever memory holds, and not stored.
+# Rows of another rank's pairs are also computed, from uninitialized memory, but not stored.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_ranks_on_gpus_add_up_what_their_own_experts_give() -> None:
-    """Each is alone here: its own part is what it gives before ranks add up."""
+    """Each rank runs alone here, and gives its own part as it is before ranks add up."""
     [tokens], path = _tokens([5]), gpu_backend(torch.float32, torch.device(DEVICE))
 
     def of_rank(rank: int) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""What NcclGroup asks of torch's process group: by a group of gloo in its place, whose calls have the same signatures
-(both are torch's Backend), and which says what it was asked."""
+"""NcclGroup's calls to torch's process group. A gloo group replaces it and records the calls, which have the same
+signatures (both are torch's Backend)."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ GPU = torch.device("cuda", 1)
 
 
 class InPlaceOfNccl:
-    """A ProcessGroupNCCL without watchdog: a call that is not asynchronous gives no Work, and is done."""
+    """A ProcessGroupNCCL without watchdog: a synchronous call returns no Work and is complete."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         self._gloo = gloo.connect("gloo", store, rank, size, host="127.0.0.1", connect_timeout=60, call_timeout=60)
@@ -58,11 +59,15 @@ def _ranks(
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(nccl, "_process_group", InPlaceOfNccl)
 
+    # One that fails at once would close its connections while another still makes them.
+    all_connected = Barrier(size)
+
     def rank(number: int) -> Any:
         group = NcclGroup(
             "tensor group", FileStore(str(directory / "store"), size), number, size,
             device=GPU, batch_invariant=batch_invariant, host="127.0.0.1", connect_timeout=60, call_timeout=30,
         )  # fmt: skip
+        all_connected.wait(60)
         return of_rank(group, group._group)
 
     with ThreadPoolExecutor(size) as threads:
@@ -75,7 +80,7 @@ def test_its_calls_are_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         group.sum_(x)
         assert x.tolist() == [3.0, 5.0]
         assert group.gather(torch.tensor([group.rank])).tolist() == [[0], [1]]
-        # A row to rank 0, and two to rank 1.
+        # One row goes to rank 0, two to rank 1.
         rows = torch.arange(6.0).view(3, 2) + 10 * group.rank
         received = [1, 1] if group.rank == 0 else [2, 2]
         arrived = group.exchange(rows, [1, 2], received)
@@ -84,7 +89,7 @@ def test_its_calls_are_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         assert inside.calls == ["connect cuda:1", "allreduce", "_allgather_base", "alltoall_base"]
         assert inside.timeout == timedelta(seconds=30)
         assert group.num_calls == 3
-        # As a ring sends 8 bytes, 8 of the gather, and the rows of 8 bytes that are for the other rank.
+        # 8 bytes that a ring sends for the sum, 8 for the gather, and 8 for each row that goes to the other rank.
         assert group.num_bytes == 8 + 8 + (16 if group.rank == 0 else 8)
 
     _ranks(monkeypatch, tmp_path, 2, of_rank)
@@ -93,7 +98,7 @@ def test_its_calls_are_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def test_batch_invariant_sums_are_added_up_in_the_order_of_ranks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In float32, rounded once: 256 + 1 + 1 is 258, where bfloat16 stays at 256 twice."""
+    """Sums are float32 and rounded once: 256 + 1 + 1 is 258; in bfloat16 each addition would leave 256."""
 
     def of_rank(group: NcclGroup, inside: InPlaceOfNccl) -> tuple[list[str], float]:
         x = torch.tensor([256.0 if group.rank == 0 else 1.0]).bfloat16()

@@ -1,4 +1,4 @@
-"""Models cut into stages: the bits of one, through whatever a scheduler does to sequences."""
+"""Models cut into stages give the bits of one stage, whatever a scheduler does to sequences."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ HIDDEN_SIZE, HEAD_SIZE = 32, 16
 
 
 class StagedRun:
-    """A model's stages, one after the other, on one thread."""
+    """Runs a model's stages one after the other, on one thread."""
 
     def __init__(self, stages: Sequence[LoadedModel]) -> None:
         self._runs = [ModelRun(loaded) for loaded in stages]
@@ -49,7 +49,7 @@ class StagedRun:
         self._rows = [run.row(prompt, room) for run in self._runs]
 
     def logits(self, num_tokens: int) -> torch.Tensor:
-        """Of the row's next tokens, [T, V]."""
+        """Logits of the row's next tokens, [T, V]."""
         hidden_TE = None
         for run, row in zip(self._runs, self._rows, strict=True):
             if hidden_TE is not None:
@@ -96,7 +96,7 @@ def test_a_stage_reads_what_it_has_and_nothing_else(tmp_path: Path, monkeypatch:
     loaded = [load_stage(model, Stage(index, 3, (2, 1, 1))) for index in range(3)]
     whole = load_stage(model, Stage())
     assert sum(each.model.weight_bytes for each in loaded) == whole.model.weight_bytes
-    # Each tensor once by the stages, and once by the whole.
+    # The stages read each tensor once, and so does the whole model.
     assert sorted(names[: len(names) // 2]) == sorted(names[len(names) // 2 :])
     with pytest.raises(ValueError, match=r"pipeline_layers=2,1 are 3 layers; the model has 4"):
         load_stage(model, Stage(0, 2, (2, 1)))
@@ -133,11 +133,11 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
 
 @dataclass
 class Outcome:
-    """By group and choice."""
+    """What came out, by group and choice."""
 
     tokens: dict[Any, list[int]] = field(default_factory=dict)
     ends: dict[Any, FinishReason] = field(default_factory=dict)
-    # Of tokens and prompts.
+    # Logprobs of output tokens and of prompts.
     logprobs: dict[Any, list[float]] = field(default_factory=dict)
 
     def note(self, output: EngineOutput) -> None:
@@ -162,7 +162,7 @@ def _run(runner: StepRunner, sizes: Sizes, num_stages: int, mode: Any) -> tuple[
     )  # fmt: skip
     engine = Engine(runner, options)
     outcome = Outcome()
-    # The second time prefixes are known, and blocks hold what others have left there.
+    # In the second turn prefixes are known, and blocks hold what earlier sequences left there.
     for turn in range(2):
         for index, (prompt, params) in enumerate(REQUESTS):
             sampling = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "n": 1, "top_p": 1.0, **params}
@@ -175,7 +175,7 @@ def _run(runner: StepRunner, sizes: Sizes, num_stages: int, mode: Any) -> tuple[
 
 @pytest.mark.parametrize(("num_stages", "mode"), [(2, "recompute"), (4, "swap")])
 def test_through_a_scheduler_stages_say_what_one_says(tmp_path: Path, num_stages: int, mode: str) -> None:
-    """Prompts in chunks, preemptions, known prefixes, rows that fail, everything that sampling can be asked for."""
+    """Prompts in chunks, preemptions, known prefixes, failed rows, and every sampling option."""
     model = make_model(tmp_path, "Qwen2ForCausalLM")
     in_flight = num_stages + 1
     sizes = Sizes(
@@ -190,7 +190,7 @@ def test_through_a_scheduler_stages_say_what_one_says(tmp_path: Path, num_stages
     assert actual.ends == expected.ends
     assert FinishReason.ERROR in actual.ends.values()
     for key, logprobs in expected.logprobs.items():
-        # PyTorch's kernels round a row as befits the batch that it is in.
+        # PyTorch's kernels round a row differently in different batches.
         assert actual.logprobs[key] == pytest.approx(logprobs, abs=1e-4)
     assert any(actual.logprobs.values())
     assert engine.num_preemptions
@@ -199,7 +199,7 @@ def test_through_a_scheduler_stages_say_what_one_says(tmp_path: Path, num_stages
 
 @pytest.fixture
 def alone_and_staged(tmp_path: Path) -> Iterator[tuple[Runner, Stages]]:
-    """One stage, and three."""
+    """A runner of one stage, and one of three."""
     model, sizes = make_model(tmp_path, "Qwen2ForCausalLM"), Sizes(max_steps_in_flight=4)
     runners = [make_runner(model, Stage(index, 3), sizes) for index in range(3)]
     stages = Stages(runners, tmp_path, max_steps_in_flight=4)
@@ -214,7 +214,7 @@ def _new_row(row: int, tokens: Sequence[int], blocks: Sequence[int], **fields: A
 
 
 def test_drafts_are_verified_for_all_stages(alone_and_staged: tuple[Runner, Stages]) -> None:
-    """What the first stages compute next depends on how many were accepted."""
+    """The first stages must learn how many drafts were accepted to compute the next step."""
     alone, staged = alone_and_staged
     prompt = [5, 6, 7, 8, 9]
     guess = alone.execute(step_pb2.StepPlan(step=1, new_rows=[_new_row(0, prompt, [1, 2])], rows=[0], num_tokens=[5]))
@@ -227,7 +227,7 @@ def test_drafts_are_verified_for_all_stages(alone_and_staged: tuple[Runner, Stag
     new = [_new_row(0, prompt, [1, 2]), _new_row(1, [*prompt, first], [3, 4], num_prompt_tokens=5)]
     plans = [
         step_pb2.StepPlan(step=1, new_rows=new, rows=[0, 1], num_tokens=[5, 6]),
-        # Both of row 0's drafts are right; of row 1's the second is not, and what it says after that is not known yet.
+        # Both drafts of row 0 are right. Row 1's second draft is wrong, and its output after that is not known yet.
         step_pb2.StepPlan(
             step=2, rows=[1, 0], num_tokens=[3, 3], num_drafts=[2, 2], draft_token_ids=[third, wrong, second, third]
         ),
@@ -237,19 +237,19 @@ def test_drafts_are_verified_for_all_stages(alone_and_staged: tuple[Runner, Stag
     for plan in plans:
         expected, actual = alone.execute(plan), staged.execute(plan)
         assert said(actual) == said(expected)
-    # The second step's counts: all of row 0's were accepted.
+    # In the second step all drafts of row 0 were accepted.
     assert said(alone.execute(step_pb2.StepPlan(step=5, decode_rows=decodes(0)))).positions == [6]
 
 
 def test_a_row_may_be_freed_while_its_step_is_under_way(alone_and_staged: tuple[Runner, Stages]) -> None:
-    """Its block goes to another, whose attention must not see what is left there, at any stage."""
+    """Its block goes to another row, whose attention must not see the block's old content at any stage."""
     _, staged = alone_and_staged
     poisoned, other = _new_row(0, [5, POISON, POISON, POISON], [1]), _new_row(1, [5, 6], [1])
     first = staged.begin(step_pb2.StepPlan(step=1, new_rows=[poisoned], rows=[0], num_tokens=[4]))
     second = staged.begin(step_pb2.StepPlan(step=2, freed_rows=[0], new_rows=[other], rows=[1], num_tokens=[2]))
     assert list(first.result().failed_sequences) == [1]
     assert said(second.result()).sequences == [2]
-    # One that decodes reads whole blocks.
+    # A decode reads whole blocks.
     assert said(staged.execute(step_pb2.StepPlan(step=3, decode_rows=decodes(1)))).sequences == [2]
 
 
@@ -271,7 +271,7 @@ def test_a_plan_that_contradicts_the_rows_is_refused_at_each_stage(alone_and_sta
 def test_stages_that_wait_for_one_that_leaves_say_what_they_waited_for(
     alone_and_staged: tuple[Runner, Stages],
 ) -> None:
-    """And can be told to leave themselves, with steps under way: the thread that takes the next Reset is never held."""
+    """They can also be told to leave with steps in flight: the thread that takes the next Reset is never blocked."""
     _, staged = alone_and_staged
     plan = step_pb2.StepPlan(step=7, new_rows=[_new_row(0, [5, 6, 7], [1])], rows=[0], num_tokens=[3])
     waiting = [stage.begin(plan) for stage in staged.stages[1:]]
@@ -281,7 +281,7 @@ def test_stages_that_wait_for_one_that_leaves_say_what_they_waited_for(
         match=r"pipeline of ranks 0, 1, 2: receiving 384 bytes of step 7 from stage 0 at stage 1 failed",
     ):
         waiting[0].result()
-    # Which it has not been told; the one after it hears of it from this one.
+    # Stage 1 has not been told to leave yet; when it does, stage 2 learns of it.
     staged.stages[1].join(None)
     with pytest.raises(CollectiveError, match="of step 7 from stage 1 at stage 2 failed"):
         waiting[1].result()
@@ -291,7 +291,7 @@ def test_stages_that_wait_for_one_that_leaves_say_what_they_waited_for(
 
 
 def test_what_a_decode_step_sends_is_what_the_docs_say(alone_and_staged: tuple[Runner, Stages]) -> None:
-    """docs/architecture.md: T E float32 to the next stage; 8 bytes a token from the last to each of the others."""
+    """docs/architecture.md: T x E float32 to the next stage; 8 bytes a token from the last stage to each other one."""
     _, staged = alone_and_staged
     new = [_new_row(row, [5, 6, row], [row + 1]) for row in range(3)]
     staged.execute(step_pb2.StepPlan(step=1, new_rows=new, rows=[0, 1, 2], num_tokens=[3, 3, 3]))
@@ -313,7 +313,7 @@ def _sent(link: object) -> tuple[int, int]:
 
 
 def test_layers_of_stages() -> None:
-    with pytest.raises(ValueError, match="pipeline_layers=2,2 with pipeline_parallel_size=3: give one number for each"):
+    with pytest.raises(ValueError, match="pipeline_layers=2,2 with pipeline_parallel_size=3: give one number"):
         Options(pipeline_parallel_size=3, pipeline_layers=(2, 2))
     with pytest.raises(ValueError, match="pipeline_layers=4,0 with pipeline_parallel_size=2"):
         Options(pipeline_parallel_size=2, pipeline_layers=(NUM_LAYERS, 0))

@@ -1,6 +1,6 @@
-"""Models whose layers are shared by several ranks: logits and tokens of one.
+"""Models whose layers are cut over several ranks give the logits and tokens of one rank.
 
-Ranks are threads here, and PyTorch computes: the C++ kernels of one process are for one rank.
+Ranks are threads here, and PyTorch computes: the C++ kernels of a process serve a single rank.
 """
 
 import json
@@ -66,7 +66,7 @@ def _make(directory: Path, architecture: str, **changes: int) -> Path:
 def _run(
     model: Path, shard: Shard, group: GlooGroup | None, quantization: QuantizationOption
 ) -> tuple[torch.Tensor, list[int]]:
-    """Logits of a prompt in chunks, and greedy tokens after it."""
+    """Logits of a prompt in chunks, and the greedy tokens after it."""
     backend = replace(torch_backend(torch.float32), shard=shard)
     loaded = load_model(
         resolve_model(str(model)), dtype=torch.float32, quantization=quantization, make_backend=lambda config: backend
@@ -100,7 +100,7 @@ def _run(
 def test_ranks_say_what_one_says(
     tmp_path: Path, architecture: str, size: int, quantization: QuantizationOption
 ) -> None:
-    """Two KV heads on 6 ranks: each is held by three. Sums are added up in another order than one rank does."""
+    """Two KV heads on 6 ranks: three ranks hold each. Ranks add sums in another order than one rank."""
     model = _make(tmp_path, architecture)
     expected, tokens = _run(model, Shard(), None, quantization)
     ranks = run_ranks(tmp_path, size, lambda group: _run(model, Shard(group.rank, size), group, quantization))
@@ -132,7 +132,7 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do(
 
 
 def test_what_a_decode_step_sends_is_what_the_docs_say(tmp_path: Path) -> None:
-    """docs/architecture.md: 2 L + 1 sums of T E float32, and 16 bytes a token for the likeliest."""
+    """docs/architecture.md: 2 L + 1 sums of T x E float32, and 16 bytes a token for the likeliest token."""
     model, size, num_rows = _make(tmp_path, "LlamaForCausalLM"), 2, 3
 
     def calls_and_bytes(group: GlooGroup) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Tokens of each expert, as they are counted and as /metrics shows them."""
+"""Tokens per expert: counting them, and showing them in /metrics."""
 
 import torch
 from prometheus_client import CollectorRegistry, generate_latest

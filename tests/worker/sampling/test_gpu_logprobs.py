@@ -1,4 +1,4 @@
-"""Ranks and most likely tokens among equals, as worker.sampling.logprobs has them."""
+"""Ranks and most likely tokens among equals agree with worker.sampling.logprobs."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from worker.sampling.logprobs import token_logprobs
 
 
 def test_equals_are_ordered_by_id() -> None:
-    """bf16 logits are full of equals; zeros of both signs are, too; a token that cannot be said has no probability."""
+    """bf16 logits are full of equals; zeros of both signs are equal, too; a banned token has no probability."""
     generator = torch.Generator().manual_seed(0)
     logits_QV = (torch.randint(-6, 6, (5, 300), generator=generator) / 2).to(torch.bfloat16)
     logits_QV[0, ::3] = -0.0

@@ -1,4 +1,4 @@
-"""The sampler: parameters of rows put together, in vLLM's order, with no row touching another."""
+"""The sampler: parameters combined in vLLM's order, with no row affecting another."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def one(state: SamplingState, logits_V: torch.Tensor, position: int = 0, row: in
 
 @pytest.fixture(params=["native", "numpy"])
 def kernels(request: pytest.FixtureRequest) -> NativeKernels | None:
-    """What draws."""
+    """The kernels that draw; None: numpy."""
     return native() if request.param == "native" else None
 
 
@@ -71,7 +71,7 @@ def test_a_row_samples_the_same_alone_and_in_any_batch(kernels: NativeKernels | 
 
 
 def test_rows_that_are_merely_greedy_need_no_logits():
-    """What a head says without keeping logits is all they get: also after drafts, and when it is not finite."""
+    """They use only a head's argmax, for which no logits are kept: also after drafts, and if it is not finite."""
     state, logits = make_state(), logits_of(1, 2, 3, 4)
     logits[2, 7] = float("nan")
     for row in range(3):
@@ -129,7 +129,7 @@ def test_penalties_count_what_was_appended():
     adjusted = logits_V.clone()
     state.adjust(0, adjusted.numpy())
     torch.testing.assert_close(adjusted, expected, atol=1e-6, rtol=0)
-    # A sequence computed again from its tokens must go on exactly as if it had stayed.
+    # A sequence that is computed again from its tokens must continue exactly as if it had never left.
     again = make_state()
     give(again, 0, prompt, grown, **params)
     from_tokens = logits_V.clone()
@@ -173,7 +173,7 @@ def test_logits_that_are_not_finite_fail_their_row_alone(
 ):
     state, logits = make_state(), logits_of(1, 2, 3)
     for row in range(3):
-        # A penalty would make an infinite logit of an old token a finite one.
+        # A penalty would make the infinite logit of a known token finite.
         give(
             state, row, prompt=(50,), temperature=temperature, seed=row, logprobs=2,
             repetition_penalty=1.5 if adjusted else 1.0,

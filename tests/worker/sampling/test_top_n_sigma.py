@@ -17,7 +17,7 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
 
 
 def kept_reference(logits: list[float], n: float) -> list[bool]:
-    """In the plainest way, exact sums (fsum)."""
+    """The definition, computed with exact sums (fsum)."""
     there = [logit for logit in logits if logit > -math.inf]
     mean = math.fsum(there) / len(there)
     sigma = math.sqrt(math.fsum((logit - mean) ** 2 for logit in there) / len(there))
@@ -27,13 +27,13 @@ def kept_reference(logits: list[float], n: float) -> list[bool]:
 
 def rows_of_logits(num_rows: int, vocab_size: int) -> np.ndarray:
     logits_AV = np.random.default_rng(vocab_size).normal(scale=3, size=(num_rows, vocab_size)).astype(np.float32)
-    # Banned ones are no part of the deviation.
+    # Banned tokens do not count in the deviation.
     logits_AV[:, ::7] = -np.inf
     return logits_AV
 
 
 def on_gpu(logits_AV: np.ndarray, n_A: list[float]) -> np.ndarray:
-    """Rows whose number is 0 are adjusted by something else."""
+    """n = 0: the row does not use top_n_sigma."""
     table = TopNSigmaTable(torch.device("cpu"), num_rows=1, vocab_size=logits_AV.shape[1])
     adjusted_AV = torch.from_numpy(logits_AV.copy())
     n = np.array(n_A)
@@ -46,7 +46,7 @@ def on_gpu(logits_AV: np.ndarray, n_A: list[float]) -> np.ndarray:
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 101, 1000, 49_152])
 def test_what_stays_is_what_the_definition_keeps(vocab_size: int) -> None:
-    """On both: nothing but a logit within 1e-13 of the bound could tell them apart, and there is none here."""
+    """CPU and GPU could differ only in a logit within 1e-13 of the bound, and there is none here."""
     n_A = [0.5, 1.0, 2.5, 0.0, 3.5]
     logits_AV = rows_of_logits(len(n_A), max(vocab_size, 2))[:, -vocab_size:]
     adjusted_AV = on_gpu(logits_AV, n_A)
@@ -62,7 +62,7 @@ def test_what_stays_is_what_the_definition_keeps(vocab_size: int) -> None:
 
 
 def test_a_position_keeps_the_same_alone_and_among_many() -> None:
-    """More than one slice of them."""
+    """The positions are more than one slice."""
     logits_AV = rows_of_logits(40, 3001)
     together_AV = on_gpu(logits_AV, [1.2] * 40)
     for i in (0, 15, 16, 39):
@@ -88,7 +88,7 @@ def test_rows_that_are_greedy_or_do_not_ask_stay_as_they_are(params: dict[str, A
 
 
 def test_a_row_that_comes_back_goes_on() -> None:
-    """On another row, with its output so far, in an engine of a GPU; and what it says is what a CPU says."""
+    """In a GPU engine it comes back in another row with its output so far; its tokens equal a CPU's."""
     params = SamplingParams(temperature=2.5, seed=4, top_n_sigma=1.0, frequency_penalty=0.5)
     expected = outputs_alone(PROMPT, params, 9)
     plain = SamplingParams(temperature=2.5, seed=4, frequency_penalty=0.5)
@@ -99,7 +99,7 @@ def test_a_row_that_comes_back_goes_on() -> None:
     run.add(0, PROMPT, plain)
     run.add(3, PROMPT, params, output=expected[:3])
     run.step({0: 11, 3: 14})
-    # With drafts: each position has logits of its own.
+    # With drafts, each position has its own logits.
     run.step({0: 1, 3: 1}, drafts={0: [], 3: expected[4:7]})
     run.step({0: 1, 3: 1})
     assert run.rows[3].output == expected[: len(run.rows[3].output)]

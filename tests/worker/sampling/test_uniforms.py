@@ -1,5 +1,5 @@
-"""Philox4x32-10 and the uniforms made from it: a wrong constant would still look random, but no longer be repeatable
-elsewhere."""
+"""Philox4x32-10 and the uniforms made from it: with a wrong constant they would still look random, but could not be
+reproduced elsewhere."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Steps whose rows all decode: C++ takes and gives what numpy would, and leaves to it whatever is not in order."""
+"""Steps whose rows all decode: C++ gives the same results as numpy, and leaves every irregular step to numpy."""
 
 import copy
 
@@ -17,7 +17,7 @@ from worker.step.batch import InputBatch, build_batch
 from worker.step.results import sample_rows
 from worker.step.rows import Rows
 
-# Tokens known to each row, all but one of them computed; block 8 tokens.
+# The number of tokens known to each row, all but one of which are computed. Blocks have 8 tokens.
 LENGTHS = {0: 3, 2: 8, 3: 9, 5: 17}
 
 
@@ -79,7 +79,7 @@ def test_begin_and_end_are_what_numpy_says(named: tuple[int, ...]) -> None:
         assert result.sequences == plain_rows.sequence_R[expected.rows_N].astype("<i8").tobytes()
         assert result.positions == positions.astype("<i4").tobytes()
         assert state(rows) == state(plain_rows)
-        # Each row gets another block, of which the next steps need some.
+        # Each row gets another block; the next steps need some of these.
         for each in (rows, plain_rows) if turn == 0 else ():
             each.apply(
                 step_pb2.StepPlan(
@@ -122,13 +122,13 @@ def test_rows_without_room_or_with_more_to_compute_are_left_to_numpy() -> None:
     assert steps.begin(plan)
     assert steps.end(Greedy(token_ids_L=torch.tensor([1, 2]), largest_L=torch.ones(2)), step_pb2.StepResult())
     before = state(full)
-    # Row 2 has a block of 8 tokens, all of which are computed.
+    # Row 2 has one block of 8 tokens, all of them computed.
     assert steps.begin(plan) is None
     assert state(full) == before
-    with pytest.raises(PlanError, match="row 2 would have 9 tokens computed; it holds blocks: 1"):
+    with pytest.raises(PlanError, match="row 2 would have 9 tokens computed; blocks held: 1"):
         full.schedule(plan)
 
-    # Nothing was appended to row 0, so that nothing of it is left.
+    # Nothing was appended to row 0, so the second step has no token of it to compute.
     assert steps.begin(step_pb2.StepPlan(decode_rows=decodes(0)))
     assert steps.begin(step_pb2.StepPlan(decode_rows=decodes(0))) is None
     longer = copy.deepcopy(full)
@@ -144,7 +144,7 @@ def test_steps_with_other_rows_are_left_to_numpy() -> None:
 
 @pytest.mark.parametrize("largest", [float("nan"), float("inf"), float("-inf"), None])
 def test_failed_rows_are_left_to_numpy(largest: float | None) -> None:
-    """None: the row failed before."""
+    """largest is None: the row failed earlier."""
     rows, batch = make_rows()
     steps = Decodes(native(), rows, batch)
     assert steps.begin(step_pb2.StepPlan(decode_rows=decodes(0, 3)))

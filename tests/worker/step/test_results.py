@@ -1,4 +1,4 @@
-"""Drafts: whatever is guessed, a row says what it would have said without. The model is a hash of its context."""
+"""Drafts: whatever is guessed, a row's output is the same as without drafts. The model is a hash of its context."""
 
 import pytest
 
@@ -13,7 +13,7 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11]
 KINDS = {
     "greedy": SamplingParams(temperature=0.0),
     "sampled": SamplingParams(temperature=1.0, top_p=0.9, seed=4),
-    # Each token changes the logits of the next.
+    # Each token changes the logits of the next one.
     "penalties": SamplingParams(
         temperature=1.0, seed=4, repetition_penalty=1.7, presence_penalty=1.0, frequency_penalty=2.0,
         logit_bias={POISON: -100.0},
@@ -23,7 +23,7 @@ KINDS = {
 
 
 def start(sampling: SamplingParams, prompt: list[int] = PROMPT) -> tuple[Runner, list[int]]:
-    """A runner whose row 0 has computed its prompt, and the first token it said."""
+    """A runner whose row 0 has computed its prompt, and the row's first token."""
     runner = fake_runner()
     new = step_pb2.NewRow(
         sequence=7, token_ids=prompt, num_prompt_tokens=len(prompt), block_ids=range(1, 6), sampling=sampling, choice=1
@@ -73,7 +73,7 @@ def test_drafts_come_and_go_with_plain_steps_between():
     runner, tokens = start(sampling)
     for drafts in ([], 3 * [1], [], 1 * [2], expected[5:8], [], []):
         tokens += step(runner, drafts).token_ids
-    # One for the prompt, one for each step, and three that were guessed.
+    # One token from the prompt, one from each step, and three drafts.
     assert tokens == expected[:11]
 
 
@@ -102,7 +102,7 @@ def test_a_row_without_drafts_beside_one_with_and_logprobs_of_each_token():
 
 
 def test_logits_that_are_not_finite_after_a_draft_fail_the_row():
-    # Greedy never says POISON: its own draw is never the draft, so what lies behind does not matter.
+    # Greedy never samples POISON, so the draft is rejected and what follows it does not matter.
     runner, _ = start(KINDS["greedy"])
     assert len(step(runner, [POISON, 4]).token_ids) == 1
     forced = SamplingParams(temperature=0.0, logit_bias={POISON: 100.0})

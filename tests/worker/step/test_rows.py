@@ -1,4 +1,4 @@
-"""Rows: plans as differences, and every invariant of protos/step.proto that a plan can break."""
+"""Rows: plans applied as differences, and every invariant of protos/step.proto that a plan can break."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def plan(*new_rows: step_pb2.NewRow, rows: list[int], num_tokens: list[int], **f
 
 
 def run(rows: Rows, step: step_pb2.StepPlan, sampled: int = 7):
-    """Applies a plan, and appends `sampled` to every row that samples."""
+    """Applies a plan and appends `sampled` to every row that samples. Returns the batch and these rows."""
     batch, batch_rows = begin(rows, step)
     if batch_rows.num_drafts_N is not None:
         rows.settle_drafts(batch_rows.rows_N, batch_rows.num_drafts_N)
@@ -41,7 +41,7 @@ def run(rows: Rows, step: step_pb2.StepPlan, sampled: int = 7):
 
 
 def begin(rows: Rows, step: step_pb2.StepPlan) -> tuple[InputBatch, BatchRows]:
-    """Applies a plan."""
+    """Applies a plan and builds its batch."""
     batch = InputBatch(
         max_tokens=rows.max_num_batched_tokens, max_rows=rows.max_num_seqs, max_blocks=rows.block_ids_RB.shape[1]
     )
@@ -78,7 +78,7 @@ def test_rows_of_one_batch_keep_to_themselves():
     assert batch.slots_T.tolist() == [72, 73, 74, *range(8, 17)]
     assert batch.block_tables_SB.tolist() == [[9, 0], [1, 2]]
     assert batch.logit_indices.tolist() == [2]
-    # The table of the batch is as wide as the blocks in use, not as the rows' own.
+    # The batch's table is as wide as the blocks in use, not as the rows' own tables.
     batch, _ = run(rows, plan(rows=[3], num_tokens=[1]))
     assert batch.block_tables_SB.tolist() == [[9]]
 
@@ -135,19 +135,19 @@ def test_drafts_are_computed_like_tokens_and_leave_no_trace_where_they_are_not_s
     rows = make_rows()
     one, two = new_row(0, 1, 6, block_ids=[1, 2]), new_row(1, 2, 3, block_ids=[9])
     run(rows, plan(one, two, rows=[0, 1], num_tokens=[6, 3]))
-    # Row 0 knows 6 tokens and one that was sampled; two more are guessed.
+    # Row 0 knows 6 tokens and a sampled one; two more are drafts.
     guess = {"num_drafts": [2, 0], "draft_token_ids": [40, 41]}
     batch, sampling = run(rows, plan(rows=[0, 1], num_tokens=[3, 1], **guess))
     assert sampling == [0, 1]
     assert batch.token_ids_T.tolist() == [7, 40, 41, 7]
     assert batch.positions_T.tolist() == [6, 7, 8, 3]
     assert batch.context_lens_S.tolist() == [9, 4]
-    # After the last known token, and after each draft; row 1 as ever.
+    # Row 0 has logits after its last known token and after each draft; row 1 after its token.
     assert batch.logit_indices.tolist() == [0, 1, 2, 3]
-    # What is said takes the place of the drafts.
+    # Sampled tokens replace the drafts.
     assert rows.token_ids_RL[0, :8].tolist() == [1, 2, 3, 4, 5, 6, 7, 7]
     assert (rows.num_tokens_R[:2].tolist(), rows.num_computed_tokens_R[:2].tolist()) == ([8, 5], [7, 4])
-    # What the draft left in the KV cache is computed again.
+    # The draft's place in the KV cache is computed again.
     batch, _ = run(rows, plan(rows=[], num_tokens=[], decode_rows=decodes(0)))
     assert (batch.token_ids_T.tolist(), batch.positions_T.tolist()) == ([7], [7])
 
@@ -163,7 +163,7 @@ def test_look_ahead_blocks_are_given_back():
 
 
 def test_blocks_of_a_failed_row_are_handed_out_for_scrubbing_unless_shared():
-    # NaN left in a block would reach whoever gets it next, for attention multiplies masked entries by 0.
+    # NaN left in a block would reach the row that gets it next, for attention multiplies masked entries by 0.
     rows = make_rows()
     failing, sharing = new_row(0, 1, 10), new_row(1, 2, 10, block_ids=[1, 3])
     run(rows, plan(failing, sharing, rows=[0, 1], num_tokens=[10, 10]))
@@ -181,7 +181,7 @@ BROKEN = {
     "freed_rows: row 0 is named 2 times": plan(rows=[0], num_tokens=[1], freed_rows=[0, 0]),
     "new_rows: row 4 does not exist": plan(new_row(4, 9), rows=[4], num_tokens=[1]),
     "new_rows: row 0 holds sequence 1": plan(new_row(0, 9), rows=[0], num_tokens=[1]),
-    "new_rows: sequence 1 has a row already": plan(new_row(1, 1), rows=[1], num_tokens=[1]),
+    "new_rows: sequence 1 already has a row": plan(new_row(1, 1), rows=[1], num_tokens=[1]),
     "new_rows: row 1 has 41 token_ids; max_model_len is 40": plan(new_row(1, 9, 41), rows=[1], num_tokens=[1]),
     "new_rows: row 1 has 0 token_ids": plan(new_row(1, 9, token_ids=[]), rows=[1], num_tokens=[1]),
     "new_rows: row 1 has num_prompt_tokens=11 of 10": plan(
@@ -237,12 +237,12 @@ BROKEN = {
     ),
     "num_tokens: 1 entries for 0 rows": plan(rows=[], num_tokens=[1]),
     "num_tokens: 0 entries for 0 rows": plan(rows=[], num_tokens=[]),
-    "num_tokens: from 0 on": plan(rows=[0], num_tokens=[0]),
-    "num_tokens: from 33 on, 33 in all; each is at least 1, and max_num_batched_tokens is 32": plan(
+    "num_tokens: the least is 0, the sum 0": plan(rows=[0], num_tokens=[0]),
+    "num_tokens: the least is 33, the sum 33; each must be at least 1, and max_num_batched_tokens is 32": plan(
         rows=[0], num_tokens=[33]
     ),
-    "num_tokens: row 0 would have 11 tokens computed; it knows tokens: 10": plan(rows=[0], num_tokens=[7]),
-    "num_tokens: row 0 would have 10 tokens computed; it holds blocks: 1": plan(rows=[0], num_tokens=[6]),
+    "num_tokens: row 0 would have 11 tokens computed; tokens known: 10": plan(rows=[0], num_tokens=[7]),
+    "num_tokens: row 0 would have 10 tokens computed; blocks held: 1": plan(rows=[0], num_tokens=[6]),
     "sampling.temperature=nan": plan(
         new_row(1, 9, sampling=inference_pb2.SamplingParams(temperature=float("nan"), seed=1)), rows=[1], num_tokens=[1]
     ),
@@ -279,7 +279,7 @@ def test_a_broken_plan_is_refused_with_field_and_value(message: str):
 def test_nothing_is_computed_past_max_model_len():
     rows = make_rows(max_model_len=8, block_size=8)
     run(rows, plan(new_row(tokens=8, block_ids=[1]), rows=[0], num_tokens=[8]))
-    with pytest.raises(PlanError, match="9 tokens computed; it holds blocks: 1"):
+    with pytest.raises(PlanError, match="9 tokens computed; blocks held: 1"):
         begin(rows, plan(rows=[0], num_tokens=[1]))
 
 

@@ -1,5 +1,5 @@
-"""Packed weights of an earlier start: the next one computes the same bits with them, and nothing that happens to the
-files keeps a worker from starting."""
+"""Packed weights of an earlier start: the next start computes the same bits with them, and no damage to the files keeps
+a worker from starting."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from worker.weights.cache import WeightCache
 from worker.weights.quantization import QuantizationOption
 from worker.weights.safetensors_source import SafetensorsSource
 
-# Biases, an output head of its own, sizes that are no multiples of a panel's.
+# Biases, an untied output head, and sizes that are no multiples of a panel's.
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -51,7 +51,7 @@ CONFIG = {
 
 @pytest.fixture(autouse=True)
 def kernels() -> None:
-    """oneDNN's packed weights cannot be kept."""
+    """Skips without C++ kernels: oneDNN's packed weights cannot be kept."""
     native()
 
 
@@ -162,9 +162,9 @@ def test_a_damaged_file_is_made_anew_with_a_warning(
     DAMAGES[damage](file)
     assert file.is_dir() or file.read_bytes() != whole
     assert torch.equal(_logits(_load(model, kept)), fresh)
-    assert "packed weights are made anew" in caplog.text
+    assert "weights are packed again" in caplog.text
     assert str(file) in caplog.text
-    if damage != "a directory":  # which is not ours to delete
+    if damage != "a directory":  # the worker must not delete a directory that is not its own
         assert file.read_bytes() == whole
 
 
@@ -178,7 +178,7 @@ def test_another_checkpoint_or_other_sources_are_packed_anew(
         assert torch.equal(_logits(_load(model, kept)), before)
         if sources == "0" * 16:
             os.utime(first, (1, 1))
-    assert {file.stem[-16:] for file in _files(kept)} == {"0" * 16, "1" * 16}, "what nobody used for a day is gone"
+    assert {file.stem[-16:] for file in _files(kept)} == {"0" * 16, "1" * 16}, "a file unused for a day is kept"
     with safe_open(model / "model.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name) * 2 for name in file.keys()}  # noqa: SIM118 - it is no dictionary
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
@@ -192,7 +192,7 @@ def test_the_least_recently_used_goes_when_room_is_short(model: Path, kept: Path
     size = first.stat().st_size
     _load(model, kept, "int8")
     os.utime(first, (1, 1))
-    _load(model, kept, "none")  # is used, and is the younger one again
+    _load(model, kept, "none")  # using the first file makes it the younger one again
     (second,) = {*_files(kept)} - {first}
     os.utime(second, (2, 2))
     _load(model, kept, "int4", max_bytes=size + second.stat().st_size + 1024)
@@ -200,7 +200,7 @@ def test_the_least_recently_used_goes_when_room_is_short(model: Path, kept: Path
     assert second not in _files(kept)
     assert len(_files(kept)) == 2
     _load(model, kept, "int8", max_bytes=size // 4)
-    assert len(_files(kept)) == 2, "a model that takes more than all may is not kept, and drives nobody out"
+    assert len(_files(kept)) == 2, "a model larger than max_bytes is kept, or has driven out another"
 
 
 def test_what_a_killed_process_left_is_removed(model: Path, kept: Path) -> None:
@@ -270,7 +270,7 @@ def test_workers_that_start_together_compute_the_same_and_leave_one_file(model: 
     assert [each.returncode for each in starts] == [0, 0]
     expected = float(_logits(_load(model, None)).double().sum()).hex()
     assert said == [[expected] * 3] * 2
-    assert sorted(file.suffix for file in kept.iterdir()) == ["", ".safetensors"], "the lock and one file"
+    assert sorted(file.suffix for file in kept.iterdir()) == ["", ".safetensors"], "not just the lock and one file"
 
 
 def _options(model: Path, **others: object) -> Options:
@@ -286,7 +286,7 @@ def test_workers_use_it_by_default_for_large_models_and_not_with_0(
     build_runner(_options(model, weight_cache=0))
     assert not weights.exists()
     build_runner(_options(model, load_format="dummy"))
-    assert not _files(weights), "random weights are not kept"
+    assert not _files(weights), "random weights are kept"
     build_runner(_options(model))
     assert len(_files(weights)) == 1
     assert stat.S_IMODE(weights.stat().st_mode) == 0o700

@@ -1,4 +1,4 @@
-"""quantization=fp8: what is kept of a checkpoint, what is made, what stays in floats, what is refused; scales of KV."""
+"""quantization=fp8: weights kept as stored, quantized at load, left in floats, or refused; and the scales of KV."""
 
 import json
 from dataclasses import dataclass, field
@@ -81,7 +81,7 @@ def test_layers_left_out_embeddings_norms_and_the_head_stay_floats(tmp_path: Pat
 
 
 def test_floats_are_quantized_from_what_is_stored(tmp_path: Path) -> None:
-    """The head beside them is not; and nothing is left out of a checkpoint that is not quantized."""
+    """The head is not quantized; in a checkpoint of floats no other layer is left out."""
     checkpoint = write_checkpoint(tmp_path, "online")
     reader = _reader(_source(checkpoint.path))
     for name in (Q, DOWN):
@@ -94,7 +94,7 @@ def test_floats_are_quantized_from_what_is_stored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["online", "channel", "block"])
 def test_all_is_on_the_device_that_computes(tmp_path: Path, how: str) -> None:
-    """A meta device has no numbers: whoever read one of them to quantize would fail."""
+    """A meta device has no numbers: reading one to quantize would fail."""
     reader = _reader(_source(write_checkpoint(tmp_path, how).path), device="meta")
     weights = [reader.weight(Q), reader.weight(DOWN), reader.head_weight("lm_head.weight"), reader("model.norm.weight")]
     for weight in weights:
@@ -139,7 +139,7 @@ def test_blocks_of_another_size_are_quantized_anew(tmp_path: Path) -> None:
     ],
 )
 def test_experts_are_in_blocks_or_floats(stored: str, shape: tuple[int, int], is_fp8: bool) -> None:
-    """And what is stored in e4m3 is not rounded again."""
+    """Weights stored in e4m3 are not rounded again."""
     floats = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.logspace(0, 1, shape[1])
     weight: Weight = floats
     if stored != "floats":
@@ -160,7 +160,7 @@ def test_experts_are_in_blocks_or_floats(stored: str, shape: tuple[int, int], is
 
 @dataclass
 class _Experts:
-    """A TensorSource of one weight."""
+    """A TensorSource with one weight."""
 
     stored: Weight
     path: Path = Path("experts")
@@ -203,8 +203,8 @@ def test_auto_is_what_the_checkpoint_was_made_for_where_that_is_computed(
 @pytest.mark.parametrize(
     ("quantization", "says"),
     [
-        ("int8", r"quantization=int8 is computed on a CPU only, and this is a GPU \(triton-\S+\): quantization=fp8 is"),
-        ("int4", r"quantization=int4 is computed on a CPU only.*: quantization=fp8 is .* one of auto, none, fp8$"),
+        ("int8", r"quantization=int8 is computed on a CPU only, and this is a GPU \(triton-\S+\): use .*=fp8"),
+        ("int4", r"quantization=int4 is computed on a CPU only.*: use quantization=fp8, or one of auto, none, fp8$"),
     ],
 )
 def test_what_a_gpu_does_not_compute_is_refused(tmp_path: Path, quantization: Any, says: str) -> None:
@@ -219,7 +219,7 @@ def test_a_cpu_refuses_fp8_and_says_that_int8_works(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "block")
     with pytest.raises(
         WeightsError,
-        match=r"quantization=fp8 is computed on a GPU only, and this is a CPU \(cpu-\S+\): quantization=int8",
+        match=r"quantization=fp8 is computed on a GPU only, and this is a CPU \(cpu-\S+\): use quantization=int8",
     ):
         load_model(resolve_model(str(tmp_path)), dtype=torch.float32, quantization="fp8")
 
@@ -290,9 +290,9 @@ def test_one_scale_for_keys_and_values(tmp_path: Path) -> None:
     [
         ({"k_scale": torch.tensor(0.5)}, rf"{ATTENTION}\.v_scale is missing beside {ATTENTION}\.k_scale; a KV cache"),
         ({"v_scale": torch.tensor(0.5)}, rf"{ATTENTION}\.k_scale is missing beside {ATTENTION}\.v_scale"),
-        ({"kv_scale": torch.tensor(0.0)}, r"kv_scale is 0\.0; a scale is positive and finite"),
-        ({"kv_scale": torch.tensor(torch.nan)}, r"kv_scale is nan; a scale is positive and finite"),
-        ({"kv_scale": torch.ones(2)}, r"kv_scale has shape \[2\]; one scale for a layer is supported"),
+        ({"kv_scale": torch.tensor(0.0)}, r"kv_scale is 0\.0: a scale must be positive"),
+        ({"kv_scale": torch.tensor(torch.nan)}, r"kv_scale is nan: a scale must be positive"),
+        ({"kv_scale": torch.ones(2)}, r"kv_scale has shape \[2\]: only one scale per layer is supported"),
     ],
 )
 def test_scales_of_kv_that_make_no_sense_are_named(tmp_path: Path, scales: Tensors, says: str) -> None:

@@ -1,4 +1,4 @@
-"""What a quantization makes of GGUF files: integers that stay as they are wherever nothing is lost."""
+"""Quantization of GGUF files: integers are kept as stored wherever nothing is lost."""
 
 import struct
 from pathlib import Path
@@ -63,7 +63,7 @@ def _logits(loaded: LoadedModel) -> torch.Tensor:
 
 
 def _rows(kind: Kind, largest_scale: float) -> np.ndarray:
-    """Bytes of 64 rows of 160 weights: any values, any finite scales and minima of both signs, subnormal ones too."""
+    """Bytes of 64 rows of 160 weights: any values, and any finite scales and minima of both signs, even subnormal."""
     random = np.random.default_rng(0)
     num_values, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = random.integers(0, 256, (64, 160 // num_values, num_bytes), dtype=np.uint8)
@@ -91,7 +91,7 @@ def test_integers_of_a_file_are_its_floats_to_the_bit(kind: Kind, largest_scale:
 
 
 def test_a_q4_0_scale_whose_minimum_is_beyond_float16_goes_through_floats(directory: Path, tmp_path: Path) -> None:
-    """-8 * 9000 has no float16. The weights are then beyond what int4's own minima can say, too: 8 bits hold them."""
+    """float16 cannot hold -8 * 9000. int4's own minima cannot either, so the weights are kept in 8 bits."""
     path = write_gguf(tmp_path / "m.gguf", directory, Kind.Q4_0, arch="llama")
     source = GGUFSource(path)
     name = f"{ATTENTION}.o_proj.weight"
@@ -116,7 +116,7 @@ def test_rows_that_end_within_a_block_are_damage(directory: Path, tmp_path: Path
     dims = {width: name + struct.pack("<IQ", 2, width) for width in (128, 120)}
     assert path.read_bytes().count(dims[128]) == 1
     path.write_bytes(path.read_bytes().replace(dims[128], dims[120]))
-    with pytest.raises(WeightsError, match=r"blk\.0\.attn_q\.weight has rows of 120, no multiple of 32"):
+    with pytest.raises(WeightsError, match=r"blk\.0\.attn_q\.weight has rows of 120, not a multiple of 32"):
         _load(path, "int4")
 
 
@@ -125,13 +125,13 @@ def test_rows_that_end_within_a_block_are_damage(directory: Path, tmp_path: Path
 def test_rows_of_q_and_k_come_in_the_order_that_floats_come_in(
     directory: Path, tmp_path: Path, kind: Kind, arch: str
 ) -> None:
-    """A llama file holds them for rope over neighbours; scales and minima must move with the values."""
+    """A llama file orders them for rope over neighbours; scales and minima must move with the values."""
     source = GGUFSource(write_gguf(tmp_path / "m.gguf", directory, kind, arch))
     for name in _linears(source):
         assert torch.equal(dequantize(source.weight(name)), source.tensor(name)), name
 
 
-# --- what a quantization makes of them
+# --- quantization of a file
 
 
 @pytest.mark.parametrize(
@@ -151,14 +151,14 @@ def test_a_file_in_as_many_bits_is_kept_to_the_bit_and_others_are_made_from_its_
     directory: Path, tmp_path: Path, stored: Kind, quantization: Quantization, kind: type, is_kept: bool,
     dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    """Whatever the model's dtype: rounding to bf16 on the way would show."""
+    """This holds for each model dtype: an intermediate rounding to bf16 would show."""
     source = GGUFSource(write_gguf(tmp_path / "m.gguf", directory, stored, arch="llama"))
     reader = _reader(source, quantization, dtype)
     for name in _linears(source):
         weight, floats = reader.weight(name), source.tensor(name)
         assert isinstance(weight, kind)
         error = float((dequantize(weight) - floats).abs().max() / floats.abs().max())
-        # At most half of 1/127 of a row's largest, or of 2/15 of a group's; scales are rounded, too.
+        # The error is at most half of 1/127 of a row's largest, or of 2/15 of a group's; scales are rounded, too.
         assert error == 0 if is_kept else 0 < error < (0.0040 if kind is Int8Weight else 0.0670)
 
 
@@ -180,7 +180,7 @@ def test_a_tied_head_stays_at_8_bits_under_int4_and_embeddings_stay_floats(
 def test_a_fused_layer_whose_parts_are_stored_differently(
     directory: Path, tmp_path: Path, quantization: str, tolerance: float
 ) -> None:
-    """q and k in 4 bits, v in 8, and the gate of the MLP in floats, as some files have them."""
+    """q and k in 4 bits, v in 8, and the MLP's gate in floats, as in some files."""
     others = {f"{ATTENTION}.v_proj.weight": Kind.Q8_0, "model.layers.1.mlp.gate_proj.weight": Kind.F16}
     path = write_gguf(tmp_path / "m.gguf", directory, Kind.Q4_0, arch="llama", others=others)
     exact = _logits(_load(path, "none"))

@@ -1,4 +1,4 @@
-"""A worker needs the memory of what it keeps and of one tensor: not of a checkpoint, nor of copies in other types."""
+"""Loading takes the memory of the kept weights and of one tensor: not of a checkpoint, nor copies in other dtypes."""
 
 import json
 import subprocess
@@ -8,8 +8,8 @@ from benchmarks.engine.load_memory import CASES, Case, Measured
 from tests.support.kernels.kernel_paths import native
 from tests.support.repository import ROOT
 
-# Copies of whole tensors in float32, whole tensors behind a part of them, layers side by side before they are packed,
-# and embeddings that the cache of packed weights keeps show in these.
+# These cases show copies of whole tensors in float32, whole tensors kept alive by a part, layers concatenated before
+# they are packed, and embeddings held by the cache of packed weights.
 WATCHED = (
     Case("safetensors", "int8", 1),
     Case("gguf", "none", 1),

@@ -1,4 +1,4 @@
-"""quantization_config of a config.json: which layers it speaks of, and what is refused."""
+"""quantization_config of a config.json: the layers it applies to, and the settings that are refused."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def test_groups_have_schemes_of_their_own_and_untargeted_layers_are_floats() -> 
     assert mlp is not None
     assert (attention.kind, mlp.kind) == ("I8", "F8_E4M3")
     assert stored.scheme_of("lm_head") is None
-    assert stored.made_for == "none", "only a part is for inputs in 8 bits"
+    assert stored.made_for == "none", "only some layers are made for 8-bit inputs"
 
 
 def test_no_quantization_and_the_older_key() -> None:
@@ -79,7 +79,7 @@ def _group(**changes: Any) -> dict[str, Any]:
         (COMPRESSED | {"format": "pack-quantized"}, r"format='pack-quantized' is not supported; float-quantized"),
         (COMPRESSED | {"config_groups": None}, r"\(compressed-tensors\): Expected `object`, got `null`"),
         (COMPRESSED | {"transform_config": {"config_groups": {"v": {}}}}, r"rotated weights are not supported"),
-        (COMPRESSED | {"ignore": ["re:("]}, r"'re:\(' is no regular expression"),
+        (COMPRESSED | {"ignore": ["re:("]}, r"'re:\(' is not a regular expression"),
         (_group(num_bits=4), r"config_groups\.group_0: int weights of 4 bits are not supported"),
         (_group(symmetric=False), r"asymmetric weights are not supported; symmetric ones are"),
         (_group(strategy="group"), r"strategy='group' of int weights is not supported; tensor, channel are"),

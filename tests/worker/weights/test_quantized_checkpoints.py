@@ -1,5 +1,5 @@
-"""FP8 and W8A8 checkpoints in each format that is out there, made by hand from a tiny model: they compute what the same
-numbers do when they are stored as floats."""
+"""FP8 and W8A8 checkpoints in each format in use, made by hand from a tiny model: they give the same results as
+the same numbers stored as floats."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from worker.weights.source import SourceReader
 
 Tensors = dict[str, torch.Tensor]
 Q, DOWN = (f"model.layers.1.{name}.weight" for name in ("self_attn.q_proj", "mlp.down_proj"))
-# No multiples of 128, and fewer rows of k and v than a block has.
+# Sizes that are no multiples of 128, and fewer rows of k and v than a block has.
 SHAPE: dict[str, Any] = {
     "vocab_size": 90, "hidden_size": 160, "intermediate_size": 200, "num_hidden_layers": 2, "num_attention_heads": 5,
     "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 128, "tie_word_embeddings": False,
@@ -49,7 +49,7 @@ def _compressed(
 
 @dataclass(frozen=True)
 class Format:
-    """How a tool stores a checkpoint. block: of a scale; 0: all."""
+    """The format in which a tool stores a checkpoint. block: rows and columns that share a scale; 0 means all."""
 
     config: dict[str, Any]
     block: tuple[int, int]
@@ -57,7 +57,7 @@ class Format:
     scale_dtype: torch.dtype = torch.float32
     stored: torch.dtype = FP8
     scalar: bool = False
-    # Scales that are there, and not needed.
+    # Scales that the checkpoint has and nothing needs.
     beside_layer: tuple[str, ...] = ()
     at_attention: tuple[str, ...] = ()
     skipped: tuple[str, ...] = field(default=("lm_head",))
@@ -112,7 +112,7 @@ def base(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def _stored(weight: torch.Tensor, how: Format) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What is stored, its scales, and the floats that both mean."""
+    """Stored values, their scales, and the floats that they represent."""
     rows, columns = (step or size for step, size in zip(how.block, weight.shape, strict=True))
     blocks = [[part.abs().max() for part in row.split(columns, dim=1)] for row in weight.split(rows)]
     largest = 127 if how.stored is INT8 else torch.finfo(FP8).max
@@ -126,7 +126,7 @@ def _stored(weight: torch.Tensor, how: Format) -> tuple[torch.Tensor, torch.Tens
 
 
 def _tensors(base: Path, how: Format) -> tuple[Tensors, Tensors]:
-    """Of the checkpoint, and as floats."""
+    """The checkpoint's tensors, as stored and as floats."""
     stored: Tensors = {}
     floats: Tensors = {}
     for name, weight in load_file(base / "model.safetensors").items():
@@ -176,7 +176,7 @@ def how(request: pytest.FixtureRequest) -> Format:
 
 @pytest.fixture(scope="module")
 def checkpoint(how: Format, base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Tensors]:
-    """The checkpoint, one of its floats, and these."""
+    """The checkpoint, a checkpoint of its floats, and the floats."""
     path = tmp_path_factory.mktemp("checkpoint")
     stored, floats = _tensors(base, how)
     return _write(path / "stored", base, stored, how.config), _write(path / "floats", base, floats, None), floats
@@ -205,8 +205,8 @@ def test_bfloat16_rounds_the_products_once(checkpoint: tuple[Path, Path, Tensors
 def test_it_can_be_quantized_anew(
     checkpoint: tuple[Path, Path, Tensors], how: Format, base: Path, tmp_path: Path, quantization: Quantization
 ) -> None:
-    """The logits are near those of the very numbers that quantizing gave: only inputs are rounded besides, though
-    random weights make much of that. (200 inputs of down_proj end within a group.)"""
+    """The logits are near those of the dequantized weights: only inputs are rounded as well, which random weights
+    amplify. (200 inputs of down_proj end within a group.)"""
     path, _, floats = checkpoint
     reader, anew = _reader(path, quantization), dict(floats)
     for name in (name for name in floats if "_proj" in name):
@@ -288,10 +288,10 @@ Edit = Callable[[Tensors], object]
         (lambda t: t[SCALE][1, 0].fill_(torch.nan), rf"{SCALE} holds nan; scales must be finite"),
         (lambda t: t[SCALE][1, 0].fill_(-torch.inf), rf"{SCALE} holds -inf; scales must be finite"),
         (lambda t: t.update({SCALE: t[SCALE].int()}), rf"{SCALE} is stored as I32; F32, BF16, F16 or F64 is expected"),
-        (lambda t: t.update({Q: t[Q].float()}), rf"{Q} is stored as F32; by config\.json's .* it is F8_E4M3"),
-        (lambda t: t.update({Q: t[Q].float().to(torch.float8_e5m2)}), rf"{Q} is stored as F8_E5M2; .* it is F8_E4M3"),
+        (lambda t: t.update({Q: t[Q].float()}), rf"{Q} is stored as F32; F8_E4M3 is expected, because config"),
+        (lambda t: t.update({Q: t[Q].float().to(torch.float8_e5m2)}), rf"{Q} is stored as F8_E5M2; F8_E4M3 is"),
         (lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(FP8)}),
-            r"lm_head\.weight is stored as F8_E4M3; F32, BF16, F16 or F64 is expected, for config\.json's"),
+            r"lm_head\.weight is stored as F8_E4M3; F32, BF16, F16 or F64 is expected, because config\.json's"),
         (lambda t: t.update({"lm_head.weight_scale_inv": torch.ones(1, 2)}),
             r"1 tensors are not of this architecture: lm_head\.weight_scale_inv"),
         (lambda t: t.update({"model.layers.1.self_attn.q_proj.weight_zero_point": torch.ones(1)}),
@@ -311,14 +311,14 @@ def test_narrow_tensors_without_a_config_that_says_so_are_refused(base: Path, tm
     for name in ("deepseek", "w8a8"):
         stored, _ = _tensors(base, FORMATS[name])
         with pytest.raises(
-            WeightsError, match=r"_proj\.weight is stored as (F8_E4M3|I8); F32.* is expected, for config"
+            WeightsError, match=r"_proj\.weight is stored as (F8_E4M3|I8); F32.* is expected, because config"
         ):
             _load(_write(tmp_path, base, stored, None))
 
 
 def test_a_config_that_says_quantized_of_a_checkpoint_of_floats_is_refused(base: Path, tmp_path: Path) -> None:
     tensors = load_file(base / "model.safetensors")
-    with pytest.raises(WeightsError, match=r"q_proj\.weight is stored as F32; .* quantization_config it is I8"):
+    with pytest.raises(WeightsError, match=r"q_proj\.weight is stored as F32; I8 is expected, because config"):
         _load(_write(tmp_path, base, tensors, FORMATS["w8a8"].config))
 
 

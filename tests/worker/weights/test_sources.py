@@ -86,7 +86,7 @@ def test_shards_give_what_one_file_gives(directory: Path) -> None:
 
 def test_an_index_cannot_name_files_elsewhere(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "../x.safetensors"}}))
-    with pytest.raises(WeightsError, match="is no file name"):
+    with pytest.raises(WeightsError, match="is not a file name"):
         _load(directory)
 
 
@@ -118,7 +118,7 @@ def test_the_digest_of_a_large_file_sees_its_edges_and_size(tmp_path: Path, monk
 def test_what_a_large_file_holds_between_its_edges_is_told_by_the_time_of_its_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or packed weights of an earlier start would be taken for those of a file that was replaced."""
+    """Otherwise packed weights of an earlier start would be used for a replaced file."""
     monkeypatch.setattr("worker.weights.digest.WHOLE_BELOW", 64)
     monkeypatch.setattr("worker.weights.digest.EDGE", 16)
     large, small = tmp_path / "large.gguf", tmp_path / "small.gguf"
@@ -130,7 +130,7 @@ def test_what_a_large_file_holds_between_its_edges_is_told_by_the_time_of_its_ch
         os.utime(small, ns=(0, nanoseconds))
         digests.append((dated_digest(files_digest([large]), [large]), dated_digest(files_digest([small]), [small])))
     assert digests[0][0] != digests[1][0]
-    assert digests[0][1] == digests[1][1], "a small one is read whole: a copy of it is the same"
+    assert digests[0][1] == digests[1][1], "the date of a small file counts, although it is read whole"
 
 
 def test_missing_unexpected_and_misshapen_tensors_are_named(directory: Path) -> None:
@@ -182,14 +182,14 @@ def test_dummy_weights_need_a_config_only(directory: Path) -> None:
     ("kind", "tolerance"), [("F32", 1e-6), ("F16", 2e-2), ("BF16", 1e-1), ("Q8_0", 1e-1), ("Q4_0", 1.0), ("Q4_1", 1.0)]
 )
 def test_gguf_gives_what_safetensors_gives(directory: Path, tmp_path: Path, kind: str, tolerance: float) -> None:
-    """F32 exactly; the rest to what the format keeps of a number (Q4 here only proves that shapes and names fit)."""
+    """F32 is exact; others are as near as the format allows (Q4 here only proves that shapes and names fit)."""
     path = write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType[kind])
     assert relative_error(_logits(_load(path)), _logits(_load(directory))) <= tolerance
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K"])
 def test_quantized_tensors_are_dequantized_as_gguf_does(tmp_path: Path, directory: Path, kind: str) -> None:
-    """Random bytes with finite scales, for gguf cannot quantize to the K formats."""
+    """Random bytes with finite scales, because gguf cannot quantize to the K formats."""
     quantization = gguf.GGMLQuantizationType[kind]
     path = write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.Q8_0)
     block_values, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
@@ -204,7 +204,7 @@ def test_quantized_tensors_are_dequantized_as_gguf_does(tmp_path: Path, director
 
 
 def test_a_gguf_file_cut_anywhere_or_with_any_byte_changed_is_refused_in_words(directory: Path, tmp_path: Path) -> None:
-    """No position may bring a traceback of numpy or struct, an endless loop, or gigabytes of memory."""
+    """No damage may cause a traceback from numpy or struct, an endless loop, or gigabytes of memory."""
     path = write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.Q8_0)
     data = path.read_bytes()
     damaged = tmp_path / "damaged.gguf"
@@ -220,7 +220,7 @@ def test_a_gguf_file_cut_anywhere_or_with_any_byte_changed_is_refused_in_words(d
         try:
             load_model(files, dtype=torch.float32)
         except WeightsError as error:
-            assert "damaged.gguf: " in str(error)  # noqa: PT017 - most changes are refused, those of a text or number are not
+            assert "damaged.gguf: " in str(error)  # noqa: PT017 - changes of a text or number are not refused
 
 
 def test_gguf_quantizations_and_models_that_are_not_supported_are_named(directory: Path, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_gguf_quantizations_and_models_that_are_not_supported_are_named(director
 
 
 def test_a_tied_head_is_the_memory_of_the_embeddings(tmp_path: Path):
-    """On a GPU it would otherwise take a gigabyte from the KV cache of some models."""
+    """Otherwise it would take a gigabyte from the KV cache of some models on a GPU."""
     name, shapes = "model.embed_tokens.weight", {"model.embed_tokens.weight": (64, 32)}
 
     def take(quantization: Quantization) -> SourceReader:

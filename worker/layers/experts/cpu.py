@@ -30,7 +30,7 @@ class CpuExpert:
     def load(
         cls, names: Sequence[str], reader: WeightReader, backend: Backend, part: slice | None = None
     ) -> "CpuExpert":
-        """names: of gate, up and down. part: of the numbers between, this rank's; None: all."""
+        """names: gate, up and down. part: this rank's part of the intermediate size; None: all."""
         gate, up, down = names
         outputs = None if part is None else (lambda name: part)
         return cls(
@@ -40,13 +40,13 @@ class CpuExpert:
 
     @classmethod
     def of_packed(cls, packed: Sequence[PackedWeight], backend: Backend) -> "CpuExpert":
-        """packed: of `packed` at any rank."""
+        """packed: the `packed` of an expert on any rank."""
         gate_up, down = packed
         return cls(PackedLinear(gate_up, None, backend, gated=True), PackedLinear(down, None, backend))
 
     @property
     def packed(self) -> tuple[PackedWeight, PackedWeight]:
-        """With C++ kernels."""
+        """The packed weights of gate and up, and of down; only with C++ kernels."""
         assert self._gate_up.packed is not None
         assert self._down.packed is not None
         return self._gate_up.packed, self._down.packed
@@ -56,13 +56,14 @@ class CpuExpert:
         return self._gate_up.num_bytes + self._down.num_bytes
 
     def __call__(self, h_TE: torch.Tensor) -> torch.Tensor:
-        """Of the backend's compute dtype, as h. At least one token; its bits depend on no other."""
+        """Computes at least one token. h and the result have the backend's compute dtype. A token's bits depend on no
+        other token."""
         return self._down(self._gate_up(h_TE))
 
 
 class CpuExperts:
-    """One expert after the other, each over the tokens that chose it. A token's sum is in the order of its experts'
-    numbers, whatever other tokens there are."""
+    """Computes one expert after the other, each over the tokens routed to it. A token's results are summed in the order
+    of its experts' numbers, whatever other tokens there are."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class CpuExperts:
         shared: SharedExpert | None = None,
         layer: int,
     ) -> None:
-        """tensors: names of each expert's gate, up and down. layer: its number, for whoever counts."""
+        """tensors: names of each expert's gate, up and down. layer: its number, for counting experts."""
         self._norm_E, self._eps, self._dtype = norm_E, eps, backend.compute_dtype
         self._router, self._shared, self._scales_inputs = router, shared, config.scales_inputs
         self._layer = layer

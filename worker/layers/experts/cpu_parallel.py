@@ -1,4 +1,4 @@
-"""Whole experts on several CPU ranks, with copies of those that get many tokens."""
+"""Whole experts on several CPU ranks, with copies of the busiest ones."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,25 +23,25 @@ from worker.weights.reader import WeightReader
 
 
 class CpuExpertCopies:
-    """Of one mixture, at one rank. Every step_interval steps its ranks choose copies anew, each by itself and all
-    alike, for they count the same tokens; what is to move then moves within that step, before anything else. In a new
-    epoch there are no copies at first: a rank that was started again has none."""
+    """The copies of one mixture's experts on one rank. Every step_interval steps, each rank chooses the copies anew;
+    all choose the same, because they count the same tokens. Weights then move at the beginning of that step. A new
+    epoch begins without copies, because a restarted rank has none."""
 
     def __init__(self, held: dict[int, CpuExpert], placement: ExpertPlacement, backend: Backend) -> None:
-        """held: the rank's own experts, by slot, to which copies are added. placement: without copies. Raises
-        ValueError without C++ kernels, which pack weights alike everywhere."""
+        """held: the rank's own experts, by slot; copies are added to it. placement: without copies. Raises ValueError
+        without C++ kernels, which pack weights in the same way on all ranks."""
         if backend.native is None:
-            raise ValueError("num_redundant_experts needs the C++ kernels, for weights are sent packed; use 0")
+            raise ValueError("num_redundant_experts needs the C++ kernels, because weights are sent packed; use 0")
         self._kernels: NativeKernels = backend.native
         self._path, self._interval = backend, backend.experts.step_interval
         self._held, self._placement, self._without_copies = held, placement, placement
-        # Of the epoch, and the tokens counted when it began, or when copies were chosen last.
+        # The epoch's groups, and the tokens counted when it began or when copies were last chosen.
         self._groups: Groups | None = None
         self._seen_N = np.zeros(placement.num_experts, np.int64)
 
     def begin_step(self, groups: Groups, tokens_N: np.ndarray) -> ExpertPlacement:
-        """What the step goes by. Called by all ranks in the same steps. tokens_N: int64, of each expert so far, of
-        which all ranks have counted the same since the epoch began."""
+        """Returns the step's placement. All ranks call this in the same steps. tokens_N: int64, tokens of each expert
+        so far; all ranks have counted the same since the epoch began."""
         if groups is not self._groups:
             self._groups, self._seen_N = groups, tokens_N.copy()
             self._placement = self._without_copies
@@ -51,14 +51,14 @@ class CpuExpertCopies:
         return self._placement
 
     def move(self, placement: ExpertPlacement, group: Group) -> None:
-        """Called by all ranks of the group, which all have `placement` afterwards."""
+        """Sends weights so that the ranks have the copies of `placement`. All ranks of the group call this."""
         rank, homes, ranks = group.rank, placement.homes_N.tolist(), placement.ranks_S.tolist()
         before = self._placement.copies
         moved = [(slot, expert) for slot, expert in placement.copies.items() if before.get(slot) != expert]
         self._placement = placement
         if not moved:
             return
-        # In the order of slots, and so of ranks.
+        # In the order of slots, hence of target ranks.
         sent = [(ranks[slot], self._own(expert)) for slot, expert in moved if homes[expert] == rank]
         arriving = sorted((homes[expert], slot) for slot, expert in moved if ranks[slot] == rank)
         sources = torch.tensor([source for source, _ in arriving], dtype=torch.int64)
@@ -82,7 +82,7 @@ class CpuExpertCopies:
         return self._held[self._placement.home_slots_of(rank)[self._placement.experts_of(rank).index(expert)]]
 
     def _put(self, slot: int, headers: list[list[int]], panels: tuple[torch.Tensor, ...]) -> None:
-        """Into the memory of the copy before it: pieces of large mappings are not given back one by one."""
+        """Stores a copy, in the old copy's memory if it fits: parts of a large mapping cannot be freed alone."""
         old = self._held[slot].packed if slot in self._held else ()
         if [_header(weight) for weight in old] == headers:
             for weight, new in zip(old, panels, strict=True):
@@ -103,13 +103,13 @@ def _header(weight: PackedWeight) -> list[int]:
 
 
 def _counts(ranks: torch.Tensor, group: Group, each: torch.Tensor | None = None) -> list[int]:
-    """For each rank of the group how many there are of it, or the sum of theirs."""
+    """Counts how often each rank of the group occurs in `ranks`, or sums the values of `each` per rank."""
     counts = torch.zeros(group.size, dtype=torch.int64)
     return counts.index_add_(0, ranks, torch.ones_like(ranks) if each is None else each).tolist()
 
 
 class ParallelCpuExperts:
-    """Gives a token the bits that worker.layers.experts.cpu.CpuExperts of one rank gives it."""
+    """Whole experts split over ranks. Gives the same bits as worker.layers.experts.cpu.CpuExperts on one rank."""
 
     def __init__(
         self,
@@ -124,13 +124,13 @@ class ParallelCpuExperts:
         shared: SharedExpert | None = None,
         layer: int,
     ) -> None:
-        """tensors: names of each expert's gate, up and down. layer: its number, for whoever counts. Experts of other
-        ranks are not read. Raises ValueError if there are more ranks than experts, or if a token is another one to each
-        of its experts: it is sent once."""
+        """tensors: names of each expert's gate, up and down. layer: its number, for counting experts. Experts of other
+        ranks are not read. Raises ValueError if there are more ranks than experts, or if each of a token's experts gets
+        a different input: a token is sent only once."""
         if config.scales_inputs and config.num_experts_per_token > 1:
             raise ValueError(
-                f"enable_expert_parallel does not go with num_experts_per_tok={config.num_experts_per_token} where "
-                "experts' inputs are multiplied by their weights; 1 does"
+                f"enable_expert_parallel does not support num_experts_per_tok={config.num_experts_per_token} in models "
+                "that multiply experts' inputs by router weights: only 1 works"
             )
         self._scales_inputs = config.scales_inputs
         self._norm_E, self._eps, self._dtype = norm_E, eps, backend.compute_dtype
@@ -139,7 +139,7 @@ class ParallelCpuExperts:
         experts = backend.experts
         placement = ExpertPlacement(config.num_experts, experts.size, experts.num_redundant)
         own = zip(placement.home_slots_of(experts.rank), placement.experts_of(experts.rank), strict=True)
-        # By slot; in those for copies, whatever was there last.
+        # By slot. A slot for copies may still hold an old copy.
         self._held = {slot: CpuExpert.load(tensors[expert], reader, backend) for slot, expert in own}
         self._placement = placement
         self._copies = CpuExpertCopies(self._held, placement, backend) if experts.num_redundant else None
@@ -171,7 +171,7 @@ class ParallelCpuExperts:
             add_sum_of_ranks_(x_TE, partial(self._shared.add_to_, h_TE=h_TE))
 
     def find(self, experts_DTK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As worker.parallel.expert_exchange.Holder has it, and so `compute`."""
+        """Implements worker.parallel.expert_exchange.Holder, together with `compute`."""
         current().count_experts(self._layer, experts_DTK)
         slots_DTK = self._placement.slots(experts_DTK)
         return slots_DTK, self._placement.ranks_S[slots_DTK].where(slots_DTK >= 0, -1)
@@ -184,7 +184,7 @@ class ParallelCpuExperts:
         return results_PE
 
     def _routed(self, x_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Normed activations; of each token its experts, in the order of their numbers, and their weights."""
+        """Returns normed activations, and each token's weights and experts, in the order of experts' numbers."""
         h_TE = rms_norm(x_TE, self._norm_E, self._eps, self._dtype)
         if not len(x_TE):
             return h_TE, x_TE.new_empty(0, self._top_k), torch.empty(0, self._top_k, dtype=torch.int64)

@@ -20,8 +20,8 @@ from worker.weights.reader import WeightReader
 
 
 class GpuExperts:
-    """All experts by grouped GEMMs. Of several ranks each computes its part of every expert, or what its own experts
-    give, and adds that to what the others do."""
+    """Computes all experts by grouped GEMMs. With several ranks, each computes its part of every expert, or its own
+    whole experts, and the results are summed over the ranks."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class GpuExperts:
         *,
         shared: SharedExpert | None = None,
     ) -> None:
-        """tensors: names of each expert's gate, up and down; those of other ranks are not read. Experts of e4m3 in
-        blocks stay so; others are of the backend's compute dtype: there are grouped GEMMs for these two."""
+        """tensors: names of each expert's gate, up and down; those of other ranks are not read. Experts in block-scaled
+        e4m3 stay so; others get the backend's compute dtype: grouped GEMMs exist for these two."""
         from kernels.moe.gemm.triton import Experts  # imports Triton
 
         assert backend.gpu is not None
@@ -45,7 +45,7 @@ class GpuExperts:
         self._router, self._shared, self._scales_inputs = router, shared, config.scales_inputs
         self._num_experts = config.num_experts
         held = range(config.num_experts)
-        # Of each expert, its index among those of this rank; -1: it has another. The last one is for no expert, -1.
+        # Each expert's index among this rank's; -1: another rank has it. The last entry maps -1, no expert, to -1.
         self._places_N1: torch.Tensor | None = None
         part: slice | None = None
         if backend.experts.size > 1:
@@ -90,7 +90,7 @@ class GpuExperts:
             run_experts, experts=self._experts, num_experts=self._num_experts, batch_invariant=self._invariant
         )
         if self._scales_inputs:
-            # Rows of their own, for a token is another one to each of its experts.
+            # One row for each pair, because each of a token's experts gets a different input.
             h_PE = (h_TE[:, None] * weights_TK[:, :, None]).to(self._dtype).flatten(0, 1)
             weights_P1, experts_P1 = torch.ones_like(weights_TK).view(-1, 1), experts_TK.view(-1, 1)
             y_PE = run(h_PE, weights_TK=weights_P1, experts_TK=experts_P1)
@@ -103,7 +103,7 @@ class GpuExperts:
 
 
 class _Stack:
-    """The weights of all experts in one tensor, filled one by one: no second copy of all ever exists."""
+    """The weights of all experts in one tensor, filled expert by expert, so that there is never a second full copy."""
 
     def __init__(self, num_experts: int, backend: Backend) -> None:
         self._num_experts, self._path = num_experts, backend
@@ -111,7 +111,7 @@ class _Stack:
         self.scales: torch.Tensor | None = None
 
     def put(self, expert: int, weight: Weight) -> None:
-        """The first says the shapes, and whether they are e4m3."""
+        """Stores one expert's weight. Expert 0 comes first: it determines the shape and whether weights are e4m3."""
         blocks = weight if isinstance(weight, Fp8Weight) and weight.has_blocks else None
         values = dequantize(weight).to(self._path.compute_dtype) if blocks is None else blocks.values_OI
         if not expert:

@@ -17,26 +17,26 @@ from worker.weights.reader import Shape, WeightReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertNames:
-    """Of a mixture's tensors, below its prefix, without ".weight"."""
+    """The names of a mixture's tensors, below its prefix, without ".weight"."""
 
     router: str = "gate"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
-    # Of the expert of all tokens, if there is one.
+    # The shared expert, if there is one.
     shared: str = "shared_experts"
 
     def tensors(self, expert: int) -> tuple[str, str, str]:
-        """Of one expert: gate, up, down."""
+        """Returns the names of one expert's gate, up and down."""
         gate, up, down = (f"experts.{expert}.{name}" for name in (self.gate, self.up, self.down))
         return gate, up, down
 
 
 class MixtureOfExperts:
-    """sum over a token's experts of weight * down(silu(gate(h)) * up(h)), h = norm(x), weights by router(h), or of
-    down(silu(gate(weight * h)) * up(weight * h)), whichever the config says; and, if it says so, down(silu(gate(h)) *
-    up(h)) of an expert of all tokens. prefix, norm: of its tensors, such as model.layers.3.mlp and
-    model.layers.3.post_attention_layernorm."""
+    """The sum over a token's experts of weight * down(silu(gate(h)) * up(h)), with h = norm(x) and weights from
+    router(h), or, with config.experts.scales_inputs, of down(silu(gate(weight * h)) * up(weight * h)); plus
+    down(silu(gate(h)) * up(h)) of the shared expert, if there is one. prefix, norm: names of its tensors, such as
+    model.layers.3.mlp and model.layers.3.post_attention_layernorm."""
 
     def __init__(
         self, config: ModelConfig, prefix: str, norm: str, names: ExpertNames, reader: WeightReader, backend: Backend
@@ -58,7 +58,7 @@ class MixtureOfExperts:
 
     @staticmethod
     def shapes(config: ModelConfig, prefix: str, names: ExpertNames) -> dict[str, Shape]:
-        """The tensors under the prefix."""
+        """Returns the shapes of the tensors under the prefix, by name."""
         experts, hidden_size = config.experts, config.hidden_size
         assert experts is not None
         linears = {names.router: (hidden_size, experts.num_experts)}
@@ -77,14 +77,14 @@ class MixtureOfExperts:
         return self._experts.num_bytes
 
     def add_to_(self, x_TE: Stream) -> None:
-        """Adds the mixture of the residual stream to it, in place."""
+        """Adds the mixture's result for the residual stream to the stream, in place."""
         self._experts.add_to_(x_TE)
 
 
 def mlp_or_mixture(
     config: ModelConfig, layer: int, prefix: str, norm: str, names: ExpertNames, reader: WeightReader, backend: Backend
 ) -> GatedMLP | MixtureOfExperts:
-    """A mixture in the layers that config.experts names, an MLP in others."""
+    """Makes a mixture in the layers that config.experts names, an MLP in others."""
     assert config.experts is not None
     if config.experts.layers[layer]:
         return MixtureOfExperts(config, prefix, norm, names, reader, backend)
@@ -92,7 +92,7 @@ def mlp_or_mixture(
 
 
 def mlp_or_mixture_shapes(config: ModelConfig, layer: int, prefix: str, names: ExpertNames) -> dict[str, Shape]:
-    """The tensors under the prefix."""
+    """Returns the shapes of the tensors under the prefix, by name."""
     assert config.experts is not None
     has_mixture = config.experts.layers[layer]
     return MixtureOfExperts.shapes(config, prefix, names) if has_mixture else GatedMLP.shapes(config, prefix)

@@ -1,4 +1,4 @@
-"""Which experts compute a token.
+"""Chooses the experts that compute a token.
 
 Legend: T tokens, E hidden size, N experts, K experts of a token.
 """
@@ -13,10 +13,11 @@ from worker.weights.reader import WeightReader
 
 
 class Router:
-    """A linear layer, and the experts that it scores highest. Each rank of a tensor-parallel group has all of it."""
+    """A linear layer that scores experts, and the choice of the highest scores. Each tensor-parallel rank has all of
+    it."""
 
     def __init__(self, config: ExpertsConfig, name: str, reader: WeightReader, backend: Backend) -> None:
-        """name: of its tensors, without ".weight"."""
+        """name: the prefix of its tensors, without ".weight"."""
         self._config, self._on_gpu = config, backend.gpu is not None
         self._linear = PackedLinear(reader(f"{name}.weight"), None, backend)
         self._bias_N = reader.float32(f"{name}.e_score_correction_bias") if config.has_bias else None
@@ -26,8 +27,8 @@ class Router:
         return self._linear.num_bytes
 
     def __call__(self, h_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """weights_TK float32 and experts_TK (int64, on a GPU int32), the best first, of normed activations in the
-        path's compute dtype."""
+        """Returns weights_TK (float32) and experts_TK (int64, on a GPU int32), the best first. h_TE: normed
+        activations in the backend's compute dtype."""
         if self._on_gpu:
             from kernels.moe.routing.triton import route as choose  # imports Triton
         else:

@@ -1,4 +1,4 @@
-"""The expert that computes every token, beside those that a router chooses (DeepSeekMoE, arXiv 2401.06066).
+"""The expert that computes every token, in addition to those that a router chooses (DeepSeekMoE, arXiv 2401.06066).
 
 Legend: T tokens, E hidden size, F intermediate size.
 """
@@ -13,10 +13,10 @@ from worker.weights.reader import WeightReader
 
 
 class SharedExpert:
-    """down(silu(gate(h)) * up(h)) of what its mixture's experts get, too. Its ranks have a part of F each."""
+    """down(silu(gate(h)) * up(h)), with the same h as the mixture's experts. Each rank has a part of F."""
 
     def __init__(self, intermediate_size: int, prefix: str, reader: WeightReader, backend: Backend) -> None:
-        """prefix: of its tensors, such as model.layers.3.mlp.shared_experts."""
+        """prefix: that of its tensors, such as model.layers.3.mlp.shared_experts."""
         part = backend.shard.of(intermediate_size, "shared expert's intermediate size")
         gate_up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         self._gate_up = load_linear(reader, gate_up, bias=False, backend=backend, gated=True, outputs=lambda name: part)
@@ -27,8 +27,8 @@ class SharedExpert:
         return self._gate_up.num_bytes + self._down.num_bytes
 
     def add_to_(self, into: Stream, h_TE: torch.Tensor) -> None:
-        """Adds this rank's part to a stream, in place; on a GPU to what the stream has pending, which is what the
-        chosen experts gave. h_TE: normed, of the compute dtype."""
+        """Adds this rank's part to a stream, in place; on a GPU to the stream's pending delta, which holds the chosen
+        experts' result. h_TE: normed, in the compute dtype."""
         take = current().workspace.take
         hidden_TF = self._gate_up(h_TE, out=take("shared expert", len(h_TE), self._gate_up.num_outputs))
         if isinstance(into, Residual):

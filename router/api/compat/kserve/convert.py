@@ -19,7 +19,7 @@ _LENGTH_BYTES = 4
 
 
 class Inputs:
-    """The inputs of one request, of one element each; every one must be known."""
+    """The inputs of one request, one element each. Refuses unknown ones."""
 
     def __init__(self, request: pb.ModelInferRequest, known: Mapping[str, str]) -> None:
         """known: datatype by name. Raises InvalidRequest."""
@@ -39,12 +39,12 @@ class Inputs:
             if tensor.name in self._values:
                 raise InvalidRequest(f"input {tensor.name} comes twice: give each once")
             if any(length != 1 for length in tensor.shape):
-                raise InvalidRequest(f"input {tensor.name}: shape={list(tensor.shape)[:8]}: one element, so [1]")
+                raise InvalidRequest(f"input {tensor.name}: shape={list(tensor.shape)[:8]}: use one element, [1]")
             read = _read_bytes if datatype == "BYTES" else _read_bool
             self._values[tensor.name] = read(tensor.name, raw[i] if raw else None, tensor.contents)
 
     def text(self, name: str) -> str | None:
-        """None if there is none. Raises InvalidRequest."""
+        """Returns an input of BYTES as text; None if it is not there. Raises InvalidRequest."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -52,17 +52,17 @@ class Inputs:
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            raise InvalidRequest(f"input {name} is no UTF-8 at byte {error.start}") from None
+            raise InvalidRequest(f"input {name} is not UTF-8 at byte {error.start}") from None
 
     def flag(self, name: str) -> bool | None:
-        """None if there is none."""
+        """Returns an input of BOOL; None if it is not there."""
         value = self._values.get(name)
         assert not isinstance(value, bytes)
         return value
 
 
 def add_texts(response: pb.ModelInferResponse, name: str, texts: Sequence[str], *, raw: bool) -> None:
-    """Adds an output of BYTES. raw: as the request's inputs were."""
+    """Adds an output of BYTES. raw: True if the request's inputs were."""
     output = response.outputs.add(name=name, datatype="BYTES", shape=[len(texts)])
     elements = [text.encode() for text in texts]
     if raw:
@@ -80,7 +80,7 @@ def _read_bytes(name: str, raw: bytes | None, contents: pb.InferTensorContents) 
         return contents.bytes_contents[0]
     length = int.from_bytes(raw[:_LENGTH_BYTES], "little")
     if len(raw) != _LENGTH_BYTES + length:
-        raise InvalidRequest(f"input {name} has {len(raw)} raw bytes: give its length in 4 bytes, then so many")
+        raise InvalidRequest(f"input {name} has {len(raw)} raw bytes: give the length in 4 bytes, then that many bytes")
     return raw[_LENGTH_BYTES:]
 
 
@@ -102,7 +102,7 @@ _FINAL = "triton_final_response"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infer:
-    """One request, read. stream: a response for each piece of text; else one with the text of every choice."""
+    """A parsed request. stream: a response for each piece of text; else one with the text of every choice."""
 
     message: octavo.GenerateRequest
     client_id: str
@@ -119,12 +119,12 @@ class Infer:
 
 
 def read(request: pb.ModelInferRequest, model_name: str) -> Infer:
-    """model_name: what an empty one means. Raises InvalidRequest."""
+    """Parses a request. model_name: used if the request names none. Raises InvalidRequest."""
     if request.model_version not in ("", VERSION):
         raise InvalidRequest(f"model_version={request.model_version[:100]!r}: use {VERSION!r}, or leave it empty")
     for output in request.outputs:
         if output.name != OUTPUT:
-            raise InvalidRequest(f"outputs: {output.name[:100]!r} is not there: use {OUTPUT}")
+            raise InvalidRequest(f"outputs: {output.name[:100]!r} is unknown: use {OUTPUT}")
     inputs = Inputs(request, INPUTS)
     prompt = inputs.text("text_input")
     if prompt is None:
@@ -132,7 +132,7 @@ def read(request: pb.ModelInferRequest, model_name: str) -> Infer:
     stream = bool(inputs.flag("stream"))
     excludes_input = inputs.flag("exclude_input_in_output")
     if stream and excludes_input is False:
-        raise InvalidRequest("exclude_input_in_output=false: pieces of a stream are only what is new; leave it out")
+        raise InvalidRequest("exclude_input_in_output=false: a stream brings only new text; leave it out")
     message = _message(prompt, _parameters(inputs.text("sampling_parameters")))
     message.model = request.model_name or model_name
     if stream and message.sampling.n > 1:
@@ -141,7 +141,7 @@ def read(request: pb.ModelInferRequest, model_name: str) -> Infer:
         message=message,
         client_id=request.id,
         stream=stream,
-        # Triton's backend does so unless it is told otherwise, or streams.
+        # As Triton's backend does, unless it is told otherwise or streams.
         prepends_input=not stream and not excludes_input,
         raw=inputs.is_raw,
     )
@@ -153,9 +153,9 @@ def _parameters(text: str | None) -> dict[str, Any]:
     try:
         parameters = json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidRequest("sampling_parameters is no JSON") from None
+        raise InvalidRequest("sampling_parameters is not valid JSON") from None
     if not isinstance(parameters, dict):
-        raise InvalidRequest("sampling_parameters is no JSON object")
+        raise InvalidRequest("sampling_parameters is not a JSON object")
     return parameters
 
 
@@ -163,10 +163,10 @@ def _message(prompt: str, parameters: dict[str, Any]) -> octavo.GenerateRequest:
     """Parameters have vLLM's names, as the HTTP endpoints take them; numbers may be text."""
     for name in ("prompt", "model", "stream", "stream_options", "echo"):
         if name in parameters:
-            raise InvalidRequest(f"sampling_parameters: {name} is none of them")
+            raise InvalidRequest(f"sampling_parameters: {name} is not a sampling parameter")
     try:
         request = CompletionRequest.model_validate({**parameters, "prompt": prompt})
-        # Ids of clients need not be unique.
+        # Clients' ids need not be unique.
         [message] = completion_messages(request, uuid.uuid4().hex)
     except ValidationError as error:
         raise InvalidRequest(f"sampling_parameters: {of_validation(error)}") from None

@@ -1,4 +1,4 @@
-"""The GRPCInferenceService: from its messages to the intake, and back."""
+"""The GRPCInferenceService: converts its messages for the intake, and back."""
 
 import asyncio
 import logging
@@ -72,7 +72,7 @@ class KserveService(GRPCInferenceServiceServicer):
         raise AssertionError("unreachable")
 
     async def ModelStreamInfer(self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
-        """An error that ends one request is told in its response; the others go on."""
+        """Reports an error that ends one request in its response; the others continue."""
         writing = asyncio.Lock()
         free = asyncio.Semaphore(_MOST_AT_ONCE)
 
@@ -92,7 +92,7 @@ class KserveService(GRPCInferenceServiceServicer):
         async def tell(request: pb.ModelInferRequest, error: Exception) -> None:
             status, message = status_of(error)
             if isinstance(error, RequestError) and error.retry_after_s is not None:
-                # There are no details of a status here.
+                # The message is the only place for the delay: no status with details is sent.
                 message += f" (in {error.retry_after_s:.1f} s)"
             failed = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
             async with writing:

@@ -9,18 +9,18 @@ from configs.sampling import BY_NAME, MAX_LOGPROBS, PARAMETERS, Parameter
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest
 
-# What both have under one name and with one meaning of 0.
+# Fields of the same name, and the same meaning of 0, in both.
 _SAME = ("min_tokens", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output")
 # Numbers that both have.
 _NUMBERS = tuple(each for each in PARAMETERS if each.name in vllm.SamplingParams.DESCRIPTOR.fields_by_name)
-# That field has a sign in Octavo's message.
+# The field is signed in Octavo's message.
 _MOST_TOP_K = BY_NAME["top_k"].high
-# Messages of a request that need what there is not here.
+# Fields of a request that need what is not supported here.
 _REFUSED = {
-    "mm_inputs": "images, audio and video are not taken",
-    "media_refs": "images, audio and video are not taken",
-    "kv_transfer_params": "KV is not taken over from another engine",
-    "kv_transfer_params_json": "KV is not taken over from another engine",
+    "mm_inputs": "images, audio and video are not supported",
+    "media_refs": "images, audio and video are not supported",
+    "kv_transfer_params": "KV can't be taken over from another engine",
+    "kv_transfer_params_json": "KV can't be taken over from another engine",
 }
 
 
@@ -46,10 +46,12 @@ def generate_request(request: vllm.GenerateRequest, request_id: str) -> pb.Gener
 
 
 def _sampling(given: vllm.SamplingParams) -> pb.SamplingParams:
-    """Unset fields mean vLLM's defaults, not the model's: who wants these finds them in GetModelInfo."""
+    """Takes vLLM's defaults for unset fields, not the model's, which GetModelInfo returns."""
     constraint = given.WhichOneof("constraint")
     if constraint is not None:
-        raise InvalidRequest(f"sampling_params.{constraint} is set: structured outputs are not there; leave it unset")
+        raise InvalidRequest(
+            f"sampling_params.{constraint} is set: structured outputs are not supported; leave it unset"
+        )
     if given.HasField("truncate_prompt_tokens"):
         raise InvalidRequest(
             f"sampling_params.truncate_prompt_tokens={given.truncate_prompt_tokens}: prompts are taken whole; "
@@ -69,7 +71,7 @@ def _sampling(given: vllm.SamplingParams) -> pb.SamplingParams:
             count = getattr(given, name)
             if count < 0:
                 raise InvalidRequest(
-                    f"sampling_params.{name}={count}: use 0 to {MAX_LOGPROBS}; all of the vocabulary is too much"
+                    f"sampling_params.{name}={count}: use 0 to {MAX_LOGPROBS}; the whole vocabulary is too much"
                 )
             setattr(sampling, name, count)
     for token_id, bias in given.logit_bias.items():
@@ -79,13 +81,13 @@ def _sampling(given: vllm.SamplingParams) -> pb.SamplingParams:
     if given.HasField("max_tokens"):
         sampling.max_tokens = given.max_tokens
     if given.HasField("seed"):
-        # Some are negative; they are as many.
+        # Negative seeds are the other half of the 64 bits.
         sampling.seed = given.seed % 2**64
     return sampling
 
 
 def _number(given: vllm.SamplingParams, parameter: Parameter) -> Any:
-    """0 stands for unset where the field cannot be."""
+    """Reads a number; 0 means unset where the field has no presence."""
     value = getattr(given, parameter.name)
     if vllm.SamplingParams.DESCRIPTOR.fields_by_name[parameter.name].has_presence:
         return value if given.HasField(parameter.name) else parameter.default  # type: ignore[arg-type]
@@ -101,19 +103,19 @@ _FINISH_REASONS = {
 
 
 class Replies:
-    """Folds one stream. Streamed: a chunk for new tokens, and in the end `complete` for each choice with the tokens of
-    its last chunk, as vLLM's own service has it; else only `complete`, with all of them."""
+    """Folds one stream into replies. stream: a chunk for new tokens, and at the end `complete` for each choice with the
+    tokens of its last chunk, as vLLM's own service sends it; else only `complete`, with all tokens."""
 
     def __init__(self, *, stream: bool) -> None:
         self._stream = stream
         self._prompt_token_ids: list[int] = []
         self._prompt_logprobs: list[pb.TokenLogprobs] = []
-        # By choice: the chunks that `complete` repeats, and with what it ended.
+        # By choice: the chunks that `complete` repeats, and the finish.
         self._kept: dict[int, list[pb.Chunk]] = {}
         self._finishes: dict[int, pb.Finish] = {}
 
     def take(self, event: pb.GenerateResponse) -> list[vllm.GenerateResponse]:
-        """What is to be sent for an event."""
+        """Takes in an event. Returns what is to be sent for it."""
         kind = event.WhichOneof("event")
         if kind == "started":
             self._prompt_token_ids = list(event.started.prompt_token_ids)
@@ -140,7 +142,7 @@ class Replies:
         answer = vllm.GenerateStreamChunk(
             token_ids=chunk.token_ids,
             prompt_tokens=len(self._prompt_token_ids),
-            # Of this chunk: the gateway adds them up.
+            # This chunk's only: the gateway adds them up.
             completion_tokens=len(chunk.token_ids),
             output_logprobs=_output_logprobs(chunk.logprobs),
             input_logprobs=self._input_logprobs() if is_first else None,
@@ -169,7 +171,7 @@ class Replies:
         return vllm.GenerateResponse(complete=answer)
 
     def _input_logprobs(self) -> vllm.InputLogProbs | None:
-        """One entry a prompt token; that of the first has no value."""
+        """Returns one entry a prompt token; that of the first has no value."""
         if not self._prompt_logprobs:
             return None
         first = vllm.InputTokenLogProb()

@@ -29,15 +29,15 @@ from router.replicas.replica_set import ReplicaSet
 from router.streams.outbox import bounded_reading
 
 _PATTERNS = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
-# Checkpoints keep such among them: an index of weights has megabytes, and nobody tokenizes with it.
+# Matches the patterns, but is an index of weights: megabytes that no tokenizer needs.
 _NOT = "*.safetensors.index.json"
-# The same files make the same archive, and so the same sha256, whenever and wherever it is made.
+# A fixed date: the same files make the same archive, and sha256, whenever and wherever it is made.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def tokenizer_zip(directory: Path) -> tuple[bytes, str]:
-    """The archive of a directory with a tokenizer.json, and its sha256 in hexadecimal. Reads the files; takes a second
-    for a large vocabulary."""
+    """Returns the archive of a directory with a tokenizer.json, and its sha256 in hexadecimal. Reads the files; takes a
+    second for a large vocabulary."""
     paths = {path for pattern in _PATTERNS for path in directory.glob(pattern) if not path.match(_NOT)}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -98,7 +98,7 @@ class VllmEngineService(VllmEngineServicer):
     async def GetModelInfo(self, request: vllm.GetModelInfoRequest, context: Context) -> vllm.GetModelInfoResponse:
         async with grpc_errors(context):
             model = self._intake.model
-            # Of generation_config.json: the gateway fills it into requests that leave it open.
+            # From generation_config.json: the gateway fills them into requests that leave them unset.
             defaults = {
                 parameter.name: getattr(model.default_sampling, parameter.name)
                 for parameter in FROM_MODEL
@@ -134,7 +134,7 @@ class VllmEngineService(VllmEngineServicer):
         raise AssertionError("unreachable")
 
     async def GetLoads(self, request: vllm.GetLoadsRequest, context: Context) -> vllm.GetLoadsResponse:
-        """All replicas added up; blocks that can be taken at once count as unused."""
+        """Returns the sum of all replicas; blocks that can be taken at once count as unused."""
         async with grpc_errors(context):
             loads = [replica.session.load for replica in self._replicas.replicas if replica.session is not None]
             block_size = self._intake.model.block_size
@@ -181,12 +181,12 @@ class VllmEngineService(VllmEngineServicer):
         await _unimplemented(context, "SubscribeKvEvents", "this router routes by prefixes itself (routing_policy)")
 
     async def _tokenizer_archive(self) -> tuple[bytes, str]:
-        """Made once, on a thread; an error is not kept. Raises Unavailable."""
+        """Makes the archive once, on a thread; an error is not cached. Raises Unavailable."""
         if self._archive is None or (self._archive.done() and self._archive.exception() is not None):
             directory = self._intake.tokenizer.tokenizer.directory
             self._archive = asyncio.create_task(asyncio.to_thread(tokenizer_zip, directory))
         try:
-            # Several may wait for it; one that goes away does not take it from the others.
+            # Several calls may wait for it; one that is cancelled must not cancel it for the others.
             return await asyncio.shield(self._archive)
         except OSError as error:
             raise Unavailable(f"the tokenizer's files can't be read: {error.strerror}; try again later") from error
@@ -199,5 +199,5 @@ def _chunks(data: bytes, sha256: str) -> Iterator[common.GetTokenizerChunk]:
 
 
 async def _unimplemented(context: Any, call: str, instead: str) -> NoReturn:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{call} is not there: {instead}")
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{call} is not supported: {instead}")
     raise AssertionError("unreachable")

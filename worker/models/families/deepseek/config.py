@@ -1,5 +1,5 @@
-"""What is DeepSeek-V2's and V3's own in a config.json: multi-head latent attention as a config of its own, the rest as
-fields of ModelConfig and ExpertsConfig."""
+"""Reads the fields of config.json that are specific to DeepSeek-V2 and V3: multi-head latent attention becomes a config
+of its own, the rest fields of ModelConfig and ExpertsConfig."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from worker.model_config import ExpertsConfig, LatentConfig
 from worker.models.rope import rope_from_config_json, rope_settings, yarn_mscale
 
 V2, V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
-# How each chooses experts: scoring_func, and the topk_method that it may have.
+# How each model chooses experts: its scoring_func, and the topk_method values it may have.
 _CHOICES = {V2: ("softmax", ("greedy", "group_limited_greedy")), V3: ("sigmoid", ("noaux_tc",))}
 
 
@@ -29,7 +29,7 @@ def deepseek_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         scale=(nope_size + rope_size) ** -0.5 * mscale**2,
         interleaved=bool(raw.get("rope_interleave", True)),
     )
-    # Layers that predict tokens further ahead lie behind the others in the file.
+    # Layers for multi-token prediction follow the others in the file.
     extra = range(num_layers, num_layers + int(raw.get("num_nextn_predict_layers") or 0))
     return {
         "rope": rope,
@@ -53,7 +53,7 @@ def _experts(architecture: str, raw: Mapping[str, Any], num_layers: int) -> Expe
     top_k, size = int(raw["num_experts_per_tok"]), int(raw["moe_intermediate_size"])
     renormalize, scaling_factor = bool(raw.get("norm_topk_prob")), float(raw.get("routed_scaling_factor", 1.0))
     if architecture == V2:
-        # As DeepSeek's own code has it: weights are divided by their sum, or multiplied by the factor.
+        # As in DeepSeek's own code: weights are either divided by their sum or multiplied by the factor.
         renormalize = renormalize and top_k > 1
         scaling_factor = 1.0 if renormalize else scaling_factor
     first, step = int(raw.get("first_k_dense_replace") or 0), int(raw.get("moe_layer_freq", 1))

@@ -1,4 +1,4 @@
-"""Gemma 3, its text models."""
+"""Gemma 3's text models."""
 
 from worker.models.families.gemma3.config import gemma3_fields, gemma3_from_gguf
 from worker.models.families.gemma3.model import Gemma3Model

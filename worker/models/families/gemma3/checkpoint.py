@@ -1,4 +1,4 @@
-"""Tensors of Gemma 3 as its layers read them."""
+"""Converts Gemma 3's tensors to the form that layers read."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from worker.weights.reader import WeightReader
 
 
 class NormsPlusOne:
-    """A WeightReader over one whose norms are stored as what they differ from 1 by."""
+    """A WeightReader that adds 1 to norms: Gemma 3's checkpoints store norm weights minus 1."""
 
     def __init__(self, reader: WeightReader) -> None:
         self._reader = reader

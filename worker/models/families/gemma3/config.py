@@ -1,4 +1,4 @@
-"""What is Gemma 3's own in a config.json, or in GGUF metadata: as fields of a ModelConfig."""
+"""Reads the fields of config.json and GGUF metadata that are specific to Gemma 3, as fields of a ModelConfig."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,13 +8,13 @@ from worker.model_config import ModelConfig, RopeConfig
 from worker.models.rope import rope_from_config_json
 from worker.models.windows import windows_by_type
 
-# Of six layers the first five have a window, where neither kind of file says otherwise.
+# By default, the first five of every six layers have a window.
 _PATTERN = 6
 _THETA, _LOCAL_THETA = 1e6, 1e4
-# llama.cpp tells the 27B by its layers: there scores are divided by the root of hidden_size / num_heads, which is not
-# its head size (ggml-org/llama.cpp, src/models/gemma3.cpp). GGUF files don't say so.
+# llama.cpp recognizes the 27B by its number of layers: its scores are divided by the root of hidden_size / num_heads,
+# not of the head size (ggml-org/llama.cpp, src/models/gemma3.cpp). GGUF files don't say so.
 _LAYERS_OF_27B = 62
-# <end_of_turn> of every Gemma 3 vocabulary, the smallest of which is this large. Few GGUF files name it.
+# <end_of_turn> in every Gemma 3 vocabulary, and the size of the smallest one. Few GGUF files name the token.
 _END_OF_TURN, _VOCAB_SIZE = 106, 262144
 
 
@@ -56,7 +56,8 @@ def gemma3_from_gguf(config: ModelConfig, get: Any) -> ModelConfig:
 
 
 def _ropes(raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
-    """Of layers that see everything, and of those with a window, which no scaling applies to in old files."""
+    """Returns the ropes of layers with full attention and of those with a window; in old files scaling does not apply
+    to the latter."""
     by_kind = raw.get("rope_parameters") or {}
     settings = {
         "max_position_embeddings": raw["max_position_embeddings"],
@@ -81,5 +82,5 @@ def _windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
 
 
 def _by_pattern(window: int, pattern: int, num_layers: int) -> tuple[int, ...]:
-    """Every pattern-th layer sees everything."""
+    """Returns the windows of all layers: every pattern-th layer has full attention."""
     return tuple(window if (layer + 1) % pattern else 0 for layer in range(num_layers))

@@ -1,7 +1,7 @@
-"""Gemma 3, its text models (arXiv 2503.19786).
+"""Gemma 3's text models (arXiv 2503.19786).
 
-Beside what the config says (gelu, scaled embeddings, windows with a rope of their own on five of six layers), attention
-and MLP have a norm behind them, too, whose result is added to the residual stream.
+In addition to what the config says (gelu, scaled embeddings, windows with a rope of their own on five of six layers),
+the results of attention and MLP are normed before they are added to the residual stream.
 """
 
 from kernels.backend import Backend

@@ -1,5 +1,5 @@
-"""The llama family's own fields of a config.json: rope, sliding windows, and what Qwen's models have of head norms and
-biases."""
+"""Reads the fields of config.json that are specific to the llama family: rope, sliding windows, and the head norms and
+biases of Qwen's models."""
 
 from collections.abc import Mapping
 from typing import Any

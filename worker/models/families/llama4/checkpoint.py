@@ -1,4 +1,4 @@
-"""Files of Llama 4, whose text model may be a part of what they hold, and whose experts may be stored together.
+"""Reads Llama 4's files, which may also hold a vision model, and may store all experts in one tensor.
 
 Legend: N experts, H hidden size, I intermediate size.
 """
@@ -10,14 +10,14 @@ import torch
 
 from worker.weights.safetensors_source import SafetensorsFiles
 
-# Of the text model's tensors, where there is a vision model beside it.
+# The prefix of the text model's tensors in files that also hold a vision model.
 _TEXT = "language_model."
 # [N, H, 2I], the gate's columns first, and [N, I, H].
 _GATE_UP, _DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 
 
 class _Expert(NamedTuple):
-    """Where an expert's weight is: the columns of its matrix in a stored tensor, where inputs are rows."""
+    """The place of an expert's weight: columns of its matrix in a stored tensor, whose rows are inputs."""
 
     stored: str
     number: int
@@ -25,8 +25,8 @@ class _Expert(NamedTuple):
 
 
 class Llama4Files(SafetensorsFiles):
-    """Names are those of the text model alone, and each expert has weights of its own, as linear layers have them. Only
-    what is read of a tensor is ever in memory."""
+    """Presents the text model's names without a prefix, and each expert's weights separately, as linear layers read
+    them. Only the parts of a tensor that are read are ever in memory."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)

@@ -1,5 +1,5 @@
-"""What is Llama 4's own in a config.json: layers with and without rope as a config of their own, the rest as fields of
-ModelConfig and ExpertsConfig."""
+"""Reads the fields of config.json that are specific to Llama 4: layers with and without rope become a config of their
+own, the rest fields of ModelConfig and ExpertsConfig."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,14 +8,14 @@ from worker.model_config import ExpertsConfig, IropeConfig, TemperatureConfig
 from worker.models.rope import rope_from_config_json
 from worker.models.windows import sizes_by_type
 
-# With which the names of tensors begin that no text goes through.
+# Prefixes of tensors that only images pass through.
 _VISION = ("vision_model.", "multi_modal_projector.")
-# Where a file doesn't say it: every fourth layer is without rope.
+# Defaults for fields that a file leaves out; every fourth layer has no rope.
 _ROPE_INTERVAL, _CHUNK, _FLOOR_SCALE, _ATTENTION_SCALE = 4, 8192, 8192, 0.1
 
 
 def llama4_text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a config.json says of the text model, `architectures` included."""
+    """Returns the part of config.json that describes the text model, including `architectures`."""
     return raw | raw["text_config"] | {"architectures": raw["architectures"]} if "text_config" in raw else raw
 
 
@@ -24,8 +24,8 @@ def llama4_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     norms_heads = bool(raw.get("use_qk_norm", True))
     if norms_heads and rope.attention_factor != 1:
         raise ValueError(
-            f"rope_type={rope.scaling!r} with use_qk_norm is not supported: it makes heads longer, which are normed "
-            "behind it; default, linear and llama3 are"
+            f"rope_type={rope.scaling!r} with use_qk_norm is not supported: it scales heads, but they are normed after "
+            "rope; default, linear and llama3 are"
         )
     temperature = None
     if raw.get("attn_temperature_tuning", True):
@@ -38,7 +38,7 @@ def llama4_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         "irope": IropeConfig(rope_layers=has_rope, norms_heads=norms_heads, temperature=temperature),
         "layer_windows": (0,) * num_layers,
         "layer_chunks": _chunks(raw, has_rope),
-        # Of layers without experts; intermediate_size is that of experts.
+        # For layers without experts; the file's intermediate_size is that of experts.
         "intermediate_size": int(raw["intermediate_size_mlp"]),
         "experts": _experts(raw, num_layers),
         "left_out": _VISION,
@@ -62,13 +62,13 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
 
 
 def _rope_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
-    # Despite its name it has a 1 for each layer with rope.
+    # Despite its name, it has a 1 for each layer with rope.
     said = raw.get("no_rope_layers")
     if not said:
         interval = int(raw.get("no_rope_layer_interval") or _ROPE_INTERVAL)
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
     if len(said) < num_layers:
-        raise ValueError(f"no_rope_layers has {len(said)} numbers for {num_layers} layers; one a layer is expected")
+        raise ValueError(f"no_rope_layers has {len(said)} numbers for {num_layers} layers: there must be one per layer")
     return tuple(bool(number) for number in said[:num_layers])
 
 

@@ -1,9 +1,9 @@
-"""Llama 4, its text models (meta-llama/llama-models, models/llama4; the model cards of Scout and Maverick).
+"""Llama 4's text models (meta-llama/llama-models, models/llama4; the model cards of Scout and Maverick).
 
 iRoPE: three of four layers have rope, norms of each head without weights, and attention within chunks of positions;
-each fourth sees everything, has no rope, and queries that grow with their position. Some layers, or all, have a mixture
-in place of the MLP: a token's experts are those with the largest logits, each gets the token times the sigmoid of its
-logit, and what they give is added to what an expert of all tokens gives.
+every fourth has full attention, no rope, and queries that grow with their position. Some layers, or all, have a mixture
+in place of the MLP: a token's experts are those with the largest logits, each expert's input is the token times the
+sigmoid of its logit, and the sum of their results is added to that of a shared expert.
 """
 
 from kernels.backend import Backend
@@ -17,8 +17,8 @@ _NAMES = ExpertNames(router="router", shared="shared_expert")
 
 
 class Llama4Model(Decoder):
-    """Experts have their weights one by one; worker.models.families.llama4.checkpoint reads them so from where they are
-    stored together."""
+    """Reads each expert's weights separately; where they are stored together,
+    worker.models.families.llama4.checkpoint splits them."""
 
     @classmethod
     def block(cls, config: ModelConfig, layer: int, reader: WeightReader, backend: Backend) -> Block:

@@ -1,4 +1,4 @@
-"""Fields of Mixtral's and Qwen3-MoE's config.json: those of the dense models, and experts."""
+"""Reads the config.json fields that are specific to Mixtral and Qwen3-MoE: those of the dense models, and experts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ def mixtral_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
 def qwen3_moe_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     step, dense = int(raw.get("decoder_sparse_step", 1)), set(raw.get("mlp_only_layers") or ())
     experts = ExpertsConfig(
-        # Newer files say num_local_experts.
+        # Newer files have num_local_experts.
         num_experts=int(raw["num_experts"] if "num_experts" in raw else raw["num_local_experts"]),
         num_experts_per_token=int(raw["num_experts_per_tok"]),
         intermediate_size=int(raw["moe_intermediate_size"]),

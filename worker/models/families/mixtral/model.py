@@ -9,7 +9,7 @@ from worker.weights.reader import Shape, WeightReader
 
 
 class MixtralModel(Decoder):
-    """A layer has a mixture where config.experts says so, else an MLP."""
+    """A llama with a mixture in the layers that config.experts names, and an MLP in others."""
 
     mlp = "block_sparse_moe"
     names = ExpertNames(gate="w1", up="w3", down="w2")

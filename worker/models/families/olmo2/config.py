@@ -1,4 +1,4 @@
-"""OLMo 2's own fields of a config.json."""
+"""Reads the fields of config.json that are specific to OLMo 2."""
 
 from collections.abc import Mapping
 from typing import Any

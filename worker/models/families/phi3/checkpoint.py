@@ -1,4 +1,4 @@
-"""Files of Phi-3, where layers that read the same input are stored as one."""
+"""Reads Phi-3's files, which store layers with the same input as one layer."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -15,14 +15,14 @@ _FUSED = {
 
 
 class _Part(NamedTuple):
-    """Where a layer's tensor is: some rows of a stored one; None: it is the same for all layers there."""
+    """The place of a layer's tensor: rows of a stored one; None: all layers in it share the whole tensor."""
 
     stored: str
     rows: slice | None
 
 
 class Phi3Files(SafetensorsFiles):
-    """Each layer has tensors of its own, as the llama family names them: rows of those in the file."""
+    """Presents each layer's tensors separately, under the llama family's names: rows of the stored ones."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -50,14 +50,14 @@ class Phi3Files(SafetensorsFiles):
         return self._read_rows(stored, rows)
 
     def _layers(self, stored: str, shapes: dict[str, Shape]) -> dict[str, int] | None:
-        """The tensors that a stored one consists of, and their numbers of rows; None: it is one layer's."""
+        """Returns the tensors that a stored one consists of, and their numbers of rows; None: it is not fused."""
         for fused, layers in _FUSED.items():
             prefix, found, kind = stored.partition(fused)
             weight = shapes.get(f"{prefix}{fused}weight", ())
             output = shapes.get(f"{prefix}.self_attn.o_proj.weight", ())
             if not found or len(weight) != 2 or len(output) != 2:
                 continue
-            # As many inputs as attention's output layer has, so many outputs has q.
+            # q has as many outputs as attention's output layer has inputs.
             first = output[1] if len(layers) == 3 else weight[0] // 2
             others = (weight[0] - first) // (len(layers) - 1)
             return {f"{prefix}{layer}{kind}": others if i else first for i, layer in enumerate(layers)}
@@ -70,7 +70,7 @@ class Phi3Files(SafetensorsFiles):
             return
         if shape[0] != num_rows:
             raise WeightsError(
-                f"{self.path}: {stored} has {shape[0]} rows; one, or one for each of the layer's {num_rows} outputs, "
-                "is supported"
+                f"{self.path}: {stored} has {shape[0]} rows: it must have 1, or {num_rows}, one for each output of the "
+                "layer"
             )
         self._parts[name], self.shapes[name] = _Part(stored, rows), (rows.stop - rows.start, *shape[1:])

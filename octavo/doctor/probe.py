@@ -1,0 +1,224 @@
+"""Reads what needs PyTorch, in a process of its own: `python -m octavo.doctor.probe`.
+
+PyTorch takes a second to import, and where it is broken it may raise, hang or end its process. The options come as JSON
+on stdin. Each reading is one line on stdout as soon as it is made, so a crash costs only the readings after it.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from configs.options import Options
+from runtime.model_files import PACKAGE_PREFIX, ModelFiles, ModelNotFoundError, resolve_model
+
+if TYPE_CHECKING:
+    from worker.model_config import ModelConfig
+
+
+class GpuFacts(BaseModel):
+    """A GPU that PyTorch sees. capability: such as "9.0"."""
+
+    name: str
+    capability: str
+
+
+class TorchFacts(BaseModel):
+    """cuda: the version that PyTorch was built for; None for a CPU build. gpu_error: why it finds no GPU."""
+
+    cuda: str | None = None
+    gpus: tuple[GpuFacts, ...] = ()
+    gpu_error: str = ""
+
+
+class ModelFacts(BaseModel):
+    """The model that the options name, in bytes of one replica. block_bytes: of a KV block at one worker."""
+
+    name: str
+    quantization: str
+    weight_bytes: int
+    block_bytes: int
+    context: int
+
+
+class Reading(BaseModel):
+    """The answer of one reader; error: why there is none."""
+
+    reader: str
+    error: str = ""
+    torch: TorchFacts | None = None
+    # The name of the kernels in use on a CPU; empty: PyTorch's.
+    kernels: str | None = None
+    # Why workers refuse the options; empty: they do not.
+    refusal: str | None = None
+    model: ModelFacts | None = None
+
+
+def read_torch(options: Options) -> Reading:
+    import torch
+
+    facts = TorchFacts(cuda=torch.version.cuda)
+    if facts.cuda is not None and options.device != "cpu":
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as error:
+            facts.gpu_error = str(error).strip()
+        else:
+            devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+            facts.gpus = tuple(GpuFacts(name=each.name, capability=f"{each.major}.{each.minor}") for each in devices)
+    return Reading(reader="torch", torch=facts)
+
+
+def read_kernels(options: Options) -> Reading:
+    """Runs the kernels' own checks, on a CPU."""
+    if _on_gpu(options):
+        return Reading(reader="kernels", kernels="")
+    from kernels.cpu_backend import native_kernels
+
+    kernels = native_kernels()
+    return Reading(reader="kernels", kernels="" if kernels is None else kernels.path.name)
+
+
+def read_refusal(options: Options) -> Reading:
+    """Asks workers' own checks for what they would refuse."""
+    import torch
+
+    from worker.cpu.threads import prepare_threads
+    from worker.device.select import Gpu, check_gpu, gpu_index
+    from worker.errors import PermanentError
+    from worker.process.build import check_cpu_options, check_gpu_options
+
+    try:
+        if _on_gpu(options):
+            index = gpu_index(options, torch.cuda.device_count(), 0, 0)
+            name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
+            check_gpu(options, Gpu(name=name, capability=capability))
+            check_gpu_options(options)
+        else:
+            check_cpu_options(options)
+            prepare_threads(options)
+    except PermanentError as error:
+        return Reading(reader="refusal", refusal=str(error))
+    return Reading(reader="refusal", refusal="")
+
+
+def read_model(options: Options) -> Reading:
+    """Reads a model's config; of a model on the hub, it fetches only that."""
+    import torch
+
+    from worker.errors import PermanentError
+    from worker.layers.kv_cache import KVCache
+    from worker.models.info import longest_sequence, model_dtype
+    from worker.models.loader import config_of
+    from worker.parallel.axes import shard_of, stage_of
+
+    files = _config_files(options.model)
+    config, made_for = config_of(files)
+    try:
+        longest_sequence(options, config)
+    except PermanentError as error:
+        return Reading(reader="model", refusal=str(error))
+    dtype, on_gpu = model_dtype(options), _on_gpu(options)
+    offered = ("fp8",) if on_gpu else ("int8", "int4")
+    quantization = options.quantization
+    if quantization == "auto":
+        quantization = made_for if made_for in offered else "none"
+    if on_gpu:
+        from worker.gpu.build import weight_bytes
+
+        num_bytes = weight_bytes(config, dtype, fp8=quantization == "fp8")
+    else:
+        num_bytes = _packed_bytes(config, dtype.itemsize, quantization)
+    kv_dtype = torch.float8_e4m3fn if options.kv_cache_dtype in ("fp8", "fp8_e4m3") else dtype
+    if options.kv_cache_dtype == "bfloat16":
+        kv_dtype = torch.bfloat16
+    block_bytes = KVCache.block_bytes(config, options.block_size, kv_dtype, shard_of(options, 0), stage_of(options, 0))
+    facts = ModelFacts(
+        name=files.name,
+        quantization=quantization,
+        weight_bytes=num_bytes,
+        block_bytes=block_bytes,
+        context=config.max_position_embeddings,
+    )
+    return Reading(reader="model", model=facts)
+
+
+def _on_gpu(options: Options) -> bool:
+    import torch
+
+    return options.device != "cpu" and torch.version.cuda is not None and torch.cuda.is_available()
+
+
+def _config_files(model: str) -> ModelFiles:
+    path = Path(model).expanduser()
+    if path.exists() or path.suffix == ".gguf" or model.startswith(PACKAGE_PREFIX):
+        return resolve_model(model)
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        config = hf_hub_download(model, "config.json")
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        cause = str(error).strip().splitlines()[0]
+        raise ModelNotFoundError(
+            f"model={model!r} is no directory or .gguf file here, and the hub does not give it: {cause}"
+        ) from None
+    return ModelFiles(path=Path(config).parent, name=model.rsplit("/", 1)[-1])
+
+
+# Bytes of a weight, with its share of scales and minima.
+_QUANTIZED = {"int8": 1.0, "int4": 0.5 + 4 / 32}
+
+
+def _packed_bytes(config: "ModelConfig", itemsize: int, quantization: str) -> int:
+    """Bytes of a model's weights as CPU kernels keep them: the embedding and the head are two tensors even if a
+    checkpoint ties them, and a quantized model's head has 8 bits."""
+    from worker.models.registry import model_class
+
+    total = 0.0
+    head = 1.0 if quantization in _QUANTIZED else itemsize
+    for name, shape in model_class(config.architecture).tensor_shapes(config).items():
+        if name == "lm_head.weight":
+            size = head
+        elif len(shape) == 1 or name == "model.embed_tokens.weight":
+            size = itemsize
+        else:
+            size = _QUANTIZED.get(quantization, itemsize)
+        total += math.prod(shape) * size
+    if config.tie_word_embeddings:
+        total += config.vocab_size * config.hidden_size * head
+    return int(total)
+
+
+READERS: dict[str, Callable[[Options], Reading]] = {
+    "torch": read_torch,
+    "kernels": read_kernels,
+    "refusal": read_refusal,
+    "model": read_model,
+}
+
+
+def main() -> None:
+    # Whatever else prints, prints to stderr.
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        options = Options.model_validate_json(sys.stdin.read())
+        for name, read in READERS.items():
+            try:
+                reading = read(options)
+            except Exception as error:  # noqa: BLE001 - a broken installation raises anything; the page shows it
+                cause = (str(error).strip() or repr(error)).splitlines()[0]
+                reading = Reading(reader=name, error=cause if isinstance(error, ValueError) else _named(error, cause))
+            print(reading.model_dump_json(exclude_none=True), file=answers, flush=True)
+
+
+def _named(error: Exception, cause: str) -> str:
+    return f"{type(error).__name__}: {cause}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The subjects of `octavo doctor`: each file reads one part of the machine and yields its lines."""

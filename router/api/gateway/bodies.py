@@ -1,0 +1,122 @@
+"""Receives the bodies of requests and has them parsed.
+
+Callers share the bytes that are held at once (security.shares), each body has a deadline and no more bytes than its
+request can use, and what takes long to parse is parsed in another process, one at a time and callers in turn.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+
+import anyio
+import anyio.to_process
+from starlette.requests import Request
+
+from protos import inference_pb2 as pb
+from router.api.gateway import parsing
+from router.api.gateway.errors import BadRequestError
+from router.api.gateway.parsing import Kind, Parsed
+from router.errors import RouterFull
+from router.intake.intake import Intake
+from router.intake.validation import MAX_TEMPLATE_ARGUMENTS_BYTES
+from router.security.identity import caller_share, set_connection
+from router.security.shares import SharedBytes
+from router.text.tokenizer_pool import Turns
+
+# Time for a request's body to arrive.
+BODY_S = 60.0
+# A character of a JSON string takes up to 12 bytes: two escapes of six.
+_CHARACTER_BYTES = 12
+# Everything in a chat's body besides its texts and template arguments.
+_OTHER_BYTES = 2**20
+_RETRY_S = 1.0
+
+
+class Bodies:
+    """The bodies that a router process holds."""
+
+    def __init__(self, intake: Intake, *, max_bytes: int, max_total_bytes: int) -> None:
+        """max_bytes: of one body. max_total_bytes: of all, option max_bodies_bytes."""
+        self._intake, self._max_bytes = intake, max_bytes
+        self._shared = SharedBytes(max_total_bytes)
+        self._parser = anyio.CapacityLimiter(1)
+        self._turns = Turns(1)
+
+    async def parse(self, request: Request, kind: Kind, request_id: str) -> Parsed:
+        """Raises BadRequestError, RouterFull, and starlette's ClientDisconnect."""
+        if request.client is not None:
+            set_connection(f"{request.client.host}:{request.client.port}")
+        async with self._received(request, self._most_bytes(kind)) as body:
+            if parsing.is_light(body):
+                return parsing.parse(kind, body, request_id)
+            return await self._parse_apart(kind, body, request_id)
+
+    @property
+    def _most_chars(self) -> int:
+        """The most characters that a prompt can use; 0: not known yet."""
+        return self._intake.max_model_len * self._intake.tokenizer.tokenizer.longest_token
+
+    def _most_bytes(self, kind: Kind) -> int:
+        """The most bytes that a request can use."""
+        if kind != "chat" or not self._most_chars:
+            # A completion has many prompts, each as long as the model takes.
+            return self._max_bytes
+        text_bytes = _CHARACTER_BYTES * self._most_chars
+        return min(self._max_bytes, text_bytes + 6 * MAX_TEMPLATE_ARGUMENTS_BYTES + _OTHER_BYTES)
+
+    @contextlib.asynccontextmanager
+    async def _received(self, request: Request, most_bytes: int) -> AsyncIterator[bytearray]:
+        """The body, held while inside."""
+        self._check_size(int(request.headers.get("content-length", 0)), most_bytes)
+        caller, body = caller_share(), bytearray()
+        try:
+            try:
+                async with asyncio.timeout(BODY_S):
+                    async for part in request.stream():
+                        if not self._shared.take(caller, len(part)):
+                            raise self._full(caller)
+                        body += part
+                        self._check_size(len(body), most_bytes)
+            except TimeoutError:
+                raise BadRequestError(
+                    f"the body has not arrived within {BODY_S:g} s", status=HTTPStatus.REQUEST_TIMEOUT
+                ) from None
+            yield body
+        finally:
+            self._shared.give_back(caller, len(body))
+
+    def _check_size(self, size: int, most_bytes: int) -> None:
+        if size > most_bytes:
+            limit = f"max_message_bytes={most_bytes}"
+            if most_bytes < self._max_bytes:
+                limit = f"{most_bytes} bytes, the most that a chat of this model can use"
+            raise BadRequestError(f"the body has more than {limit}", status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+
+    def _full(self, caller: str) -> RouterFull:
+        shared = self._shared
+        error = RouterFull(
+            f"this router holds {shared.total} bytes of request bodies, {shared.of(caller)} of them from this caller. "
+            f"A caller may have as many as are free of max_bodies_bytes={shared.max_bytes}: try again later or at "
+            "another one"
+        )
+        error.retry_after_s = _RETRY_S
+        return error
+
+    async def _parse_apart(self, kind: Kind, body: bytearray, request_id: str) -> Parsed:
+        await self._turns.take(caller_share())
+        # The process can't be stopped in the middle: the next turn comes when it is done, even if the client leaves.
+        work = asyncio.create_task(
+            anyio.to_process.run_sync(
+                parsing.parse_to_bytes, kind, bytes(body), request_id, self._most_chars, limiter=self._parser
+            )
+        )
+        work.add_done_callback(self._end_turn)
+        form, messages = await asyncio.shield(work)
+        return Parsed(form, [pb.GenerateRequest.FromString(message) for message in messages])
+
+    def _end_turn(self, work: asyncio.Task[object]) -> None:
+        self._turns.give_back()
+        if not work.cancelled():
+            # Marks the error as seen, for a client that has left.
+            work.exception()

@@ -1,0 +1,129 @@
+"""Runs a tokenizer's slow calls on threads, so that a long prompt does not hold up other streams, nor one caller
+another.
+
+Callers share the bytes of text that may wait (security.shares). Threads serve them in turn, and long texts never take
+all threads.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from protos.inference_pb2 import ChatPrompt
+from router.errors import RouterFull
+from router.security.identity import caller_share
+from router.security.shares import SharedBytes
+from router.text.tokenizer import Tokenizer
+
+# Bytes of a call besides its text.
+_CALL_BYTES = 2048
+# Longer texts leave one thread free for shorter ones: a MB takes 0.4 s.
+_LONG_BYTES = 65_536
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
+
+
+class Turns:
+    """Lets a number of tasks pass at once. Those that wait pass one a caller, in turn."""
+
+    def __init__(self, num_at_once: int) -> None:
+        self._num_free = num_at_once
+        # By caller; the first one is next. Waiting tasks imply that none is free.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def take(self, caller: str) -> None:
+        """Waits for the task's turn, which `give_back` ends."""
+        if self._num_free:
+            self._num_free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        while self._waiting:
+            caller = next(iter(self._waiting))
+            queue = self._waiting.pop(caller)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[caller] = queue
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._num_free += 1
+
+
+class TokenizerPool:
+    """The calls of all requests of a router process. They raise RouterFull if too much text waits. A call is skipped
+    if its caller goes away, or its deadline passes, while it waits."""
+
+    def __init__(self, tokenizer: Tokenizer, max_bytes: int) -> None:
+        """max_bytes: option max_tokenizing_bytes."""
+        self.tokenizer = tokenizer
+        self._bytes = SharedBytes(max_bytes)
+        num_threads = max(2, min(4, os.cpu_count() or 1))
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
+        self._turns, self._long_turns = Turns(num_threads), Turns(num_threads - 1)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that wait or are being tokenized."""
+        return self._bytes.total
+
+    async def encode(self, text: str, most_tokens: int) -> list[int]:
+        """Raises TooManyTokensError, too."""
+        # A text of ASCII takes a byte a character, any other up to four.
+        size = len(text) * (1 if text.isascii() else 4)
+        return await self._run(lambda text: self.tokenizer.encode(text, most_tokens), text, size)
+
+    async def encode_chat(self, chat: ChatPrompt, most_tokens: int) -> list[int]:
+        """Raises TemplateError and TooManyTokensError, too."""
+        return await self._run(lambda chat: self.tokenizer.encode_chat(chat, most_tokens), chat, chat.ByteSize())
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return await self._run(
+            lambda ids: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens),
+            list(token_ids),
+            8 * len(token_ids),
+        )
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, function: Callable[[_Argument], _Result], argument: _Argument, size: int) -> _Result:
+        caller = caller_share()
+        # One text alone may be longer than a caller's share.
+        max_bytes = self._bytes.max_bytes
+        size = min(size + _CALL_BYTES, max_bytes // 2)
+        if not self._bytes.take(caller, size):
+            raise RouterFull(
+                f"{self._bytes.total} bytes of text wait for the tokenizer, {self._bytes.of(caller)} of them from this "
+                f"caller, and this text has {size}: a caller may have as many as are free of "
+                f"max_tokenizing_bytes={max_bytes}; try again later or at another router"
+            )
+        with contextlib.ExitStack() as held:
+            held.callback(self._bytes.give_back, caller, size)
+            for turns in (self._long_turns, self._turns) if size > _LONG_BYTES else (self._turns,):
+                await turns.take(caller)
+                held.callback(turns.give_back)
+            work = self._threads.submit(function, argument)
+            # A call that has begun can't be stopped: it holds its turn until it ends, even if its caller goes away.
+            loop, until_done = asyncio.get_running_loop(), held.pop_all()
+            work.add_done_callback(lambda _: _call_soon(loop, until_done.close))
+        return await asyncio.wrap_future(work)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    # The loop may be closed by the time that the last calls of a router end.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)
