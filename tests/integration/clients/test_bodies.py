@@ -1,4 +1,4 @@
-"""What a router holds of HTTP bodies, for how long, and for whom; a fake scheduler computes."""
+"""What a router holds of HTTP bodies, how long, and how callers share it; a fake scheduler computes."""
 
 import asyncio
 import json
