@@ -36,6 +36,7 @@ from pathlib import Path
 import grpc.aio
 import numpy as np
 
+from benchmarks.cluster.up import LOCAL, serving
 from benchmarks.peers.server_process import end
 from benchmarks.router import fake_scheduler, harm
 from octavo.cluster.serving import wait_until_serving
@@ -134,29 +135,21 @@ def _router(ports: harm.Ports) -> Iterator[None]:
         driver.answer()
         model = f"--served-model-name={fake_scheduler.MODEL_NAME}"
         flags = (f"--scheduler-addresses={address}", model, "--data-parallel-size=1", "--drain-timeout=0")
-        stack.enter_context(_running("router", *_port_flags(ports), *flags))
+        stack.enter_context(_running("router", *_port_flags(ports), "--log-level=error", *flags))
         driver.say(json.dumps({"streams": 1, "rate": _STEPS_A_S}))
         yield
 
 
-@contextlib.contextmanager
-def _cluster(ports: harm.Ports) -> Iterator[None]:
-    with tempfile.TemporaryDirectory() as directory:
-        flags = ("up", "--config=configs/local.yaml", f"--runtime-dir={directory}/run", *_port_flags(ports))
-        with _running("octavo.cli.main", *flags):
-            yield
-
-
 def _port_flags(ports: harm.Ports) -> list[str]:
     named = {"port": ports.grpc, "http-port": ports.http, "metrics-port": ports.metrics}
-    return [*(f"--{name}={port}" for name, port in named.items()), "--log-level=error"]
+    return [f"--{name}={port}" for name, port in named.items()]
 
 
 def measure(kind: str, seconds: float, *, is_real: bool) -> Gaps:
     """kind: one of HARMS. is_real: with a cluster of SmolLM2."""
     ports = harm.Ports(free_port(), free_port(), free_ports(5))
     with contextlib.ExitStack() as stack:
-        stack.enter_context((_cluster if is_real else _router)(ports))
+        stack.enter_context(serving(f"--config={LOCAL}", *_port_flags(ports)) if is_real else _router(ports))
         asyncio.run(asyncio.wait_for(wait_until_serving(f"127.0.0.1:{ports.grpc}"), _READY_S))
         second_client = None
         if kind != "none":
