@@ -128,6 +128,8 @@ def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> 
         server.readiness,
         max_body_bytes=options.max_message_bytes,
         max_bodies_bytes=options.max_bodies_bytes,
+        strict_fields=options.strict_fields,
+        allowed_origins=options.allowed_origins,
         keys=server.keys,
         is_tracing=server.is_tracing,
     )

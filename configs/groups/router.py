@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator
 from configs.groups.field import ROUTER, option, split_commas
 
 Compat = Annotated[tuple[Literal["vllm", "kserve"], ...], BeforeValidator(split_commas)]
+Origins = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 
 
 class RouterOptions(BaseModel):
@@ -63,6 +64,18 @@ class RouterOptions(BaseModel):
         "are no keys) gets at most as many as are free. Beyond that, requests are refused with status 429.",
         ge=65_536,
         le=2**36,
+    )
+    strict_fields: bool = option(
+        ROUTER,
+        False,
+        "Refuse HTTP requests with a field that is not known, instead of ignoring it and naming it in the header "
+        "X-Octavo-Ignored-Fields of the answer.",
+    )
+    allowed_origins: Origins = option(
+        ROUTER,
+        (),
+        "Web pages that may call the HTTP API from a browser, by their origin, comma-separated: "
+        "https://chat.example.org, or * for any (CORS).",
     )
     stream_buffer_bytes: int = option(
         ROUTER,

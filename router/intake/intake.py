@@ -9,7 +9,7 @@ from protos import inference_pb2 as pb
 from router.errors import DeadlineExceeded, Draining, InvalidRequest, NoReplica, RequestError, UnknownRequest
 from router.intake import validation
 from router.intake.admission import Admission
-from router.intake.validation import resolve_sampling
+from router.intake.validation import resolve_sampling, truncated
 from router.replicas.broadcast import broadcast_cancel
 from router.replicas.dispatcher import Dispatcher
 from router.replicas.migrations import Migration, Migrations
@@ -25,6 +25,8 @@ from router.telemetry.requests import RequestTelemetry
 from router.text.chat_template import TemplateError
 from router.text.tokenizer import TooManyTokensError
 from router.text.tokenizer_pool import TokenizerPool
+
+_WithText = pb.GenerateRequest | pb.TokenizeRequest
 
 
 class Intake:
@@ -52,7 +54,7 @@ class Intake:
         self._registry = registry
         self._dispatcher = dispatcher
         self._migrations = migrations
-        self._metrics = metrics
+        self.metrics = metrics
         self._telemetry = telemetry
         self._buffer_bytes = buffer_bytes
         self._write_queue = WriteQueue()
@@ -129,7 +131,7 @@ class Intake:
                 choices, backlog = await self._fold(request)
                 trace.prepared(request)
                 outbox = Outbox(self._buffer_bytes, self._write_queue)
-                stream = Stream(request, choices, backlog, self._dispatcher, self._metrics, outbox)
+                stream = Stream(request, choices, backlog, self._dispatcher, self.metrics, outbox)
                 # No await from here to `add`: two requests of one id can't both get through.
                 self._registry.admit(request)
                 self._dispatcher.place(stream.placement)
@@ -209,16 +211,29 @@ class Intake:
         if message.HasField("resume"):
             validation.check_prompt_length(len(message.resume.prompt_token_ids), model)
             return list(message.resume.prompt_token_ids)
+        if not message.HasField("truncate_prompt_tokens"):
+            return await self._whole_prompt(message, model, model.max_model_len)
+        try:
+            token_ids = await self._whole_prompt(message, model, validation.MAX_TOKENIZED)
+        except TooManyTokensError as error:
+            raise InvalidRequest(f"{error}: shorten it before it is truncated") from None
+        return truncated(token_ids, message, model.max_model_len)
+
+    async def _whole_prompt(self, message: pb.GenerateRequest, model: pb.ModelInfo, most_tokens: int) -> list[int]:
+        """Raises RequestError, and TooManyTokensError for more than most_tokens that the model could take."""
         kind = message.WhichOneof("input")
         if kind == "token_ids":
-            validation.check_prompt_length(len(message.token_ids.ids), model)
+            num_tokens = len(message.token_ids.ids)
+            if num_tokens > most_tokens:
+                validation.check_prompt_length(num_tokens, model)
             return list(message.token_ids.ids)
         try:
             if kind == "chat":
-                return await self._encode_chat(message.chat, model.max_model_len, model.max_model_len)
-            return await self._encode(message.prompt, model.max_model_len, model.max_model_len)
+                return await self._encode_chat(message.chat, message, model.max_model_len, most_tokens)
+            return await self._encode(message.prompt, message, model.max_model_len, most_tokens)
         except TooManyTokensError as error:
-            validation.check_prompt_length(error.num_tokens, model)
+            if not message.HasField("truncate_prompt_tokens"):
+                validation.check_prompt_length(error.num_tokens, model)
             raise
 
     async def tokenize(self, message: pb.TokenizeRequest) -> list[int]:
@@ -232,8 +247,8 @@ class Intake:
             caller().limits.begin_request()
             try:
                 if kind == "chat":
-                    return await self._encode_chat(message.chat, max_len, most)
-                return await self._encode(message.prompt, max_len, most)
+                    return await self._encode_chat(message.chat, message, max_len, most)
+                return await self._encode(message.prompt, message, max_len, most)
             except TooManyTokensError as error:
                 raise InvalidRequest(f"{error}: send it in parts") from None
 
@@ -244,17 +259,20 @@ class Intake:
             caller().limits.begin_request()
             return await self.tokenizer.decode(message.token_ids, skip_special_tokens=message.skip_special_tokens)
 
-    async def _encode(self, text: str, max_model_len: int, most_tokens: int) -> list[int]:
+    async def _encode(self, text: str, asked: _WithText, max_model_len: int, most_tokens: int) -> list[int]:
         """Raises RequestError or TooManyTokensError."""
         validation.check_text_length(text, self.tokenizer.tokenizer.longest_token, max_model_len)
-        return await self.tokenizer.encode(text, most_tokens)
+        with_special = asked.add_special_tokens if asked.HasField("add_special_tokens") else True
+        return await self.tokenizer.encode(text, most_tokens, add_special_tokens=with_special)
 
-    async def _encode_chat(self, chat: pb.ChatPrompt, max_model_len: int, most_tokens: int) -> list[int]:
+    async def _encode_chat(
+        self, chat: pb.ChatPrompt, asked: _WithText, max_model_len: int, most_tokens: int
+    ) -> list[int]:
         """Renders and encodes a chat. Raises RequestError or TooManyTokensError."""
         validation.check_chat(chat)
         validation.check_chat_length(chat, self.tokenizer.tokenizer.longest_token, max_model_len)
         try:
-            return await self.tokenizer.encode_chat(chat, most_tokens)
+            return await self.tokenizer.encode_chat(chat, most_tokens, add_special_tokens=asked.add_special_tokens)
         except TemplateError as error:
             raise InvalidRequest(f"chat: {error}") from None
 

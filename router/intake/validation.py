@@ -18,7 +18,14 @@ from configs.sampling import (
     MAX_STOP_TOKENS,
     out_of_range,
 )
-from protos.inference_pb2 import ChatPrompt, GenerateRequest, ModelInfo, Resume, SamplingParams
+from protos.inference_pb2 import (
+    TRUNCATION_SIDE_RIGHT,
+    ChatPrompt,
+    GenerateRequest,
+    ModelInfo,
+    Resume,
+    SamplingParams,
+)
 from router.errors import InvalidRequest, UnknownModel
 
 
@@ -48,6 +55,17 @@ def resolve_sampling(
     if not resolved.HasField("skip_special_tokens"):
         resolved.skip_special_tokens = True
     return resolved
+
+
+def truncated(token_ids: list[int], request: GenerateRequest, max_model_len: int) -> list[int]:
+    """Returns the tokens of a prompt that truncate_prompt_tokens keeps."""
+    most = request.truncate_prompt_tokens
+    if not most:
+        reserved = request.sampling.max_tokens if request.sampling.HasField("max_tokens") else 1
+        most = max(max_model_len - reserved, 1)
+    if len(token_ids) <= most:
+        return token_ids
+    return token_ids[:most] if request.truncation_side == TRUNCATION_SIDE_RIGHT else token_ids[-most:]
 
 
 MAX_CHAT_MESSAGES = 16_384
@@ -135,6 +153,8 @@ def check_chat(chat: ChatPrompt) -> None:
         raise InvalidRequest(
             f"chat.messages have {num_bytes} bytes of fields_json: at most {MAX_TEMPLATE_ARGUMENTS_BYTES} are allowed"
         )
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise InvalidRequest("chat.continue_final_message is set, and add_generation_prompt, too: use one of them")
     for i, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidRequest(

@@ -65,6 +65,12 @@ class RouterMetrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.ignored_fields = Counter(
+            "octavo_http_ignored_fields_total",
+            "Fields of HTTP requests that were ignored because they are not known, by name; `other`: any other name.",
+            ["field"],
+            registry=self.registry,
+        )
         self.time_to_first_token = Histogram(
             "octavo_time_to_first_token_seconds",
             "From the request's arrival to its first output token.",

@@ -183,6 +183,19 @@ def _read_text(path: Path) -> str:
         raise TokenizerError(f"{path} is not UTF-8: {error}") from None
 
 
+def up_to_the_end_of(content: str, text: str) -> str:
+    """Cuts a rendered chat behind its last message's content, without the spaces that the template trims off it.
+
+    Raises TemplateError.
+    """
+    said = content.strip()
+    begin = text.rfind(said)
+    if not said or begin < 0:
+        raise TemplateError("continue_final_message: the template does not show the last message's content as it is")
+    end, spaces = begin + len(said), content[len(content.rstrip()) :]
+    return text[: end + len(spaces)] if text.startswith(spaces, end) else text[:end]
+
+
 def template_message(message: ChatMessage, place: str) -> dict[str, object]:
     """Returns a message as templates see it. Raises TemplateError."""
     own: dict[str, object] = {"role": message.role, "content": message.content}

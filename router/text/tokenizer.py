@@ -19,6 +19,7 @@ from router.text.chat_template import (
     read_chat_template,
     template_arguments,
     template_message,
+    up_to_the_end_of,
 )
 from router.text.tokenizer_files import TokenizerError
 
@@ -184,19 +185,23 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    def encode(self, text: str, most_tokens: int | None = None) -> list[int]:
-        """Encodes text, with the special tokens (BOS) that the tokenizer's post-processor adds.
+    def encode(self, text: str, most_tokens: int | None = None, *, add_special_tokens: bool = True) -> list[int]:
+        """add_special_tokens: those that the tokenizer's post-processor adds (BOS).
 
         Raises TooManyTokensError if there are more than most_tokens.
         """
-        return self._ids(text, most_tokens, add_special_tokens=True)
+        return self._ids(text, most_tokens, add_special_tokens)
 
-    def encode_chat(self, chat: ChatPrompt, most_tokens: int | None = None) -> list[int]:
-        """Renders and encodes; special tokens are the template's. Raises TemplateError, with the template's message,
-        and TooManyTokensError if there are more than most_tokens."""
-        return self._ids(self.render(chat), most_tokens, add_special_tokens=False)
+    def encode_chat(
+        self, chat: ChatPrompt, most_tokens: int | None = None, *, add_special_tokens: bool = False
+    ) -> list[int]:
+        """Renders and encodes. add_special_tokens: the tokenizer's, besides those of the template.
 
-    def _ids(self, text: str, most_tokens: int | None, *, add_special_tokens: bool) -> list[int]:
+        Raises TemplateError, with the template's message, and TooManyTokensError if there are more than most_tokens.
+        """
+        return self._ids(self.render(chat), most_tokens, add_special_tokens)
+
+    def _ids(self, text: str, most_tokens: int | None, add_special_tokens: bool) -> list[int]:
         # `encode` holds the interpreter's lock throughout: 0.5 s for 1 MB, in which no other thread makes a step. This
         # call releases it: gaps of 3 to 18 ms. The list of ids is made under the lock, 30 ms for a million.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -208,11 +213,15 @@ class Tokenizer:
         """Returns the text of a chat. Raises TemplateError."""
         if self._template is None:
             raise TemplateError("the model has no chat template: send `prompt` or `token_ids` instead of `chat`")
-        return self._template.render(
+        continues = chat.continue_final_message
+        text = self._template.render(
             [template_message(message, f"messages[{i}]") for i, message in enumerate(chat.messages)],
-            add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
+            add_generation_prompt=chat.add_generation_prompt
+            if chat.HasField("add_generation_prompt")
+            else not continues,
             arguments=template_arguments(chat),
         )
+        return up_to_the_end_of(chat.messages[-1].content, text) if continues else text
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return detokenize(self, token_ids, skip_special_tokens=skip_special_tokens)

@@ -7,6 +7,7 @@ all threads.
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -80,15 +81,21 @@ class TokenizerPool:
         """The bytes that wait or are being tokenized."""
         return self._bytes.total
 
-    async def encode(self, text: str, most_tokens: int) -> list[int]:
+    async def encode(self, text: str, most_tokens: int, *, add_special_tokens: bool = True) -> list[int]:
         """Raises TooManyTokensError, too."""
         # A text of ASCII takes a byte a character, any other up to four.
         size = len(text) * (1 if text.isascii() else 4)
-        return await self._run(lambda text: self.tokenizer.encode(text, most_tokens), text, size)
+        encode = functools.partial(
+            self.tokenizer.encode, most_tokens=most_tokens, add_special_tokens=add_special_tokens
+        )
+        return await self._run(encode, text, size)
 
-    async def encode_chat(self, chat: ChatPrompt, most_tokens: int) -> list[int]:
+    async def encode_chat(self, chat: ChatPrompt, most_tokens: int, *, add_special_tokens: bool = False) -> list[int]:
         """Raises TemplateError and TooManyTokensError, too."""
-        return await self._run(lambda chat: self.tokenizer.encode_chat(chat, most_tokens), chat, chat.ByteSize())
+        encode = functools.partial(
+            self.tokenizer.encode_chat, most_tokens=most_tokens, add_special_tokens=add_special_tokens
+        )
+        return await self._run(encode, chat, chat.ByteSize())
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return await self._run(

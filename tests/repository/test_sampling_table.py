@@ -16,8 +16,8 @@ from octavo.cli import call
 from octavo.client.requests import SamplingParams
 from protos.inference_pb2 import SamplingParams as Message
 from router.api.compat.vllm_engine.convert import generate_request
-from router.api.gateway.convert import completion_messages
-from router.api.gateway.schemas import CompletionRequest, SamplingRequest
+from router.api.gateway.openai.convert import completion_messages
+from router.api.gateway.openai.schemas import CompletionRequest, SamplingRequest
 from tests.support.repository import ROOT
 from worker.model_config import SamplingDefaults
 

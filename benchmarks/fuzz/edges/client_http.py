@@ -14,18 +14,30 @@ from router.api.gateway.app import Gateway
 from router.security.keys import Keys
 
 _KEY = "fuzz-0123456789abcdef"
-_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/", "/health", "/v1/completions/../x")
+_PATHS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/", "/health", "/v1/completions/../x"),
+    *("/tokenize", "/detokenize", "/invocations", "/v1/embeddings"),
+)
 _MAX_BODY = 100_000
 _COMPLETION: dict[str, Any] = {
     "model": "test-model", "prompt": "Hello there", "max_tokens": 2, "n": 2, "stream": False, "stop": ["a", "b"],
-    "logit_bias": {"5": 1.5}, "seed": 7, "logprobs": 2, "temperature": 0.5, "echo": False, "min_tokens": 1,
+    "logit_bias": {"5": 1.5}, "seed": 7, "logprobs": 2, "temperature": 0.5, "echo": True, "min_tokens": 1,
+    "prompt_logprobs": 1, "return_token_ids": True, "truncate_prompt_tokens": 5, "truncation_side": "left",
+    "add_special_tokens": True, "best_of": 2, "request_id": "", "session_id": "s", "stream_interval": 2,
+    "return_tokens_as_token_ids": True, "unknown": 1, "use_beam_search": False,
 }  # fmt: skip
 _CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, {"role": "system", "content": "Be."}],
-    "max_completion_tokens": 2, "stream": True, "stream_options": {"include_usage": True}, "top_logprobs": 1,
+    "max_completion_tokens": 2, "stream": True, "top_logprobs": 1,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True}, "continue_final_message": False,
+    "documents": [{"text": "d"}], "reasoning_effort": "low", "return_prompt_text": True, "tool_choice": "auto",
     "logprobs": True, "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
     "chat_template_kwargs": {"a": [1, {"b": None}]}, "user": "u", "metadata": {"k": "v"},
 }  # fmt: skip
+_TOKENIZE: dict[str, Any] = {"prompt": "Hello", "add_special_tokens": True, "return_token_strs": True}
+_DETOKENIZE: dict[str, Any] = {"tokens": [1, 2, 3], "model": ""}
+# Bodies of paths that are not completions.
+_BODIES = {1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _CHAT}
 _VALUES: tuple[Any, ...] = (
     None, True, "", "x" * 2000, "\0\n", "é\U0001f600", [], {}, [[]], [None], {"": None}, 0, -1, 1.5, 1e308, 2**31,
     2**32, 2**63, 2**64, 10**40, 10**400, [10**30] * 5, ["a"] * 300, [[1, 2], [3]], [1.5], "1",
@@ -51,8 +63,8 @@ class _Http:
         self._app, self._cluster = gateway.app, cluster
 
     def malformed(self, random: Random) -> bytes:
-        path = random.choice((0, 1)) if random.random() < 0.9 else random.randrange(len(_PATHS))
-        body = json.dumps(_spoiled(_COMPLETION if path == 0 else _CHAT, random)).encode()
+        path = random.choice((0, 0, 0, 1, 1, 1, 6, 7, 8)) if random.random() < 0.9 else random.randrange(len(_PATHS))
+        body = json.dumps(_spoiled(_BODIES.get(path, _COMPLETION), random)).encode()
         if random.random() < 0.3:
             number = random.choice(_VALUES[12:22])
             body = body.replace(str(random.choice((2, 7, 1))).encode(), json.dumps(number).encode(), 1)

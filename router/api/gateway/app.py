@@ -1,13 +1,14 @@
 """The HTTP endpoints."""
 
 import asyncio
+import functools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -16,6 +17,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -24,29 +26,30 @@ from starlette.types import Receive, Scope, Send
 from protos import inference_pb2 as pb
 from router.api.gateway.bodies import Bodies
 from router.api.gateway.errors import BadRequestError, body_of, headers_of, http_status
-from router.api.gateway.events import Event, events_of
-from router.api.gateway.parsing import Parsed
-from router.api.gateway.replies import ChatReply, CompletionReply
+from router.api.gateway.events import Event, events_of, in_intervals
+from router.api.gateway.ignored import HEADER, IgnoredFields
+from router.api.gateway.openai.chat import ChatReply
+from router.api.gateway.openai.completion import CompletionReply
+from router.api.gateway.openai.form import Form
+from router.api.gateway.openai.reply import Reply
+from router.api.gateway.parsing import Kind
 from router.errors import Forbidden, RequestError
 from router.intake.intake import Intake
-from router.intake.validation import check_prompt_length
+from router.intake.validation import check_model_name, check_prompt_length
 from router.security.authentication import KeyMiddleware
 from router.security.identity import caller
 from router.security.keys import Keys
 from router.streams import outbox
 from router.telemetry.call_context import TraceMiddleware
+from runtime.wire import octavo_version
 
 log = logging.getLogger("octavo.router.gateway")
 
-
-class Reply(Protocol):
-    """Folds a stream's events into the JSON of the answer."""
-
-    def take(self, prompt: int, event: pb.GenerateResponse) -> dict[str, Any] | None: ...
-
-    def usage_chunk(self) -> dict[str, Any]: ...
-
-    def whole(self) -> dict[str, Any]: ...
+# Endpoints of vLLM's that need models which are not served yet.
+_NOT_YET = (
+    *("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+    *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/generations"),
+)
 
 
 class Gateway:
@@ -60,26 +63,38 @@ class Gateway:
         *,
         max_body_bytes: int,
         max_bodies_bytes: int = 2**28,
+        strict_fields: bool = False,
+        allowed_origins: Sequence[str] = (),
         keys: Keys | None = None,
         is_tracing: bool = False,
     ) -> None:
-        """readiness: for /health. max_body_bytes: of one request. max_bodies_bytes: of all, the option.
-
-        keys: those that may call; None: anyone may. is_tracing: requests are traced.
+        """readiness: for /health. max_body_bytes: of one request. max_bodies_bytes, strict_fields, allowed_origins: the
+        options. keys: those that may call; None: anyone may. is_tracing: requests are traced.
         """
         self._intake, self._registry, self._readiness = intake, registry, readiness
-        self._bodies = Bodies(intake, max_bytes=max_body_bytes, max_total_bytes=max_bodies_bytes)
+        self._bodies = Bodies(
+            intake, max_bytes=max_body_bytes, max_total_bytes=max_bodies_bytes, is_strict=strict_fields
+        )
+        self._ignored = IgnoredFields(intake.metrics.ignored_fields)
         self.app = Starlette(
             routes=[
-                Route("/v1/completions", self._complete, methods=["POST"]),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/completions", functools.partial(self._complete, "completion"), methods=["POST"]),
+                Route("/v1/chat/completions", functools.partial(self._complete, "chat"), methods=["POST"]),
+                Route("/invocations", functools.partial(self._complete, "any"), methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{model:path}", self._model),
+                Route("/tokenize", self._tokenize, methods=["POST"]),
+                Route("/detokenize", self._detokenize, methods=["POST"]),
+                Route("/version", self._version),
+                Route("/load", self._load),
                 Route("/health", self._health),
+                Route("/ping", self._health, methods=["GET", "POST"]),
                 Route("/metrics", self._metrics),
+                *(Route(path, _not_yet, methods=["POST"]) for path in _NOT_YET),
             ],
             middleware=[
                 *([Middleware(TraceMiddleware)] if is_tracing else []),
+                *([Middleware(CORSMiddleware, **_cors(allowed_origins))] if allowed_origins else []),
                 *([] if keys is None else [Middleware(KeyMiddleware, keys=keys, refuse=_refusal)]),
             ],
             exception_handlers={
@@ -93,18 +108,19 @@ class Gateway:
 
     # --- Completions
 
-    async def _complete(self, request: Request) -> Response:
+    async def _complete(self, kind: Kind, request: Request) -> Response:
         request_id = _request_id(request)
-        asked = await self._bodies.parse(request, "completion", request_id)
-        echoes = [await self._text_of(message) for message in asked.messages] if asked.form.has_echo else []
-        reply = CompletionReply(asked.form, self._base(f"cmpl-{request_id}"), len(asked.messages), echoes)
-        return await self._answer(request, asked, reply)
-
-    async def _chat(self, request: Request) -> Response:
-        request_id = _request_id(request)
-        asked = await self._bodies.parse(request, "chat", request_id)
-        reply = ChatReply(asked.form, self._base(f"chatcmpl-{request_id}"))
-        return await self._answer(request, asked, reply)
+        asked = await self._bodies.parse(request, kind, request_id)
+        messages, form, tokens = asked.requests, asked.form, self._intake.tokenizer.tokenizer
+        request_id = messages[0].request_id if len(messages) == 1 else request_id
+        if asked.kind == "chat":
+            reply: Reply = ChatReply(form, self._base(f"chatcmpl-{request_id}"), tokens)
+        else:
+            echoes = [await self._text_of(message) for message in messages] if form.has_echo else []
+            reply = CompletionReply(form, self._base(f"cmpl-{request_id}"), len(messages), echoes, tokens)
+        answer = await self._answer(request, messages, form, reply)
+        self._ignored.tell(asked.ignored, answer)
+        return answer
 
     async def _text_of(self, message: pb.GenerateRequest) -> str:
         if message.HasField("prompt"):
@@ -116,9 +132,13 @@ class Gateway:
     def _base(self, name: str) -> dict[str, Any]:
         return {"id": name, "created": int(time.time()), "model": self._intake.model.name}
 
-    async def _answer(self, request: Request, asked: Parsed, reply: Reply) -> Response:
-        events = events_of(self._intake, asked.messages)
-        if not asked.form.is_stream:
+    async def _answer(self, request: Request, messages: list[pb.GenerateRequest], form: Form, reply: Reply) -> Response:
+        events = events_of(self._intake, messages)
+        if form.stream_interval > 1 and form.is_stream:
+            events = in_intervals(events, form.stream_interval)
+        if form.has_prompt_text:
+            events = self._with_prompt_text(events, reply)
+        if not form.is_stream:
             return await _whole(request, events, reply)
         try:
             # Until there is something to stream, an error can still set the HTTP status.
@@ -126,9 +146,47 @@ class Gateway:
         except BaseException:
             await events.aclose()
             raise
-        with_usage, request_id = asked.form.has_usage_chunk, asked.messages[0].request_id
+        with_usage, request_id = form.has_usage_chunk, messages[0].request_id
         chunks = _sse_chunks(first, events, reply, with_usage=with_usage, request_id=request_id)
         return _Stream(chunks, events)
+
+    async def _with_prompt_text(self, events: AsyncGenerator[Event, None], reply: Reply) -> AsyncGenerator[Event, None]:
+        async with aclosing(events):
+            async for prompt, event in events:
+                if event.HasField("started"):
+                    token_ids = event.started.prompt_token_ids
+                    reply.prompt_text = await self._intake.tokenizer.decode(token_ids, skip_special_tokens=False)
+                yield prompt, event
+
+    # --- Tokens
+
+    async def _tokenize(self, request: Request) -> Response:
+        asked = await self._bodies.parse(request, "tokenize", _request_id(request))
+        (message,) = asked.messages
+        assert isinstance(message, pb.TokenizeRequest)
+        self._check_model(message.model)
+        token_ids = await self._intake.tokenize(message)
+        shown: dict[str, Any] = {
+            "count": len(token_ids),
+            "max_model_len": self._intake.max_model_len,
+            "tokens": token_ids,
+        }
+        if asked.form.has_token_ids:
+            table = self._intake.tokenizer.tokenizer
+            shown["token_strs"] = [table.token_bytes(token_id).decode(errors="replace") for token_id in token_ids]
+        answer = Response(await asyncio.to_thread(msgspec.json.encode, shown), media_type="application/json")
+        self._ignored.tell(asked.ignored, answer)
+        return answer
+
+    async def _detokenize(self, request: Request) -> Response:
+        asked = await self._bodies.parse(request, "detokenize", _request_id(request))
+        (message,) = asked.messages
+        assert isinstance(message, pb.DetokenizeRequest)
+        self._check_model(message.model)
+        return JSONResponse({"prompt": await self._intake.detokenize(message)})
+
+    def _check_model(self, name: str) -> None:
+        check_model_name(name, self._intake.model_name)
 
     # --- The others
 
@@ -141,6 +199,12 @@ class Gateway:
             message = f"model={name!r} is not served here: use {model.name!r}"
             raise BadRequestError(message, param="model", status=HTTPStatus.NOT_FOUND)
         return JSONResponse(_model_json(model))
+
+    async def _version(self, request: Request) -> Response:
+        return JSONResponse({"version": octavo_version()})
+
+    async def _load(self, request: Request) -> Response:
+        return JSONResponse({"server_load": self._intake.num_streams})
 
     async def _health(self, request: Request) -> Response:
         """Tells no more than whether requests are served. Why not, with addresses, is told on metrics_port."""
@@ -236,6 +300,21 @@ def _refusal(error: Exception) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     return _refusal(error)
+
+
+async def _not_yet(request: Request) -> Response:
+    message = f"{request.url.path}: this server completes text and chats; it has no such models yet"
+    return _refusal(BadRequestError(message, status=HTTPStatus.NOT_FOUND))
+
+
+def _cors(origins: Sequence[str]) -> dict[str, Any]:
+    """Options of CORSMiddleware. Keys travel in a header, not in cookies, so credentials are not needed."""
+    return {
+        "allow_origins": list(origins),
+        "allow_methods": ["GET", "POST"],
+        "allow_headers": ["*"],
+        "expose_headers": [HEADER, "Retry-After"],
+    }
 
 
 async def _left(request: Request, error: Exception) -> Response:

@@ -6,6 +6,7 @@ request can use, and what takes long to parse is parsed in another process, one 
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 
@@ -13,7 +14,6 @@ import anyio
 import anyio.to_process
 from starlette.requests import Request
 
-from protos import inference_pb2 as pb
 from router.api.gateway import parsing
 from router.api.gateway.errors import BadRequestError
 from router.api.gateway.parsing import Kind, Parsed
@@ -36,9 +36,9 @@ _RETRY_S = 1.0
 class Bodies:
     """The bodies that a router process holds."""
 
-    def __init__(self, intake: Intake, *, max_bytes: int, max_total_bytes: int) -> None:
-        """max_bytes: of one body. max_total_bytes: of all, option max_bodies_bytes."""
-        self._intake, self._max_bytes = intake, max_bytes
+    def __init__(self, intake: Intake, *, max_bytes: int, max_total_bytes: int, is_strict: bool) -> None:
+        """max_bytes: of one body. max_total_bytes: of all, option max_bodies_bytes. is_strict: option strict_fields."""
+        self._intake, self._max_bytes, self._is_strict = intake, max_bytes, is_strict
         self._shared = SharedBytes(max_total_bytes)
         self._parser = anyio.CapacityLimiter(1)
         self._turns = Turns(1)
@@ -49,7 +49,7 @@ class Bodies:
             set_connection(f"{request.client.host}:{request.client.port}")
         async with self._received(request, self._most_bytes(kind)) as body:
             if parsing.is_light(body):
-                return parsing.parse(kind, body, request_id)
+                return parsing.parse(kind, body, request_id, is_strict=self._is_strict)
             return await self._parse_apart(kind, body, request_id)
 
     @property
@@ -59,7 +59,7 @@ class Bodies:
 
     def _most_bytes(self, kind: Kind) -> int:
         """The most bytes that a request can use."""
-        if kind != "chat" or not self._most_chars:
+        if kind not in ("chat", "tokenize") or not self._most_chars:
             # A completion has many prompts, each as long as the model takes.
             return self._max_bytes
         text_bytes = _CHARACTER_BYTES * self._most_chars
@@ -68,7 +68,9 @@ class Bodies:
     @contextlib.asynccontextmanager
     async def _received(self, request: Request, most_bytes: int) -> AsyncIterator[bytearray]:
         """The body, held while inside."""
-        self._check_size(int(request.headers.get("content-length", 0)), most_bytes)
+        told = request.headers.get("content-length", "0")
+        # The HTTP server has checked it, unless another one runs the application.
+        self._check_size(int(told) if re.fullmatch(r"[0-9]{1,20}", told) else 0, most_bytes)
         caller, body = caller_share(), bytearray()
         try:
             try:
@@ -108,12 +110,17 @@ class Bodies:
         # The process can't be stopped in the middle: the next turn comes when it is done, even if the client leaves.
         work = asyncio.create_task(
             anyio.to_process.run_sync(
-                parsing.parse_to_bytes, kind, bytes(body), request_id, self._most_chars, limiter=self._parser
+                parsing.parse_to_bytes,
+                kind,
+                bytes(body),
+                request_id,
+                self._is_strict,
+                self._most_chars,
+                limiter=self._parser,
             )
         )
         work.add_done_callback(self._end_turn)
-        form, messages = await asyncio.shield(work)
-        return Parsed(form, [pb.GenerateRequest.FromString(message) for message in messages])
+        return parsing.received(*await asyncio.shield(work))
 
     def _end_turn(self, work: asyncio.Task[object]) -> None:
         self._turns.give_back()

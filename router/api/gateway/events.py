@@ -16,6 +16,29 @@ _REFUSAL_S = 0.2
 Event = tuple[int, pb.GenerateResponse]
 
 
+async def in_intervals(events: AsyncGenerator[Event, None], num_tokens: int) -> AsyncGenerator[Event, None]:
+    """Joins chunks of a choice until they have so many tokens, or the choice ends."""
+    waiting: dict[tuple[int, int], pb.Chunk] = {}
+    async with aclosing(events):
+        async for prompt, event in events:
+            if not event.HasField("chunk"):
+                yield prompt, event
+                continue
+            place = prompt, event.chunk.index
+            chunk = waiting.pop(place, None)
+            if chunk is None:
+                chunk = event.chunk
+            else:
+                # Lists are joined by MergeFrom; text and the first position are replaced.
+                text, first_token = chunk.text, chunk.first_token
+                chunk.MergeFrom(event.chunk)
+                chunk.text, chunk.first_token = text + event.chunk.text, first_token
+            if chunk.HasField("finish") or len(chunk.token_ids) >= num_tokens:
+                yield prompt, pb.GenerateResponse(chunk=chunk)
+            else:
+                waiting[place] = chunk
+
+
 async def events_of(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> AsyncGenerator[Event, None]:
     """Yields the events of all messages. Closing it ends the streams. Raises RequestError."""
     if len(messages) == 1:

@@ -5,42 +5,49 @@ bodies with much structure are parsed in another process, which returns the mess
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import ValidationError
 
 from protos import inference_pb2 as pb
-from router.api.gateway.convert import chat_message, completion_messages
 from router.api.gateway.errors import BadRequestError, of_validation
-from router.api.gateway.schemas import ChatCompletionRequest, CompletionRequest
+from router.api.gateway.openai.convert import chat_message, completion_messages, detokenize_message, tokenize_message
+from router.api.gateway.openai.fields import Reading
+from router.api.gateway.openai.form import Form, chat_form, completion_form
+from router.api.gateway.openai.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeRequest,
+)
 
 # Larger bodies, and those with more values, are parsed elsewhere: a value takes up to 0.3 us.
 _MOST_BYTES_HERE, _MOST_VALUES_HERE = 2**20, 50_000
 # Values of a body. Each takes up to 100 bytes while it is parsed.
 MAX_VALUES = 2**22
 
-Kind = Literal["completion", "chat"]
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What an answer looks like."""
-
-    # Choices of each prompt.
-    n: int
-    is_stream: bool
-    has_usage_chunk: bool
-    has_logprobs: bool
-    # The prompt comes first.
-    has_echo: bool
+# The endpoint's; `any` is a chat if the body has messages, else a completion.
+Kind = Literal["completion", "chat", "any", "tokenize", "detokenize"]
+Message = pb.GenerateRequest | pb.TokenizeRequest | pb.DetokenizeRequest
+_MESSAGES = re.compile(rb'"messages"\s*:')
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
+    kind: Kind
     form: Form
     # One for each prompt.
-    messages: list[pb.GenerateRequest]
+    messages: Sequence[Message]
+    # Names of fields that nobody knows.
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def requests(self) -> list[pb.GenerateRequest]:
+        """The messages of a completion or chat."""
+        return [message for message in self.messages if isinstance(message, pb.GenerateRequest)]
 
 
 def is_light(body: bytes | bytearray) -> bool:
@@ -49,40 +56,63 @@ def is_light(body: bytes | bytearray) -> bool:
     return len(body) <= _MOST_BYTES_HERE and sum(map(body.count, (b",", b"[", b"{"))) <= _MOST_VALUES_HERE
 
 
-def parse(kind: Kind, body: bytes | bytearray, request_id: str) -> Parsed:
-    """Raises BadRequestError."""
+def parse(kind: Kind, body: bytes | bytearray, request_id: str, *, is_strict: bool) -> Parsed:
+    """request_id: for a body without one. is_strict: option strict_fields. Raises BadRequestError."""
+    reading = Reading(is_strict)
+    has_messages = _MESSAGES.search(body) is not None
+    if kind == "any":
+        kind = "chat" if has_messages else "completion"
+    form, messages = Form(), list[Message]()
     try:
-        if kind == "chat":
-            chat = ChatCompletionRequest.model_validate_json(body)
-            messages, has_logprobs, has_echo, asked = [chat_message(chat, request_id)], chat.logprobs, False, chat
-        else:
-            completion = CompletionRequest.model_validate_json(body)
-            messages = completion_messages(completion, request_id)
-            has_logprobs, has_echo, asked = completion.logprobs is not None, completion.echo, completion
+        match kind:
+            case "chat":
+                chat = ChatCompletionRequest.model_validate_json(body, context=reading)
+                form, messages = chat_form(chat), [chat_message(chat, chat.request_id or request_id)]
+            case "completion":
+                completion = CompletionRequest.model_validate_json(body, context=reading)
+                form = completion_form(completion)
+                messages = [*completion_messages(completion, completion.request_id or request_id)]
+            case "tokenize":
+                schema = TokenizeChatRequest if has_messages else TokenizeRequest
+                asked = schema.model_validate_json(body, context=reading)
+                form = Form(has_token_ids=asked.return_token_strs)
+                messages = [tokenize_message(asked)]
+            case "detokenize":
+                messages = [detokenize_message(DetokenizeRequest.model_validate_json(body, context=reading))]
     except ValidationError as error:
         raise of_validation(error) from None
-    form = Form(
-        n=asked.n,
-        is_stream=asked.stream,
-        has_usage_chunk=asked.stream_options is not None and asked.stream_options.include_usage,
-        has_logprobs=has_logprobs,
-        has_echo=has_echo,
-    )
-    return Parsed(form, messages)
+    return Parsed(kind, form, messages, tuple(reading.ignored))
 
 
-def parse_to_bytes(kind: Kind, body: bytes, request_id: str, most_chars: int) -> tuple[Form, list[bytes]]:
-    """Does what parse() does, for another process. Raises BadRequestError, also for too many values, or characters of a
-    prompt (0: any number)."""
+# A message of a Parsed as bytes, and its type's name.
+_Sent = tuple[str, bytes]
+
+
+def parse_to_bytes(
+    kind: Kind, body: bytes, request_id: str, is_strict: bool, most_chars: int
+) -> tuple[Parsed, list[_Sent]]:
+    """Does what parse() does, for another process: messages come as bytes.
+
+    Raises BadRequestError, also for too many values, or characters of a prompt (most_chars; 0: any number).
+    """
     num_values = sum(map(_without_strings(body).count, (b",", b"[", b"{")))
     if num_values > MAX_VALUES:
         raise BadRequestError(f"the body has {num_values} values: use at most {MAX_VALUES}")
-    parsed = parse(kind, body, request_id)
+    parsed = parse(kind, body, request_id, is_strict=is_strict)
     for message in parsed.messages:
+        if isinstance(message, pb.DetokenizeRequest):
+            continue
         num_chars = len(message.prompt) + sum(len(each.content) for each in message.chat.messages)
         if most_chars and num_chars > most_chars:
             raise BadRequestError(f"a prompt has {num_chars} characters: this model takes {most_chars} at most")
-    return parsed.form, [message.SerializeToString() for message in parsed.messages]
+    sent = [(type(message).__name__, message.SerializeToString()) for message in parsed.messages]
+    return Parsed(parsed.kind, parsed.form, (), parsed.ignored), sent
+
+
+def received(parsed: Parsed, sent: list[_Sent]) -> Parsed:
+    """Puts together what parse_to_bytes() returned."""
+    messages = [getattr(pb, name).FromString(message) for name, message in sent]
+    return Parsed(parsed.kind, parsed.form, messages, parsed.ignored)
 
 
 def _without_strings(body: bytes) -> bytes:

@@ -11,10 +11,11 @@ import pytest
 
 from protos import inference_pb2 as pb
 from router.api.gateway.app import Gateway
-from router.api.gateway.parsing import Form
-from router.api.gateway.replies import ChatReply, CompletionReply
+from router.api.gateway.openai.chat import ChatReply
+from router.api.gateway.openai.completion import CompletionReply
+from router.api.gateway.openai.form import Form
 from router.api.gateway.server import GatewayServer
-from tests.fakes.routers import running_router, running_schedulers, socket_address
+from tests.fakes.routers import running_router, running_schedulers, smollm2_tokenizer, socket_address
 from tests.fakes.scheduler import FakeScheduler
 
 HOST, PATH = "127.0.0.1", "/v1/completions"
@@ -128,21 +129,23 @@ async def test_large_json_is_parsed_beside_the_event_loop(tmp_path: Path) -> Non
         replies = [await _post(http, body) for body in (lists, deep, BODY, b"[]," * (2**21 + 1))]
         ticking.cancel()
         await http.stop()
-    assert [reply.status_code for reply in replies] == [400, 400, 200, 400]
-    assert "unknown" in replies[0].json()["error"]["message"]
+    assert [reply.status_code for reply in replies] == [200, 400, 200, 400]
+    assert replies[0].headers["x-octavo-ignored-fields"] == "unknown"
+    assert "recursion" in replies[1].json()["error"]["message"]
     assert "values: use at most" in replies[3].json()["error"]["message"]
     assert max(gaps) < 0.5
 
 
 def test_a_streamed_reply_keeps_nothing() -> None:
     """It used to keep all text and logprobs, outside stream_buffer_bytes."""
-    form = Form(n=1, is_stream=True, has_usage_chunk=True, has_logprobs=True, has_echo=False)
+    form = Form(is_stream=True, has_usage_chunk=True, num_logprobs=1, has_token_ids=True)
+    table = smollm2_tokenizer()
     base = {"id": "a", "created": 0, "model": "m"}
     token = pb.TokenLogprob(token_id=1, token=b"word", logprob=-1.0)
     event = pb.GenerateResponse(
         chunk=pb.Chunk(text="word", token_ids=[1], logprobs=[pb.TokenLogprobs(chosen=token, top=[token])])
     )
-    for reply in (CompletionReply(form, base, 1, []), ChatReply(form, base)):
+    for reply in (CompletionReply(form, base, 1, [], table), ChatReply(form, base, table)):
         assert reply.take(0, event) is not None
         before = len(repr(reply.__dict__))
         for _ in range(100):

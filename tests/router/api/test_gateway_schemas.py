@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from router.api.gateway.convert import chat_message
 from router.api.gateway.errors import BadRequestError
-from router.api.gateway.schemas import ChatCompletionRequest, CompletionRequest
+from router.api.gateway.openai.convert import chat_message
+from router.api.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ class SlowTokenizer:
         self.begun, self.may_go_on = threading.Event(), threading.Event()
         self.encoded: list[str] = []
 
-    def encode(self, text: str, most_tokens: int) -> list[int]:
+    def encode(self, text: str, most_tokens: int, *, add_special_tokens: bool) -> list[int]:
         self.begun.set()
         assert self.may_go_on.wait(20)
         self.encoded.append(text)
@@ -92,7 +92,7 @@ async def test_long_texts_leave_a_thread_for_short_ones():
     tokenizer = SlowTokenizer()
     pool = pool_of(tokenizer, 100_000_000)
 
-    def encode(text: str, most_tokens: int) -> list[int]:
+    def encode(text: str, most_tokens: int, *, add_special_tokens: bool) -> list[int]:
         assert len(text) < 1_000 or tokenizer.may_go_on.wait(20)
         return [len(text)]
 

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from protos import inference_pb2 as octavo
 from protos import kserve_pb2 as pb
-from router.api.gateway.convert import completion_messages
 from router.api.gateway.errors import BadRequestError, of_validation
-from router.api.gateway.schemas import CompletionRequest
+from router.api.gateway.openai.convert import completion_messages
+from router.api.gateway.openai.schemas import CompletionRequest
 from router.errors import InvalidRequest
 
 _LENGTH_BYTES = 4

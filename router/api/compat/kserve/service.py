@@ -10,7 +10,7 @@ import grpc.aio
 from protos import kserve_pb2 as pb
 from protos.kserve_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 from router.api.compat.kserve.convert import INPUTS, OUTPUT, VERSION, Infer, read
-from router.api.gateway.replies import finish_of
+from router.api.gateway.openai.reply import finish_of
 from router.api.grpc_errors import grpc_errors
 from router.errors import InvalidRequest, RequestError, status_of
 from router.intake import validation

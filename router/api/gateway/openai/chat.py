@@ -1,0 +1,84 @@
+"""The reply to a chat completion, whole or in chunks."""
+
+from typing import Any
+
+from protos import inference_pb2 as pb
+from router.api.gateway.openai.form import Form
+from router.api.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
+from router.api.gateway.openai.reply import Reply, TokenTable, finish_of, stop_reason
+
+
+class ChatReply(Reply):
+    def __init__(self, form: Form, base: dict[str, Any], table: TokenTable) -> None:
+        """base: id, created and model."""
+        super().__init__(form, base, 1, table)
+        if form.is_stream:
+            self._base = {"object": "chat.completion.chunk", **base}
+        n = form.num_choices
+        self._text = [form.echoed] * n
+        self._has_begun = [False] * n
+        self._finish: list[str | None] = [None] * n
+        self._stop_reason: list[str | int | None] = [None] * n
+        self._logprobs: list[list[pb.TokenLogprobs]] = [[] for _ in range(n)]
+        self._token_ids: list[list[int]] = [[] for _ in range(n)]
+
+    def _take_chunk(self, prompt: int, chunk: pb.Chunk) -> dict[str, Any] | None:
+        form, index = self._form, chunk.index
+        text, logprobs, token_ids, finish = chunk.text, chunk.logprobs, chunk.token_ids, finish_of(chunk)
+        if form.drops_output:
+            text, logprobs, token_ids, finish = "", (), (), finish and "length"
+        if finish:
+            self._finish[index], self._stop_reason[index] = finish, stop_reason(chunk.finish)
+        if not form.is_stream:
+            self._text[index] += text
+            self._logprobs[index] += logprobs
+            if form.has_token_ids:
+                self._token_ids[index] += token_ids
+            return None
+        begins, self._has_begun[index] = not self._has_begun[index], True
+        delta = {"role": form.role, "content": form.echoed + text} if begins else {"content": text}
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._shown(logprobs),
+            "finish_reason": finish,
+        }
+        if finish:
+            choice["stop_reason"] = self._stop_reason[index]
+        if form.has_token_ids:
+            choice["token_ids"] = list(token_ids)
+        piece = {**self._base, "choices": [choice]}
+        if begins:
+            piece.update(self._of_prompt())
+        return piece
+
+    def whole(self) -> dict[str, Any]:
+        form = self._form
+        choices: list[dict[str, Any]] = []
+        for index, text in enumerate(self._text):
+            choice: dict[str, Any] = {
+                "index": index,
+                "message": {"role": form.role, "content": text, "refusal": None},
+                "logprobs": self._shown(self._logprobs[index]),
+                "finish_reason": self._finish[index],
+                "stop_reason": self._stop_reason[index],
+            }
+            if form.has_token_ids:
+                choice["token_ids"] = self._token_ids[index]
+            choices.append(choice)
+        whole = {"object": "chat.completion", **self._base, "choices": choices, "usage": self.usage}
+        if form.num_prompt_logprobs is not None:
+            whole["prompt_logprobs"] = prompt_logprobs(self._prompt_logprobs[0], form.num_prompt_logprobs)
+        return {**whole, **self._of_prompt()}
+
+    def _shown(self, logprobs: Any) -> dict[str, Any] | None:
+        form = self._form
+        return None if form.num_logprobs is None else chat_logprobs(logprobs, as_ids=form.has_ids_for_tokens)
+
+    def _of_prompt(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {}
+        if self._form.has_token_ids:
+            shown["prompt_token_ids"] = self.prompts[0]
+        if self.prompt_text is not None:
+            shown["prompt_text"] = self.prompt_text
+        return shown

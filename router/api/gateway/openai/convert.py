@@ -1,0 +1,191 @@
+"""Converts a request's JSON to the message of gRPC."""
+
+import json
+from typing import Any
+
+from pydantic_core import from_json
+
+from configs.sampling import MAX_CHOICES, PARAMETERS
+from protos import inference_pb2 as pb
+from router.api.gateway.errors import BadRequestError
+from router.api.gateway.openai.schemas import (
+    Chat,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Message,
+    SamplingRequest,
+    TokenizeChatRequest,
+    TokenizeRequest,
+)
+
+# Fields of the same name in both.
+_SAMPLING = (*(parameter.name for parameter in PARAMETERS), "max_tokens", "skip_special_tokens")
+# Fields of a message that only templates use; its unknown ones are for them, too.
+_FOR_TEMPLATES = {"name", "tool_calls", "tool_call_id", "reasoning_content"}
+_SIDES = {"left": pb.TRUNCATION_SIDE_LEFT, "right": pb.TRUNCATION_SIDE_RIGHT, None: pb.TRUNCATION_SIDE_UNSPECIFIED}
+
+
+def completion_messages(request: CompletionRequest, request_id: str) -> list[pb.GenerateRequest]:
+    """Returns a message for each prompt. Raises BadRequestError."""
+    best_of = request.best_of or request.n
+    if best_of < request.n:
+        raise BadRequestError(f"best_of={best_of}: use at least n, which is {request.n}", param="best_of")
+    if best_of > request.n and request.stream:
+        raise BadRequestError(f"best_of={best_of} with stream: the best is known at the end only", param="best_of")
+    prompts = request.prompts
+    if not prompts:
+        raise BadRequestError("prompt is empty: give at least one", param="prompt")
+    logprobs, prompt_logprobs = request.logprobs, request.prompt_logprobs
+    if best_of > request.n:
+        logprobs = logprobs or 0
+    if request.echo and request.logprobs is not None:
+        prompt_logprobs = max(request.logprobs, prompt_logprobs or 0)
+    messages = []
+    for index, prompt in enumerate(prompts):
+        own_id = request_id if len(prompts) == 1 else f"{request_id}-{index}"
+        message = _message(request, own_id, best_of, logprobs, prompt_logprobs)
+        if isinstance(prompt, str):
+            message.prompt = prompt
+        else:
+            message.token_ids.ids.extend(_in_range(prompt, "prompt"))
+            message.token_ids.SetInParent()
+        messages.append(message)
+    return messages
+
+
+def chat_message(request: ChatCompletionRequest, request_id: str) -> pb.GenerateRequest:
+    """Raises BadRequestError."""
+    if request.top_logprobs and not request.logprobs:
+        raise BadRequestError(f"top_logprobs={request.top_logprobs} needs logprobs=true", param="top_logprobs")
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    message = _message(request, request_id, request.n, logprobs, request.prompt_logprobs)
+    if request.max_completion_tokens is not None:
+        message.sampling.max_tokens = request.max_completion_tokens or 1
+    message.chat.CopyFrom(_chat(request, has_tools=request.tool_choice != "none"))
+    return message
+
+
+def tokenize_message(request: TokenizeRequest | TokenizeChatRequest) -> pb.TokenizeRequest:
+    """Raises BadRequestError."""
+    message = pb.TokenizeRequest(model=request.model)
+    if request.add_special_tokens is not None:
+        message.add_special_tokens = request.add_special_tokens
+    if isinstance(request, TokenizeRequest):
+        message.prompt = request.prompt
+    else:
+        message.chat.CopyFrom(_chat(request, has_tools=True))
+    return message
+
+
+def detokenize_message(request: DetokenizeRequest) -> pb.DetokenizeRequest:
+    """Raises BadRequestError."""
+    return pb.DetokenizeRequest(model=request.model, token_ids=_in_range(request.tokens, "tokens"))
+
+
+def _chat(request: Chat, *, has_tools: bool) -> pb.ChatPrompt:
+    """Raises BadRequestError."""
+    continues = request.continue_final_message
+    if continues and "add_generation_prompt" in request.model_fields_set and request.add_generation_prompt:
+        raise BadRequestError(
+            "continue_final_message is set, and add_generation_prompt, too: use one of them",
+            param="continue_final_message",
+        )
+    chat = pb.ChatPrompt(
+        add_generation_prompt=request.add_generation_prompt and not continues, continue_final_message=continues
+    )
+    for index, each in enumerate(request.messages):
+        chat.messages.add(role=each.role, content=each.text, fields_json=_fields(each, f"messages.{index}"))
+    arguments = dict(request.chat_template_kwargs)
+    if request.tools and has_tools:
+        arguments["tools"] = request.tools
+    if request.documents is not None:
+        arguments["documents"] = request.documents
+    if request.reasoning_effort is not None:
+        arguments.setdefault("reasoning_effort", request.reasoning_effort)
+    if arguments:
+        chat.template_arguments_json = json.dumps(arguments)
+    return chat
+
+
+def _fields(message: Message, place: str) -> str:
+    """Returns the fields that only templates use, as JSON. Raises BadRequestError."""
+    fields = message.model_dump(include=_FOR_TEMPLATES, exclude_none=True) | (message.model_extra or {})
+    for index, call in enumerate(fields.get("tool_calls", ())):
+        call.pop("index", None)
+        function = call["function"]
+        function["arguments"] = _arguments(function["arguments"], f"{place}.tool_calls.{index}.function.arguments")
+    return json.dumps(fields) if fields else ""
+
+
+def _arguments(text: str, place: str) -> dict[str, Any]:
+    """Parses a function call's arguments: templates take an object, and choose its form. Raises BadRequestError."""
+    try:
+        value = from_json(text or "{}", allow_inf_nan=False)
+    except ValueError as error:
+        raise BadRequestError(f"{place} is not valid JSON: {error}", param="messages") from None
+    if not isinstance(value, dict):
+        raise BadRequestError(f"{place} is not a JSON object", param="messages")
+    return value
+
+
+def _message(
+    request: SamplingRequest, request_id: str, n: int, logprobs: int | None, prompt_logprobs: int | None
+) -> pb.GenerateRequest:
+    if n > MAX_CHOICES:
+        # Checked before anything is allocated for each choice.
+        raise BadRequestError(f"n={n}: use 1 to {MAX_CHOICES}", param="n")
+    if request.prompt_logprobs is not None and request.stream:
+        raise BadRequestError(
+            "prompt_logprobs with stream: they come with a whole answer only, or over gRPC", param="prompt_logprobs"
+        )
+    sampling = pb.SamplingParams(
+        n=n,
+        min_tokens=request.min_tokens,
+        stop=[request.stop] if isinstance(request.stop, str) else request.stop,
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        stop_token_ids=_in_range(request.stop_token_ids, "stop_token_ids"),
+        ignore_eos=request.ignore_eos,
+    )
+    for name in _SAMPLING:
+        value = getattr(request, name)
+        if value is not None:
+            setattr(sampling, name, value)
+    if request.max_tokens == 0:
+        # The prompt alone is asked for. One token is computed, and the reply leaves it out.
+        sampling.max_tokens = 1
+    _in_range(list(request.logit_bias), "logit_bias")
+    sampling.logit_bias.update(request.logit_bias)
+    if logprobs is not None:
+        sampling.logprobs = _in_range([logprobs], "logprobs")[0]
+    if prompt_logprobs is not None:
+        sampling.prompt_logprobs = _in_range([prompt_logprobs], "prompt_logprobs")[0]
+    if request.seed is not None:
+        # Negative seeds are the other half of the 64 bits.
+        sampling.seed = request.seed % 2**64
+    message = pb.GenerateRequest(
+        request_id=request_id,
+        model=request.model,
+        sampling=sampling,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        session_key=request.session_key or request.session_id,
+        truncation_side=_SIDES[request.truncation_side],
+    )
+    if request.add_special_tokens is not None:
+        message.add_special_tokens = request.add_special_tokens
+    if request.truncate_prompt_tokens == 0:
+        raise BadRequestError(
+            "truncate_prompt_tokens=0: use at least 1, or -1 for as many as fit", param="truncate_prompt_tokens"
+        )
+    if request.truncate_prompt_tokens is not None:
+        message.truncate_prompt_tokens = max(request.truncate_prompt_tokens, 0)
+    return message
+
+
+def _in_range(numbers: list[int], param: str) -> list[int]:
+    """Checks that a uint32 can hold the numbers; the model's limits are checked later. Raises BadRequestError."""
+    for number in numbers:
+        if not 0 <= number < 2**32:
+            raise BadRequestError(f"{param}: {number} is not from 0 to {2**32 - 1}", param=param)
+    return numbers

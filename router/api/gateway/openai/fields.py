@@ -1,0 +1,98 @@
+"""How fields of a request's JSON are read: null is nothing, unknown ones are noted, and some are known to do nothing.
+
+Lists and objects are read up to the first error: pydantic keeps a kilobyte for each error, and clients send millions.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+_MOST_NOTED = 16
+
+
+@dataclass(slots=True)
+class Reading:
+    """How a body is read, and what was left out; the context of pydantic's validation."""
+
+    # Refuses unknown fields, option strict_fields.
+    is_strict: bool = True
+    # Names of unknown fields, the first ones.
+    ignored: list[str] = field(default_factory=list)
+
+    def note(self, name: str) -> None:
+        if len(self.ignored) < _MOST_NOTED and name not in self.ignored:
+            self.ignored.append(name)
+
+
+class Fields(BaseModel):
+    """Treats null as unset: clients that list all fields send it for those they do not use."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    # Unknown fields stay, in model_extra.
+    keeps_unknown: ClassVar[bool] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, fields: object, info: ValidationInfo) -> object:
+        """Returns the fields that are not null; of unknown ones, if they are refused, only the first."""
+        if not isinstance(fields, dict):
+            return fields
+        if cls.keeps_unknown:
+            return {name: value for name, value in fields.items() if value is not None}
+        reading = info.context if isinstance(info.context, Reading) else Reading()
+        known = cls.model_fields
+        given = {name: value for name, value in fields.items() if name in known and value is not None}
+        if len(given) == len(fields):
+            return given
+        for name, value in fields.items():
+            if name not in known and value is not None:
+                if reading.is_strict:
+                    return {**given, name: None}
+                reading.note(name)
+        return given
+
+
+def at_most(limit: int) -> BeforeValidator:
+    """Limits the entries of an object before its validation: pydantic would look at all of them first."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > limit:
+            counts = {"count": len(value), "limit": limit}
+            raise PydanticCustomError("too_many", "it has {count} entries: use at most {limit}", counts)
+        return value
+
+    return BeforeValidator(check)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What becomes of a field that is not honoured; kept in its metadata, for docs/http.md."""
+
+    # Why it changes nothing, or what is refused.
+    says: str
+    is_refused: bool
+
+
+def no_effect(why: str) -> Any:
+    return Annotated[Any, Effect(why, is_refused=False)]
+
+
+def refused(what: str, *nothing: object) -> Any:
+    """A field for something that is not there. It is refused, unless its value asks for nothing.
+
+    nothing: such values, besides false, zero and empty ones.
+    """
+
+    def check(value: object) -> object:
+        if value and value not in nothing:
+            raise PydanticCustomError("refused", "{what}", {"what": what})
+        return None
+
+    return Annotated[Any, AfterValidator(check), Effect(what, is_refused=True)]
+
+
+FOR_OPENAI = no_effect("about OpenAI's own service")
+FOR_MEDIA = no_effect("about images, sounds and videos")
+HINT = no_effect("a hint that changes no token here")

@@ -1,0 +1,87 @@
+"""What both kinds of replies share: usage, prompts and finishes."""
+
+from typing import Any, Protocol
+
+from protos import inference_pb2 as pb
+from router.api.gateway.openai.form import Form
+from router.errors import Internal
+
+_FINISHES = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
+
+
+class TokenTable(Protocol):
+    """The part of a tokenizer that replies need."""
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+def finish_of(chunk: pb.Chunk) -> str | None:
+    """Returns the finish_reason; None: more comes. Raises Internal for an end that is a failure, not a finish."""
+    if not chunk.HasField("finish"):
+        return None
+    reason = chunk.finish.reason
+    if reason not in _FINISHES:
+        raise Internal(f"the output ended early: {pb.FinishReason.Name(reason)}")
+    return _FINISHES[reason]
+
+
+def stop_reason(finish: pb.Finish) -> str | int | None:
+    """Returns vLLM's stop_reason: the string or the token id that ended the output."""
+    which = finish.WhichOneof("stop")
+    return None if which is None else getattr(finish, which)
+
+
+class Reply:
+    """Folds a request's events into the JSON of its answer: chunks of a stream, or one whole."""
+
+    def __init__(self, form: Form, base: dict[str, Any], num_prompts: int, table: TokenTable) -> None:
+        """base: id, created and model."""
+        self._form, self._base, self._table = form, base, table
+        # Each prompt's tokens, kept if they are shown, and its logprobs.
+        self.prompts: list[list[int]] = [[] for _ in range(num_prompts)]
+        self._prompt_logprobs: list[list[pb.TokenLogprobs]] = [[] for _ in range(num_prompts)]
+        self._shows_prompts = form.has_token_ids or form.has_echo or form.has_prompt_text
+        self._num_prompt_tokens = self._num_cached = self._num_output = 0
+        self.prompt_text: str | None = None
+
+    def take(self, prompt: int, event: pb.GenerateResponse) -> dict[str, Any] | None:
+        """Takes in an event. Returns the chunk to stream for it, None if there is none. Keeps it only for whole().
+
+        Raises Internal.
+        """
+        match event.WhichOneof("event"):
+            case "chunk":
+                if not self._form.drops_output:
+                    self._num_output += len(event.chunk.token_ids)
+                piece = self._take_chunk(prompt, event.chunk)
+                if piece is not None and self._form.has_running_usage:
+                    piece["usage"] = self.usage
+                return piece
+            case "started":
+                self._num_prompt_tokens += len(event.started.prompt_token_ids)
+                if self._shows_prompts:
+                    self.prompts[prompt] = list(event.started.prompt_token_ids)
+            case "prompt_logprobs":
+                self._prompt_logprobs[prompt] += event.prompt_logprobs.logprobs
+            case "finished":
+                self._num_cached += event.finished.usage.cached_tokens
+        return None
+
+    def _take_chunk(self, prompt: int, chunk: pb.Chunk) -> dict[str, Any] | None:
+        raise NotImplementedError
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": self._num_output,
+            "total_tokens": self._num_prompt_tokens + self._num_output,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached},
+        }
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """Returns the last chunk of a stream with include_usage."""
+        return {**self._base, "choices": [], "usage": self.usage}
+
+    def whole(self) -> dict[str, Any]:
+        raise NotImplementedError

@@ -1,0 +1,278 @@
+"""The fields of OpenAI's requests, and those that vLLM 0.33 adds; docs/http.md lists them all."""
+
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import ConfigDict, Field, create_model, model_validator
+from pydantic_core import PydanticCustomError
+
+from configs.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, PARAMETERS, Parameter
+from router.api.gateway.openai.fields import FOR_MEDIA, FOR_OPENAI, HINT, Fields, at_most, no_effect, refused
+from router.intake.validation import MAX_CHAT_MESSAGES
+
+# Prompts of one request: each is a stream of its own.
+MAX_PROMPTS = 256
+# Far above what models take; the served model's limit is checked later.
+_MAX_TOKEN_IDS = 2**20
+_MAX_PARTS, _MAX_TOOLS, _MAX_METADATA, _MAX_DOCUMENTS = 1024, 1024, 64, 1024
+# Keys of a message beyond OpenAI's.
+_MAX_EXTRAS = 64
+
+_Item = TypeVar("_Item")
+
+
+_TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=_MAX_TOKEN_IDS)]
+_Prompts = Annotated[list[_Item], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+_Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=_MAX_TOOLS)]
+
+
+class StreamOptions(Fields):
+    include_usage: bool = False
+    # vLLM's field: each chunk has the usage so far.
+    continuous_usage_stats: bool = False
+    # Padding that hides lengths; never sent here.
+    include_obfuscation: bool = False
+
+
+class ResponseFormat(Fields):
+    type: Literal["text"]
+
+
+def _number(parameter: Parameter) -> tuple[object, Any]:
+    """Returns a parameter's type and default as a field. The router checks its range later."""
+    bounds: dict[str, Any] = {"ge": -(2**31), "lt": 2**31} if parameter.kind is int else {}
+    if parameter.from_model:
+        return parameter.kind | None, Field(None, **bounds)
+    return parameter.kind, Field(parameter.default, **bounds)
+
+
+_numbers: dict[str, Any] = {each.name: _number(each) for each in PARAMETERS}
+_NO_GRAMMAR = "output that follows a schema, grammar or expression is not supported yet"
+_NO_MEDIA = "this API takes text only"
+# Fields that are known and not honoured, by request. The first ones have no effect; the others are refused.
+_COMMON = {
+    "user": FOR_OPENAI,
+    "metadata": Annotated[FOR_OPENAI, at_most(_MAX_METADATA)],
+    "store": FOR_OPENAI,
+    "service_tier": FOR_OPENAI,
+    "safety_identifier": FOR_OPENAI,
+    "prompt_cache_key": FOR_OPENAI,
+    "prompt_cache_retention": FOR_OPENAI,
+    "mm_payload": FOR_MEDIA,
+    "return_mm_kwargs": FOR_MEDIA,
+    "spaces_between_special_tokens": HINT,
+    "length_penalty": no_effect("about beam search"),
+    "use_beam_search": refused("beam search is not supported yet"),
+    "structured_outputs": refused(_NO_GRAMMAR),
+    "guided_json": refused(_NO_GRAMMAR),
+    "guided_regex": refused(_NO_GRAMMAR),
+    "guided_choice": refused(_NO_GRAMMAR),
+    "guided_grammar": refused(_NO_GRAMMAR),
+    "allowed_token_ids": refused("not supported yet; logit_bias can choose between tokens"),
+    "bad_words": refused("not supported yet; logit_bias can keep tokens out"),
+    "logprob_token_ids": refused("logprobs are those of the most likely tokens only"),
+    "thinking_token_budget": refused("thoughts have no budget of their own: use max_tokens"),
+    "repetition_detection": refused("not supported yet; repetition_penalty helps against loops"),
+    "watermarking": refused("there are no watermarks"),
+    "return_weight_versions": refused("weights have no versions"),
+    "return_token_offsets": refused("use return_token_ids, or logprobs for each token's text"),
+    "routed_experts_prompt_start": refused("routed experts are not returned"),
+    "kv_transfer_params": refused("each replica computes whole requests"),
+    "ec_transfer_params": refused("each replica computes whole requests"),
+    "vllm_xargs": refused("there are no plugins that read it"),
+}
+_COMPLETION = {
+    "suffix": refused("text is only continued, not filled in"),
+    "prompt_embeds": refused(_NO_MEDIA),
+}
+_TEMPLATE = {
+    "media_io_kwargs": FOR_MEDIA,
+    "mm_processor_kwargs": FOR_MEDIA,
+    "chat_template": refused("the model's own template is used"),
+}
+_CHAT = {
+    "parallel_tool_calls": HINT,
+    "include_reasoning": HINT,
+    "prediction": HINT,
+    "verbosity": HINT,
+    "modalities": refused(_NO_MEDIA, ["text"]),
+    "audio": refused(_NO_MEDIA),
+    "functions": refused("use tools"),
+    "function_call": refused("use tool_choice", "auto", "none"),
+    "web_search_options": refused("there is no web search"),
+}
+
+
+def _known(kinds: dict[str, Any], base: type[Fields] = Fields) -> Any:
+    """Returns a class with these fields, besides those of base."""
+    fields: dict[str, Any] = {name: (kind, None) for name, kind in kinds.items()}
+    return create_model("_Known", __base__=base, **fields)
+
+
+class SamplingRequest(_known(_COMMON, create_model("_Numbers", __base__=Fields, **_numbers))):
+    """Fields of both calls, with all numbers of configs.sampling. None: the model's own default."""
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1)
+    max_tokens: int | None = Field(None, ge=0, lt=2**32)
+    logit_bias: Annotated[dict[int, float], at_most(MAX_LOGIT_BIAS)] = Field(default_factory=dict)
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    response_format: ResponseFormat | None = None
+
+    # vLLM's fields.
+    min_tokens: int = Field(0, ge=0, lt=2**32)
+    stop_token_ids: list[int] = Field(default_factory=list, fail_fast=True, max_length=MAX_STOP_TOKENS)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    # -1: as many as leave room for max_tokens.
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=2**32)
+    truncation_side: Literal["left", "right"] | None = None
+    echo: bool = False
+    prompt_logprobs: int | None = Field(None, ge=0)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    stream_interval: int = Field(1, ge=1)
+    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    cache_salt: str = ""
+    request_id: str = ""
+    # Both name the conversation to which a request belongs.
+    session_key: str = ""
+    session_id: str = ""
+
+
+class CompletionRequest(_known(_COMPLETION), SamplingRequest):
+    """POST /v1/completions."""
+
+    prompt: str | _TokenIds | _Prompts[str] | _Prompts[_TokenIds]
+    # OpenAI's default, unlike that of chats.
+    max_tokens: int | None = Field(16, ge=0, lt=2**32)
+    logprobs: int | None = Field(None, ge=0)
+    best_of: int | None = Field(None, ge=1)
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if prompt and isinstance(prompt[0], int):
+            return [prompt]  # type: ignore[list-item]
+        return prompt  # type: ignore[return-value]
+
+
+class Part(Fields):
+    """A part of a message's content. OpenAI's and vLLM's clients send text without a type, too."""
+
+    type: str = "text"
+    text: str = ""
+    refusal: str = ""
+    # Where a prefix to cache ends, in other APIs.
+    cache_control: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _is_text(self) -> Self:
+        if self.type not in ("text", "refusal", "input_text", "output_text"):
+            raise PydanticCustomError("no_text", "type={type}: " + _NO_MEDIA, {"type": repr(self.type[:40])})
+        name = "refusal" if self.type == "refusal" else "text"
+        if name not in self.model_fields_set:
+            raise PydanticCustomError(
+                "no_text", "a part of type {type} needs {name}", {"type": self.type, "name": name}
+            )
+        return self
+
+
+class FunctionCall(Fields):
+    name: str
+    # JSON, as the model wrote it; templates see the object.
+    arguments: str = ""
+
+
+class ToolCall(Fields):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    # Part of a stream's pieces, kept by clients that join them.
+    index: int | None = None
+
+
+class Message(Fields):
+    """Any other key is for the template, as are those below content."""
+
+    role: str
+    content: str | Annotated[list[Part], Field(fail_fast=True, max_length=_MAX_PARTS)] = ""
+
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    keeps_unknown: ClassVar[bool] = True
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        extras = self.model_extra or {}
+        if len(extras) > _MAX_EXTRAS:
+            counts = {"count": len(extras), "limit": _MAX_EXTRAS}
+            raise PydanticCustomError("too_many", "it has {count} keys of its own: use at most {limit}", counts)
+        if "content" not in self.model_fields_set and not self.tool_calls and not extras:
+            raise PydanticCustomError("no_content", "it has no content: only a message with tool_calls may omit it")
+        return self
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text or part.refusal for part in self.content)
+
+
+class Chat(_known(_TEMPLATE)):
+    """What the chat template gets."""
+
+    messages: list[Message] = Field(fail_fast=True, max_length=MAX_CHAT_MESSAGES)
+    # As they are; the model's calls are returned as text.
+    tools: _Objects | None = None
+    # More variables for the template.
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=_MAX_DOCUMENTS)] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+class ChatCompletionRequest(_known(_CHAT), Chat, SamplingRequest):
+    """POST /v1/chat/completions."""
+
+    max_completion_tokens: int | None = Field(None, ge=0, lt=2**32)
+    # A call can't be forced yet.
+    tool_choice: Literal["auto", "none"] | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0)
+    return_prompt_text: bool = False
+
+
+class TokenizeRequest(Fields):
+    """POST /tokenize of text."""
+
+    model: str = ""
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+
+class TokenizeChatRequest(Chat):
+    """POST /tokenize of a chat."""
+
+    model: str = ""
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Fields):
+    """POST /detokenize."""
+
+    model: str = ""
+    tokens: _TokenIds
