@@ -23,7 +23,7 @@ from runtime.security.tls import TlsError
 from runtime.telemetry.http_server import ObservabilityServer
 from runtime.telemetry.lag import watch_lag
 from runtime.telemetry.logs import configure_logging
-from runtime.telemetry.metrics import count_tasks
+from runtime.telemetry.metrics import count_dropped_records, count_tasks
 from runtime.telemetry.tracing import TracingError
 
 log = logging.getLogger("octavo.router")
@@ -146,6 +146,7 @@ def _observe(options: Options, index: ProcessIndex, server: RouterServer) -> Obs
     if not port:
         return None
     count_tasks(server.metrics.registry)
+    count_dropped_records(server.metrics.registry)
     try:
         http = ObservabilityServer(options.metrics_host, port, server.registry, server.readiness)
     except OSError as error:

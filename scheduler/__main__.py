@@ -15,7 +15,7 @@ from runtime.security.tls import TlsError
 from runtime.telemetry.http_server import ObservabilityServer
 from runtime.telemetry.lag import watch_lag
 from runtime.telemetry.logs import configure_logging
-from runtime.telemetry.metrics import count_tasks
+from runtime.telemetry.metrics import count_dropped_records, count_tasks
 from runtime.telemetry.tracing import TracingError
 from scheduler.recording.records import RecordingError
 from scheduler.server import SchedulerServer
@@ -113,6 +113,7 @@ def _observe(options: Options, replica: int, server: SchedulerServer) -> Observa
         return None
     step_loop = server.step_loop
     count_tasks(step_loop.metrics.registry)
+    count_dropped_records(step_loop.metrics.registry)
     try:
         http = ObservabilityServer(options.metrics_host, port, step_loop.metrics.shown, lambda: step_loop.status.health)
     except OSError as error:

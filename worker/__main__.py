@@ -20,6 +20,7 @@ from runtime.process import seconds_alive
 from runtime.security.curve import CurveError
 from runtime.telemetry.http_server import ObservabilityServer
 from runtime.telemetry.logs import configure_logging
+from runtime.telemetry.metrics import count_dropped_records
 from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint, octavo_version
 from worker.errors import PermanentError
 from worker.parallel.axes import Axes, axes_of
@@ -193,6 +194,7 @@ def _observe(
         name = step_pb2.WorkerState.Name(now.state).removeprefix("WORKER_STATE_").lower()
         return now.state in _READY_STATES, f"{name}, epoch {now.epoch}, step {now.step}"
 
+    count_dropped_records(metrics.registry)
     server = ObservabilityServer(options.metrics_host, port, metrics.registry, health)
     server.start()
     return server

@@ -16,7 +16,7 @@ from octavo.cluster.processes import ProcessSpec, Stage
 
 _STYLES = {Stage.ROUTER: "cyan", Stage.SCHEDULER: "magenta", Stage.WORKER: "blue"}
 # Both forms of runtime.telemetry.logs: "[info     ]" and {"level": "info"}.
-_CALM_LINE = re.compile(r'\[(debug|info)\s*\]|"level": "(debug|info)"')
+_CALM_LINE = re.compile(r'^\S+ \[(debug|info)\s*\]|"level": "(debug|info)"')
 
 
 class Display:

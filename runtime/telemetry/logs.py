@@ -3,33 +3,105 @@
 Code logs with the standard library (`logging.getLogger("octavo.router")`); fields given as `extra={"request_id": ...}`
 appear in both forms. The forms are structlog's. structlog itself is not used: it imports rich and pygments, 0.1 s of
 CPU in each process of a starting cluster, and its use takes more lines than this file.
+
+Logging never blocks: runtime/telemetry/log_writer.py writes the lines.
 """
 
 import json
 import logging
 import sys
+import threading
 import time
+import traceback
+from types import TracebackType
 
 from runtime.process import seconds_alive
+from runtime.telemetry.log_writer import LogWriter
 
-_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "stacks"}
+_STDERR = 2
+# Some 20,000 lines, minutes of a busy process.
+_MAX_QUEUED_BYTES = 4 * 2**20
+# The longest that a process which ends waits for its last lines to be read.
+_LAST_WORDS_S = 2.0
+
+_log = logging.getLogger("octavo.log")
 
 
 def configure_logging(process: str, level: str, log_format: str) -> None:
-    """Sends all logging of this process to stderr.
+    """Sends all logging of this process to stderr, and the exceptions that end it or one of its threads.
 
     process: its name in every line, such as "scheduler-0". level: debug, info, warning or error.
     log_format: text or json.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter((_JsonLines if log_format == "json" else _Text)(process))
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [_Handler((_JsonLines if log_format == "json" else _Text)(process))]
     root.setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    sys.excepthook, threading.excepthook = _log_exception, _log_exception_of_thread
     ours = logging.getLogger("octavo")
     ours.setLevel(level.upper())
     # At this point, all that the main module needs has been imported.
     ours.debug("imported, %.2f s after the process began", seconds_alive())
+
+
+def flush_logs() -> bool:
+    """Waits until all that was logged is written, at most 2 s: for those who end the process at once (os._exit).
+    True if it is written."""
+    handlers = [each for each in logging.getLogger().handlers if isinstance(each, _Handler)]
+    return all([each.flush() for each in handlers])
+
+
+def num_dropped_records() -> int:
+    """Records that nothing has read and that did not fit the queue any more."""
+    return sum(each.writer.num_dropped for each in logging.getLogger().handlers if isinstance(each, _Handler))
+
+
+def stacks() -> str:
+    """What each thread of this process does. Log it as `extra={"stacks": stacks()}`: line breaks are kept."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f'Thread "{names.get(ident, ident)}":\n{"".join(traceback.format_stack(frame)).rstrip()}'
+        for ident, frame in sys._current_frames().items()
+    )
+
+
+class _Handler(logging.Handler):
+    """Formats records on the thread that logs, because their arguments may change, and queues them to be written."""
+
+    def __init__(self, formatter: "_Formatter") -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self.writer = LogWriter(_STDERR, _MAX_QUEUED_BYTES, lambda number: formatter.format(_missing(number)))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.writer.put(self.format(record))
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> bool:
+        """Waits until all is written, at most 2 s. `logging` calls it when the process ends."""
+        return self.writer.flush(_LAST_WORDS_S)
+
+
+def _missing(number: int) -> logging.LogRecord:
+    words = "%d log records were dropped here, because nothing read the log"
+    return _log.makeRecord(_log.name, logging.WARNING, __file__, 0, words, (number,), None)
+
+
+def _log_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, Exception):
+        _log.critical("this process ends by an exception", exc_info=(kind, error, trace))
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _log_exception_of_thread(ended: threading.ExceptHookArgs) -> None:
+    if ended.exc_value is not None and ended.exc_type is not SystemExit:
+        exception = (ended.exc_type, ended.exc_value, ended.exc_traceback)
+        name = ended.thread.name if ended.thread else "?"
+        _log.critical("thread %s has ended by an exception", name, exc_info=exception)
 
 
 class _Formatter(logging.Formatter):
@@ -50,12 +122,17 @@ class _Formatter(logging.Formatter):
     def traceback(self, record: logging.LogRecord) -> str:
         return self.formatException(record.exc_info) if record.exc_info else ""
 
+    def stacks(self, record: logging.LogRecord) -> str:
+        return getattr(record, "stacks", "")
+
 
 class _Text(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{name}={_shown(value)}" for name, value in sorted(self.fields(record).items()))
         line = f"{self.time(record)} [{record.levelname.lower():<9}] {_one_line(record.getMessage())} {fields}"
-        return "\n".join(filter(None, (line, self.traceback(record))))
+        # Indented and escaped: exceptions quote foreign text.
+        below = "\n".join(filter(None, (self.traceback(record), self.stacks(record))))
+        return "\n".join([line, *(f"  {_one_line(each)}" for each in below.split("\n") if each)])
 
 
 class _JsonLines(_Formatter):
@@ -64,6 +141,8 @@ class _JsonLines(_Formatter):
         said["timestamp"] = self.time(record)
         if traceback := self.traceback(record):
             said["exception"] = traceback
+        if stacks := self.stacks(record):
+            said["stacks"] = stacks
         return json.dumps(said, default=repr)
 
 

@@ -5,8 +5,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from runtime.telemetry.logs import num_dropped_records
 
 
 def count_tasks(registry: CollectorRegistry) -> None:
@@ -14,6 +16,20 @@ def count_tasks(registry: CollectorRegistry) -> None:
     loop = asyncio.get_running_loop()
     gauge = Gauge("octavo_asyncio_tasks", "Tasks of the process's event loop.", registry=registry)
     gauge.set_function(lambda: len(asyncio.all_tasks(loop)))
+
+
+class _DroppedRecords(Collector):
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "octavo_log_records_dropped",
+            "Log records that were dropped, because nothing read the log and too many waited.",
+            num_dropped_records(),
+        )
+
+
+def count_dropped_records(registry: CollectorRegistry) -> None:
+    """Adds octavo_log_records_dropped_total, of this process's log."""
+    registry.register(_DroppedRecords())
 
 
 # Maps our labels to vLLM's; None: the series is not part of vLLM's metric.

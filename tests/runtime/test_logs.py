@@ -39,3 +39,42 @@ def test_text_shows_the_same_fields():
     assert "finished well" in lines[0]
     assert "request_id=r-1" in lines[0]
     assert not any("unseen" in line for line in lines)
+
+
+QUOTES = """
+import logging
+from runtime.telemetry.logs import configure_logging, stacks
+configure_logging("router", "info", {form!r})
+logger = logging.getLogger("octavo.router")
+foreign = "no such field" + chr(10) + "2026-11-23T00:00:00.000000Z [info     ] all is well" + chr(27) + "[2J" + chr(13) + chr(0x2028)
+try:
+    error = ValueError(foreign)
+    error.add_note(foreign)
+    raise error
+except ValueError:
+    logger.exception("failed: %s", foreign)
+try:
+    raise ExceptionGroup(foreign, [KeyError(foreign), ValueError(foreign)])
+except ExceptionGroup:
+    logger.exception("failed")
+logger.info("it hangs", extra={{"stacks": stacks()}})
+"""
+
+
+def test_foreign_text_in_an_exception_forges_no_line():
+    """Before: each of these exceptions began lines of its own, and its escape sequences reached the terminal."""
+    done = subprocess.run([sys.executable, "-c", QUOTES.format(form="text")], capture_output=True, check=True)
+    lines = done.stderr.decode().split("\n")
+    ours = [line for line in lines if line and not line.startswith("  ")]
+    assert len(ours) == 3
+    assert all("process=router" in line and line[28:].startswith("[") for line in ours)
+    assert all(line.isprintable() for line in lines)
+    assert sum("all is well" in line for line in lines) == 6
+    assert '  Thread "MainThread":' in lines
+
+
+def test_stacks_are_a_field_of_json():
+    done = subprocess.run([sys.executable, "-c", QUOTES.format(form="json")], capture_output=True, check=True)
+    said = [json.loads(line) for line in done.stderr.splitlines()]
+    assert len(said) == 3
+    assert 'Thread "MainThread":\n  File ' in said[2]["stacks"]

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import logging
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,22 +43,26 @@ SECRETS = (
 
 
 @pytest.fixture(name="said")
-def _said() -> Iterator[list[str]]:
+def _said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Collects texts from the test, then appends the whole log at debug level; none may contain a secret."""
     root, ours = logging.getLogger(), logging.getLogger("octavo")
     before = root.handlers[:], root.level, ours.level
+    for each in (sys, threading):
+        monkeypatch.setattr(each, "excepthook", each.excepthook)
     configure_logging("test", "debug", "text")
     root.setLevel(logging.DEBUG)
-    [handler] = root.handlers
-    assert isinstance(handler, logging.StreamHandler)
+    [writes] = root.handlers
     logged = io.StringIO()
-    handler.setStream(logged)
+    handler = logging.StreamHandler(logged)
+    handler.setFormatter(writes.formatter)
+    root.handlers[:] = [handler]
     texts: list[str] = []
     try:
         yield texts
         texts.append(logged.getvalue())
     finally:
         root.handlers[:], root.level, ours.level = before
+        logging.captureWarnings(False)
     everything = "\n".join(texts)
     assert "serves test-model" in everything or "is ready" in everything, "nothing was logged at all"
     for secret in SECRETS:
