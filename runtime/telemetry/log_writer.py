@@ -1,7 +1,7 @@
 """Writes log lines on a thread of its own, so that no other thread waits until they are read.
 
-A pipe takes 64 KiB. If its reader is stopped (Ctrl-S, Ctrl-Z, a dead ssh), a write waits, and the thread that logs with it.
-Here only the writer waits. Lines queue up to a bound; those beyond it are dropped and counted.
+A pipe takes 64 KiB. If its reader is stopped (Ctrl-S, Ctrl-Z, a dead ssh), the next write waits. Here only the writer
+does. Lines queue up to a bound; those beyond it are dropped and counted.
 
 The standard library's QueueListener does not fit: its queue counts records instead of bytes, and its `stop` waits
 without a bound, or fails if the queue is full.

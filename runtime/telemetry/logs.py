@@ -12,13 +12,13 @@ import logging
 import sys
 import threading
 import time
-import traceback
 from types import TracebackType
+from typing import Any
 
 from runtime.process import seconds_alive
 from runtime.telemetry.log_writer import LogWriter
 
-_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "stacks"}
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 _STDERR = 2
 # Some 20,000 lines, minutes of a busy process.
 _MAX_QUEUED_BYTES = 4 * 2**20
@@ -38,7 +38,9 @@ def configure_logging(process: str, level: str, log_format: str) -> None:
     root.handlers[:] = [_Handler((_JsonLines if log_format == "json" else _Text)(process))]
     root.setLevel(logging.WARNING)
     logging.captureWarnings(True)
-    sys.excepthook, threading.excepthook = _log_exception, _log_exception_of_thread
+    # Their defaults write to stderr themselves.
+    sys.excepthook, sys.unraisablehook = _log_exception, _log_unraisable
+    threading.excepthook = _log_exception_of_thread
     ours = logging.getLogger("octavo")
     ours.setLevel(level.upper())
     # At this point, all that the main module needs has been imported.
@@ -49,21 +51,12 @@ def flush_logs() -> bool:
     """Waits until all that was logged is written, at most 2 s: for those who end the process at once (os._exit).
     True if it is written."""
     handlers = [each for each in logging.getLogger().handlers if isinstance(each, _Handler)]
-    return all([each.flush() for each in handlers])
+    return all(each.writer.flush(_LAST_WORDS_S) for each in handlers)
 
 
 def num_dropped_records() -> int:
     """Records that nothing has read and that did not fit the queue any more."""
     return sum(each.writer.num_dropped for each in logging.getLogger().handlers if isinstance(each, _Handler))
-
-
-def stacks() -> str:
-    """What each thread of this process does. Log it as `extra={"stacks": stacks()}`: line breaks are kept."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f'Thread "{names.get(ident, ident)}":\n{"".join(traceback.format_stack(frame)).rstrip()}'
-        for ident, frame in sys._current_frames().items()
-    )
 
 
 class _Handler(logging.Handler):
@@ -72,22 +65,24 @@ class _Handler(logging.Handler):
     def __init__(self, formatter: "_Formatter") -> None:
         super().__init__()
         self.setFormatter(formatter)
-        self.writer = LogWriter(_STDERR, _MAX_QUEUED_BYTES, lambda number: formatter.format(_missing(number)))
+        words = "%d log records were dropped here, because nothing read the log"
+        self.writer = LogWriter(_STDERR, _MAX_QUEUED_BYTES, lambda number: formatter.format(_record(words, number)))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self.writer.put(self.format(record))
-        except Exception:
-            self.handleError(record)
+        except Exception:  # noqa: BLE001 (a record that can't be formatted fails no request)
+            words = "a log record of %s line %d could not be formatted"
+            self.writer.put(self.format(_record(words, record.pathname, record.lineno, exc_info=sys.exc_info())))
 
-    def flush(self) -> bool:
+    def flush(self) -> None:
         """Waits until all is written, at most 2 s. `logging` calls it when the process ends."""
-        return self.writer.flush(_LAST_WORDS_S)
+        self.writer.flush(_LAST_WORDS_S)
 
 
-def _missing(number: int) -> logging.LogRecord:
-    words = "%d log records were dropped here, because nothing read the log"
-    return _log.makeRecord(_log.name, logging.WARNING, __file__, 0, words, (number,), None)
+def _record(words: str, *arguments: object, exc_info: Any = None) -> logging.LogRecord:
+    """A warning about the log itself."""
+    return _log.makeRecord(_log.name, logging.WARNING, __file__, 0, words, arguments, exc_info)
 
 
 def _log_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -102,6 +97,11 @@ def _log_exception_of_thread(ended: threading.ExceptHookArgs) -> None:
         exception = (ended.exc_type, ended.exc_value, ended.exc_traceback)
         name = ended.thread.name if ended.thread else "?"
         _log.critical("thread %s has ended by an exception", name, exc_info=exception)
+
+
+def _log_unraisable(raised: Any) -> None:
+    exception = (raised.exc_type, raised.exc_value, raised.exc_traceback)
+    _log.error("%s: %r", raised.err_msg or "an exception was ignored in", raised.object, exc_info=exception)
 
 
 class _Formatter(logging.Formatter):
@@ -122,17 +122,13 @@ class _Formatter(logging.Formatter):
     def traceback(self, record: logging.LogRecord) -> str:
         return self.formatException(record.exc_info) if record.exc_info else ""
 
-    def stacks(self, record: logging.LogRecord) -> str:
-        return getattr(record, "stacks", "")
-
 
 class _Text(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{name}={_shown(value)}" for name, value in sorted(self.fields(record).items()))
         line = f"{self.time(record)} [{record.levelname.lower():<9}] {_one_line(record.getMessage())} {fields}"
         # Indented and escaped: exceptions quote foreign text.
-        below = "\n".join(filter(None, (self.traceback(record), self.stacks(record))))
-        return "\n".join([line, *(f"  {_one_line(each)}" for each in below.split("\n") if each)])
+        return "\n".join([line, *(f"  {_one_line(each)}" for each in self.traceback(record).split("\n") if each)])
 
 
 class _JsonLines(_Formatter):
@@ -141,8 +137,6 @@ class _JsonLines(_Formatter):
         said["timestamp"] = self.time(record)
         if traceback := self.traceback(record):
             said["exception"] = traceback
-        if stacks := self.stacks(record):
-            said["stacks"] = stacks
         return json.dumps(said, default=repr)
 
 

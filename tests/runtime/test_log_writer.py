@@ -6,8 +6,6 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from tests.support.repository import ROOT
 
 NUM_LINES = 10_000

@@ -1,12 +1,13 @@
 """Ends this process when a step never returns: there is no other way to interrupt a kernel that hangs."""
 
+import faulthandler
 import logging
 import os
 import time
 
 from protos import step_pb2
 from runtime.awake_time import AwakeTime
-from runtime.telemetry.logs import flush_logs, stacks
+from runtime.telemetry.logs import flush_logs
 from worker.process.loop import EXIT_FAILED
 from worker.process.status import WorkerStatus
 
@@ -24,7 +25,7 @@ class Watchdog:
         self._limit = step_timeout + min(step_timeout, _LONGEST_GRACE_S)
 
     def check(self, awake: AwakeTime) -> None:
-        """Ends the process if the oldest step in flight has lasted too long, after logging all threads' stacks.
+        """Ends the process if the oldest step in flight has lasted too long, after printing all threads' stacks.
 
         awake: when this process stood still; a step can't return then.
         """
@@ -34,7 +35,8 @@ class Watchdog:
             return
         _log.critical(
             "step %d has not returned for %.1f s (step_timeout=%g): it hangs, and this process ends. Its threads:",
-            now.oldest_step, seconds, self._step_timeout, extra={"stacks": stacks()},
+            now.oldest_step, seconds, self._step_timeout,
         )  # fmt: skip
-        flush_logs()
+        if flush_logs():
+            faulthandler.dump_traceback()
         os._exit(EXIT_FAILED)

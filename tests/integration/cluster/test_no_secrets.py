@@ -18,7 +18,7 @@ from protos import kserve_pb2 as kserve
 from protos.inference_pb2_grpc import InferenceStub
 from protos.kserve_pb2_grpc import GRPCInferenceServiceStub
 from router.api.gateway.app import Gateway
-from runtime.telemetry.logs import configure_logging
+from runtime.telemetry.logs import configure_logging, flush_logs
 from tests.fakes.hash_runner import BAD_TOKEN
 from tests.fakes.routers import receive, running_router, running_schedulers, smollm2_tokenizer, socket_address
 from tests.fakes.scheduler import FakeScheduler, model_info, scripted
@@ -47,9 +47,10 @@ def _said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Collects texts from the test, then appends the whole log at debug level; none may contain a secret."""
     root, ours = logging.getLogger(), logging.getLogger("octavo")
     before = root.handlers[:], root.level, ours.level
-    for each in (sys, threading):
-        monkeypatch.setattr(each, "excepthook", each.excepthook)
+    for module, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
+        monkeypatch.setattr(module, name, getattr(module, name))
     configure_logging("test", "debug", "text")
+    flush_logs()
     root.setLevel(logging.DEBUG)
     [writes] = root.handlers
     logged = io.StringIO()

@@ -1,5 +1,6 @@
 """The worker's loop with a runner whose steps overlap: which steps begin, which results are sent, which are dropped."""
 
+import faulthandler
 import logging
 import os
 from collections.abc import Iterator
@@ -155,6 +156,7 @@ def test_an_end_waits_for_steps_in_flight(
 def test_the_watchdog_watches_the_oldest_step(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     exits: list[int] = []
     monkeypatch.setattr(os, "_exit", exits.append)
+    monkeypatch.setattr(faulthandler, "dump_traceback", lambda: None)
     caplog.set_level(logging.CRITICAL)
     status = WorkerStatus()
     watchdog = Watchdog(status, step_timeout=0.0)
