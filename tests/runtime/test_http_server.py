@@ -48,3 +48,16 @@ def test_metrics_and_unknown_paths(served):
 def test_a_taken_port_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
         ObservabilityServer("127.0.0.1", taken.getsockname()[1], CollectorRegistry(), lambda: (True, ""))
+
+
+def test_an_error_in_a_collector_is_logged_and_the_scrape_fails(caplog: pytest.LogCaptureFixture):
+    def fail() -> tuple[bool, str]:
+        raise ZeroDivisionError
+
+    server = ObservabilityServer("127.0.0.1", 0, CollectorRegistry(), fail)
+    server.start()
+    try:
+        assert get(server, "/health") == (500, "the log of this process has the cause\n")
+        assert "cannot show /health" in caplog.text
+    finally:
+        server.stop()

@@ -1,19 +1,15 @@
 """Clients that send requests slowly or not at all lose their connection, and no other client waits for them."""
 
 import asyncio
-import socket
 from pathlib import Path
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
 from router.api.gateway import bodies
 from router.api.gateway import server as gateway_server
 from router.api.gateway.app import Gateway
 from router.api.gateway.server import GatewayServer
-from runtime.telemetry import http_server as http
-from runtime.telemetry.http_server import ObservabilityServer
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 
@@ -45,18 +41,3 @@ async def test_http_of_a_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                     writer.close()
         finally:
             await listening.stop()
-
-
-def test_metrics_and_health(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent connections take all places, but a probe is still answered."""
-    monkeypatch.setattr(http, "_MOST_CONNECTIONS", 2)
-    monkeypatch.setattr(http._QuietHandler, "timeout", 0.1)
-    server = ObservabilityServer("127.0.0.1", 0, CollectorRegistry(), lambda: (True, "well"))
-    server.start()
-    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
-    try:
-        assert httpx.get(f"http://127.0.0.1:{server.port}/health", timeout=10).status_code == 200
-    finally:
-        for each in silent:
-            each.close()
-        server.stop()
