@@ -58,7 +58,7 @@ class Dribbling:
         self._port, self._count, self._address = port, count, address
         self._is_over = threading.Event()
         self._all_open = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> "Dribbling":
         self._thread.start()
