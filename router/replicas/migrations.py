@@ -6,12 +6,14 @@ still sends is dropped.
 
 import asyncio
 import logging
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from router.errors import InvalidRequest, NotMigrated
 from router.replicas.dispatcher import Dispatcher, Placement
 from router.replicas.replica import Replica
 from router.replicas.replica_set import ReplicaSet
+from router.replicas.slices import run_in_slices
 from router.telemetry.metrics import RouterMetrics
 
 log = logging.getLogger("octavo.router.migrations")
@@ -93,17 +95,26 @@ class Migrations:
 
     def _look(self) -> None:
         self._next_look = self._look_by = None
-        num_staying = sum(self._empty(replica) for replica in self._replicas.replicas if _should_be_left(replica))
+        run_in_slices(self._empty_all())
+
+    def _empty_all(self) -> Iterator[None]:
+        num_staying = 0
+        for replica in self._replicas.replicas:
+            if _should_be_left(replica):
+                num_staying += yield from self._empty(replica)
         if num_staying:
             self._look_after(_LOOK_AGAIN_S)
 
-    def _empty(self, replica: Replica) -> int:
+    def _empty(self, replica: Replica) -> Generator[None, None, int]:
         """Moves streams off a replica. Returns how many stay because no other replica can take them."""
         cause = "drain" if replica.draining else "stall"
         others = [each for each in self._replicas.replicas if each is not replica]
         num_moved = num_staying = 0
-        for placement in [] if replica.session is None else self._dispatcher.placements_on(replica.session):
-            if not placement.can_leave:
+        session = replica.session
+        for placement in [] if session is None else self._dispatcher.placements_on(session):
+            yield
+            # Since the last slice the stream may have left, or the Session ended, which moves its streams anyway.
+            if placement.session is not session or replica.session is not session or not placement.can_leave:
                 continue
             if replica.draining and placement.stream.num_tokens_to_come <= _FEW_TOKENS:
                 continue

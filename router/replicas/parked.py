@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client import Gauge
@@ -14,6 +14,7 @@ from prometheus_client import Gauge
 from protos.scheduler_pb2 import CANCEL_REASON_DEADLINE
 from router.errors import DeadlineExceeded, RequestError
 from router.replicas.placed_stream import PlacedStream
+from router.replicas.slices import run_in_slices
 
 log = logging.getLogger("octavo.router.held")
 
@@ -77,8 +78,14 @@ class ParkedStreams:
             stream.fail(error)
 
     def _try(self, count: int) -> None:
-        for stream in list(self._parked)[:count]:
-            self._unpark(stream).go_on()
+        run_in_slices(self._go_on(list(self._parked)[:count]))
+
+    def _go_on(self, streams: Sequence[PlacedStream]) -> Iterator[None]:
+        for stream in streams:
+            # It may have ended since the last slice.
+            if stream in self._parked:
+                self._unpark(stream).go_on()
+            yield
         self._changed()
 
     def _try_some(self) -> None:

@@ -1,5 +1,7 @@
 """How a Session handles a scheduler's messages."""
 
+import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -15,6 +17,7 @@ from protos.scheduler_pb2 import (
     Welcome,
 )
 from router.replicas.session import Session, SessionError
+from router.replicas.slices import SLICE_S
 
 
 class Owner:
@@ -117,3 +120,31 @@ def test_columns_that_do_not_fit_end_the_session(outputs: StepOutputs, words: st
 def test_a_model_of_which_nothing_can_be_asked_ends_the_session() -> None:
     with pytest.raises(SessionError, match=r"welcome\.model\.block_size is 0"):
         Session(Welcome()).receive(SchedulerMessage(welcome=Welcome(epoch=2)))
+
+
+async def test_owners_of_a_lost_session_are_told_in_slices() -> None:
+    """One callback that builds the messages of 1,000 streams of 8,000 tokens again held the loop for 0.5 s."""
+    session, told, groups = Session(Welcome()), [], []
+
+    class Losing(Owner):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+
+        def on_lost(self, cause: str) -> None:
+            told.append(self.number)
+            time.sleep(SLICE_S)
+
+    for number in range(6):
+        owner = Losing(number)
+        groups.append(session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], sink=owner, owner=owner))
+    session.lose("gone")
+    assert session.closed
+    assert told == [0]
+    await asyncio.sleep(0)
+    assert told == [0, 1]
+    # An owner that has left meanwhile is not told.
+    session.leave(groups[3])
+    while session.num_groups:  # noqa: ASYNC110 (it has no event)
+        await asyncio.sleep(0)
+    assert told == [0, 1, 2, 4, 5]
