@@ -13,10 +13,10 @@ import jinja2.parser
 import jinja2.utils
 from google.protobuf.json_format import Error as JsonError
 from google.protobuf.json_format import MessageToDict
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic_core import from_json
 
 from protos.inference_pb2 import ChatMessage, ChatPrompt
+from router.text.bounded_jinja import BoundedEnvironment
 from router.text.tokenizer_files import TokenizerError
 
 # The names under which templates know special tokens, as in transformers.
@@ -81,7 +81,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """special_tokens: bos_token and the like, by name. Raises TemplateError if the source does not compile."""
-        environment = ImmutableSandboxedEnvironment(
+        environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
         )
         environment.filters["tojson"] = _tojson
@@ -92,6 +92,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise TemplateError(f"the model's chat template does not compile: {error}") from None
+        self._environment = environment
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -101,11 +102,15 @@ class ChatTemplate:
         add_generation_prompt: bool,
         arguments: Mapping[str, object] | None = None,
     ) -> str:
-        """messages: role and content of each. arguments: more variables, of JSON types. Raises TemplateError."""
+        """messages: role and content of each. arguments: more variables, of JSON types.
+
+        Raises TemplateError, also for what takes longer or gives more text than router.text.bounded_jinja allows.
+        """
         variables = {**self._special_tokens, "tools": None, "documents": None, **(arguments or {})}
         variables.update(messages=list(messages), add_generation_prompt=add_generation_prompt)
         try:
-            return self._template.render(variables)
+            with self._environment.bounded():
+                return self._template.render(variables)
         except jinja2.TemplateError as error:
             raise TemplateError(str(error) or type(error).__name__) from None
         except (
