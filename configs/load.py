@@ -12,7 +12,9 @@ from configs.options import Options
 
 ENV_PREFIX = "OCTAVO_"
 # Environment variables of ours that are not options.
-_ENV_RESERVED = {"OCTAVO_API_KEY", "OCTAVO_CONFIG", "OCTAVO_CACHE_DIR", "OCTAVO_TUNED_CONFIG_FOLDER"}
+_ENV_RESERVED = {
+    "OCTAVO_API_KEY", "OCTAVO_CONFIG", "OCTAVO_CACHE_DIR", "OCTAVO_PROGRESS_FD", "OCTAVO_TUNED_CONFIG_FOLDER"
+}  # fmt: skip
 
 
 class ConfigError(ValueError):

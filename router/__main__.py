@@ -19,6 +19,7 @@ from router.server import ProcessIndex, RouterServer
 from router.text.tokenizer import Tokenizer
 from router.text.tokenizer_files import TokenizerError, tokenizer_directory
 from runtime.model_files import ModelNotFoundError, resolve_model
+from runtime.progress.watchdog import Watchdog, watch_event_loop
 from runtime.security.tls import TlsError
 from runtime.telemetry.http_server import ObservabilityServer
 from runtime.telemetry.lag import watch_lag
@@ -79,10 +80,11 @@ async def _serve(options: Options, index: ProcessIndex) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reread, server.keys)
     await server.start()
     http = gateway = None
-    lag = contextlib.ExitStack()
+    watching = contextlib.ExitStack()
     try:
-        lag.enter_context(watch_lag(server.metrics.lag))
-        http = _observe(options, index, server)
+        watchdog = watching.enter_context(watch_event_loop(options.hang_timeout))
+        watching.enter_context(watch_lag(server.metrics.lag))
+        http = _observe(options, index, server, watchdog)
         gateway = _serve_http(options, index, server)
         log.info("listening on %s port %d", options.host, server.port)
         await signals.get()
@@ -97,7 +99,7 @@ async def _serve(options: Options, index: ProcessIndex) -> None:
             await gateway.stop()
         if http is not None:
             http.stop()
-        lag.close()
+        watching.close()
 
 
 def _reread(keys: Keys) -> None:
@@ -140,7 +142,9 @@ def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> 
     return http
 
 
-def _observe(options: Options, index: ProcessIndex, server: RouterServer) -> ObservabilityServer | None:
+def _observe(
+    options: Options, index: ProcessIndex, server: RouterServer, watchdog: Watchdog
+) -> ObservabilityServer | None:
     """Serves /metrics and /health; None without a metrics port. Raises AddressError."""
     port = options.process_metrics_port("router", index.router, index.process)
     if not port:
@@ -148,7 +152,8 @@ def _observe(options: Options, index: ProcessIndex, server: RouterServer) -> Obs
     count_tasks(server.metrics.registry)
     count_dropped_records(server.metrics.registry)
     try:
-        http = ObservabilityServer(options.metrics_host, port, server.registry, server.readiness)
+        health = watchdog.health(server.readiness)
+        http = ObservabilityServer(options.metrics_host, port, server.registry, health)
     except OSError as error:
         raise AddressError(
             f"can't listen on metrics_host={options.metrics_host!r}, metrics_port={port}: {error.strerror}; "

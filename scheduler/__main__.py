@@ -10,6 +10,7 @@ import runtime.quiet_grpc  # noqa: F401 (before grpc)
 from configs.flags import own_number, parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options
+from runtime.progress.watchdog import Watchdog, watch_event_loop
 from runtime.security.curve import CurveError
 from runtime.security.tls import TlsError
 from runtime.telemetry.http_server import ObservabilityServer
@@ -63,10 +64,11 @@ async def _serve(options: Options, replica: int) -> int:
     await server.start()
     http = None
     ended = asyncio.ensure_future(server.wait())
-    lag = contextlib.ExitStack()
+    watching = contextlib.ExitStack()
     try:
-        lag.enter_context(watch_lag(server.step_loop.metrics.lag, server.step_loop.watched))
-        http = _observe(options, replica, server)
+        watchdog = watching.enter_context(watch_event_loop(options.hang_timeout, server.step_loop.progress))
+        watching.enter_context(watch_lag(server.step_loop.metrics.lag, server.step_loop.watched))
+        http = _observe(options, replica, server, watchdog)
         log.info("listening for routers on %s, for workers on %s", server.address, options.step_address(replica))
         if await _ended_before(ended, signals):
             return _exit_code(server, ended.result())
@@ -78,7 +80,7 @@ async def _serve(options: Options, replica: int) -> int:
         await server.stop()
         if http is not None:
             http.stop()
-        lag.close()
+        watching.close()
     return _exit_code(server, await ended)
 
 
@@ -106,7 +108,7 @@ async def _ended_before(ended: asyncio.Future[str | None], signals: asyncio.Queu
     return ended.done()
 
 
-def _observe(options: Options, replica: int, server: SchedulerServer) -> ObservabilityServer | None:
+def _observe(options: Options, replica: int, server: SchedulerServer, watchdog: Watchdog) -> ObservabilityServer | None:
     """Starts serving /metrics and /health; None if no port is set. Raises AddressError."""
     port = options.process_metrics_port("scheduler", replica)
     if not port:
@@ -115,7 +117,8 @@ def _observe(options: Options, replica: int, server: SchedulerServer) -> Observa
     count_tasks(step_loop.metrics.registry)
     count_dropped_records(step_loop.metrics.registry)
     try:
-        http = ObservabilityServer(options.metrics_host, port, step_loop.metrics.shown, lambda: step_loop.status.health)
+        health = watchdog.health(lambda: step_loop.status.health)
+        http = ObservabilityServer(options.metrics_host, port, step_loop.metrics.shown, health)
     except OSError as error:
         raise AddressError(
             f"metrics_port={options.metrics_port}: cannot listen on {options.metrics_host}:{port} ({error.strerror}); "

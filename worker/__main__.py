@@ -17,6 +17,8 @@ from configs.options import Options
 from protos import step_pb2
 from runtime.model_files import ModelNotFoundError, resolve_model
 from runtime.process import seconds_alive
+from runtime.progress.page import ProgressPage
+from runtime.progress.watchdog import Watchdog
 from runtime.security.curve import CurveError
 from runtime.telemetry.http_server import ObservabilityServer
 from runtime.telemetry.logs import configure_logging
@@ -26,8 +28,8 @@ from worker.errors import PermanentError
 from worker.parallel.axes import Axes, axes_of
 from worker.process.link import Link, Wakeup
 from worker.process.loop import EXIT_PERMANENT, WorkerLoop
+from worker.process.progress import WorkerProgress
 from worker.process.status import HeartbeatThread, WorkerMetrics, WorkerStatus
-from worker.process.watchdog import Watchdog
 from worker.step.runner import StepRunner
 
 if TYPE_CHECKING:
@@ -55,8 +57,10 @@ def main(argv: list[str]) -> int:
     configure_logging(f"worker-{replica}.{rank}", options.log_level, options.log_format)
     status = WorkerStatus()
     metrics = WorkerMetrics(status.snapshot)
+    progress = WorkerProgress(status, step_timeout=options.step_timeout, hang_timeout=options.hang_timeout)
+    watchdog = Watchdog(progress, page=ProgressPage.inherited())
     try:
-        server = _observe(options, replica, rank, metrics, status)
+        server = _observe(options, replica, rank, metrics, watchdog.health(lambda: _health(status)))
     except OSError as error:
         port = options.process_metrics_port("worker", replica, rank)
         _log.error(
@@ -65,16 +69,19 @@ def main(argv: list[str]) -> int:
         )  # fmt: skip
         return EXIT_PERMANENT
     try:
-        return _serve(options, replica, rank, status, metrics)
+        return _serve(options, replica, rank, status, metrics, watchdog)
     except CurveError as error:
         _log.error("%s", error)
         return EXIT_PERMANENT
     finally:
+        watchdog.stop()
         if server is not None:
             server.stop()
 
 
-def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metrics: WorkerMetrics) -> int:
+def _serve(
+    options: Options, replica: int, rank: int, status: WorkerStatus, metrics: WorkerMetrics, watchdog: Watchdog
+) -> int:
     endpoint = options.step_address(replica)
     curve_dir = Path(options.curve_dir) if options.curve_dir else None
     instance = secrets.randbits(63)
@@ -92,13 +99,12 @@ def _serve(options: Options, replica: int, rank: int, status: WorkerStatus, metr
             instance=instance,
             timeout=options.heartbeat_timeout,
             on_loss=wakeup.notify,
-            on_beat=Watchdog(status, options.step_timeout).check,
         )
         heartbeat.start()
         code = EXIT_PERMANENT
         try:
             axes = axes_of(options)
-            build = _builder(options, replica, rank, metrics)
+            build = _builder(options, replica, rank, metrics, watchdog)
             group_init = _group_init(options, axes, replica, rank, wakeup) if axes.num_ranks > 1 else None
             hello = _hello(options, rank, instance)
             if group_init is not None:
@@ -142,7 +148,7 @@ def _hello(options: Options, rank: int, instance: int) -> step_pb2.Hello:
 
 
 def _builder(
-    options: Options, replica: int, rank: int, metrics: WorkerMetrics
+    options: Options, replica: int, rank: int, metrics: WorkerMetrics, watchdog: Watchdog
 ) -> Callable[[Callable[[float], None]], StepRunner]:
     """Imports torch while the scheduler may still be starting. The returned function builds the runner, and sets the
     number of threads before anything computes."""
@@ -167,7 +173,10 @@ def _builder(
 
     def build(progress: Callable[[float], None]) -> StepRunner:
         cores = prepare_threads(options, replica, rank)
-        return build_runner(options, progress, cores=cores, replica=replica, rank=rank, watch_experts=watch_experts)
+        runner = build_runner(options, progress, cores=cores, replica=replica, rank=rank, watch_experts=watch_experts)
+        # Loading may hold the interpreter's lock for long.
+        watchdog.start()
+        return runner
 
     return build
 
@@ -183,21 +192,21 @@ def _group_init(options: Options, axes: Axes, replica: int, rank: int, wakeup: W
 
 
 def _observe(
-    options: Options, replica: int, rank: int, metrics: WorkerMetrics, status: WorkerStatus
+    options: Options, replica: int, rank: int, metrics: WorkerMetrics, health: Callable[[], tuple[bool, str]]
 ) -> ObservabilityServer | None:
     port = options.process_metrics_port("worker", replica, rank)
     if not port:
         return None
-
-    def health() -> tuple[bool, str]:
-        now = status.snapshot()
-        name = step_pb2.WorkerState.Name(now.state).removeprefix("WORKER_STATE_").lower()
-        return now.state in _READY_STATES, f"{name}, epoch {now.epoch}, step {now.step}"
-
     count_dropped_records(metrics.registry)
     server = ObservabilityServer(options.metrics_host, port, metrics.registry, health)
     server.start()
     return server
+
+
+def _health(status: WorkerStatus) -> tuple[bool, str]:
+    now = status.snapshot()
+    name = step_pb2.WorkerState.Name(now.state).removeprefix("WORKER_STATE_").lower()
+    return now.state in _READY_STATES, f"{name}, epoch {now.epoch}, step {now.step}"
 
 
 if __name__ == "__main__":

@@ -120,6 +120,15 @@ class ParallelOptions(BaseModel):
         gt=0,
         le=86_400,
     )
+    hang_timeout: float = option(
+        PARALLEL,
+        20.0,
+        "Seconds without progress after which a process that has started counts as hung. It ends itself if one of its "
+        "loops stands still (a step has step_timeout), or `octavo up` kills it if it is stopped or stuck as a whole; "
+        "then it is replaced.",
+        ge=1,
+        le=86_400,
+    )
     max_restarts: int = option(
         PARALLEL, 5, "Times within a minute that `octavo up` restarts a process before it gives up.", ge=0, le=1000
     )

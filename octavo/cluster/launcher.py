@@ -73,7 +73,7 @@ class _LocalFleet(Supervisor):
             environment=child_environment(),
             max_restarts=options.max_restarts,
             metrics_host=options.metrics_host,
-            silence_timeout=options.heartbeat_timeout,
+            hang_timeout=options.hang_timeout,
             on_line=display.line,
             on_event=display.event,
         )

@@ -1,4 +1,4 @@
-"""Keeps a cluster's processes running: restarts those that die, gives up on hopeless ones, and ends all in order."""
+"""Keeps a cluster's processes running: replaces those that die or hang, gives up on hopeless ones, ends all."""
 
 import asyncio
 import collections
@@ -13,14 +13,22 @@ from pathlib import Path
 from octavo.cluster.errors import ProcessFailed
 from octavo.cluster.processes import ProcessSpec, Stage
 from octavo.cluster.readiness import read_health
+from octavo.cluster.standstill import Standstill
+from runtime.awake_time import AwakeTime
+from runtime.progress.page import ProgressPage
+from runtime.progress.watchdog import EXIT_HUNG, STACKS_SIGNAL
 
 # The exit code of a process that would fail again in the same way: a bad option, a missing model, a corrupt file.
 PERMANENT_FAILURE = 2
 RESTART_WINDOW = 60.0
 MAX_RESTART_DELAY = 32.0
-# Seconds between two checks of a worker's /health, once it serves.
-_HEALTH_INTERVAL = 2.0
-_LOADING_INTERVAL = 0.25
+# Seconds between two looks at /health, until the process serves.
+_HEALTH_INTERVAL = 0.25
+# Seconds between two looks at the progress of all processes; less if hang_timeout is short.
+_PROGRESS_INTERVAL = 1.0
+# Time for a hung process to print its stacks, and for the kernel to end it after SIGKILL.
+_STACKS_S = 0.2
+_KILL_S = 10.0
 # By then, schedulers and routers have finished importing, and half of their cores' time is free.
 _WAVE_INTERVAL = 1.0
 _CHILD = Path(__file__).with_name("child.py")
@@ -34,6 +42,8 @@ class ManagedProcess:
     def __init__(self, spec: ProcessSpec):
         self.spec = spec
         self.process: asyncio.subprocess.Process | None = None
+        # None: no process runs, or it is already being killed.
+        self.standstill: Standstill | None = None
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         # The current or last process has reported by /health that it is well.
         self.has_served = False
@@ -72,11 +82,11 @@ class ManagedProcess:
 
 
 class Supervisor:
-    """Restarts processes that die, and kills workers that hang.
+    """Restarts processes that die, and kills those that hang.
 
-    metrics_host: the host of their /health; a worker that was well and then does not answer for `silence_timeout`
-    seconds is killed. on_line: called with each line that a process writes. on_event: called with each event of a
-    process, as text for people. death_signal: sent to the processes if this one ends before them, for any reason.
+    metrics_host: the host of their /health. hang_timeout: seconds without progress after which a process is killed.
+    on_line: called with each line that a process writes. on_event: called with each event of a process, as text for
+    people. death_signal: sent to the processes if this one ends before them, for any reason.
     """
 
     def __init__(
@@ -86,7 +96,7 @@ class Supervisor:
         environment: Mapping[str, str],
         max_restarts: int,
         metrics_host: str,
-        silence_timeout: float,
+        hang_timeout: float,
         on_line: Callable[[ProcessSpec, str], None],
         on_event: Callable[[ProcessSpec, str], None],
         death_signal: signal.Signals = signal.SIGTERM,
@@ -94,7 +104,11 @@ class Supervisor:
         self.processes = [ManagedProcess(spec) for spec in specs]
         self._environment = dict(environment)
         self._max_restarts = max_restarts
-        self._metrics_host, self._silence_timeout = metrics_host, silence_timeout
+        self._metrics_host, self._hang_timeout = metrics_host, hang_timeout
+        self._progress_interval = min(_PROGRESS_INTERVAL, hang_timeout / 10)
+        # Knows when this process stood still, which is no fault of the others.
+        self._awake = AwakeTime(self._progress_interval)
+        self._kills: set[asyncio.Task[None]] = set()
         self._on_line = on_line
         self._on_event = on_event
         self._death_signal = death_signal
@@ -107,7 +121,8 @@ class Supervisor:
         Raises ProcessFailed if one of them ends and is not restarted; the others have been stopped by then.
         """
         tasks = [asyncio.create_task(self._keep_running(each)) for each in self.processes]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        watching = asyncio.create_task(self._watch_progress())
+        done, _ = await asyncio.wait((*tasks, watching), return_when=asyncio.FIRST_EXCEPTION)
         try:
             for task in done:
                 task.result()
@@ -115,6 +130,8 @@ class Supervisor:
             await self.stop({})
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+        finally:
+            watching.cancel()
 
     async def stop(self, grace: Mapping[Stage, float]) -> None:
         """Ends all processes, stage after stage: SIGTERM, and SIGKILL after the stage's grace (5 s by default)."""
@@ -170,6 +187,7 @@ class Supervisor:
         """Runs one process and returns its exit code, negative for a signal."""
         each.last_lines.clear()
         each.has_served = False
+        page = ProgressPage.create()
         process = each.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), str(int(self._death_signal))),
             *each.spec.command,
@@ -178,8 +196,10 @@ class Supervisor:
             stderr=asyncio.subprocess.STDOUT,
             # Outside the terminal's process group: Ctrl-C reaches only the launcher, which ends them in order.
             start_new_session=True,
-            env=self._environment,
+            env=self._environment | page.environment,
+            pass_fds=(page.descriptor,),
         )
+        each.standstill = Standstill(page, self._awake)
         if all(other.process is not None for other in self.processes if other.spec.wave == 0):
             self.first_wave_begun.set()
         if self._stopping.is_set():
@@ -187,32 +207,47 @@ class Supervisor:
             process.kill()
         reading = asyncio.create_task(self._read_lines(each, process))
         watching = asyncio.create_task(self._watch_service(each))
+        # It is really gone: what replaces it is the only one.
         code = await process.wait()
         watching.cancel()
+        each.standstill = None
+        page.close()
         # A grandchild may hold the pipe open; the last lines are already there.
         await asyncio.wait([reading], timeout=1.0)
         reading.cancel()
         return code
 
     async def _watch_service(self, each: ManagedProcess) -> None:
-        """Notes when a process serves, and kills a worker that hangs.
+        """Notes when a process serves."""
+        while each.spec.health_port and not each.has_served:
+            await asyncio.sleep(_HEALTH_INTERVAL)
+            health = await read_health(self._metrics_host, each.spec.health_port)
+            each.has_served = health is not None and health[0]
 
-        Nothing else ends a worker that is stopped, or stuck where Python cannot run. Only loaded workers are killed:
-        loading may hold the interpreter for long.
-        """
-        spec, silent_since = each.spec, None
-        while spec.health_port and not (each.has_served and spec.stage is not Stage.WORKER):
-            # Often until it serves: a worker that hangs before it was seen serving would never be killed.
-            await asyncio.sleep(min(_HEALTH_INTERVAL if each.has_served else _LOADING_INTERVAL, self._silence_timeout))
-            health, now = await read_health(self._metrics_host, spec.health_port), time.monotonic()
-            if health is not None:
-                each.has_served, silent_since = each.has_served or health[0], None
-            elif each.has_served:
-                silent_since = silent_since or now
-                if now - silent_since >= self._silence_timeout:
-                    self._on_event(spec, f"has not answered for {now - silent_since:.0f} s: it hangs and is killed")
-                    each.send_signal(signal.SIGKILL)
-                    return
+    async def _watch_progress(self) -> None:
+        """Kills processes that make no progress: they are stopped, or stuck where Python cannot run."""
+        while not self._stopping.is_set():
+            self._awake.wake(now := time.monotonic())
+            for each in self.processes:
+                if each.standstill and (seconds := each.standstill.seconds(now)) > self._hang_timeout:
+                    each.standstill = None
+                    self._on_event(each.spec, f"has made no progress for {seconds:.0f} s: it hangs and is killed")
+                    kill = asyncio.create_task(self._kill_hung(each))
+                    self._kills.add(kill)
+                    kill.add_done_callback(self._kills.discard)
+            await self._pause(self._progress_interval)
+
+    async def _kill_hung(self, each: ManagedProcess) -> None:
+        process = each.process
+        assert process is not None
+        each.send_signal(STACKS_SIGNAL)
+        await asyncio.sleep(_STACKS_S)
+        if process.returncode is None:
+            process.kill()
+        try:
+            await asyncio.wait_for(process.wait(), _KILL_S)
+        except TimeoutError:
+            self._on_event(each.spec, f"has not ended {_KILL_S:g} s after SIGKILL: nothing replaces it until it has")
 
     async def _read_lines(self, each: ManagedProcess, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -226,6 +261,8 @@ class Supervisor:
 
 
 def _describe_exit(code: int) -> str:
+    if code == EXIT_HUNG:
+        return "has ended itself because it hung"
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"

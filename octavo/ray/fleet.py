@@ -211,7 +211,7 @@ class RayFleet:
                 max_restarts=options.max_restarts,
                 metrics_host=options.metrics_host,
                 health_port=spec.health_port,
-                silence_timeout=options.heartbeat_timeout,
+                hang_timeout=options.hang_timeout,
             )
         except ActorGone as error:
             if not self._is_stopping:

@@ -108,7 +108,7 @@ class ProcessHost:
         max_restarts: int,
         metrics_host: str,
         health_port: int,
-        silence_timeout: float,
+        hang_timeout: float,
     ) -> str:
         """Keeps `python -m MODULE` running. Returns once it has ended: an empty string if it was told to, else its last
         lines and why it is not restarted.
@@ -124,7 +124,7 @@ class ProcessHost:
             environment=child_environment(),
             max_restarts=max_restarts,
             metrics_host=metrics_host,
-            silence_timeout=silence_timeout,
+            hang_timeout=hang_timeout,
             on_line=lambda _, text: self._tell("line", text),
             on_event=lambda _, text: self._tell("event", text),
             death_signal=signal.SIGKILL,

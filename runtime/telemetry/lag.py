@@ -118,9 +118,7 @@ class _Sampler(threading.Thread):
     def _log_all(self, now: float, seconds: float, cpu_seconds: float) -> None:
         if not self._may_log(None, now):
             return
-        places = [
-            f"{thread.name}: {_stack(thread.ident or 0, 1)}" for thread in threading.enumerate() if thread is not self
-        ]
+        places = [f"{name}: {stack}" for name, stack in stacks(1)]
         log.warning(
             "no thread could run for %.0f ms, in which the process had %.0f ms of CPU time: a call held the "
             "interpreter's lock, or the machine was busy or stood still; the threads are now at %s",
@@ -134,6 +132,16 @@ class _Sampler(threading.Thread):
             return False
         self._next_log[what] = now + _LOG_EVERY_S
         return True
+
+
+def stacks(most_frames: int = _MOST_FRAMES) -> list[tuple[str, str]]:
+    """The name and the innermost frames of each thread but the calling one."""
+    caller = threading.current_thread()
+    return [
+        (thread.name, _stack(thread.ident or 0, most_frames))
+        for thread in threading.enumerate()
+        if thread is not caller
+    ]
 
 
 def _stack(ident: int, most_frames: int) -> str:

@@ -21,6 +21,7 @@ import zmq
 
 from configs.options import Options
 from protos import scheduler_pb2
+from runtime.progress.watchdog import LoopProgress
 from runtime.telemetry.lag import Watched
 from runtime.telemetry.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION
@@ -72,6 +73,7 @@ class StepLoop(threading.Thread):
         self._reports = Reports(options, replica, tracing)
         # For runtime.telemetry.lag.
         self.watched = Watched("step_loop", self._reports.metrics.lag)
+        self.progress = LoopProgress("step_loop", options.hang_timeout)
         self._requests = Requests()
         # None until the workers of the first epoch report their blocks and limits.
         self._core: Core | None = None
@@ -155,6 +157,7 @@ class StepLoop(threading.Thread):
             now = time.monotonic()
             self._connections.awake.wake(now)
             self.watched.work(now)
+            self.progress.turns += 1
             events = workers.receive(now)
             if mailbox in ready:
                 for command in self._mailbox.take():

@@ -71,7 +71,7 @@ class SlowStageWorker:
         self._link = Link(self._context, endpoint, None)
         self._heartbeat = HeartbeatThread(
             self._context, heartbeat_endpoint(endpoint), None, status, rank=rank, instance=instance,
-            timeout=options.heartbeat_timeout, on_loss=self._wakeup.notify, on_beat=lambda awake: None,
+            timeout=options.heartbeat_timeout, on_loss=self._wakeup.notify,
         )  # fmt: skip
         axes = axes_of(options)
         self._loop = WorkerLoop(

@@ -18,6 +18,8 @@ from configs.flags import own_number, parse_flags
 from configs.load import load_options
 from configs.options import Options
 from protos import step_pb2
+from runtime.progress.page import ProgressPage
+from runtime.progress.watchdog import Watchdog
 from runtime.telemetry.logs import configure_logging
 from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint, octavo_version
 from tests.fakes.hash_runner import POISONS, HashModel, HashRunner
@@ -26,8 +28,8 @@ from worker.errors import PermanentError
 from worker.parallel.axes import axes_of
 from worker.process.link import Link, Wakeup
 from worker.process.loop import WorkerLoop
+from worker.process.progress import WorkerProgress
 from worker.process.status import HeartbeatThread, WorkerMetrics, WorkerStatus
-from worker.process.watchdog import Watchdog
 
 
 class FakeWorker:
@@ -61,14 +63,16 @@ class FakeWorker:
         endpoint = options.step_address(replica)
         curve_dir = Path(options.curve_dir) if options.curve_dir else None
         status, instance = WorkerStatus(), secrets.randbits(63)
+        self._watchdog: Watchdog | None = None
         if is_process:
             self.runner.poisons = POISONS
+            progress = WorkerProgress(status, step_timeout=options.step_timeout, hang_timeout=options.hang_timeout)
+            self._watchdog = Watchdog(progress, page=ProgressPage.inherited())
         self._context = zmq.Context()
         self._link = Link(self._context, endpoint, curve_dir)
         self._heartbeat = HeartbeatThread(
             self._context, heartbeat_endpoint(endpoint), curve_dir, status, rank=rank, instance=instance,
             timeout=options.heartbeat_timeout, on_loss=self._wakeup.notify,
-            on_beat=Watchdog(status, options.step_timeout).check if is_process else lambda awake: None,
         )  # fmt: skip
         self._loop = WorkerLoop(
             hello=_hello(options, rank, instance, hello or {}),
@@ -112,6 +116,8 @@ class FakeWorker:
     def _build(self, progress: Callable[[float], None]) -> HashRunner:
         self._load()
         progress(1.0)
+        if self._watchdog is not None:
+            self._watchdog.start()
         return self.runner
 
     def _meet(self, address: str, while_waiting: Callable[[], None]) -> Any:

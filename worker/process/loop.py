@@ -54,6 +54,8 @@ _MOST_FAILED_STEPS = 8
 
 _PROBE = step_pb2.SchedulerToWorker(probe=step_pb2.Probe()).SerializeToString()
 
+# The loop shows at least this often that it goes on.
+_LONGEST_WAIT_S = 1.0
 _FIRST_HELLO_AGAIN, _LAST_HELLO_AGAIN = 1.0, 32.0
 
 
@@ -165,9 +167,12 @@ class WorkerLoop:
         poller = zmq.Poller()
         poller.register(self._link.socket, zmq.POLLIN)
         poller.register(self._wakeup.reader, zmq.POLLIN)
-        due = self._hello_due
-        poller.poll(None if due is None else max(0, math.ceil((due - time.monotonic()) * 1000)))
+        wait, due = _LONGEST_WAIT_S, self._hello_due
+        if due is not None:
+            wait = min(wait, max(0.0, due - time.monotonic()))
+        poller.poll(math.ceil(wait * 1000))
         self._wakeup.drain()
+        self._status.turn()
 
     # --- Messages
 

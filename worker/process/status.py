@@ -47,6 +47,13 @@ class WorkerStatus:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._snapshot = StatusSnapshot()
+        # Turns of the worker's loop and changes of its state: a step may be computed within one turn.
+        self.num_turns = 0
+
+    def turn(self) -> None:
+        """Counts a turn of the loop."""
+        with self._lock:
+            self.num_turns += 1
 
     def snapshot(self) -> StatusSnapshot:
         with self._lock:
@@ -63,6 +70,7 @@ class WorkerStatus:
         """Enters a state in which no step is in flight. None keeps a field's value."""
         with self._lock:
             old = self._snapshot
+            self.num_turns += 1
             self._snapshot = StatusSnapshot(
                 state=state,
                 epoch=old.epoch if epoch is None else epoch,
@@ -75,6 +83,7 @@ class WorkerStatus:
         """Adds a step to those in flight. A step's time starts when the steps before it have ended."""
         with self._lock:
             old = self._snapshot
+            self.num_turns += 1
             self._snapshot = StatusSnapshot(
                 state=step_pb2.WORKER_STATE_STEPPING,
                 epoch=old.epoch,
@@ -88,6 +97,7 @@ class WorkerStatus:
         """Removes the oldest step from those in flight: its result has been sent."""
         with self._lock:
             old = self._snapshot
+            self.num_turns += 1
             assert old.num_in_flight, "no step is in flight"
             num_in_flight = old.num_in_flight - 1
             self._snapshot = StatusSnapshot(
@@ -105,7 +115,7 @@ class HeartbeatThread(threading.Thread):
 
     `num_losses` counts how often the scheduler was lost: it is a new process since the last Reset or answer, or is back
     after a silence longer than `timeout`. In both cases it no longer knows this rank. Time in which this process stood
-    still is no silence. `on_loss` is called then, and `on_beat` before each heartbeat, both on this thread.
+    still is no silence. `on_loss` is called then, on this thread.
     """
 
     def __init__(
@@ -119,12 +129,11 @@ class HeartbeatThread(threading.Thread):
         instance: int,
         timeout: float,
         on_loss: Callable[[], None],
-        on_beat: Callable[[AwakeTime], None] = lambda awake: None,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._context, self._endpoint, self._curve_dir = context, endpoint, curve_dir
         self._status, self._rank, self._instance, self._timeout = status, rank, instance, timeout
-        self._on_loss, self._on_beat = on_loss, on_beat
+        self._on_loss = on_loss
         self._stop_reader, self._stop_writer = socket.socketpair()
         self.num_losses = 0
         self._lock = threading.Lock()
@@ -162,7 +171,6 @@ class HeartbeatThread(threading.Thread):
             self._awake.wake(now)
             wait = next_beat - now
             if wait <= 0:
-                self._on_beat(self._awake)
                 self._send(dealer)
                 next_beat = time.monotonic() + _INTERVAL
                 continue

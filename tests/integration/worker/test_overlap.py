@@ -1,22 +1,15 @@
 """The worker's loop with a runner whose steps overlap: which steps begin, which results are sent, which are dropped."""
 
-import faulthandler
-import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from protos import step_pb2
-from runtime.awake_time import AwakeTime
 from tests.fakes.slow_runner import REFUSED_ROWS, SlowRunner
 from tests.fakes.step_scheduler import StepScheduler
 from tests.support.scheduler.steps import decodes, said
 from tests.support.worker_loop import RunningWorker
-from worker.process.loop import EXIT_FAILED
-from worker.process.status import WorkerStatus
-from worker.process.watchdog import Watchdog
 
 PLAN = step_pb2.StepPlan(decode_rows=decodes(0))
 REFUSED = step_pb2.StepPlan(decode_rows=REFUSED_ROWS)
@@ -151,26 +144,3 @@ def test_an_end_waits_for_steps_in_flight(
     assert runner.is_resetting.wait(60)
     step.finish()
     assert worker.exit_code() == 0
-
-
-def test_the_watchdog_watches_the_oldest_step(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    exits: list[int] = []
-    monkeypatch.setattr(os, "_exit", exits.append)
-    monkeypatch.setattr(faulthandler, "dump_traceback", lambda: None)
-    caplog.set_level(logging.CRITICAL)
-    status = WorkerStatus()
-    watchdog = Watchdog(status, step_timeout=0.0)
-    awake = AwakeTime(1.0)
-    status.begin_step(6)
-    status.begin_step(7)
-    began = status.snapshot()
-    assert (began.oldest_step, began.step) == (6, 7)
-    watchdog.check(awake)
-    status.end_step()
-    # Its turn has only just come: the time for which it waited for the other step does not count.
-    assert status.snapshot().since > began.since
-    watchdog.check(awake)
-    status.end_step()
-    watchdog.check(awake)
-    assert exits == [EXIT_FAILED, EXIT_FAILED]
-    assert [record.getMessage().split(" has")[0] for record in caplog.records] == ["step 6", "step 7"]

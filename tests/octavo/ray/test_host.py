@@ -21,7 +21,7 @@ from octavo.ray import library
 from octavo.ray.host import DIRECTORY, ProcessDirectory, ProcessHost, free_ports
 from tests.support.up import FAKES
 
-SETTINGS = {"max_restarts": 1, "metrics_host": "127.0.0.1", "health_port": 0, "silence_timeout": 10.0}
+SETTINGS = {"max_restarts": 1, "metrics_host": "127.0.0.1", "health_port": 0, "hang_timeout": 20.0}
 TIMEOUT = 60.0
 
 

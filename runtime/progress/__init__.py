@@ -1,0 +1,1 @@
+"""How a process shows that it makes progress, and ends itself when it does not."""
