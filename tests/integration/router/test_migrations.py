@@ -129,7 +129,7 @@ async def test_streams_leave_once_a_full_queue_has_room(tmp_path: Path, monkeypa
     monkeypatch.setattr(migrations, "_LOOK_AGAIN_S", 0.01)
     looked, empty = asyncio.Event(), migrations.Migrations._empty
 
-    def noting(self: migrations.Migrations, replica: Replica) -> int:
+    def noting(self: migrations.Migrations, replica: Replica) -> Iterator[None]:
         looked.set()
         return empty(self, replica)
 
