@@ -1,7 +1,7 @@
 """Streams that leave a replica that still has them, and replicas that are left out: tokens stay the same."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import grpc
@@ -129,7 +129,7 @@ async def test_streams_leave_once_a_full_queue_has_room(tmp_path: Path, monkeypa
     monkeypatch.setattr(migrations, "_LOOK_AGAIN_S", 0.01)
     looked, empty = asyncio.Event(), migrations.Migrations._empty
 
-    def noting(self: migrations.Migrations, replica: Replica) -> Iterator[None]:
+    def noting(self: migrations.Migrations, replica: Replica) -> Generator[None, None, int]:
         looked.set()
         return empty(self, replica)
 
