@@ -14,6 +14,7 @@
     ├── Exhausted            RESOURCE_EXHAUSTED
     │   ├── QueueFull                             every replica's queue is full
     │   ├── RouterFull                            the router has reached its limit of requests or of text
+    │   ├── KeyFull                               the API key has as many live requests as it may have
     │   ├── RateLimited                           the API key's requests or tokens per minute are used up
     │   └── SlowReader                            the client reads more slowly than tokens arrive
     ├── Unavailable          UNAVAILABLE
@@ -87,6 +88,10 @@ class QueueFull(Exhausted):
 
 
 class RouterFull(Exhausted):
+    pass
+
+
+class KeyFull(Exhausted):
     pass
 
 

@@ -112,7 +112,7 @@ class RouterServer:
             model_name=model_name,
             tokenizer=self._tokenizer,
             replicas=self._replicas,
-            admission=Admission(self._replicas, options.max_streams),
+            admission=Admission(self._replicas, options.max_streams, options.max_streams_per_key),
             registry=self.streams,
             dispatcher=dispatcher,
             migrations=Migrations(self._replicas, dispatcher, self.metrics),

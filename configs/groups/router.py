@@ -92,6 +92,14 @@ class RouterOptions(BaseModel):
         ge=1,
         le=2**20,
     )
+    max_streams_per_key: int = option(
+        ROUTER,
+        0,
+        "Requests of one API key that a router process holds at once, unless the key's entry in api_keys_file has "
+        "max_streams; more are refused with RESOURCE_EXHAUSTED. 0: no bound but max_streams.",
+        ge=0,
+        le=2**20,
+    )
     max_tokenizing_bytes: int = option(
         ROUTER,
         64 * 2**20,

@@ -4,13 +4,16 @@ Delay = requests in flight / completion rate, by Little's law (Operations Resear
 """
 
 import contextlib
+import math
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
-from router.errors import QueueFull, RouterFull
+from router.errors import KeyFull, QueueFull, RouterFull
 from router.replicas.replica_set import ReplicaSet
+from router.security.identity import Identity
+from runtime.shares import SharedRoom
 
 # The completion rate is measured over the last _WINDOW_S seconds, or fewer if _MOST_ENDS requests end in them.
 _WINDOW_S = 10.0
@@ -53,39 +56,69 @@ class RetryDelay:
 class Admission:
     """Counts requests from arrival to end, and tells those it refuses when to try again."""
 
-    def __init__(self, replicas: ReplicaSet, max_streams: int, retry_delay: RetryDelay | None = None) -> None:
-        """max_streams: option of that name."""
+    def __init__(
+        self,
+        replicas: ReplicaSet,
+        max_streams: int,
+        max_streams_per_key: int = 0,
+        retry_delay: RetryDelay | None = None,
+    ) -> None:
+        """max_streams, max_streams_per_key: options of these names."""
         self._replicas = replicas
-        self._max_streams = max_streams
+        self._max_streams_per_key = max_streams_per_key
         self._retry_delay = retry_delay or RetryDelay()
-        self._num_requests = 0
+        # Requests by tenant, and by key.
+        self._requests = SharedRoom(max_streams)
+        self._num_by_key: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def room(self, priority: int | None) -> Iterator[None]:
+    def room(self, identity: Identity, priority: int | None) -> Iterator[None]:
         """Counts one request while inside. priority: the request's; None: no replica computes it, as for Tokenize.
 
-        Raises RouterFull or QueueFull, on entry or from the body, with retry_after_s set.
+        Raises KeyFull, RouterFull or QueueFull, on entry or from the body, with retry_after_s set.
         """
+        tenant, key, weight = identity.tenant, identity.key_digest, identity.weight
         try:
-            self._check(priority)
-            if not self._num_requests:
+            self._check(identity, priority)
+            if not self._requests.total:
                 self._retry_delay.note_busy()
-            self._num_requests += 1
+            # Without keys all callers are one, which may take everything.
+            if not self._requests.take(tenant, 1, weight if tenant else math.inf):
+                raise self._full(tenant)
+            self._num_by_key[key] += 1
             try:
                 yield
                 if priority is not None:
                     self._retry_delay.note_finished()
             finally:
-                self._num_requests -= 1
+                self._requests.give_back(tenant, 1)
+                self._num_by_key[key] -= 1
+                if not self._num_by_key[key]:
+                    del self._num_by_key[key]
+        except KeyFull as error:
+            error.retry_after_s = self._retry_delay.seconds(self._num_by_key[key])
+            raise
         except (QueueFull, RouterFull) as error:
-            error.retry_after_s = self._retry_delay.seconds(self._num_requests)
+            error.retry_after_s = self._retry_delay.seconds(self._requests.total)
             raise
 
-    def _check(self, priority: int | None) -> None:
-        if self._num_requests >= self._max_streams:
-            raise RouterFull(
-                f"this router holds {self._num_requests} requests already and max_streams={self._max_streams}: try "
-                "again later or at another one"
+    def _full(self, tenant: str) -> RouterFull:
+        total, max_streams = self._requests.total, self._requests.size
+        if total >= max_streams or not tenant:
+            words = f"this router holds {total} requests already and max_streams={max_streams}"
+        else:
+            words = (
+                f"this router holds {total} requests, {self._requests.of(tenant)} of them from this tenant, which may "
+                f"have as many as are free of max_streams={max_streams}, times its weight"
+            )
+        return RouterFull(f"{words}: try again later or at another one")
+
+    def _check(self, identity: Identity, priority: int | None) -> None:
+        most = self._max_streams_per_key if identity.max_streams is None else identity.max_streams
+        if identity.key_digest and most and self._num_by_key[identity.key_digest] >= most:
+            raise KeyFull(
+                f"this API key has {self._num_by_key[identity.key_digest]} requests here already and "
+                f"max_streams={most}: wait until one has ended"
             )
         if priority is None:
             return

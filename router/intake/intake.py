@@ -125,19 +125,18 @@ class Intake:
         ended: EndedRequest | None = None
         try:
             self._refuse_if_draining()
-            with self._admission.room(identity.priority(message.priority)):
+            with self._admission.room(identity, identity.priority(message.priority)):
                 limits.begin_request()
                 request = await self._prepare(message, seconds, trace)
                 choices, backlog = await self._fold(request)
                 trace.prepared(request)
                 outbox = Outbox(self._buffer_bytes, self._write_queue)
-                stream = Stream(request, choices, backlog, self._dispatcher, self.metrics, outbox)
+                stream = Stream(request, choices, backlog, self._dispatcher, self.metrics, outbox, limits)
                 # No await from here to `add`: two requests of one id can't both get through.
                 self._registry.admit(request)
                 self._dispatcher.place(stream.placement)
                 self._registry.add(stream)
                 limits.spend_tokens(len(request.prompt_token_ids))
-                num_brought = stream.num_output_tokens
                 try:
                     yield stream
                 finally:
@@ -147,7 +146,6 @@ class Intake:
                     stream.close()
                     ended = stream.ended()
                     self._registry.remove(stream)
-                    limits.spend_tokens(stream.num_output_tokens - num_brought)
         except RequestError as error:
             outcome, failure = error.status.name.lower(), str(error)
             raise
@@ -243,8 +241,9 @@ class Intake:
             raise InvalidRequest("no input: set prompt or chat")
         # Texts are bounded as those of requests are; while no replica has told max_model_len, by the tokens alone.
         max_len, most = self.max_model_len or validation.MAX_TOKENIZED, validation.MAX_TOKENIZED
-        with self._admission.room(None):
-            caller().limits.begin_request()
+        identity = caller()
+        with self._admission.room(identity, None):
+            identity.limits.begin_request()
             try:
                 if kind == "chat":
                     return await self._encode_chat(message.chat, message, max_len, most)
@@ -255,8 +254,9 @@ class Intake:
     async def detokenize(self, message: pb.DetokenizeRequest) -> str:
         """Answers a Detokenize, which counts as a request of the caller. Raises RequestError."""
         validation.check_detokenized(message.token_ids)
-        with self._admission.room(None):
-            caller().limits.begin_request()
+        identity = caller()
+        with self._admission.room(identity, None):
+            identity.limits.begin_request()
             return await self.tokenizer.decode(message.token_ids, skip_special_tokens=message.skip_special_tokens)
 
     async def _encode(self, text: str, asked: _WithText, max_model_len: int, most_tokens: int) -> list[int]:

@@ -64,12 +64,19 @@ class RateLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Identity:
-    """Identity of a caller. tenant: empty if the router has no keys. least_priority: a request that asks for a lower
-    value, to run earlier, gets this one; None: no limit."""
+    """Identity of a caller. tenant: empty if the router has no keys. key_digest: the key's name, in hexadecimal digits.
+
+    least_priority: a request that asks for a lower value, to run earlier, gets this one; None: no limit. max_streams:
+    requests of this key that may be live at once; None: the router's default. weight: the tenant's share of what is
+    scarce, relative to other tenants'.
+    """
 
     tenant: str = ""
+    key_digest: str = ""
     limits: RateLimits = field(default_factory=RateLimits)
     least_priority: int | None = None
+    max_streams: int | None = None
+    weight: float = 1.0
     is_admin: bool = False
 
     def scoped_id(self, request_id: str) -> str:

@@ -33,7 +33,10 @@ class _Entry(BaseModel):
     sha256: SecretStr | None = None
     requests_per_minute: _PerMinute | None = None
     tokens_per_minute: _PerMinute | None = None
-    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
+    # Requests that ask for a lower number, to run earlier, get this one.
+    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    max_streams: int | None = Field(None, ge=1, le=2**20)
+    weight: float = Field(1.0, ge=0.01, le=100)
     admin: bool = False
 
     @model_validator(mode="after")
@@ -122,8 +125,11 @@ def _from_hex(text: str) -> bytes:
 def _identity(entry: _Entry) -> Identity:
     return Identity(
         tenant=entry.name,
+        key_digest=entry.digest.hex(),
         limits=RateLimits(entry.requests_per_minute, entry.tokens_per_minute),
         least_priority=entry.priority,
+        max_streams=entry.max_streams,
+        weight=entry.weight,
         is_admin=entry.admin,
     )
 

@@ -17,6 +17,7 @@ from router.errors import (
 )
 from router.replicas.dispatcher import Dispatcher
 from router.request import EndedRequest, Request, finish_reason_name
+from router.security.identity import RateLimits
 from router.streams.choices import Choice, Delta
 from router.streams.outbox import Outbox, OutboxFullError
 from router.telemetry.metrics import RouterMetrics
@@ -38,14 +39,17 @@ class Stream:
         dispatcher: Dispatcher,
         metrics: RouterMetrics,
         outbox: Outbox,
+        limits: RateLimits,
     ) -> None:
         """choices, backlog: from router.streams.choices, with what a resume brought and what its client lacks.
-        outbox: what its client reads."""
+        outbox: what its client reads. limits: its tokens count there as they come, those that a resume brought do
+        not."""
         self.request = request
         self.outbox = outbox
         self.placement = dispatcher.open(self)
         self.exact = True
         self._metrics = metrics
+        self._limits = limits
         self._choices = choices
         self._cached_tokens: int | None = None
         self._failure: RequestError | None = None
@@ -272,6 +276,7 @@ class Stream:
             self._metrics.time_to_first_token.observe(now - self._arrival)
         self._last_token_at[choice] = now
         self._metrics.generation_tokens.inc(num_tokens)
+        self._limits.spend_tokens(num_tokens)
 
     @property
     def outcome(self) -> str:

@@ -1,7 +1,7 @@
 """Runs a tokenizer's slow calls on threads, so that a long prompt does not hold up other streams, nor one caller
 another.
 
-Callers share the bytes of text that may wait (security.shares). Threads serve them in turn, and long texts never take
+Callers share the bytes of text that may wait (runtime.shares). Threads serve them in turn, and long texts never take
 all threads.
 """
 
@@ -17,8 +17,8 @@ from typing import TypeVar
 from protos.inference_pb2 import ChatPrompt
 from router.errors import RouterFull
 from router.security.identity import caller_share
-from router.security.shares import SharedBytes
 from router.text.tokenizer import Tokenizer
+from runtime.shares import SharedRoom
 
 # Bytes of a call besides its text.
 _CALL_BYTES = 2048
@@ -71,7 +71,7 @@ class TokenizerPool:
     def __init__(self, tokenizer: Tokenizer, max_bytes: int) -> None:
         """max_bytes: option max_tokenizing_bytes."""
         self.tokenizer = tokenizer
-        self._bytes = SharedBytes(max_bytes)
+        self._bytes = SharedRoom(max_bytes)
         num_threads = max(2, min(4, os.cpu_count() or 1))
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
         self._turns, self._long_turns = Turns(num_threads), Turns(num_threads - 1)
@@ -110,7 +110,7 @@ class TokenizerPool:
     async def _run(self, function: Callable[[_Argument], _Result], argument: _Argument, size: int) -> _Result:
         caller = caller_share()
         # One text alone may be longer than a caller's share.
-        max_bytes = self._bytes.max_bytes
+        max_bytes = self._bytes.size
         size = min(size + _CALL_BYTES, max_bytes // 2)
         if not self._bytes.take(caller, size):
             raise RouterFull(

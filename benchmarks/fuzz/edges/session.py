@@ -23,6 +23,7 @@ from router.replicas.placed_stream import PlacedStream
 from router.replicas.policies.prefix_index import PrefixIndex
 from router.replicas.session import Session, SessionError
 from router.request import Request
+from router.security.identity import RateLimits
 from router.streams.choices import new_choices
 from router.streams.outbox import Outbox, WriteQueue
 from router.streams.stream import Stream
@@ -278,7 +279,7 @@ class ToRouter:
         )  # fmt: skip
         outbox = Outbox(2**20, WriteQueue())
         choices = new_choices(params, request.eos_token_ids, self._tokenizer)
-        stream = Stream(request, choices, [], cast(Dispatcher, _Nowhere()), self._metrics, outbox)
+        stream = Stream(request, choices, [], cast(Dispatcher, _Nowhere()), self._metrics, outbox, RateLimits())
         stream.begin("", exact=True)
         stream.placement.submit_to(self._session)
         return stream

@@ -1,6 +1,6 @@
 """Receives the bodies of requests and has them parsed.
 
-Callers share the bytes that are held at once (security.shares), each body has a deadline and no more bytes than its
+Callers share the bytes that are held at once (runtime.shares), each body has a deadline and no more bytes than its
 request can use, and what takes long to parse is parsed in another process, one at a time and callers in turn.
 """
 
@@ -21,8 +21,8 @@ from router.errors import RouterFull
 from router.intake.intake import Intake
 from router.intake.validation import MAX_TEMPLATE_ARGUMENTS_BYTES
 from router.security.identity import caller_share, set_connection
-from router.security.shares import SharedBytes
 from router.text.tokenizer_pool import Turns
+from runtime.shares import SharedRoom
 
 # Time for a request's body to arrive.
 BODY_S = 60.0
@@ -39,7 +39,7 @@ class Bodies:
     def __init__(self, intake: Intake, *, max_bytes: int, max_total_bytes: int, is_strict: bool) -> None:
         """max_bytes: of one body. max_total_bytes: of all, option max_bodies_bytes. is_strict: option strict_fields."""
         self._intake, self._max_bytes, self._is_strict = intake, max_bytes, is_strict
-        self._shared = SharedBytes(max_total_bytes)
+        self._shared = SharedRoom(max_total_bytes)
         self._parser = anyio.CapacityLimiter(1)
         self._turns = Turns(1)
 
@@ -99,7 +99,7 @@ class Bodies:
         shared = self._shared
         error = RouterFull(
             f"this router holds {shared.total} bytes of request bodies, {shared.of(caller)} of them from this caller. "
-            f"A caller may have as many as are free of max_bodies_bytes={shared.max_bytes}: try again later or at "
+            f"A caller may have as many as are free of max_bodies_bytes={shared.size}: try again later or at "
             "another one"
         )
         error.retry_after_s = _RETRY_S
