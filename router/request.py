@@ -16,6 +16,7 @@ class RoutingHints:
     session_key: str = ""
     # Lower runs first.
     priority: int = 0
+    tenant: str = ""
 
 
 class RequestTrace:
@@ -58,6 +59,9 @@ class Request:
     arrival: float
     eos_token_ids: Sequence[int] = ()
     priority: int = 0
+    # Whose request it is, and how large that tenant's share is (security.identity). Empty: there are no tenants.
+    tenant: str = ""
+    weight: float = 1.0
     cache_salt: str = ""
     session_key: str = ""
     deadline: float | None = None
@@ -82,6 +86,7 @@ class Request:
             cache_salt=self.cache_salt,
             session_key=self.session_key,
             priority=self.priority,
+            tenant=self.tenant,
         )
 
 

@@ -5,6 +5,7 @@ the next one (dynamic thresholds; Choudhury and Hahne, IEEE/ACM Transactions on 
 """
 
 from collections import Counter
+from collections.abc import Iterable
 
 
 class SharedRoom:
@@ -13,12 +14,14 @@ class SharedRoom:
     def __init__(self, size: int) -> None:
         """size: the units in all."""
         self.size = size
+        # The units taken.
+        self.total = 0
         self._taken: Counter[str] = Counter()
 
     @property
-    def total(self) -> int:
-        """The units taken."""
-        return self._taken.total()
+    def callers(self) -> Iterable[str]:
+        """Those who have something, in the order in which they began."""
+        return self._taken.keys()
 
     def of(self, caller: str) -> int:
         """The units that a caller has."""
@@ -35,10 +38,16 @@ class SharedRoom:
         """Adds units to a caller's. Returns False, and adds nothing, if they do not fit."""
         if not self.fits(caller, amount, weight):
             return False
-        self._taken[caller] += amount
+        self.add(caller, amount)
         return True
+
+    def add(self, caller: str, amount: int) -> None:
+        """Adds units to a caller's, even if they do not fit."""
+        self._taken[caller] += amount
+        self.total += amount
 
     def give_back(self, caller: str, amount: int) -> None:
         self._taken[caller] -= amount
+        self.total -= amount
         if not self._taken[caller]:
             del self._taken[caller]

@@ -30,6 +30,7 @@ def core_settings(options: Options, model: inference_pb2.ModelInfo, num_swap_blo
         eos_token_ids=frozenset(model.eos_token_ids),
         enable_prefix_caching=options.enable_prefix_caching,
         scheduling_policy=options.scheduling_policy,
+        priority_aging=options.priority_aging,
         enable_chunked_prefill=options.enable_chunked_prefill,
         long_prefill_token_threshold=threshold,
         max_num_partial_prefills=options.max_num_partial_prefills,

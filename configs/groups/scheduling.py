@@ -48,6 +48,14 @@ class SchedulingOptions(BaseModel):
         "Order of requests. fcfs: first come, first served. priority: the lowest priority number first. deadline: the "
         "earliest deadline first, those without one last. Ties: first come.",
     )
+    priority_aging: float = option(
+        SCHEDULING,
+        0.0,
+        "Under scheduling_policy priority: seconds of waiting that count as one priority number, so that no request "
+        "waits forever behind more urgent ones. 0: waiting does not count.",
+        ge=0,
+        le=86_400,
+    )
     preemption_mode: Literal["recompute", "swap"] = option(
         SCHEDULING,
         "recompute",

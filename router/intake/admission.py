@@ -124,7 +124,8 @@ class Admission:
             return
         sessions = [each.session for each in self._replicas.replicas if each.usable and each.session is not None]
         # Without a Session the dispatcher raises NoReplica, which says why.
-        if sessions and all(session.refuses(priority) for session in sessions):
+        if sessions and all(session.refuses(priority, identity.tenant) for session in sessions):
+            whose = f", or the share of tenant {identity.tenant} in it," if identity.tenant else ""
             raise QueueFull(
-                "the queue of every replica is full (max_queued_requests, max_queued_tokens): try again later"
+                f"the queue of every replica{whose} is full (max_queued_requests, max_queued_tokens): try again later"
             )

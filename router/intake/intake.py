@@ -188,6 +188,8 @@ class Intake:
             arrival=arrival,
             eos_token_ids=list(model.eos_token_ids),
             priority=identity.priority(message.priority),
+            tenant=identity.tenant,
+            weight=identity.weight,
             cache_salt=identity.scoped_salt(message.cache_salt),
             session_key=message.session_key,
             deadline=deadline,

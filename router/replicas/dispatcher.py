@@ -160,6 +160,8 @@ class Placement:
             sampling=sampling,
             choices=self.stream.starts(),
             priority=request.priority,
+            tenant=request.tenant,
+            weight=request.weight,
             cache_salt=request.cache_salt,
             traceparent=request.trace.submitted(replica_id, self.num_resubmissions),
         )

@@ -89,14 +89,16 @@ class ReplicaSet:
             if each.ready
             and each.breaker.allows(now)
             and fingerprint in ("", each.fingerprint)
-            and not (each.session is not None and each.session.refuses(hints.priority))
+            and not (each.session is not None and each.session.refuses(hints.priority, hints.tenant))
         ]
         return self._choose(candidates, hints) if candidates else None
 
     def _choose(self, candidates: Sequence[Replica], hints: RoutingHints) -> Replica:
         """Applies the policy to the replicas whose queues are not full; to all if every queue is full."""
         candidates = [
-            each for each in candidates if each.session is not None and not each.session.refuses(hints.priority)
+            each
+            for each in candidates
+            if each.session is not None and not each.session.refuses(hints.priority, hints.tenant)
         ] or candidates
         loads = [
             ReplicaLoad(

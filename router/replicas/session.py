@@ -116,8 +116,11 @@ class Session:
     def num_queued_tokens(self) -> int:
         return self.load.num_queued_tokens + sum(tokens for _, _, tokens in self._unreported)
 
-    def refuses(self, priority: int) -> bool:
-        """Returns True if the scheduler's queue is full, and nothing in it would make way for this priority."""
+    def refuses(self, priority: int, tenant: str) -> bool:
+        """Returns True if the scheduler's queue, or the tenant's share of it, is full, and nothing in it would make way
+        for this priority."""
+        if tenant in self.load.refused_tenants:
+            return priority >= self.load.refused_tenants[tenant]
         return self.load.HasField("refused_priority") and priority >= self.load.refused_priority
 
     @property

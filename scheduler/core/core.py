@@ -29,7 +29,7 @@ from scheduler.core.messages import (
     Timeline,
 )
 from scheduler.core.planner import Planner
-from scheduler.core.policies import ORDER_POLICIES
+from scheduler.core.policies import ORDER_POLICIES, age_of
 from scheduler.core.results import Results, no_outputs
 from scheduler.core.snapshot import Snapshot, restore, save
 from scheduler.core.state.request import Group, Sequence
@@ -62,11 +62,12 @@ class Core:
         """
         state = self._state
         assert request.group not in state.groups, f"group {request.group} is live"
+        arrival = self._num_arrivals
+        state.admission.age = age_of(now, self.settings)
+        order = self._order(request, arrival, state.admission.age)
         rejection = state.admission.refuse(request)
         if rejection is not None and not (rejection.reason is RejectReason.QUEUE_FULL and self._make_way(request, now)):
             return rejection
-        arrival = self._num_arrivals
-        order = self._order(request, arrival)
         self._num_arrivals += 1
         group = Group(
             request,
@@ -83,7 +84,8 @@ class Core:
         if not group.sequences:
             return None
         state.groups[request.group] = group
-        state.admission.enqueue(request, arrival)
+        state.admission.enqueue(request, *order)
+        state.waiting.arrive(request)
         if request.deadline is not None:
             state.deadlines.add(request.group, request.deadline)
         state.timelines.begin(request.group, request.request_id)
@@ -254,6 +256,7 @@ class Core:
             num_prefill_tokens=state.running.num_prefill_tokens + state.in_flight.num_prefill_tokens,
             num_free_swap_blocks=state.host_blocks.num_free,
             refused_priority=state.admission.refused_priority,
+            refused_tenants=state.admission.refused_tenants,
         )
 
     @property

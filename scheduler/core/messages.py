@@ -29,6 +29,8 @@ class CoreSettings:
     enable_prefix_caching: bool = True
     # fcfs, priority or deadline: scheduler.core.policies.
     scheduling_policy: str = "fcfs"
+    # Under `priority`: seconds of waiting that count as one priority number. 0: waiting does not count.
+    priority_aging: float = 0.0
     # False: prefills go first, whole, and never share a step with decodes.
     enable_chunked_prefill: bool = True
     # Prefills longer than this are cut into chunks of at most this many tokens. 0: no bound.
@@ -85,6 +87,9 @@ class GroupRequest:
     cache_salt: str = ""
     # Absolute time on the clock of `now`; None: no deadline.
     deadline: float | None = None
+    # Tenants share the workers and the queue by weight. Empty: there are no tenants, and no shares.
+    tenant: str = ""
+    weight: float = 1.0
 
 
 class RejectReason(Enum):
@@ -233,7 +238,8 @@ class CoreLoad:
     num_running and num_waiting count sequences. num_free_blocks: blocks that can be taken at once, free or cached.
     num_queued_tokens: prompt tokens of groups that have never run. num_prefill_tokens: tokens that running sequences
     must compute before their next output token, including those in steps in flight. refused_priority: the queue is
-    full, and refuses requests with this priority number or a larger one; None: it is not full.
+    full, and refuses requests with this priority number or a larger one; None: it is not full. refused_tenants: the
+    same for each tenant that has used up its share of the queue.
     """
 
     num_running: int
@@ -244,6 +250,7 @@ class CoreLoad:
     num_prefill_tokens: int = 0
     num_free_swap_blocks: int = 0
     refused_priority: int | None = None
+    refused_tenants: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)

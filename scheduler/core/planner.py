@@ -9,6 +9,7 @@ from scheduler.core.state.decodes import Selection
 from scheduler.core.state.request import Sequence, SequenceStatus
 from scheduler.core.state.running import PlanDraft
 from scheduler.core.state.state import State
+from scheduler.core.state.waiting import OUTPUT_TOKEN_COST
 
 _NONE = slice(0, 0)
 
@@ -83,6 +84,7 @@ class Planner:
             for sequence, block in zip(found, pool.take(len(found)), strict=True):
                 state.prefix_cache.publish(sequence)
                 draft.grow(sequence, [block])
+                self._charge(sequence, 1)
             decodes.grew(indices)
             return selection
         return _NONE
@@ -213,7 +215,8 @@ class Planner:
             return
         while chunking.budget and state.rows.num_free and (sequence := state.waiting.peek()) is not None:
             if chunking.passes(sequence.num_tokens) and len(passed) < state.settings.max_num_seqs:
-                passed.append(state.waiting.pop())
+                state.waiting.remove(sequence)
+                passed.append(sequence)
             elif not self._admit(sequence, draft, chunking, now):
                 break
         for sequence in passed:
@@ -253,6 +256,7 @@ class Planner:
         state.waiting.remove(sequence)
         if is_new:
             self._count_first_run(sequence, num_found)
+            self._charge(sequence, num_missing)
         state.pool.hold(shared)
         blocks = shared + state.pool.take(num_missing)
         swapped = list(zip(sequence.host_blocks, blocks, strict=False))[len(shared) :]
@@ -299,7 +303,18 @@ class Planner:
             state.prefix_cache.publish(sequence)
         if missing > 0:
             draft.grow(sequence, state.pool.take(missing))
+            self._charge(sequence, missing)
         return True
+
+    def _charge(self, sequence: Sequence, num_blocks: int) -> None:
+        """Charges its tenant for the tokens of blocks that a sequence has taken to compute them.
+
+        A sequence that comes back takes blocks for its whole context: they have been charged before.
+        """
+        cost = num_blocks * self._state.settings.block_size
+        if sequence.is_decoding or sequence.drafts:
+            cost *= OUTPUT_TOKEN_COST
+        self._state.waiting.shares.charge(sequence.group.request, cost)
 
     def _note(self, sequence: Sequence, moment: Moment, now: float, num_tokens: int) -> None:
         state = self._state

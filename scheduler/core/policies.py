@@ -8,20 +8,30 @@ from scheduler.core.messages import CoreSettings, GroupRequest
 from scheduler.core.state.request import Sequence
 from scheduler.core.state.running import Running
 
-OrderPolicy = Callable[[GroupRequest, int], tuple[float, int]]
+# Arguments: the request, its arrival number, and the priority numbers by which earlier requests have moved ahead of it.
+OrderPolicy = Callable[[GroupRequest, int, int], tuple[float, int]]
 
 
-def fcfs(request: GroupRequest, arrival: int) -> tuple[float, int]:
+def fcfs(request: GroupRequest, arrival: int, age: int) -> tuple[float, int]:
     """First come, first served."""
     return 0, arrival
 
 
-def priority(request: GroupRequest, arrival: int) -> tuple[float, int]:
-    """The lowest priority number first, then first come."""
-    return request.priority, arrival
+def priority(request: GroupRequest, arrival: int, age: int) -> tuple[float, int]:
+    """The lowest priority number first, then first come. `age` is that of `age_of`."""
+    return request.priority + age, arrival
 
 
-def deadline(request: GroupRequest, arrival: int) -> tuple[float, int]:
+def age_of(now: float, settings: CoreSettings) -> int:
+    """The number added to the priority of a request that comes now: it grows by 1 every priority_aging seconds.
+
+    So a request that waits gets ahead of later ones by one priority number in that time, and none waits forever. That
+    all of them age alike makes the order of two requests constant.
+    """
+    return int(now // settings.priority_aging) if settings.priority_aging else 0
+
+
+def deadline(request: GroupRequest, arrival: int, age: int) -> tuple[float, int]:
     """The earliest deadline first (Liu and Layland, 1973); those without one last; then first come."""
     return inf if request.deadline is None else request.deadline, arrival
 

@@ -110,6 +110,8 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     # (generation, number of leading blocks it keeps) that no plan has contained yet.
     trimmed: list[tuple[int, int]]
     fault_isolation: SavedFaultIsolation
+    # Counters of tenants, and their floor (`TenantShares`).
+    shares: tuple[dict[str, float], float]
 
 
 # --- From a core
@@ -136,6 +138,7 @@ def save(state: State, num_arrivals: int) -> Snapshot:
             (generation, kept) for sequence, generation, kept in state.trimmed if sequence.generation == generation
         ],
         fault_isolation=_save_fault_isolation(state),
+        shares=state.waiting.shares.save(),
     )
 
 
@@ -244,6 +247,7 @@ def restore(snapshot: Snapshot, state: State) -> None:
     state.swapped_out = list(snapshot.swapped_out)
     state.trimmed = [(by_generation[generation], generation, kept) for generation, kept in snapshot.trimmed]
     _restore_fault_isolation(snapshot.fault_isolation, state)
+    state.waiting.shares.restore(*snapshot.shares)
 
 
 def _restore_fault_isolation(saved: SavedFaultIsolation, state: State) -> None:
@@ -266,7 +270,8 @@ def _restore_group(saved: SavedGroup, state: State) -> None:
     )
     state.groups[group.number] = group
     if saved.is_queued:
-        state.admission.enqueue(request, saved.sequences[0].order[1])
+        priority, arrival, _ = saved.sequences[0].order
+        state.admission.enqueue(request, priority, arrival)
     if request.deadline is not None:
         state.deadlines.add(group.number, request.deadline)
     state.timelines.restore(group.number, request.request_id, saved.timeline, saved.num_timeline_entries_dropped)

@@ -20,7 +20,7 @@ class RecordingError(ValueError):
 
 
 # To be raised with every change that an older or newer reader would misunderstand.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 # Far more than fit into any machine, but few enough to replay safely.
 _BlockCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 26)]

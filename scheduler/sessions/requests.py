@@ -356,4 +356,5 @@ def _load(load: CoreLoad, workers_ready: bool, is_draining: bool) -> scheduler_p
         workers_ready=workers_ready,
         draining=is_draining,
         refused_priority=load.refused_priority,
+        refused_tenants=dict(load.refused_tenants),
     )

@@ -16,6 +16,8 @@ _INVALID = scheduler_pb2.REJECT_REASON_INVALID
 _MAX_REQUEST_ID = 1024
 # Columns hold choice numbers as int32, and each choice of a Submit becomes a sequence.
 _MAX_CHOICE = 1023
+# Far beyond what an entry in a file of API keys may have.
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
 # Routers allow clients far fewer; the vocabulary size bounds it in the workers.
 _MAX_LOGPROBS = 1024
 
@@ -154,6 +156,8 @@ class Intake:
             priority=submit.priority,
             cache_salt=submit.cache_salt,
             deadline=deadline,
+            tenant=submit.tenant,
+            weight=submit.weight or 1.0,
         )
         return SubmitGroup(
             session=self._session,
@@ -192,6 +196,10 @@ class Intake:
             return "sampling.max_tokens is not set: the router must set it, to at least 1"
         if not (math.isfinite(submit.timeout) and submit.timeout >= 0):
             return f"timeout={submit.timeout}: give seconds, or 0 for none"
+        if len(submit.tenant) > _MAX_REQUEST_ID:
+            return f"tenant has {len(submit.tenant)} characters: at most {_MAX_REQUEST_ID} are valid"
+        if not (submit.weight == 0 or _LEAST_WEIGHT <= submit.weight <= _MOST_WEIGHT):
+            return f"weight={submit.weight}: give {_LEAST_WEIGHT} to {_MOST_WEIGHT}, or 0 for 1"
         return (
             _why_not_sampled(sampling)
             or self._unknown_token("prompt_token_ids", submit.prompt_token_ids)

@@ -90,6 +90,8 @@ class FakeScheduler:
     is_broken: bool = False
     # As if the queue were full for this priority and numbers above; if there is a capacity, only while it is used up.
     refused_priority: int | None = None
+    # Tenants whose share of the queue is used up, with the priority from which on they are refused.
+    refused_tenants: dict[str, int] = field(default_factory=dict)
     workers_ready: bool = True
     draining: bool = False
     first_token_shift: int = 0
@@ -207,6 +209,7 @@ class _FakeSession:
             last_group=self._last_group,
             last_step=scheduler.last_step,
             refused_priority=None if self._has_room else scheduler.refused_priority,
+            refused_tenants=scheduler.refused_tenants,
         )
 
     async def read(self, messages: AsyncIterator[wire.RouterMessage]) -> None:

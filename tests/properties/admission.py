@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from scheduler.core.messages import GroupRequest
+from tests.properties.model import age_of
 
 if TYPE_CHECKING:
     from tests.properties.world import World
@@ -22,14 +24,44 @@ def is_valid(world: World, request: GroupRequest) -> bool:
 
 def is_full(world: World, request: GroupRequest) -> bool:
     """Returns True if the queue has no room for the request. It holds groups that have never run, and their prompts."""
-    settings = world.settings
-    num_tokens = sum(world.queued.values()) + len(request.prompt_token_ids)
-    return len(world.queued) >= settings.max_queued_requests or num_tokens > settings.max_queued_tokens
+    return _is_full(world, list(world.queued.values()), request)
+
+
+def _is_full(world: World, queued: list[GroupRequest], request: GroupRequest) -> bool:
+    """queued: the groups in the queue."""
+    settings, num_tokens = world.settings, len(request.prompt_token_ids)
+    free = settings.max_queued_requests - len(queued)
+    free_tokens = settings.max_queued_tokens - _num_tokens(queued)
+    if free < 1 or num_tokens > free_tokens:
+        return True
+    own = [each for each in queued if each.tenant == request.tenant]
+    if not request.tenant or not own:
+        return False
+    # A tenant gets as much as is free, times its weight.
+    weight = request.weight
+    return len(own) + 1 > weight * free or _num_tokens(own) + num_tokens > weight * free_tokens
+
+
+def has_used_up_its_share(world: World, tenant: str, weight: float) -> bool:
+    """True if a tenant that waits already could not get another place, or one more token."""
+    settings, queued = world.settings, list(world.queued.values())
+    own = [each for each in queued if each.tenant == tenant]
+    return any(
+        size < total + 1 or used + 1 > weight * (size - total)
+        for size, total, used in (
+            (settings.max_queued_requests, len(queued), len(own)),
+            (settings.max_queued_tokens, _num_tokens(queued), _num_tokens(own)),
+        )
+    )
+
+
+def _num_tokens(requests: Iterable[GroupRequest]) -> int:
+    return sum(len(request.prompt_token_ids) for request in requests)
 
 
 def making_way(world: World, request: GroupRequest) -> list[int]:
-    """The groups that must leave a full queue to make room for the request: of lower priority, without any output yet,
-    last in order first, and no more than necessary."""
+    """The tenant's groups that must leave a full queue to make room for the request: of lower priority, without any
+    output yet, last in order first, and no more than necessary."""
     settings = world.settings
     if settings.scheduling_policy != "priority":
         return []
@@ -37,16 +69,15 @@ def making_way(world: World, request: GroupRequest) -> list[int]:
         sequence.request.group: sequence.order[:2]
         for sequence in world.live.values()
         if sequence.request.group in world.queued
-        and sequence.request.priority > request.priority
+        and sequence.tenant == request.tenant
+        and sequence.order[0] > request.priority + age_of(settings, world.now)
         and not any(start.output_token_ids for start in sequence.request.choices)
     }
     left = dict(world.queued)
-    num_prompt_tokens = len(request.prompt_token_ids)
     gone = []
     for group in sorted(waiting, key=lambda group: waiting[group], reverse=True):
         del left[group]
         gone.append(group)
-        has_room = len(left) < settings.max_queued_requests
-        if has_room and sum(left.values()) + num_prompt_tokens <= settings.max_queued_tokens:
+        if not _is_full(world, list(left.values()), request):
             return gone
     return []

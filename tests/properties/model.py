@@ -38,6 +38,10 @@ class ModelSequence:
         return self.request.group, self.start.choice
 
     @property
+    def tenant(self) -> str:
+        return self.request.tenant
+
+    @property
     def is_running(self) -> bool:
         return self.row is not None
 
@@ -68,11 +72,16 @@ class Flight:
     rows: frozenset[int]
 
 
-def order_of(settings: CoreSettings, request: GroupRequest, arrival: int, index: int) -> Order:
-    """Place in the scheduling order. index: the choice's position within its request."""
+def age_of(settings: CoreSettings, now: float) -> int:
+    """The priority numbers by which a request that came at time 0 has moved ahead of one that comes now."""
+    return int(now // settings.priority_aging) if settings.priority_aging else 0
+
+
+def order_of(settings: CoreSettings, request: GroupRequest, arrival: int, index: int, now: float) -> Order:
+    """Place in the scheduling order. index: the choice's position within its request. now: when it comes."""
     match settings.scheduling_policy:
         case "priority":
-            first = request.priority
+            first = request.priority + age_of(settings, now)
         case "deadline":
             first = inf if request.deadline is None else request.deadline
         case _:
@@ -80,13 +89,15 @@ def order_of(settings: CoreSettings, request: GroupRequest, arrival: int, index:
     return first, arrival, index
 
 
-def sequences_of(settings: CoreSettings, request: GroupRequest, outputs: dict[int, Output]) -> list[ModelSequence]:
-    """Sequences of a new group, whose number says when it arrived. outputs: by choice."""
+def sequences_of(
+    settings: CoreSettings, request: GroupRequest, outputs: dict[int, Output], now: float
+) -> list[ModelSequence]:
+    """Sequences of a group that comes now; its number says how many came before. outputs: by choice."""
     return [
         ModelSequence(
             request,
             start,
-            order_of(settings, request, request.group, index),
+            order_of(settings, request, request.group, index, now),
             outputs[start.choice],
             tokens=list(start.output_token_ids),
         )
@@ -137,5 +148,5 @@ def bound_plans(settings: CoreSettings, live: list[ModelSequence], new: list[Mod
         each.last_plan = num_plans + factor * sum(work_of(other, settings) for other in live)
     for earlier in live:
         if earlier not in new:
-            ahead = [each for each in new if each.order < earlier.order]
+            ahead = [each for each in new if each.order < earlier.order or each.tenant != earlier.tenant]
             earlier.last_plan += factor * sum(work_of(each, settings) for each in ahead)

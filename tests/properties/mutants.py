@@ -48,19 +48,31 @@ MUTANTS = [
     _mutant(
         "head-of-queue-passed", "core.planner",
         "elif not self._admit(sequence, draft, chunking, now):\n                break",
-        "elif not self._admit(sequence, draft, chunking, now):\n                passed.append(state.waiting.pop())",
+        "elif not self._admit(sequence, draft, chunking, now):\n"
+        "                state.waiting.remove(sequence)\n"
+        "                passed.append(sequence)",
         "a request that needs less room is admitted before an earlier one that needs more (vllm#45388)",
     ),
     _mutant(
-        "priority-ignored", "core.policies", "return request.priority, arrival", "return 0, arrival",
+        "priority-ignored", "core.policies", "return request.priority + age, arrival", "return age, arrival",
         "requests run first come, first served, whatever their priority", scheduling_policy="priority",
+    ),
+    _mutant(
+        "waiting-does-not-count", "core.core", "state.admission.age = age_of(now, self.settings)",
+        "state.admission.age = 0",
+        "a request of low priority waits as long as more urgent ones come",
+        scheduling_policy="priority", priority_aging=1.0,
+    ),
+    _mutant(
+        "share-of-the-queue-unbounded", "core.state.queue", "if not tenant or not num_waiting:", "if True:",
+        "one tenant fills the queue, and all others are refused", max_queued_requests=4,
     ),
     _mutant(
         "equals-displaced", "core.state.queue", "lowest <= priority", "lowest < priority",
         "requests of equal priority push each other out of a full queue: none makes progress", **_FULL,
     ),
     _mutant(
-        "earliest-displaced", "core.state.queue", "-request.priority, -arrival", "-request.priority, arrival",
+        "earliest-displaced", "core.state.queue", "-priority, -arrival", "-priority, arrival",
         "the request that has waited longest is displaced", **_FULL,
     ),
     _mutant(

@@ -186,6 +186,11 @@ def _check_admissions(world: World, plan: Plan) -> int:
         for earlier in waiting:
             if earlier.order > sequence.order:
                 continue
+            if earlier.tenant != sequence.tenant:
+                # Tenants share, but not with requests of lower priority.
+                is_equal = earlier.order[0] == sequence.order[0]
+                assert is_equal or settings.scheduling_policy != "priority", f"{sequence.key} overtakes {earlier.key}"
+                continue
             may_pass = settings.max_long_partial_prefills < settings.max_num_partial_prefills
             threshold = settings.long_prefill_token_threshold
             assert may_pass, f"{sequence.key} overtakes {earlier.key}"
@@ -214,9 +219,11 @@ def check_no_plan(world: World, *, has_preempted: bool) -> None:
     # Choices wait for the prompt that another choice computes, and few prefills may share a step.
     if has_preempted or not world.waiting or any(not world.worker.rows[each.row].has_sampled for each in running):  # type: ignore[index]
         return
-    first = min(world.waiting, key=lambda sequence: sequence.order)
+    firsts = {
+        sequence.tenant: sequence for sequence in sorted(world.waiting, key=lambda each: each.order, reverse=True)
+    }
     free_rows = settings.max_num_seqs - len(world.resting_rows) - len(running)
     # Its whole context, and one block that each running sequence may need next.
-    needed = num_blocks_for(first.num_tokens, settings.block_size) + len(running)
-    fits = needed <= world.core.load.num_free_blocks
-    assert not (fits and free_rows), f"an empty step while {first.key} could be admitted"
+    needed = [num_blocks_for(each.num_tokens, settings.block_size) + len(running) for each in firsts.values()]
+    fits = max(needed) <= world.core.load.num_free_blocks
+    assert not (fits and free_rows), f"an empty step while the first of {[*firsts]} could be admitted"

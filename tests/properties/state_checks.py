@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from scheduler.core.messages import ANY_PRIORITY, Moment
 from tests.properties import inside
+from tests.properties.admission import has_used_up_its_share
+from tests.properties.model import age_of
 
 if TYPE_CHECKING:
     from tests.properties.world import World
@@ -20,9 +22,9 @@ def check(world: World) -> None:
     assert core.has_work == bool(world.live)
     assert core.num_steps_in_flight == len(world.in_flight)
     assert (load.num_running, load.num_waiting) == (num_running, len(world.live) - num_running)
-    assert load.num_queued_tokens == sum(world.queued.values())
+    assert load.num_queued_tokens == sum(len(request.prompt_token_ids) for request in world.queued.values())
     assert load.num_blocks == world.worker.num_blocks
-    _check_refused_priority(world, load.refused_priority)
+    _check_refused_priorities(world)
     tables = inside.tables(core)
     assert tables.keys() == {sequence.key for sequence in world.by_generation.values()}
     held = {block for table in tables.values() for block in table.block_ids}
@@ -42,18 +44,32 @@ def check(world: World) -> None:
         assert world.mirror.names == inside.names(core), "the events do not match the cache"
 
 
-def _check_refused_priority(world: World, refused: int | None) -> None:
-    """It is set only while requests of this priority would be refused and all of higher priority could be accepted."""
-    settings, queued = world.settings, world.queued
-    if len(queued) < settings.max_queued_requests and sum(queued.values()) < settings.max_queued_tokens:
-        assert refused is None
-        return
+def _check_refused_priorities(world: World) -> None:
+    """They are set only while requests of this priority would be refused, and those of higher priority would displace
+    others."""
+    settings, load, queued = world.settings, world.core.load, list(world.queued.values())
+    num_tokens = sum(len(request.prompt_token_ids) for request in queued)
+    is_full = len(queued) >= settings.max_queued_requests or num_tokens >= settings.max_queued_tokens
+    assert load.refused_priority == (_refused_priority(world, "") if is_full else None)
+    weights = {request.tenant: request.weight for request in queued if request.tenant}
+    assert dict(load.refused_tenants) == {
+        tenant: _refused_priority(world, tenant)
+        for tenant, weight in weights.items()
+        if has_used_up_its_share(world, tenant, weight)
+    }
+
+
+def _refused_priority(world: World, tenant: str) -> int:
     waiting = [
-        sequence.request.priority
+        sequence.order[0]
         for sequence in world.live.values()
-        if sequence.request.group in queued and not any(s.output_token_ids for s in sequence.request.choices)
+        if sequence.tenant == tenant
+        and sequence.request.group in world.queued
+        and not any(start.output_token_ids for start in sequence.request.choices)
     ]
-    assert refused == (max(waiting) if waiting and settings.scheduling_policy == "priority" else ANY_PRIORITY)
+    if not waiting or world.settings.scheduling_policy != "priority":
+        return ANY_PRIORITY
+    return int(max(waiting)) - age_of(world.settings, world.last_submitted_at)
 
 
 def check_tables(world: World) -> None:

@@ -51,6 +51,7 @@ def core_settings(draw: st.DrawFn) -> CoreSettings:
         eos_token_ids=EOS,
         enable_prefix_caching=draw(st.booleans()),
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "deadline"])),
+        priority_aging=draw(st.sampled_from([0.0, 1.0])),
         enable_chunked_prefill=is_chunked,
         long_prefill_token_threshold=draw(st.sampled_from([0, 2, 5])) if is_chunked else 0,
         max_num_partial_prefills=num_partial,
@@ -81,6 +82,7 @@ class CoreMachine(RuleBasedStateMachine):
         bypass=st.sampled_from([False, False, True]),
         seconds=st.one_of(st.none(), st.none(), st.floats(0, 20)),
         count=st.sampled_from([1, 1, 3]),
+        tenant=st.sampled_from(["", "a", "b"]),
     )
     def submit(
         self,
@@ -92,6 +94,7 @@ class CoreMachine(RuleBasedStateMachine):
         bypass: bool,
         seconds: float | None,
         count: int,
+        tenant: str,
     ) -> None:
         for _ in range(count):
             group = self.world.num_groups + 1
@@ -108,6 +111,7 @@ class CoreMachine(RuleBasedStateMachine):
                 priority=priority,
                 cache_salt=salt,
                 deadline=None if seconds is None else self.world.now + seconds,
+                tenant=tenant,
             )
             self.world.submit(request)
 

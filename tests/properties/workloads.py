@@ -28,6 +28,7 @@ def random_settings(choose: Random, changes: Mapping[str, object]) -> CoreSettin
         "eos_token_ids": EOS,
         "enable_prefix_caching": choose.random() < 0.75,
         "scheduling_policy": choose.choice(["fcfs", "fcfs", "priority", "deadline"]),
+        "priority_aging": choose.choice([0.0, 0.0, 1.0, 5.0]),
         "enable_chunked_prefill": is_chunked,
         "long_prefill_token_threshold": choose.choice([0, 0, 2, 5]) if is_chunked else 0,
         "max_num_partial_prefills": num_partial,
@@ -56,6 +57,7 @@ class Workload:
     resumed: float
     deadlines: float
     stops: float
+    tenants: tuple[str, ...] = ("",)
 
     @classmethod
     def random(cls, choose: Random) -> "Workload":
@@ -67,10 +69,11 @@ class Workload:
             resumed=choose.choice([0.0, 0.1, 0.4]),
             deadlines=choose.choice([0.0, 0.1, 0.5]),
             stops=choose.choice([0.0, 0.5]),
+            tenants=choose.choice([("",), ("a",), ("a", "b", "c")]),
         )
 
     def request(self, choose: Random, group: int, now: float, settings: CoreSettings) -> GroupRequest:
-        salt = choose.choice(["", "", "", "s"])
+        salt, tenant = choose.choice(["", "", "", "s"]), choose.choice(self.tenants)
         num_choices = choose.randint(2, 4) if choose.random() < self.many_choices else 1
         return GroupRequest(
             group=group,
@@ -91,6 +94,8 @@ class Workload:
             priority=choose.randint(-1, 1),
             cache_salt=salt,
             deadline=now + choose.randint(0, 120) / 2 if choose.random() < self.deadlines else None,
+            tenant=tenant,
+            weight={"a": 0.5, "b": 3.0}.get(tenant, 1.0),
         )
 
     def _prompt(self, choose: Random) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ class World:
         self.settings = settings
         self.core = core_class(settings)
         self.worker = self._make_worker(settings.num_blocks, settings.num_swap_blocks)
-        self.now = 0.0
+        self.now = self.last_submitted_at = 0.0
         # How often each kind of event has happened.
         self.seen: Counter[str] = Counter()
         self.num_plans = 0
@@ -63,7 +63,7 @@ class World:
         # Rows that a sequence left, and the last plan in flight at that time: the row rests until its result.
         self.resting_rows: dict[int, int] = {}
         self.num_groups = 0
-        self.queued: dict[int, int] = {}  # prompt tokens of groups that have never run
+        self.queued: dict[int, GroupRequest] = {}  # groups that have never run
         self.mirror: inside.CacheMirror | None = None
         # In the current step.
         self.is_isolating = False
@@ -97,6 +97,7 @@ class World:
         assert request.group == self.num_groups
         valid, full = is_valid(self, request), is_full(self, request)
         displaced = making_way(self, request) if valid and full else []
+        self.last_submitted_at = self.now
         rejection = self.core.submit(request, self.now)
         assert self.core.take_displaced() == displaced, "not the groups that had to make way"
         for group in displaced:
@@ -112,14 +113,14 @@ class World:
         self._add(request, outputs_alone(request, self.settings.eos_token_ids))
 
     def _add(self, request: GroupRequest, outputs: dict[int, Output]) -> None:
-        members = sequences_of(self.settings, request, outputs)
+        members = sequences_of(self.settings, request, outputs, self.now)
         over = [each for each in members if len(each.tokens) >= len(each.expected.token_ids)]
         self.live |= {sequence.key: sequence for sequence in members}
         self._take_ends(self.core.take_ends(), [(each, each.expected.reason) for each in over])
         members = [sequence for sequence in members if sequence.is_live]
         if members:
             self._groups[request.group] = members
-            self.queued[request.group] = len(request.prompt_token_ids)
+            self.queued[request.group] = request
         self.seen["several choices"] += len(members) > 1
         self.seen["resumed by a client"] += any(sequence.start.output_token_ids for sequence in members)
         self.seen["ended at once"] += len(over)

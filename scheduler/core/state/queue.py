@@ -1,24 +1,24 @@
-"""Admits requests or rejects them, queues the sequences that wait, and tracks deadlines."""
+"""Admits requests or rejects them, bounds those that wait for their first run, and tracks deadlines."""
 
 import heapq
 
+from runtime.shares import SharedRoom
 from scheduler.core.messages import ANY_PRIORITY, CoreSettings, GroupRequest, Rejection, RejectReason
-from scheduler.core.state.request import Order, Sequence
 
 
 class Displaceable:
     """Groups that have not begun, here or on another replica: no client holds a token of them."""
 
     def __init__(self) -> None:
-        self._places: dict[int, tuple[int, int]] = {}  # (-priority, -arrival), by group
+        self._places: dict[int, tuple[float, int]] = {}  # (-priority, -arrival), by group; aged, as in Sequence.order
         # Entries of discarded groups are dropped when they reach the top, or once they are the majority.
-        self._heap: list[tuple[tuple[int, int], int]] = []
+        self._heap: list[tuple[tuple[float, int], int]] = []
 
-    def add(self, request: GroupRequest, arrival: int) -> None:
+    def add(self, request: GroupRequest, priority: float, arrival: int) -> None:
         """Adds a group, unless it has begun elsewhere (it has output tokens)."""
         if any(start.output_token_ids for start in request.choices):
             return
-        self._places[request.group] = -request.priority, -arrival
+        self._places[request.group] = -priority, -arrival
         heapq.heappush(self._heap, (self._places[request.group], request.group))
 
     def discard(self, group: int) -> None:
@@ -28,13 +28,13 @@ class Displaceable:
             heapq.heapify(self._heap)
 
     @property
-    def lowest_priority(self) -> int | None:
+    def lowest_priority(self) -> float | None:
         """The lowest priority here, which is the largest priority number; None if there are no groups."""
         while self._heap and self._heap[0][1] not in self._places:
             heapq.heappop(self._heap)
         return -self._heap[0][0][0] if self._heap else None
 
-    def pop_last(self, priority: int) -> int | None:
+    def pop_last(self, priority: float) -> int | None:
         """Pops the last group in order, if its priority is lower than `priority`. The caller then removes the group
         from the queue or puts it back."""
         lowest = self.lowest_priority
@@ -45,14 +45,25 @@ class Displaceable:
 
 
 class Admission:
-    """Refuses requests that can never run, and bounds the groups that wait for their first run."""
+    """Refuses requests that can never run, and bounds the groups that wait for their first run.
+
+    Tenants share the places and tokens of the queue (runtime.shares): one alone gets half of them.
+    """
 
     def __init__(self, settings: CoreSettings) -> None:
         self.settings = settings
-        self._queued: dict[int, int] = {}  # prompt tokens, by group
-        self.num_queued_tokens = 0
-        # Used only by the policy `priority`.
-        self._displaceable = Displaceable()
+        # The age of a request that comes now (scheduler.core.policies.age_of).
+        self.age = 0
+        self._queued: dict[int, GroupRequest] = {}
+        self._places = SharedRoom(settings.max_queued_requests)
+        self._tokens = SharedRoom(settings.max_queued_tokens)
+        # By tenant: its last request's weight, and, under the policy `priority`, what its urgent requests displace.
+        self._weights: dict[str, float] = {}
+        self._displaceable: dict[str, Displaceable] = {}
+
+    @property
+    def num_queued_tokens(self) -> int:
+        return self._tokens.total
 
     def is_queued(self, group: int) -> bool:
         """True if the group waits for its first run."""
@@ -61,26 +72,53 @@ class Admission:
     @property
     def refused_priority(self) -> int | None:
         """The queue is full for requests with this priority number or a larger one. None: it is not full."""
-        settings = self.settings
-        if len(self._queued) < settings.max_queued_requests and self.num_queued_tokens < settings.max_queued_tokens:
+        if self._places.total < self._places.size and self._tokens.total < self._tokens.size:
             return None
-        lowest = self._displaceable.lowest_priority
-        return ANY_PRIORITY if lowest is None else lowest
+        return self._refused_priority("")
 
-    def enqueue(self, request: GroupRequest, arrival: int) -> None:
-        self._queued[request.group] = len(request.prompt_token_ids)
-        self.num_queued_tokens += len(request.prompt_token_ids)
+    @property
+    def refused_tenants(self) -> tuple[tuple[str, int], ...]:
+        """Tenants that have used up their share, each with the least priority number that is refused."""
+        return tuple(
+            (tenant, self._refused_priority(tenant))
+            for tenant, weight in self._weights.items()
+            if tenant and not (self._places.fits(tenant, 1, weight) and self._tokens.fits(tenant, 1, weight))
+        )
+
+    def _refused_priority(self, tenant: str) -> int:
+        found = self._displaceable.get(tenant)
+        lowest = None if found is None else found.lowest_priority
+        return ANY_PRIORITY if lowest is None else int(lowest) - self.age
+
+    def enqueue(self, request: GroupRequest, priority: float, arrival: int) -> None:
+        """priority, arrival: the group's place in the order of the policy."""
+        tenant = request.tenant
+        self._queued[request.group] = request
+        self._take(request)
+        self._weights[tenant] = request.weight
         if self.settings.scheduling_policy == "priority":
-            self._displaceable.add(request, arrival)
+            self._displaceable.setdefault(tenant, Displaceable()).add(request, priority, arrival)
 
     def dequeue(self, group: int) -> bool:
         """Removes a group that runs or has ended. False if it was not queued."""
-        num_prompt_tokens = self._queued.pop(group, None)
-        if num_prompt_tokens is None:
+        request = self._queued.pop(group, None)
+        if request is None:
             return False
-        self.num_queued_tokens -= num_prompt_tokens
-        self._displaceable.discard(group)
+        self._give_back(request)
+        if request.tenant in self._displaceable:
+            self._displaceable[request.tenant].discard(group)
+        if not self._places.of(request.tenant):
+            del self._weights[request.tenant]
+            self._displaceable.pop(request.tenant, None)
         return True
+
+    def _take(self, request: GroupRequest) -> None:
+        self._places.add(request.tenant, 1)
+        self._tokens.add(request.tenant, len(request.prompt_token_ids))
+
+    def _give_back(self, request: GroupRequest) -> None:
+        self._places.give_back(request.tenant, 1)
+        self._tokens.give_back(request.tenant, len(request.prompt_token_ids))
 
     def refuse(self, request: GroupRequest) -> Rejection | None:
         """The reason to reject a request; None if it may be queued."""
@@ -91,23 +129,25 @@ class Admission:
         return None
 
     def make_way(self, request: GroupRequest) -> list[int]:
-        """The groups that must leave the queue to make room for a request of higher priority, last in order first.
-        Empty if even all of them would not make enough room."""
-        settings, num_prompt_tokens = self.settings, len(request.prompt_token_ids)
-        if num_prompt_tokens > settings.max_queued_tokens:
+        """The tenant's own groups that must leave the queue to make room for a request of higher priority, last in
+        order first. Empty if even all of them would not make enough room."""
+        displaceable = self._displaceable.get(request.tenant)
+        if displaceable is None or len(request.prompt_token_ids) > self.settings.max_queued_tokens:
             return []
-        num_requests = len(self._queued) + 1 - settings.max_queued_requests
-        num_tokens = self.num_queued_tokens + num_prompt_tokens - settings.max_queued_tokens
         going: list[int] = []
-        while len(going) < num_requests or num_tokens > 0:
-            group = self._displaceable.pop_last(request.priority)
+        while self._why_full(request):
+            group = displaceable.pop_last(request.priority + self.age)
             if group is None:
-                for each in going:
-                    self._displaceable.put_back(each)
-                return []
+                break
             going.append(group)
-            num_tokens -= self._queued[group]
-        return going
+            self._give_back(self._queued[group])
+        is_enough = not self._why_full(request)
+        for each in going:
+            # They are dequeued as they end.
+            self._take(self._queued[each])
+            if not is_enough:
+                displaceable.put_back(each)
+        return going if is_enough else []
 
     def _why_invalid(self, request: GroupRequest) -> str | None:
         settings, stop = self.settings, request.stop
@@ -153,15 +193,27 @@ class Admission:
                 f"the prompt has {num_prompt_tokens} tokens, more than max_queued_tokens={settings.max_queued_tokens}: "
                 "give a shorter one, or raise max_queued_tokens"
             )
-        if len(self._queued) >= settings.max_queued_requests:
+        if self._places.total >= settings.max_queued_requests:
             return (
-                f"{len(self._queued)} requests wait already and max_queued_requests={settings.max_queued_requests}: "
+                f"{self._places.total} requests wait already and max_queued_requests={settings.max_queued_requests}: "
                 "try again later or elsewhere"
             )
         if self.num_queued_tokens + num_prompt_tokens > settings.max_queued_tokens:
             return (
                 f"{self.num_queued_tokens} prompt tokens wait already, this prompt has {num_prompt_tokens} and "
                 f"max_queued_tokens={settings.max_queued_tokens}: try again later or elsewhere"
+            )
+        tenant, weight = request.tenant, request.weight
+        num_waiting = self._places.of(tenant)
+        # One request always fits, however long it is.
+        if not tenant or not num_waiting:
+            return None
+        if not (self._places.fits(tenant, 1, weight) and self._tokens.fits(tenant, num_prompt_tokens, weight)):
+            return (
+                f"{num_waiting} requests with {self._tokens.of(tenant)} prompt tokens of tenant {tenant} wait already, "
+                f"and this prompt has {num_prompt_tokens}: a tenant may have as many as are free of "
+                f"max_queued_requests={settings.max_queued_requests} and max_queued_tokens="
+                f"{settings.max_queued_tokens}, times its weight; try again later or elsewhere"
             )
         return None
 
@@ -190,39 +242,3 @@ class Deadlines:
             if self._deadlines.pop(group, None) is not None:
                 due.append(group)
         return due
-
-
-class WaitingQueue:
-    """Waiting sequences, sorted by `Sequence.order`: a preempted one returns to its old place."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[Order, Sequence]] = []
-        # Removed from the middle; their entries are dropped when they reach the top, or once they are the majority.
-        self._removed: set[Order] = set()
-
-    def __len__(self) -> int:
-        return len(self._heap) - len(self._removed)
-
-    def push(self, sequence: Sequence) -> None:
-        if sequence.order in self._removed:
-            self._removed.remove(sequence.order)  # its entry is still there
-        else:
-            heapq.heappush(self._heap, (sequence.order, sequence))
-
-    def peek(self) -> Sequence | None:
-        """The first sequence; None if nothing waits."""
-        while self._heap and self._heap[0][0] in self._removed:
-            self._removed.remove(heapq.heappop(self._heap)[0])
-        return self._heap[0][1] if self._heap else None
-
-    def pop(self) -> Sequence:
-        """Removes and returns the first sequence. Call `peek` just before."""
-        return heapq.heappop(self._heap)[1]
-
-    def remove(self, sequence: Sequence) -> None:
-        """Removes a sequence from any place in the queue."""
-        self._removed.add(sequence.order)
-        if 2 * len(self._removed) > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[0] not in self._removed]
-            self._removed.clear()
-            heapq.heapify(self._heap)

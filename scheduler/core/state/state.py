@@ -14,10 +14,11 @@ from scheduler.core.messages import (
 from scheduler.core.state.blocks import BlockPool, HostBlocks, PrefixCache, num_blocks_for
 from scheduler.core.state.decodes import Decodes, EndTokens
 from scheduler.core.state.fault_isolation import FaultIsolation
-from scheduler.core.state.queue import Admission, Deadlines, WaitingQueue
+from scheduler.core.state.queue import Admission, Deadlines
 from scheduler.core.state.request import Group, Sequence, SequenceStatus
 from scheduler.core.state.running import InFlight, Rows, Running
 from scheduler.core.state.timelines import Timelines
+from scheduler.core.state.waiting import WaitingQueue
 
 
 class State:
@@ -32,7 +33,7 @@ class State:
         self.rows = Rows(settings.max_num_seqs)
         self.decodes = Decodes(settings.max_num_seqs, settings.block_size, settings.max_steps_in_flight)
         self.running = Running(self.rows, self.pool, self.decodes)
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(priority_first=settings.scheduling_policy == "priority")
         self.in_flight = InFlight()
         self.fault_isolation = FaultIsolation()
         self.deadlines = Deadlines()
@@ -196,6 +197,7 @@ class State:
         self.running.check_integrity()
         live, block_size = list(self.sequences()), self.settings.block_size
         assert len(live) == len(self.running) + len(self.waiting)
+        self.waiting.check_integrity()
         for sequence in live:
             is_running = sequence.status is SequenceStatus.RUNNING
             assert (

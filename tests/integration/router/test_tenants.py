@@ -14,6 +14,7 @@ from benchmarks.router.offered_load import retry_delay_of
 from protos import inference_pb2 as pb
 from router.api.gateway.app import Gateway
 from router.server import RouterServer
+from scheduler.core.messages import ANY_PRIORITY
 from tests.fakes.routers import receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 
@@ -115,3 +116,25 @@ async def test_tokens_count_while_a_stream_runs_and_do_not_cut_it(tmp_path: Path
         await scheduler.resume_steps()
         async with asyncio.timeout(10):
             assert (await receive(call, into=received)).finished is not None
+
+
+async def test_a_tenant_whose_share_of_the_queue_is_used_up_is_refused_early_and_others_are_not(tmp_path: Path) -> None:
+    scheduler = FakeScheduler(socket_address(tmp_path, "one"), refused_tenants={"large": ANY_PRIORITY})
+    async with _router(tmp_path, scheduler, small=", weight: 2.5") as (_, stub):
+        words, delay = await _refusal(stub.Generate(_request(), metadata=_as(LARGE)))
+        assert "the share of tenant large" in words
+        assert delay > 0
+        assert (await receive(stub.Generate(_request(), metadata=_as(SMALL)))).finished is not None
+    assert [(submit.tenant, submit.weight) for submit in scheduler.submitted] == [("small", 2.5)]
+
+
+async def test_one_tenant_does_not_fill_a_router(tmp_path: Path) -> None:
+    scheduler = FakeScheduler(socket_address(tmp_path, "one"), pause_at=1)
+    async with _router(tmp_path, scheduler, max_streams=6) as (_, stub):
+        calls = [stub.Generate(_request(), metadata=_as(LARGE)) for _ in range(3)]
+        for call in calls:
+            await receive(call, until=lambda received: bool(received.token_ids))
+        words, _ = await _refusal(stub.Generate(_request(), metadata=_as(LARGE)))
+        assert "3 of them from this tenant" in words
+        # Before: the fourth to sixth requests of the large one were let in, and this one was refused.
+        await receive(stub.Generate(_request(), metadata=_as(SMALL)), until=lambda received: bool(received.token_ids))
