@@ -59,7 +59,7 @@ class Request:
     arrival: float
     eos_token_ids: Sequence[int] = ()
     priority: int = 0
-    # Whose request it is, and how large that tenant's share is (security.identity). Empty: there are no tenants.
+    # The tenant that asks, and its weight (security.identity). Empty: there are no tenants.
     tenant: str = ""
     weight: float = 1.0
     cache_salt: str = ""

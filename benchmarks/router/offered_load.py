@@ -28,11 +28,12 @@ _TOKENS = range(100, 40_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The shape of every request. deadlines: least and most seconds, given by half of the requests; None: by none."""
+    """The shape of every request. deadlines: least and most seconds, given by a share of them; None: by none."""
 
     num_prompt_tokens: int = 16
     num_output_tokens: int = 16
     deadlines: tuple[float, float] | None = None
+    share_with_deadline: float = 0.5
 
 
 @dataclass(slots=True)
@@ -90,8 +91,10 @@ class Outcomes:
 class Sender:
     """Sends requests of one shape."""
 
-    def __init__(self, stub: InferenceStub, shape: Shape, choose: random.Random) -> None:
+    def __init__(self, stub: InferenceStub, shape: Shape, choose: random.Random, *, api_key: str = "") -> None:
+        """api_key: empty: none is sent."""
         self.shape = shape
+        self._metadata = (("x-api-key", api_key),) if api_key else None
         self._stub, self._choose = stub, choose
 
     async def send(self, outcomes: Outcomes) -> None:
@@ -102,11 +105,12 @@ class Sender:
             sampling=pb.SamplingParams(temperature=0.0, max_tokens=shape.num_output_tokens, ignore_eos=True),
         )
         deadlines = shape.deadlines
-        timeout = choose.uniform(*deadlines) if deadlines is not None and choose.random() < 0.5 else None
+        has_deadline = deadlines is not None and choose.random() < shape.share_with_deadline
+        timeout = choose.uniform(*deadlines) if deadlines is not None and has_deadline else None
         began, end, has_started, retry_delay = time.monotonic(), "cut off", False, None
         times: list[float] = []
         try:
-            async for message in self._stub.Generate(request, timeout=timeout):
+            async for message in self._stub.Generate(request, timeout=timeout, metadata=self._metadata):
                 has_started = True
                 times += [time.monotonic()] * len(message.chunk.token_ids)
                 if message.HasField("finished"):

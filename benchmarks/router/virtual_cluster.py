@@ -18,7 +18,14 @@ import numpy as np
 
 from octavo.plan.costs.step_shape import PaperRows, StepShape
 from protos.inference_pb2 import ModelInfo, SamplingParams
-from protos.scheduler_pb2 import RouterMessage, SchedulerMessage, SequenceStart, Submit, Welcome
+from protos.scheduler_pb2 import (
+    REJECT_REASON_QUEUE_FULL,
+    RouterMessage,
+    SchedulerMessage,
+    SequenceStart,
+    Submit,
+    Welcome,
+)
 from router.replicas.policies import Policy, ReplicaLoad
 from router.replicas.session import Session
 from router.request import RoutingHints
@@ -59,7 +66,10 @@ class Request:
     at: float
     token_ids: Sequence[int]
     num_output_tokens: int
+    tenant: str = ""
+    weight: float = 1.0
     # Filled in as it is served.
+    was_refused: bool = False
     first_token_at: float = 0.0
     ended_at: float = 0.0
     num_cached_tokens: int = 0
@@ -67,6 +77,10 @@ class Request:
     @property
     def ttft(self) -> float:
         return self.first_token_at - self.at
+
+    @property
+    def latency(self) -> float:
+        return self.ended_at - self.at
 
 
 class VirtualCluster:
@@ -105,6 +119,10 @@ class VirtualCluster:
         request.ended_at = now
         self._next(now)
 
+    def refused(self, request: Request, now: float) -> None:
+        request.was_refused = True
+        self.ended(request, now)
+
     def told(self, replica: int, message: SchedulerMessage) -> None:
         """Passes a replica's cache events on to the policy, if it wants them."""
         if self._policy.prefix_index is not None:
@@ -129,7 +147,10 @@ class VirtualCluster:
         index, reason = self._policy.choose(loads, RoutingHints(token_ids=request.token_ids))
         self.choosing_s += time.perf_counter() - began
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
-        self._replicas[index].submit(request, now)
+        if self._replicas[index].session.refuses(0, request.tenant):
+            self.refused(request, now)
+        else:
+            self._replicas[index].submit(request, now)
 
 
 @dataclass(slots=True)
@@ -180,7 +201,14 @@ class _Replica:
 
     def submit(self, request: Request, now: float) -> None:
         sampling = SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True)
-        submit = Submit(request_id=str(id(request)), choices=[SequenceStart(choice=0)], attempt=1, sampling=sampling)
+        submit = Submit(
+            request_id=str(id(request)),
+            choices=[SequenceStart(choice=0)],
+            attempt=1,
+            sampling=sampling,
+            tenant=request.tenant,
+            weight=request.weight,
+        )
         group = self.session.submit(submit, request.token_ids, sink=_NOBODY, owner=_NOBODY)
         self.session.leave(group)
         self.submitted[group] = request
@@ -190,8 +218,10 @@ class _Replica:
 
     def _hear(self, text: bytes, now: float) -> None:
         message = SchedulerMessage.FromString(text)
-        assert not message.rejected, f"refused: {message.rejected[0].message}"
         self.session.receive(message)
+        for rejected in message.rejected:
+            assert rejected.reason == REJECT_REASON_QUEUE_FULL, rejected.message
+            self.cluster.refused(self.submitted.pop(rejected.group), now)
         self.cluster.told(self.number, message)
         outputs = message.outputs
         for group, first_token in zip(outputs.groups, outputs.first_tokens, strict=True):
@@ -230,6 +260,9 @@ class Served:
     """The results of a run; times in seconds."""
 
     requests: Sequence[Request]
+
+    def __post_init__(self) -> None:
+        assert not any(each.was_refused for each in self.requests), "a queue was full"
 
     @property
     def duration(self) -> float:

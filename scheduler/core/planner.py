@@ -311,10 +311,13 @@ class Planner:
 
         A sequence that comes back takes blocks for its whole context: they have been charged before.
         """
+        request = sequence.group.request
+        if not request.tenant:
+            return
         cost = num_blocks * self._state.settings.block_size
         if sequence.is_decoding or sequence.drafts:
             cost *= OUTPUT_TOKEN_COST
-        self._state.waiting.shares.charge(sequence.group.request, cost)
+        self._state.waiting.shares.charge(request, cost)
 
     def _note(self, sequence: Sequence, moment: Moment, now: float, num_tokens: int) -> None:
         state = self._state

@@ -72,7 +72,7 @@ MUTANTS = [
         "requests of equal priority push each other out of a full queue: none makes progress", **_FULL,
     ),
     _mutant(
-        "earliest-displaced", "core.state.queue", "-priority, -arrival", "-priority, arrival",
+        "earliest-displaced", "core.state.queue", "= -priority, -arrival", "= -priority, arrival",
         "the request that has waited longest is displaced", **_FULL,
     ),
     _mutant(

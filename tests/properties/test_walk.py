@@ -56,6 +56,7 @@ FEATURES = [
     "several prefills were chunked",
     "stale results",
     "suspects",
+    "tenants: 3",
     "swapped in",
     "swapped out",
     "three plans in flight",

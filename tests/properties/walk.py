@@ -5,7 +5,7 @@ A seed determines the walk, so that a failure can be reproduced.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
 
@@ -33,7 +33,8 @@ class Walk:
 def walk(seed: str, *, core_class: type[Core] = Core, changes: Mapping[str, object] = MappingProxyType({})) -> Walk:
     """Takes one walk of up to MOST_STEPS plans. changes: to its settings. Raises WalkError."""
     choose = Random(seed)
-    settings = random_settings(choose, changes)
+    aging = Random(f"aging {seed}").choice([0.0, 0.0, 1.0, 5.0])
+    settings = random_settings(choose, {"priority_aging": aging} | dict(changes))
     walker = _Walker(seed, choose, settings, core_class)
     try:
         walker.run()
@@ -42,6 +43,7 @@ def walk(seed: str, *, core_class: type[Core] = Core, changes: Mapping[str, obje
         raise WalkError(f"seed {seed!r}, plan {step}: {type(error).__name__}: {error}; {settings}") from error
     world = walker.world
     world.seen[f"policy: {settings.scheduling_policy}"] += world.num_plans
+    world.seen[f"tenants: {len(walker.tenants)}"] += world.num_plans
     world.seen[f"chunked prefill: {settings.enable_chunked_prefill}"] += world.num_plans
     world.seen[f"preemption rule: {settings.preemption_policy}"] += world.num_plans
     return Walk(settings, world.num_plans, world.seen)
@@ -60,7 +62,9 @@ def walks(seed: int, num_steps: int) -> Iterator[Walk]:
 class _Walker:
     def __init__(self, seed: str, choose: Random, settings: CoreSettings, core_class: type[Core]) -> None:
         self._choose = choose
-        self._workload = Workload.random(choose)
+        # Tenants have a generator of their own, as empty steps do.
+        self.tenants = Random(f"tenants {seed}").choice([("",), ("a",), ("a", "b", "c")])
+        self._workload = replace(Workload.random(choose), tenants=self.tenants)
         self.world = World(
             settings,
             core_class=core_class,

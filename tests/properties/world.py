@@ -93,11 +93,10 @@ class World:
 
     def submit(self, request: GroupRequest) -> None:
         """Submits a group. `request.group` must be the next number."""
-        self.num_groups += 1
+        self.num_groups, self.last_submitted_at = self.num_groups + 1, self.now
         assert request.group == self.num_groups
         valid, full = is_valid(self, request), is_full(self, request)
         displaced = making_way(self, request) if valid and full else []
-        self.last_submitted_at = self.now
         rejection = self.core.submit(request, self.now)
         assert self.core.take_displaced() == displaced, "not the groups that had to make way"
         for group in displaced:
