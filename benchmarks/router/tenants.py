@@ -107,18 +107,18 @@ def write_keys(directory: Path) -> Path:
 
 async def measure(target: str, num_rounds: int, seconds: float, seed: int) -> Measured:
     async with grpc.aio.insecure_channel(target) as channel:
-        stub, choose = InferenceStub(channel), random.Random(seed)
-
-        def sender(name: str, shape: Shape) -> Sender:
-            return Sender(stub, shape, choose, api_key=_KEYS[name])
-
-        peak = await closed_loop(sender("one", Shape()), NUM_ROWS, warm_up=2.0, seconds=seconds)
+        stub = InferenceStub(channel)
+        calm = Sender(stub, Shape(), random.Random(seed), api_key=_KEYS["one"])
+        peak = await closed_loop(calm, NUM_ROWS, warm_up=2.0, seconds=seconds)
         most = MOST_LATENCIES * statistics.median(peak.latencies)
         shape = Shape(deadlines=(most, most), share_with_deadline=1.0)
         rate = LOAD * peak.tokens_per_s / shape.num_output_tokens / 2
 
         async def load(name: str, rate: float) -> Outcomes:
-            return await open_loop(sender(name, shape), rate, choose, warm_up=3.0, seconds=seconds)
+            # A rate has the same arrivals each time.
+            choose = random.Random(f"{seed}/{rate}")
+            sender = Sender(stub, shape, choose, api_key=_KEYS[name])
+            return await open_loop(sender, rate, choose, warm_up=3.0, seconds=seconds)
 
         rounds = []
         for _ in range(num_rounds):
