@@ -163,7 +163,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., replica_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_queued_tokens", "workers_ready", "draining", "last_group", "refused_priority", "refused_tenants", "last_step")
+    __slots__ = ("num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_queued_tokens", "workers_ready", "draining", "last_group", "refused_priority", "refused_tenants", "last_step", "step_seconds", "step_tokens", "step_context_tokens")
     class RefusedTenantsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,9 @@ class Load(_message.Message):
     REFUSED_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     REFUSED_TENANTS_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_free_blocks: int
@@ -193,7 +196,10 @@ class Load(_message.Message):
     refused_priority: int
     refused_tenants: _containers.ScalarMap[str, int]
     last_step: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., workers_ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., last_group: _Optional[int] = ..., refused_priority: _Optional[int] = ..., refused_tenants: _Optional[_Mapping[str, int]] = ..., last_step: _Optional[int] = ...) -> None: ...
+    step_seconds: float
+    step_tokens: int
+    step_context_tokens: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., workers_ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., last_group: _Optional[int] = ..., refused_priority: _Optional[int] = ..., refused_tenants: _Optional[_Mapping[str, int]] = ..., last_step: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., step_context_tokens: _Optional[int] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("group", "reason", "message")

@@ -24,6 +24,7 @@ from router.errors import AddressError
 from router.intake.admission import Admission
 from router.intake.intake import Intake
 from router.replicas.dispatcher import Dispatcher
+from router.replicas.health.pace import PaceSettings
 from router.replicas.migrations import Migrations
 from router.replicas.policies import POLICIES
 from router.replicas.replica import ReplicaOptions
@@ -100,6 +101,12 @@ class RouterServer:
                 credentials=_scheduler_credentials(options),
             ),
             self.metrics,
+            PaceSettings(
+                slow_factor=options.slow_replica_factor,
+                handover_factor=options.slow_replica_handover_factor,
+                max_share=options.slow_replica_max_share,
+                window=options.slow_replica_window,
+            ),
         )
         self._replicas.subscribe(self._on_replicas_change)
         self.tls = _tls_files(options)

@@ -32,6 +32,7 @@ from router.request import RoutingHints
 from runtime.wire import PROTOCOL_VERSION
 from scheduler.core.core import Core
 from scheduler.core.messages import CoreSettings, Result
+from scheduler.ranks.step_wire import StepTotals
 from scheduler.sessions.commands import OpenSession, SubmitGroup
 from scheduler.sessions.requests import Requests
 from scheduler.sessions.submissions import Intake
@@ -250,7 +251,7 @@ class _Replica:
             shape, result = self.rows.apply(plan)
             self.busy_until = max(now, self.busy_until) + self.step_time.seconds(shape)
             self.cluster.at(self.busy_until, partial(self._finish_step, result))
-        for _, messages in self.requests.take_messages(num_steps=0, workers_ready=True, repeat_load=False):
+        for _, messages in self.requests.take_messages(steps=StepTotals(), workers_ready=True, repeat_load=False):
             for text in messages:
                 self.cluster.at(now + _HOP_S, partial(self._hear, text))
 

@@ -117,6 +117,37 @@ class RouterOptions(BaseModel):
         ge=0,
         le=86_400,
     )
+    slow_replica_factor: float = option(
+        ROUTER,
+        3.0,
+        "A replica whose steps take this many times as long as those of the others, size for size, gets fewer "
+        "requests. With two replicas the bound is twice as high. 0: off.",
+        ge=0,
+        le=1000,
+    )
+    slow_replica_handover_factor: float = option(
+        ROUTER,
+        6.0,
+        "A replica that is slower by this factor gets no requests for a while (30 s, then twice as long each time, up "
+        "to 300 s), and its streams move to others. With two replicas the bound is twice as high. 0: never.",
+        ge=0,
+        le=1000,
+    )
+    slow_replica_max_share: float = option(
+        ROUTER,
+        0.34,
+        "Largest share of the replicas that may be treated as slow at once; always at least one replica.",
+        ge=0,
+        le=0.5,
+    )
+    slow_replica_window: float = option(
+        ROUTER,
+        10.0,
+        "Seconds over which the times of a replica's steps are compared. A slow replica is left out for 3 windows at "
+        "first, for 30 at most.",
+        ge=0.1,
+        le=3600,
+    )
     drain_timeout: float = option(
         ROUTER, 30.0, "Seconds that running requests get to finish on SIGTERM or Ctrl-C.", ge=0, le=86_400
     )
@@ -136,6 +167,14 @@ class RouterOptions(BaseModel):
 
     def _check_routers(self) -> None:
         """Raises ValueError."""
+        slow, handover = self.slow_replica_factor, self.slow_replica_handover_factor
+        if 0 < slow <= 1:
+            raise ValueError(f"slow_replica_factor={slow:g}: use a factor above 1, or 0 to treat no replica as slow")
+        if slow and handover and handover < slow:
+            raise ValueError(
+                f"slow_replica_handover_factor={handover:g} is below slow_replica_factor={slow:g}: use at least as "
+                "much, or 0 to move no streams"
+            )
         for name in ("port", "http_port"):
             first: int = getattr(self, name)
             if first and first + self.num_routers > 65_536:

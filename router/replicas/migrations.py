@@ -1,4 +1,4 @@
-"""Moves streams off a replica that still has them, because it drains or stalls, or on request.
+"""Moves streams off a replica that still has them, because it drains, stalls or is slow, or on request.
 
 Nothing is lost or repeated: the other replica begins with the tokens that the client has, and what the previous one
 still sends is dropped.
@@ -107,8 +107,8 @@ class Migrations:
 
     def _empty(self, replica: Replica) -> Generator[None, None, int]:
         """Moves streams off a replica. Returns how many stay because no other replica can take them."""
-        cause = "drain" if replica.draining else "stall"
-        others = [each for each in self._replicas.replicas if each is not replica]
+        cause = "drain" if replica.draining else "stall" if replica.stalled else "slow"
+        others = [each for each in self._replicas.replicas if each is not replica and not each.too_slow]
         num_moved = num_staying = 0
         session = replica.session
         for placement in [] if session is None else self._dispatcher.placements_on(session):
@@ -116,7 +116,7 @@ class Migrations:
             # Since the last slice the stream may have left, or the Session ended, which moves its streams anyway.
             if placement.session is not session or replica.session is not session or not placement.can_leave:
                 continue
-            if replica.draining and placement.stream.num_tokens_to_come <= _FEW_TOKENS:
+            if not replica.stalled and placement.stream.num_tokens_to_come <= _FEW_TOKENS:
                 continue
             hints = placement.stream.request.routing_hints
             there = self._replicas.choose_ready(others, hints, placement.fingerprint)
@@ -134,4 +134,4 @@ class Migrations:
 
 
 def _should_be_left(replica: Replica) -> bool:
-    return replica.draining or replica.stalled
+    return replica.draining or replica.stalled or replica.too_slow

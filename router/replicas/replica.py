@@ -14,11 +14,12 @@ from grpc.aio import EOF  # type: ignore[attr-defined]
 from protos.inference_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_ERROR
 from protos.scheduler_pb2 import Open, RouterMessage, SchedulerMessage
 from protos.scheduler_pb2_grpc import SchedulerStub
-from router.replicas.breaker import Breaker, Progress
 from router.replicas.connection import ENDED_HERE, Connection
+from router.replicas.health.breaker import Breaker, Progress
+from router.replicas.health.pace import Pace, State
+from router.replicas.health.silence import Silence
 from router.replicas.policies.prefix_index import PrefixIndex
 from router.replicas.session import Session, SessionError, check_welcome
-from router.replicas.silence import Silence
 from router.telemetry.metrics import RouterMetrics
 from runtime.wire import PROTOCOL_VERSION
 
@@ -53,16 +54,20 @@ class Replica:
         options: ReplicaOptions,
         metrics: RouterMetrics,
         *,
+        pace: Pace,
         prefix_index: PrefixIndex | None,
         on_change: Callable[[], None],
     ) -> None:
-        """prefix_index: takes in the replica's cache events. on_change: called when it becomes usable or ready, ceases
-        to be, or stalls."""
+        """pace: its own. prefix_index: takes in the replica's cache events. on_change: called when it becomes usable or
+        ready, ceases to be, stalls, or changes its pace."""
         self.number = number
         # Its entry in scheduler_addresses.
         self.address = address
         self.session: Session | None = None
         self.breaker = Breaker()
+        self.pace = pace
+        metrics.replica_pace.labels(address).set_function(lambda: pace.state)
+        metrics.replica_slowness.labels(address).set_function(lambda: pace.slowness)
         self._options = options
         self._metrics = metrics
         self._prefix_index = prefix_index
@@ -101,6 +106,11 @@ class Replica:
         """True if its steps do not complete and it is not on probation."""
         return self._progress.is_stalled and self.breaker.is_open(time.monotonic())
 
+    @property
+    def too_slow(self) -> bool:
+        """True if its streams would be served better elsewhere."""
+        return self.pace.state is State.LEFT_OUT
+
     def describe(self) -> str:
         """Says in a few words, for people, why it is not ready or gets no requests, and for how long."""
         if self.session is None:
@@ -109,7 +119,8 @@ class Replica:
         if not self.ready:
             cause = "draining" if self.draining else "its workers are away"
             text = f"{self.address}: {cause} (for {self._seconds_so:.0f} s)"
-        left_out = self.breaker.describe(time.monotonic())
+        now = time.monotonic()
+        left_out = self.breaker.describe(now) or self.pace.describe(now)
         return f"{text}, but {left_out}" if left_out else text
 
     @property
@@ -222,6 +233,7 @@ class Replica:
         # A Session that the router itself ends, when it stops, needs no warning.
         level = logging.INFO if cause == ENDED_HERE and not session.num_groups else logging.WARNING
         log.log(level, "%s: %s; %d requests were on it", self.address, cause, session.num_groups)
+        self.pace.end()
         # A scheduler that shuts down or has moved is not at fault.
         if cause != self._connection.ended_here and not session.load.draining:
             self._note_if_left_out(self.breaker.broke(time.monotonic()))
@@ -229,7 +241,7 @@ class Replica:
         session.lose(f"{self.address}: {cause}")
 
     def _observe(self, session: Session, message: SchedulerMessage, awake_now: float) -> None:
-        """Updates the breaker from a message: from the requests that finished and the steps that completed.
+        """Updates breaker and pace from a message: from the requests that finished and the steps that completed.
 
         awake_now: a clock without this router's own stalls, because a replica is not to be blamed for them.
         """
@@ -244,6 +256,19 @@ class Replica:
         elif self._progress.is_overdue(awake_now, has_work=session.num_groups > 0 or session.num_sequences > 0):
             self._note_if_left_out(self.breaker.stalled(now, self._options.stall_timeout))
             self._note_change()
+        if message.HasField("welcome"):
+            self.pace.begin(now, session.welcome.model.fingerprint, load)
+        elif message.HasField("load") and self.pace.note(now, load):
+            self._note_pace(now)
+
+    def _note_pace(self, now: float) -> None:
+        """Logs and reports that its pace has changed."""
+        pace = self.pace
+        if self.too_slow:
+            self._metrics.slow_replicas_left_out.labels(self.address).inc()
+        level = logging.INFO if pace.state in (State.FULL, State.PROBED) else logging.WARNING
+        log.log(level, "%s: %s", self.address, pace.describe(now) or "its steps are as fast as elsewhere again")
+        self._on_change()
 
     def _note_if_left_out(self, opened: bool) -> None:
         """Counts and logs that the replica is left out. opened: its breaker has just opened."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from protos.inference_pb2 import ModelInfo
 from router.errors import NoReplica
+from router.replicas.health.pace import Pace, PaceSettings, State
 from router.replicas.policies import Policy, ReplicaLoad
 from router.replicas.replica import Replica, ReplicaOptions
 from router.replicas.session import Session
@@ -20,11 +21,25 @@ class ReplicaSet:
     """All replicas, and the choice among them."""
 
     def __init__(
-        self, addresses: Sequence[str], policy: Policy, options: ReplicaOptions, metrics: RouterMetrics
+        self,
+        addresses: Sequence[str],
+        policy: Policy,
+        options: ReplicaOptions,
+        metrics: RouterMetrics,
+        pace_settings: PaceSettings | None = None,
     ) -> None:
-        """addresses: entries of scheduler_addresses."""
+        """addresses: entries of scheduler_addresses. pace_settings: None: all replicas count as equally fast."""
+        paces: list[Pace] = []
         self.replicas = [
-            Replica(number, address, options, metrics, prefix_index=policy.prefix_index, on_change=self._changed)
+            Replica(
+                number,
+                address,
+                options,
+                metrics,
+                pace=Pace(pace_settings or PaceSettings(), paces),
+                prefix_index=policy.prefix_index,
+                on_change=self._changed,
+            )
             for number, address in enumerate(addresses)
         ]
         self._policy = policy
@@ -48,7 +63,7 @@ class ReplicaSet:
         return sum(replica.usable for replica in self.replicas)
 
     def subscribe(self, on_change: Callable[["ReplicaSet"], None]) -> None:
-        """on_change: called whenever a replica becomes usable or ready, ceases to be, or stalls."""
+        """on_change: called whenever a replica becomes usable or ready, ceases to be, stalls, or changes its pace."""
         self._watchers.append(on_change)
 
     def describe(self) -> str:
@@ -74,8 +89,9 @@ class ReplicaSet:
         equal = [replica for replica in usable if fingerprint and replica.fingerprint == fingerprint]
         candidates = equal or usable
         now = time.monotonic()
-        # If all are left out, none is: a replica that fails often is better than none.
-        chosen = self._choose([each for each in candidates if each.breaker.allows(now)] or candidates, hints)
+        # If all are left out, none is: a replica that fails often or is slow is better than none.
+        candidates = [each for each in candidates if each.breaker.allows(now)] or candidates
+        chosen = self._choose([each for each in candidates if _takes(each)] or candidates, hints)
         assert chosen.session is not None
         return chosen.session
 
@@ -91,7 +107,8 @@ class ReplicaSet:
             and fingerprint in ("", each.fingerprint)
             and not (each.session is not None and each.session.refuses(hints.priority, hints.tenant))
         ]
-        return self._choose(candidates, hints) if candidates else None
+        fast = [each for each in candidates if each.pace.state is State.FULL]
+        return self._choose(fast or candidates, hints) if candidates else None
 
     def _choose(self, candidates: Sequence[Replica], hints: RoutingHints) -> Replica:
         """Applies the policy to the replicas whose queues are not full; to all if every queue is full."""
@@ -126,6 +143,11 @@ class ReplicaSet:
             self.all_ready.clear()
         for on_change in self._watchers:
             on_change(self)
+
+
+def _takes(replica: Replica) -> bool:
+    """Returns True if the replica's pace lets it take part in a choice."""
+    return replica.session is not None and replica.pace.takes(replica.session.num_sequences)
 
 
 def _report_crash(task: asyncio.Task[None]) -> None:

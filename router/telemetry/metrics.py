@@ -102,13 +102,31 @@ class RouterMetrics:
         )
         self.migrations = Counter(
             "octavo_migrations_total",
-            "Resubmissions of streams that their replica still had, by cause: `drain`, `stall`, or `asked` for.",
+            "Resubmissions of streams that their replica still had, by cause: `drain`, `stall`, `slow`, `asked`.",
             ["cause"],
             registry=self.registry,
         )
         self.replicas_left_out = Counter(
             "octavo_replicas_left_out_total",
             "Times a replica got no requests for a while because it failed repeatedly or stalled.",
+            ["replica"],
+            registry=self.registry,
+        )
+        self.replica_pace = Gauge(
+            "octavo_replica_pace",
+            "0: gets all requests that it may. For slow replicas, 1: fewer, 2: none, 3: a few probes.",
+            ["replica"],
+            registry=self.registry,
+        )
+        self.replica_slowness = Gauge(
+            "octavo_replica_slowness",
+            "Times as long as elsewhere that steps take, when last compared with those of other replicas.",
+            ["replica"],
+            registry=self.registry,
+        )
+        self.slow_replicas_left_out = Counter(
+            "octavo_slow_replicas_left_out_total",
+            "Times a replica got no requests for a while and handed its streams over because it was slow.",
             ["replica"],
             registry=self.registry,
         )

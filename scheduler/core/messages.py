@@ -152,6 +152,8 @@ class Plan:
     chunks: list[tuple[int, int]] = field(default_factory=list)
     # (row, draft tokens): the last of that row's tokens in `chunks`.
     drafts: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    # Tokens whose KV the step reads: for each sequence in it, its tokens up to the last one computed. Not sent.
+    num_context_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -12,17 +12,30 @@ from runtime.wire import PROMPT_LOGPROBS_FRAME_BYTES, plan_digest
 from scheduler.core.messages import Plan, PlannedRow, Result, SequenceKey
 
 
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over the steps that have returned since the scheduler started, in all epochs."""
+
+    num_steps: int = 0
+    # As StepClock.elapsed measures them.
+    seconds: float = 0.0
+    num_tokens: int = 0
+    # Tokens whose KV the steps read: Plan.num_context_tokens.
+    num_context_tokens: int = 0
+
+
 class StepClock:
     """Times the steps in flight. Steps return in the order of sending; a worker begins one after finishing the last."""
 
     def __init__(self) -> None:
-        self._sent: deque[tuple[int, float]] = deque()
+        self.totals = StepTotals()
+        self._sent: deque[tuple[Plan, float]] = deque()
         self._last_return = 0.0
 
     @property
     def awaited(self) -> int | None:
         """The step whose result is next; None if none is in flight."""
-        return self._sent[0][0] if self._sent else None
+        return self._sent[0][0].step if self._sent else None
 
     def elapsed(self, now: float, awake: AwakeTime | None = None) -> float:
         """Seconds since the workers could begin the awaited step. awake: leaves out the time when this process stood
@@ -32,12 +45,17 @@ class StepClock:
         since = max(self._sent[0][1], self._last_return)
         return now - since if awake is None else awake.seconds(since, now)
 
-    def send(self, step: int, now: float) -> None:
-        self._sent.append((step, now))
+    def send(self, plan: Plan, now: float) -> None:
+        self._sent.append((plan, now))
 
     def finish(self, now: float) -> None:
         """Records that the awaited step has returned."""
-        self._sent.popleft()
+        totals, seconds = self.totals, self.elapsed(now)
+        plan, _ = self._sent.popleft()
+        totals.num_steps += 1
+        totals.seconds += seconds
+        totals.num_tokens += plan.num_tokens
+        totals.num_context_tokens += plan.num_context_tokens
         self._last_return = now
 
     def clear(self) -> None:

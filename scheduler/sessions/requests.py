@@ -23,6 +23,7 @@ from scheduler.core.messages import (
     SequenceKey,
     StepOutputs,
 )
+from scheduler.ranks.step_wire import StepTotals
 from scheduler.sessions import commands
 from scheduler.sessions.sessions import LiveGroup, OutputColumns, Sessions, split_numbers, why_not_admitted
 
@@ -129,7 +130,7 @@ class Requests:
         self._ended: list[LiveGroup] = []
         self._cache_watchers = CacheWatchers()
         self._welcome: scheduler_pb2.Welcome | None = None
-        # The load sent last, without last_step and last_group, whose growth alone is no reason to send.
+        # The load sent last, without last_group and what steps add to, whose growth alone is no reason to send.
         self._told: tuple[CoreLoad, bool, bool] | None = None
         # None before the first epoch.
         self._core: Core | None = None
@@ -316,11 +317,12 @@ class Requests:
         ended, self._ended = self._ended, []
         return ended
 
-    def take_messages(self, *, num_steps: int, workers_ready: bool, repeat_load: bool) -> list[tuple[int, list[bytes]]]:
+    def take_messages(
+        self, *, steps: StepTotals, workers_ready: bool, repeat_load: bool
+    ) -> list[tuple[int, list[bytes]]]:
         """Returns serialized SchedulerMessages by Session.
 
-        num_steps: number of steps that have returned, in all epochs. repeat_load: sends the load even to routers for
-        which there is nothing else.
+        steps: those that have returned. repeat_load: sends the load even to routers for which there is nothing else.
         """
         if self._core is None or self._welcome is None:
             return []
@@ -329,7 +331,10 @@ class Requests:
         told = (self._core.load, workers_ready, self._is_draining)
         has_news, self._told = told != self._told, told
         load = _load(*told)
-        load.last_step = num_steps
+        load.last_step = steps.num_steps
+        load.step_seconds = steps.seconds
+        load.step_tokens = steps.num_tokens
+        load.step_context_tokens = steps.num_context_tokens
         batch: list[tuple[int, list[bytes]]] = []
         for session in self._sessions:
             if session.is_welcomed and session.outbox.is_empty and not (has_news or repeat_load):

@@ -8,7 +8,7 @@ from scheduler.core.core import Core
 from scheduler.core.messages import Plan, StepOutputs
 from scheduler.lockstep.lockstep import WaveError
 from scheduler.ranks.epochs import Event
-from scheduler.ranks.step_wire import ResultError, StepClock, StepCodec
+from scheduler.ranks.step_wire import ResultError, StepClock, StepCodec, StepTotals
 from scheduler.sessions.requests import Requests
 from scheduler.step_loop.connections import Connections
 from scheduler.telemetry.reports import Reports, warn_of_preemptions
@@ -35,8 +35,6 @@ class StepPipeline:
         # Outputs of the results since the last `take_outputs`.
         self._outputs: list[StepOutputs] = []
         self._is_in_wave = False
-        # Number of steps that have returned, in all epochs.
-        self.num_returned = 0
 
     def begin_epoch(self, core: Core, epoch: int) -> None:
         """Begins an epoch: the workers are ready for the plans of this core."""
@@ -68,7 +66,6 @@ class StepPipeline:
         except (ResultError, WaveError) as error:
             return self._workers.fail_epoch(f"the result of step {result.step} can't be used: {error}")
         self._clock.finish(now)
-        self.num_returned += 1
         for key, frame in outcome.prompt_logprobs:
             self._requests.collect_prompt_logprobs(key, frame)
         self._outputs.append(self._core.apply(outcome.result, now))
@@ -86,7 +83,7 @@ class StepPipeline:
                 return self._workers.end_epoch(str(error))
             if plan is None:
                 break
-            self._clock.send(plan.step, began)
+            self._clock.send(plan, began)
             events = self._workers.send_plan(self._codec.encode(plan))
             self._heartbeats.step = plan.step
             self._reports.note_sent(plan, began)
@@ -108,6 +105,11 @@ class StepPipeline:
             if plan is not None:
                 lockstep.note_sent(plan)
         return plan
+
+    @property
+    def totals(self) -> StepTotals:
+        """Sums over the steps that have returned."""
+        return self._clock.totals
 
     def take_outputs(self) -> list[StepOutputs]:
         """Returns the outputs of the results since the last call."""

@@ -269,7 +269,7 @@ class StepLoop(threading.Thread):
         """Sends the routers their messages and publishes the status."""
         self._collect_outputs()
         batch = self._requests.take_messages(
-            num_steps=self._pipeline.num_returned,
+            steps=self._pipeline.totals,
             workers_ready=self._connections.workers.is_ready,
             repeat_load=repeat_load,
         )

@@ -99,8 +99,11 @@ class FakeScheduler:
     credentials: grpc.ServerCredentials | None = None
     # Sends no Load by itself, as if it hung.
     silent: bool = False
-    # The number of steps so far.
+    # The number of steps so far, and sums over them, as in Load.
     last_step: int = 0
+    total_step_seconds: float = 0.0
+    num_step_tokens: int = 0
+    num_step_context_tokens: int = 0
     cancelled: list[wire.CancelSequences] = field(default_factory=list)
     submitted: list[wire.Submit] = field(default_factory=list)
     # Prompts, assembled from their parts, by group.
@@ -208,6 +211,9 @@ class _FakeSession:
             draining=scheduler.draining,
             last_group=self._last_group,
             last_step=scheduler.last_step,
+            step_seconds=scheduler.total_step_seconds,
+            step_tokens=scheduler.num_step_tokens,
+            step_context_tokens=scheduler.num_step_context_tokens,
             refused_priority=None if self._has_room else scheduler.refused_priority,
             refused_tenants=scheduler.refused_tenants,
         )
@@ -307,7 +313,7 @@ class _FakeSession:
         while True:
             outputs = self._step()
             if outputs.groups or outputs.finishes:
-                self.scheduler.last_step += 1
+                self._count_step(outputs)
                 self.outgoing.put_nowait(wire.SchedulerMessage(outputs=outputs, load=self.load()))
                 async with self.scheduler.changed:
                     self.scheduler.changed.notify_all()
@@ -317,6 +323,13 @@ class _FakeSession:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.02), self.scheduler.changed:
                         await self.scheduler.changed.wait()
+
+    def _count_step(self, outputs: wire.StepOutputs) -> None:
+        scheduler = self.scheduler
+        scheduler.last_step += 1
+        scheduler.total_step_seconds += scheduler.step_seconds
+        scheduler.num_step_tokens += len(outputs.token_ids)
+        scheduler.num_step_context_tokens += sum(len(each.token_ids) for each in self.sequences.values())
 
     def _step(self) -> wire.StepOutputs:
         scheduler, outputs = self.scheduler, wire.StepOutputs()

@@ -29,7 +29,7 @@ from router.streams.outbox import Outbox, WriteQueue
 from router.streams.stream import Stream
 from router.telemetry.metrics import RouterMetrics
 from scheduler.core.core import Core
-from scheduler.ranks.step_wire import StepCodec
+from scheduler.ranks.step_wire import StepCodec, StepTotals
 from scheduler.sessions import commands
 from scheduler.sessions.requests import Requests
 from scheduler.sessions.submissions import Intake, ProtocolError
@@ -132,7 +132,7 @@ class ToScheduler:
                 self._requests.collect_prompt_logprobs(key, prompt_logprobs)
             self._requests.collect(self._core.apply(outcome.result, now))
         self._core.take_events()
-        for _, messages in self._requests.take_messages(num_steps=0, workers_ready=True, repeat_load=True):
+        for _, messages in self._requests.take_messages(steps=StepTotals(), workers_ready=True, repeat_load=True):
             for message in messages:
                 pb.SchedulerMessage.FromString(message)
         self._requests.take_ended()

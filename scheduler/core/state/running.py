@@ -319,7 +319,15 @@ class PlanDraft:
         decodes: rows, generations and positions, as `Decodes.advance` returns them.
         """
         rows, generations, positions = decodes
-        plan = Plan(step=step, decode_rows=rows, new_rows=self.new_rows, swapped_in=self.swapped_in)
+        # A decode reads as many tokens as the position of the token that it samples.
+        num_context_tokens = int(positions.sum()) + sum(sequence.num_computed_tokens for sequence, _ in self.chunks)
+        plan = Plan(
+            step=step,
+            decode_rows=rows,
+            new_rows=self.new_rows,
+            swapped_in=self.swapped_in,
+            num_context_tokens=num_context_tokens,
+        )
         for sequence, generation, blocks in self._grown:
             # A sequence preempted since has no row to grow.
             if sequence.generation == generation:

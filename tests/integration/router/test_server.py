@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceStub
 from router.replicas import replica as replica_module
+from router.replicas.health.pace import Pace, PaceSettings
 from router.telemetry.metrics import RouterMetrics
 from tests.fakes.routers import receive, running_router, running_schedulers, smollm2_tokenizer, socket_address
 from tests.fakes.scheduler import FakeScheduler, model_info
@@ -249,7 +250,13 @@ async def test_a_replica_that_is_told_to_stop_as_its_session_ends_does_stop(
     monkeypatch.setattr(replica_module, "_write", slow_writer)
     options = replica_module.ReplicaOptions(router_id="a router", model_name="test-model", silence_timeout=10.0)
     replica = replica_module.Replica(
-        0, scheduler.address, options, RouterMetrics(), prefix_index=None, on_change=lambda: None
+        0,
+        scheduler.address,
+        options,
+        RouterMetrics(),
+        pace=Pace(PaceSettings(), []),
+        prefix_index=None,
+        on_change=lambda: None,
     )
     task = asyncio.create_task(replica.run())
     await opened.wait()

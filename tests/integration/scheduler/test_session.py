@@ -29,6 +29,9 @@ async def test_a_session_from_open_to_idle(tmp_path: Path):
         assert (welcome.model.name, welcome.model.num_blocks) == ("hashes", 128)
         load = await router.wait_idle()
         assert (load.num_free_blocks, load.num_blocks, load.num_queued_tokens) == (128, 128, 0)
+        # The prompt, then 15 of the 16 tokens, one a step: nothing computes the last one.
+        assert (load.step_tokens, load.step_context_tokens) == (40 + 15, 40 + sum(range(41, 56)))
+        assert load.step_seconds > 0
         # The same prompt again finds its full blocks.
         again = await router.submit(PROMPT, max_tokens=1)
         assert (await router.finish(again)).num_cached_tokens == 32

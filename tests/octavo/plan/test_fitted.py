@@ -109,6 +109,14 @@ def test_the_shape_of_a_step_says_what_it_computes() -> None:
     assert (second.chunk_context, second.attention_pairs, second.num_sampled) == (25, 15 * 10 + 120, 1)
 
 
+def test_a_plan_counts_the_tokens_that_its_step_reads() -> None:
+    rows, made = PaperRows(16), plans()
+    shapes = [rows.apply(plan)[0] for plan in made]
+    assert [plan.num_context_tokens for plan in made] == [
+        shape.decode_context + shape.chunk_context for shape in shapes
+    ]
+
+
 def bench_line(recorder: StepRecorder, **changes: object) -> str:
     engine = {"block_size": 16, "num_blocks": 100, "max_model_len": 512, "kv_cache_memory": 1.0}
     line = {"model": "m", "engine_settings": engine, "steps": recorder.as_json(), **changes}

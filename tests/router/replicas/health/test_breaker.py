@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.replicas.breaker import Breaker, Progress
+from router.replicas.health.breaker import Breaker, Progress
 
 
 def _open_seconds(breaker: Breaker, now: float) -> float:
