@@ -34,6 +34,7 @@ _STDERR = 2
 _INTERVAL_S = 0.5
 # /health says so after this part of the time after which the process ends.
 _UNWELL = 0.25
+_MOST_FRAMES = 60
 # Writing the log may block, too.
 _LAST_WORDS_S = 2.0
 
@@ -133,7 +134,7 @@ def end_process(stillness: Stillness) -> None:
 
 def _say_last_words(stillness: Stillness) -> None:
     log.critical("%s: it hangs, and this process ends. Its threads:", stillness)
-    for name, stack in stacks():
+    for name, stack in stacks(_MOST_FRAMES):
         log.critical("thread %s: %s", name, stack)
     flush_logs()
 

@@ -134,7 +134,7 @@ class _Sampler(threading.Thread):
         return True
 
 
-def stacks(most_frames: int = _MOST_FRAMES) -> list[tuple[str, str]]:
+def stacks(most_frames: int) -> list[tuple[str, str]]:
     """The name and the innermost frames of each thread but the calling one."""
     caller = threading.current_thread()
     return [

@@ -123,12 +123,12 @@ async def test_a_process_whose_interpreter_is_stuck_prints_its_stacks_and_is_kil
 
 
 async def test_a_process_that_is_stopped_for_less_is_left_alone(tmp_path: Path):
-    async with Supervised(tmp_path, hang_timeout=4.0) as it:
+    async with Supervised(tmp_path, hang_timeout=3.0) as it:
         await it.wait_until_served()
         it.signal(signal.SIGSTOP)
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(1.2)
         it.signal(signal.SIGCONT)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.7)
         assert not it.events
 
 
@@ -137,7 +137,7 @@ async def test_a_process_that_starts_may_stand_still(tmp_path: Path):
     async with Supervised(tmp_path, state="loading") as it:
         await it.wait_for(it.lines, "asked: loading")
         it.signal(signal.SIGSTOP)
-        await asyncio.sleep(2 * HANG_TIMEOUT)
+        await asyncio.sleep(1.5 * HANG_TIMEOUT)
         assert not it.events
 
 
@@ -156,7 +156,7 @@ async def test_the_supervisors_own_pause_is_no_fault_of_others(tmp_path: Path):
 async def test_a_silent_health_is_no_reason_to_kill(tmp_path: Path):
     async with Supervised(tmp_path, state="silent") as it:
         await it.wait_for(it.lines, "started")
-        await asyncio.sleep(2 * HANG_TIMEOUT)
+        await asyncio.sleep(1.5 * HANG_TIMEOUT)
         assert it.lines == ["started"]
         assert not it.events
 

@@ -48,7 +48,7 @@ class Hanging:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-c", PROGRAM, module, f"--runtime-dir={self.runtime_dir}"),
-                    *("--hang-timeout=2", "--log-format=json", *flags),
+                    *("--hang-timeout=3", "--log-format=json", *flags),
                 ],
                 cwd=ROOT, env=environment(), stderr=log, stdout=log,
             )  # fmt: skip
@@ -131,7 +131,7 @@ def test_a_loop_that_stands_still_ends_its_process(tmp_path: Path, start: Callab
         ):  # fmt: skip
             assert each.process.wait(TIMEOUT) == EXIT_HUNG, each.log
             first, *stacks = each.last_words
-            assert first.startswith(f"{loop} has made no progress for 2.")
+            assert first.startswith(f"{loop} has made no progress for 3.")
             (stack,) = [stack for stack in stacks if stack.startswith(f"thread {thread}: ")]
             assert "< stand_here (" in stack
         stopped.process.send_signal(signal.SIGCONT)
