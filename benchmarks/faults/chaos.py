@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.faults.cluster import Cluster
 from benchmarks.faults.command import FLAGS, Say, add_arguments, run_command
 from benchmarks.faults.crowd import Crowd, Difference, Outcome, Plan, differences, make_plans
+from benchmarks.faults.grey.command import add_grey_arguments, run_grey
 from benchmarks.faults.kills import Kill, Killer, choose_kinds, choose_victims
 from octavo.client.admin import Admin
 
@@ -132,8 +133,11 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=300)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=80, help="tokens of a choice, on average")
-    add_arguments(parser, seed_of="streams and kills")
+    add_arguments(parser, seed_of="streams and faults")
+    add_grey_arguments(parser)
     arguments = parser.parse_args()
+    if arguments.grey:
+        return run_grey(arguments)
     if arguments.kills < 1 or arguments.streams < 2 * arguments.kills:
         parser.error(
             f"--streams={arguments.streams} --kills={arguments.kills}: there must be a kill, and two streams a kill"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 import yaml
@@ -56,13 +57,25 @@ class Samples(dict[tuple[str, tuple[tuple[str, str], ...]], float]):
 class Cluster:
     """`octavo up` with several routers. Leaving the context ends all processes."""
 
-    def __init__(self, directory: Path, *flags: str, num_replicas: int, num_stages: int, num_routers: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *flags: str,
+        num_replicas: int,
+        num_stages: int,
+        num_routers: int,
+        seen_at: Sequence[str] = (),
+        **up: Any,
+    ) -> None:
+        """seen_at: addresses at which routers reach the schedulers, if not at those of the options. up: parameters of
+        Up."""
         num_processes = num_routers + num_replicas * (1 + num_stages)
         self.up = Up(
             directory, f"--data-parallel-size={num_replicas}", f"--pipeline-parallel-size={num_stages}",
             f"--num-routers={num_routers}", *flags,
-            real=True, port=free_ports(num_routers), metrics_port=free_ports(num_processes),
+            real=True, port=free_ports(num_routers), metrics_port=free_ports(num_processes), **up,
         )  # fmt: skip
+        self._seen_at = seen_at
         self._options: Options | None = None
 
     def __enter__(self) -> "Cluster":
@@ -132,7 +145,7 @@ class Cluster:
 
     async def is_ready(self, replica: int) -> bool:
         """Returns whether all routers see the replica as ready."""
-        address = self.options.scheduler_address(replica)
+        address = self._seen_at[replica] if self._seen_at else self.options.scheduler_address(replica)
         for router in self.places(Kind.ROUTER):
             samples = await self.samples(router)
             if samples is None or samples.value("octavo_replica_ready", replica=address) != 1:

@@ -74,6 +74,7 @@ def _make_plan(number: int, choose: random.Random, mean_tokens: int) -> Plan:
 @dataclass(slots=True, kw_only=True)
 class _Live:
     plan: Plan
+    began: float = 0.0
     num_tokens: int = 0
     # Arrivals of tokens: seconds since the crowd began, choice, number of the choice's tokens so far.
     arrivals: list[tuple[float, int, int]] = field(default_factory=list)
@@ -81,9 +82,11 @@ class _Live:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The output of a stream, or why it failed."""
+    """The output of a stream, or why it failed. began, ended: seconds since the crowd began."""
 
     plan: Plan
+    began: float
+    ended: float
     generation: Generation
     arrivals: list[tuple[float, int, int]]
     error: OctavoError | None = None
@@ -105,7 +108,8 @@ class Crowd:
         self._clients = [
             AsyncClient([*targets[first:], *targets[:first]], retry_for=retry_for) for first in range(len(targets))
         ]
-        self._began = time.monotonic()
+        # Monotonic seconds.
+        self.began = time.monotonic()
         self._progress = asyncio.Event()
         self.num_received = 0
 
@@ -124,11 +128,14 @@ class Crowd:
     @property
     def elapsed(self) -> float:
         """Seconds since the crowd began."""
-        return time.monotonic() - self._began
+        return time.monotonic() - self.began
 
     @property
     def num_live(self) -> int:
         return len(self._live)
+
+    def is_live(self, number: int) -> bool:
+        return number in self._live
 
     @property
     def num_begun(self) -> int:
@@ -144,14 +151,31 @@ class Crowd:
         """Starts `count` more streams; None: all that are left."""
         end = len(self._plans) if count is None else self._num_started + count
         for plan in self._plans[self._num_started : end]:
-            self._live[plan.number] = _Live(plan=plan)
-            self._tasks.append(asyncio.create_task(self._follow(plan), name=f"stream {plan.number}"))
+            self.add(plan)
         self._num_started = min(end, len(self._plans))
+
+    def add(self, plan: Plan) -> None:
+        """Starts one more stream, whose number no live stream has."""
+        assert plan.number not in self._live, f"stream {plan.number} is live"
+        self._live[plan.number] = _Live(plan=plan, began=self.elapsed)
+        self._tasks.append(asyncio.create_task(self._follow(plan), name=f"stream {plan.number}"))
 
     async def receive(self, num_tokens: int) -> None:
         """Waits for `num_tokens` more tokens, or until no stream is live."""
         wanted = self.num_received + num_tokens
         while self.num_received < wanted and self._live:
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def all_begun(self) -> None:
+        """Waits until each live stream has a token."""
+        while self.num_begun < self.num_live:
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def fewer_live(self, count: int) -> None:
+        """Waits until fewer than `count` streams are live."""
+        while self.num_live >= count:
             self._progress.clear()
             await self._progress.wait()
 
@@ -179,7 +203,14 @@ class Crowd:
                 error = failure
             del self._live[plan.number]
             self._progress.set()
-            return Outcome(plan=plan, generation=stream.generation, arrivals=live.arrivals, error=error)
+            return Outcome(
+                plan=plan,
+                began=live.began,
+                ended=self.elapsed,
+                generation=stream.generation,
+                arrivals=live.arrivals,
+                error=error,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

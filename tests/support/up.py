@@ -1,10 +1,13 @@
 """Runs `octavo up` as users do, in a process of its own."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -15,6 +18,7 @@ from tests.support.repository import ROOT
 FAKES = ROOT / "tests" / "fakes" / "processes"
 COMMAND = (sys.executable, "-c", "from octavo.cli.main import main; main()")
 _TIMEOUT = 60.0
+_POLL_S = 0.05
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -34,8 +38,11 @@ class Up:
         port: int = 0,
         real: bool = False,
         metrics_port: int = 0,
+        command: Sequence[str] = COMMAND,
+        output_to: Path | None = None,
         **env: str,
     ):
+        """command: the program that is `octavo`. output_to: a file for its output, as `octavo up > FILE`."""
         if not real:
             model = directory / "fake.gguf"
             model.touch()
@@ -46,14 +53,17 @@ class Up:
         self.lines: list[str] = []
         self._grown = threading.Condition()
         self._ended = False
-        self.process = subprocess.Popen(
-            [
-                *COMMAND, "up", f"--runtime-dir={self.runtime_dir}", f"--port={self.port}",
-                f"--metrics-port={metrics_port}", *flags,
-            ],
-            cwd=directory if real else FAKES, env=environment(**env), text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        self._output_to = output_to
+        with contextlib.ExitStack() as opened:
+            output = opened.enter_context(output_to.open("w")) if output_to else subprocess.PIPE
+            self.process = subprocess.Popen(
+                [
+                    *command, "up", f"--runtime-dir={self.runtime_dir}", f"--port={self.port}",
+                    f"--metrics-port={metrics_port}", *flags,
+                ],
+                cwd=directory if real else FAKES, env=environment(**env), text=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -69,8 +79,8 @@ class Up:
                 each.kill()
         psutil.wait_procs(children, timeout=_TIMEOUT)
         self._reader.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
     @property
     def output(self) -> str:
@@ -116,11 +126,27 @@ class Up:
         return [line for line in self.lines if words in line]
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._lines():
             with self._grown:
                 self.lines.append(line.rstrip("\n"))
                 self._grown.notify_all()
         with self._grown:
             self._ended = True
             self._grown.notify_all()
+
+    def _lines(self) -> Iterator[str]:
+        """Yields lines of output as they come, until the process ends."""
+        if self._output_to is None:
+            assert self.process.stdout is not None
+            yield from self.process.stdout
+            return
+        with self._output_to.open(errors="replace") as file:
+            rest = ""
+            while True:
+                # Asked first: what it wrote before its end is then read, too.
+                has_ended = self.process.poll() is not None
+                *whole, rest = (rest + file.read()).split("\n")
+                yield from whole
+                if has_ended:
+                    return
+                time.sleep(_POLL_S)
