@@ -18,6 +18,7 @@ from runtime.grpc_server import is_loopback, why_not_bound
 from runtime.process import private_directory
 from runtime.security.curve import server_curve
 from runtime.wire import coordination_endpoint, heartbeat_endpoint
+from runtime.zmq_silence import end_silent_connections
 
 
 class AddressError(OSError):
@@ -90,11 +91,20 @@ def is_private(address: str) -> bool:
 
 
 def bind_zmq(
-    context: zmq.Context, endpoint: str, curve_dir: Path | None, *, max_message_bytes: int, queue: int
+    context: zmq.Context,
+    endpoint: str,
+    curve_dir: Path | None,
+    *,
+    max_message_bytes: int,
+    queue: int,
+    timeout: float,
+    takes_over: bool = False,
 ) -> zmq.Socket:
     """Binds a ROUTER socket that reports peers that are gone or do not read; only the calling thread may use it.
 
-    queue: number of messages that may wait for one peer. Raises AddressError or CurveError.
+    queue: number of messages that may wait for one peer. timeout: seconds of silence after which a tcp connection is
+    closed. takes_over: a new connection replaces one of the same identity; otherwise it is ignored. Raises AddressError
+    or CurveError.
     """
     bound: zmq.Socket = context.socket(zmq.ROUTER)
     try:
@@ -102,12 +112,9 @@ def bind_zmq(
         bound.setsockopt(zmq.ROUTER_MANDATORY, 1)
         bound.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
         bound.setsockopt(zmq.SNDHWM, queue)
+        bound.setsockopt(zmq.ROUTER_HANDOVER, int(takes_over))
         if endpoint.startswith("tcp://"):
-            # Detects half-open connections to a vanished host within a minute.
-            bound.setsockopt(zmq.TCP_KEEPALIVE, 1)
-            bound.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
-            bound.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
-            bound.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+            end_silent_connections(bound, endpoint, timeout)
             if curve_dir is not None:
                 server_curve(bound, curve_dir)
         bound.bind(endpoint)

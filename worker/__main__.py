@@ -89,7 +89,7 @@ def _serve(
     wakeup.stop_on_signals()
     status.set(step_pb2.WORKER_STATE_LOADING)
     with zmq.Context() as context:
-        link = Link(context, endpoint, curve_dir)
+        link = Link(context, endpoint, curve_dir, timeout=options.heartbeat_timeout)
         heartbeat = HeartbeatThread(
             context,
             heartbeat_endpoint(endpoint),

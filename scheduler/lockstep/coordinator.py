@@ -48,6 +48,9 @@ class Coordinator:
             curve_dir,
             max_message_bytes=COORDINATION_MESSAGE_BYTES,
             queue=_SEND_QUEUE,
+            timeout=options.heartbeat_timeout,
+            # Identities hold a random number of their process: a second connection is the same one again.
+            takes_over=True,
         )
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._agreement = Agreement(

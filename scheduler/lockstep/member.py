@@ -21,6 +21,7 @@ from runtime.wire import (
     octavo_version,
     replica_identity,
 )
+from runtime.zmq_silence import end_silent_connections
 from scheduler.lockstep.agreement import common_options
 from scheduler.ranks.epochs import Event, Fatal
 from scheduler.ranks.workers import Workers
@@ -66,6 +67,7 @@ class Member:
             coordination_endpoint(options.step_address(0)),
             curve_dir,
             replica_identity(replica, self._state.instance),
+            timeout=options.heartbeat_timeout,
         )
         self.monitor = self.socket.get_monitor_socket(_MONITORED)
         # The coordinator's latest message; None: it is not connected.
@@ -206,8 +208,11 @@ class Member:
         self._told, self._due = self._urgent(), now + _INTERVAL_S
 
 
-def _connect(context: zmq.Context, endpoint: str, curve_dir: Path | None, identity: bytes) -> zmq.Socket:
-    """Makes a DEALER that keeps trying to connect, and queues nothing while it is not connected. Raises CurveError."""
+def _connect(
+    context: zmq.Context, endpoint: str, curve_dir: Path | None, identity: bytes, *, timeout: float
+) -> zmq.Socket:
+    """Makes a DEALER that keeps trying to connect, and queues nothing while it is not connected. timeout: seconds of
+    silence after which it connects anew, over tcp. Raises CurveError."""
     socket: zmq.Socket = context.socket(zmq.DEALER)
     try:
         socket.setsockopt(zmq.IDENTITY, identity)
@@ -217,6 +222,7 @@ def _connect(context: zmq.Context, endpoint: str, curve_dir: Path | None, identi
         socket.setsockopt(zmq.MAXMSGSIZE, COORDINATION_MESSAGE_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, _LONGEST_RECONNECT_MS)
+        end_silent_connections(socket, endpoint, timeout)
         if endpoint.startswith("tcp://") and curve_dir is not None:
             client_curve(socket, curve_dir)
         socket.connect(endpoint)

@@ -39,11 +39,19 @@ class Heartbeats(threading.Thread):
     """Answers each heartbeat at once and remembers the latest one of each (rank, instance)."""
 
     def __init__(
-        self, context: zmq.Context, endpoint: str, curve_dir: Path | None, *, instance: int, invalid: InvalidMessages
+        self,
+        context: zmq.Context,
+        endpoint: str,
+        curve_dir: Path | None,
+        *,
+        instance: int,
+        invalid: InvalidMessages,
+        timeout: float,
     ) -> None:
-        """instance: a random number of this process; when it changes, ranks know that the scheduler was restarted."""
+        """instance: a random number of this process; when it changes, ranks know that the scheduler was restarted.
+        timeout: seconds of silence after which a tcp connection is closed."""
         super().__init__(name="heartbeats", daemon=True)
-        self._context, self._endpoint, self._curve_dir = context, endpoint, curve_dir
+        self._context, self._endpoint, self._curve_dir, self._timeout = context, endpoint, curve_dir, timeout
         self.instance, self._invalid = instance, invalid
         self._stop_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
@@ -71,7 +79,14 @@ class Heartbeats(threading.Thread):
     def run(self) -> None:
         try:
             socket = bind_zmq(
-                self._context, self._endpoint, self._curve_dir, max_message_bytes=_MAX_MESSAGE_BYTES, queue=_SEND_QUEUE
+                self._context,
+                self._endpoint,
+                self._curve_dir,
+                max_message_bytes=_MAX_MESSAGE_BYTES,
+                queue=_SEND_QUEUE,
+                timeout=self._timeout,
+                # Identities are random, so that a second connection is the same rank again, after its first one broke.
+                takes_over=True,
             )
         except (OSError, ValueError, zmq.ZMQError) as error:
             self._bound.set_exception(error)

@@ -34,9 +34,16 @@ _MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_
 class RankSocket:
     """A ROUTER socket that reports peers that are gone or do not read. For one thread."""
 
-    def __init__(self, context: zmq.Context, endpoint: str, curve_dir: Path | None) -> None:
-        """Raises AddressError or CurveError."""
-        self.socket = bind_zmq(context, endpoint, curve_dir, max_message_bytes=STEP_MESSAGE_BYTES, queue=_SEND_QUEUE)
+    def __init__(self, context: zmq.Context, endpoint: str, curve_dir: Path | None, *, timeout: float) -> None:
+        """timeout: seconds of silence after which a tcp connection is closed. Raises AddressError or CurveError."""
+        self.socket = bind_zmq(
+            context,
+            endpoint,
+            curve_dir,
+            max_message_bytes=STEP_MESSAGE_BYTES,
+            queue=_SEND_QUEUE,
+            timeout=timeout,
+        )
         self.monitor = self.socket.get_monitor_socket(_MONITORED)
 
     def receive(self) -> list[bytes] | None:
@@ -108,7 +115,7 @@ class Workers:
         in_lockstep: epochs include the ranks of other replicas, so they begin and end by `begin_epoch` and `end_epoch`,
         and a rank that has not returned may be waiting for another replica's rank. Raises AddressError or
         CurveError."""
-        self._socket = RankSocket(context, endpoint, curve_dir)
+        self._socket = RankSocket(context, endpoint, curve_dir, timeout=heartbeat_timeout)
         self._scheduler, self._invalid, self._in_lockstep = heartbeats.instance, invalid, in_lockstep
         # Callers may only read it, or pass over an epoch.
         self.epochs = Epochs(rendezvous)

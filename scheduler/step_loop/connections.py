@@ -59,7 +59,12 @@ def open_connections(
     if curve_dir is not None:
         stack.callback(start_authenticator(context, curve_dir).stop)
     heartbeats = Heartbeats(
-        context, heartbeat_endpoint(endpoint), curve_dir, instance=secrets.randbits(63), invalid=invalid
+        context,
+        heartbeat_endpoint(endpoint),
+        curve_dir,
+        instance=secrets.randbits(63),
+        invalid=invalid,
+        timeout=options.heartbeat_timeout,
     )
     heartbeats.start_bound()
     stack.callback(heartbeats.stop)

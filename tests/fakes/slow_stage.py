@@ -68,7 +68,7 @@ class SlowStageWorker:
         self._options, self._rank, self._model = options, rank, model
         self._wakeup, self._context = Wakeup(), zmq.Context()
         status, instance, endpoint = WorkerStatus(), secrets.randbits(63), options.step_address(0)
-        self._link = Link(self._context, endpoint, None)
+        self._link = Link(self._context, endpoint, None, timeout=options.heartbeat_timeout)
         self._heartbeat = HeartbeatThread(
             self._context, heartbeat_endpoint(endpoint), None, status, rank=rank, instance=instance,
             timeout=options.heartbeat_timeout, on_loss=self._wakeup.notify,

@@ -69,7 +69,7 @@ class FakeWorker:
             progress = WorkerProgress(status, step_timeout=options.step_timeout, hang_timeout=options.hang_timeout)
             self._watchdog = Watchdog(progress, page=ProgressPage.inherited())
         self._context = zmq.Context()
-        self._link = Link(self._context, endpoint, curve_dir)
+        self._link = Link(self._context, endpoint, curve_dir, timeout=options.heartbeat_timeout)
         self._heartbeat = HeartbeatThread(
             self._context, heartbeat_endpoint(endpoint), curve_dir, status, rank=rank, instance=instance,
             timeout=options.heartbeat_timeout, on_loss=self._wakeup.notify,

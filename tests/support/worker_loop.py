@@ -43,7 +43,7 @@ class RunningWorker:
 
     def _run(self) -> None:
         with zmq.Context() as context:
-            link = Link(context, self.endpoint, None)
+            link = Link(context, self.endpoint, None, timeout=self._timeout)
             heartbeat = HeartbeatThread(
                 context, heartbeat_endpoint(self.endpoint), None, self.status,
                 rank=0, instance=42, timeout=self._timeout, on_loss=self.wakeup.notify,

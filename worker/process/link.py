@@ -11,6 +11,7 @@ import zmq
 from protos import step_pb2
 from runtime.security.curve import client_curve
 from runtime.wire import STEP_MESSAGE_BYTES, rank_identity
+from runtime.zmq_silence import end_silent_connections
 
 
 class Wakeup:
@@ -62,10 +63,11 @@ _LAST_WORD_MS = 1000
 class Link:
     """The connection to the scheduler, which need not be running yet. Use it on one thread only."""
 
-    def __init__(self, context: zmq.Context, endpoint: str, curve_dir: Path | None) -> None:
-        """curve_dir: directory of the CURVE keys; None: no encryption. Raises CurveError."""
-        self._context, self._endpoint, self._curve_dir = context, endpoint, curve_dir
-        self.socket = self._connect(b"join-" + secrets.token_hex(8).encode())
+    def __init__(self, context: zmq.Context, endpoint: str, curve_dir: Path | None, *, timeout: float) -> None:
+        """curve_dir: directory of the CURVE keys; None: no encryption. timeout: seconds of silence after which a tcp
+        connection is closed. Raises CurveError."""
+        self._context, self._endpoint, self._curve_dir, self._timeout = context, endpoint, curve_dir, timeout
+        self._connect(b"join-" + secrets.token_hex(8).encode())
 
     def join(self) -> None:
         """Reconnects under a random identity, to send Hello."""
@@ -74,6 +76,15 @@ class Link:
     def enter(self, epoch: int, rank: int) -> None:
         """Reconnects as a rank of an epoch."""
         self._replace(rank_identity(epoch, rank))
+
+    def was_cut(self) -> bool:
+        """Returns whether a connection has ended since the last call. ZeroMQ connects again by itself, but messages may
+        be lost."""
+        was_cut = False
+        while self.cuts.poll(0):
+            self.cuts.recv_multipart()
+            was_cut = True
+        return was_cut
 
     def receive(self) -> list[bytes] | None:
         """Returns the frames of the next message, or None if there is none yet."""
@@ -92,18 +103,29 @@ class Link:
 
     def close(self, *, deliver: bool = False) -> None:
         """Closes the socket. deliver: waits up to a second for queued messages to be sent."""
-        self.socket.close(linger=_LAST_WORD_MS if deliver else 0)
+        self._close(linger=_LAST_WORD_MS if deliver else 0)
 
     def _replace(self, identity: bytes) -> None:
-        self.socket.close(linger=0)
-        self.socket = self._connect(identity)
+        self._close(linger=0)
+        self._connect(identity)
 
-    def _connect(self, identity: bytes) -> zmq.Socket:
-        return connect_dealer(self._context, self._endpoint, self._curve_dir, identity)
+    def _connect(self, identity: bytes) -> None:
+        self.socket = make_dealer(self._context, self._endpoint, self._curve_dir, identity, timeout=self._timeout)
+        # Readable once a connection has ended.
+        self.cuts = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.socket.connect(self._endpoint)
+
+    def _close(self, linger: int) -> None:
+        self.socket.disable_monitor()
+        self.cuts.close(linger=0)
+        self.socket.close(linger=linger)
 
 
-def connect_dealer(context: zmq.Context, endpoint: str, curve_dir: Path | None, identity: bytes) -> zmq.Socket:
-    """Returns a DEALER that keeps trying to connect until it is closed. Raises CurveError."""
+def make_dealer(
+    context: zmq.Context, endpoint: str, curve_dir: Path | None, identity: bytes, *, timeout: float
+) -> zmq.Socket:
+    """Returns a DEALER that, once told to connect, keeps trying until it is closed. timeout: seconds of silence after
+    which it connects anew, over tcp. Raises CurveError."""
     socket: zmq.Socket = context.socket(zmq.DEALER)
     try:
         socket.setsockopt(zmq.IDENTITY, identity)
@@ -113,9 +135,9 @@ def connect_dealer(context: zmq.Context, endpoint: str, curve_dir: Path | None, 
         # is low, too: streams wait for a restarted scheduler, and an attempt costs microseconds.
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+        end_silent_connections(socket, endpoint, timeout)
         if endpoint.startswith("tcp://") and curve_dir is not None:
             client_curve(socket, curve_dir)
-        socket.connect(endpoint)
     except BaseException:
         socket.close(linger=0)
         raise

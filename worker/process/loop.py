@@ -119,6 +119,8 @@ class WorkerLoop:
         self._hello_due: float | None = None
         self._hello_pause = _FIRST_HELLO_AGAIN
         self._num_losses_seen = 0
+        # The connection to the scheduler has just ended.
+        self._is_cut = False
         # A message received while waiting for other ranks: the next one to be handled.
         self._put_back: list[bytes] | None = None
 
@@ -155,7 +157,12 @@ class WorkerLoop:
         self._hello_due = time.monotonic() + self._hello_pause
 
     def _rejoin_if_due(self) -> None:
-        if self._heartbeat.num_losses != self._num_losses_seen:
+        if self._is_cut and self._hello_due is None:
+            _log.warning("the connection to the scheduler was cut")
+            self._heartbeat.forget()
+            self._hello_pause = _FIRST_HELLO_AGAIN
+            self._join()
+        elif self._heartbeat.num_losses != self._num_losses_seen:
             self._hello_pause = _FIRST_HELLO_AGAIN
             self._join()
         elif self._hello_due is not None and time.monotonic() >= self._hello_due:
@@ -166,11 +173,13 @@ class WorkerLoop:
     def _wait(self) -> None:
         poller = zmq.Poller()
         poller.register(self._link.socket, zmq.POLLIN)
+        poller.register(self._link.cuts, zmq.POLLIN)
         poller.register(self._wakeup.reader, zmq.POLLIN)
         wait, due = _LONGEST_WAIT_S, self._hello_due
         if due is not None:
             wait = min(wait, max(0.0, due - time.monotonic()))
-        poller.poll(math.ceil(wait * 1000))
+        ready = dict(poller.poll(math.ceil(wait * 1000)))
+        self._is_cut = self._link.cuts in ready and self._link.was_cut()
         self._wakeup.drain()
         self._status.turn()
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from protos import step_pb2
 from runtime.awake_time import AwakeTime
-from worker.process.link import connect_dealer
+from worker.process.link import make_dealer
 
 _log = logging.getLogger("octavo.worker")
 
@@ -146,6 +146,11 @@ class HeartbeatThread(threading.Thread):
         with self._lock:
             self._scheduler, self._last_answer = scheduler, time.monotonic()
 
+    def forget(self) -> None:
+        """Notes that this rank follows no scheduler any more, so that the next answer is no loss."""
+        with self._lock:
+            self._scheduler = None
+
     def stop(self) -> None:
         """Ends and joins the thread."""
         self._stop_writer.send(b"x")
@@ -155,8 +160,9 @@ class HeartbeatThread(threading.Thread):
 
     def run(self) -> None:
         identity = f"heartbeat-{self._rank}-{secrets.token_hex(4)}".encode()
-        dealer = connect_dealer(self._context, self._endpoint, self._curve_dir, identity)
+        dealer = make_dealer(self._context, self._endpoint, self._curve_dir, identity, timeout=self._timeout)
         try:
+            dealer.connect(self._endpoint)
             self._beat(dealer)
         finally:
             dealer.close(linger=0)

@@ -25,7 +25,7 @@ _PATIENCE_S = 180.0
 class ClientProcess:
     """Such a process. Leaving the context ends it."""
 
-    def __init__(self, targets: Sequence[str], seed: int, num_streams: int, *, mean_tokens: int = 80) -> None:
+    def __init__(self, targets: Sequence[str], seed: int, num_streams: int, *, mean_tokens: int = 24) -> None:
         self._arguments = (",".join(targets), str(seed), str(num_streams), str(mean_tokens))
 
     async def __aenter__(self) -> "ClientProcess":

@@ -134,7 +134,7 @@ async def coordination(directory: Path) -> AsyncIterator[Edge]:
     logging.getLogger("octavo").setLevel(logging.CRITICAL)
     with zmq.Context() as context:
         invalid = InvalidMessages(lambda: None)
-        heartbeats = Heartbeats(context, f"ipc://{directory}/beats", None, instance=1, invalid=invalid)
+        heartbeats = Heartbeats(context, f"ipc://{directory}/beats", None, instance=1, invalid=invalid, timeout=10)
         heartbeats.start_bound()
         edge = Coordination(directory, context, heartbeats, invalid)
         try:

@@ -298,7 +298,7 @@ async def ranks(directory: Path) -> AsyncIterator[Edge]:
     with zmq.Context() as context:
         invalid = InvalidMessages(lambda: None)
         heartbeats = Heartbeats(
-            context, heartbeat_endpoint(f"ipc://{directory}/step"), None, instance=1, invalid=invalid
+            context, heartbeat_endpoint(f"ipc://{directory}/step"), None, instance=1, invalid=invalid, timeout=10
         )
         heartbeats.start_bound()
         edge = Ranks(directory, context, heartbeats, invalid)

@@ -64,12 +64,11 @@ class Relay:
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", self.port)
 
     async def stop(self) -> None:
+        """Resets all connections, and accepts no more."""
         self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        for each in list(self._connections):
-            each.dialer.transport.abort()
-            each.listener.transport.abort()
+        for way in (self.to_listener, self.to_dialer):
+            way.release()
+        self.reset()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def reset(self) -> None:
