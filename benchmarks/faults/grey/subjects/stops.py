@@ -14,7 +14,7 @@ from benchmarks.faults.grey.clients import ClientProcess
 from benchmarks.faults.grey.fault import SUPERVISOR, Blow, Fault
 from benchmarks.faults.grey.ground import Ground
 
-# A supervisor sees a silence up to this much sooner than its length says: it probes now and then.
+# The supervisor may see a stop begin this much sooner: it looks now and then.
 _MARGIN_S = 1.0
 _NUM_CLIENT_STREAMS = 4
 
@@ -38,13 +38,8 @@ async def _stop_one(kind: Kind, ground: Ground, choose: random.Random, seconds: 
 async def stop_place(ground: Ground, place: Place, seconds: float) -> Blow:
     with stopped(ground.process(place)):
         await asyncio.sleep(seconds)
-    replaced = {str(place)} if seconds > longest_stop(ground, place.kind) - _MARGIN_S else set[str]()
-    return Blow(victims=[str(place)], may_restart=replaced)
-
-
-def longest_stop(ground: Ground, kind: Kind) -> float:
-    """Seconds of a stop after which `octavo up` replaces a process."""
-    return ground.cluster.options.heartbeat_timeout if kind is Kind.WORKER else float("inf")
+    is_long = seconds > ground.cluster.options.hang_timeout - _MARGIN_S
+    return Blow(victims=[str(place)], may_restart={str(place)} if is_long else set())
 
 
 async def _stop_supervisor(ground: Ground, choose: random.Random, seconds: float) -> Blow:
