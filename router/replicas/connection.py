@@ -86,7 +86,8 @@ class SessionHolder(Protocol):
         ...
 
     async def hold_sessions(self, channel: grpc.aio.Channel) -> None:
-        """Opens Sessions, one after the other, until the task is cancelled."""
+        """Opens Sessions, one after the other, until the task is cancelled, or nothing comes over this channel: its
+        connection may be half-open."""
         ...
 
 
@@ -127,7 +128,8 @@ class Connection:
                 self.ended_here = ENDED_HERE
 
     async def _stay_connected(self, address: str, holder: SessionHolder) -> None:
-        """Keeps a channel until the task is cancelled. Uses a renewed certificate of ours once there is no Session."""
+        """Keeps a channel until the task is cancelled, another one after a silence. Uses a renewed certificate of ours
+        once there is no Session."""
         while True:
             credentials = self._current_credentials()
             async with open_channel(address, credentials, _CHANNEL_OPTIONS) as channel:
@@ -140,6 +142,7 @@ class Connection:
                         )
                         if done:
                             holding.result()
+                            break
                 finally:
                     holding.cancel()
                     await asyncio.wait({holding})

@@ -137,7 +137,7 @@ class Replica:
         self._cause = "not connected yet"
 
     async def hold_sessions(self, channel: grpc.aio.Channel) -> None:
-        """Opens Sessions, one after the other, until the task is cancelled."""
+        """Opens Sessions, one after the other, until the scheduler is silent or the task is cancelled."""
         retry = _FIRST_RETRY_S
         while True:
             began = time.monotonic()
@@ -145,10 +145,17 @@ class Replica:
             if cause != self._cause:
                 log.warning("%s: %s", self.address, cause)
             self._cause = cause
+            if cause == self._silent:
+                return
             # A scheduler whose Sessions break as soon as they are open is no better than one that refuses them.
             has_held = welcomed and time.monotonic() - began >= _HELD_S
             retry = _FIRST_RETRY_S if has_held else min(2 * retry, _LONGEST_RETRY_S)
             await asyncio.sleep(retry)
+
+    @property
+    def _silent(self) -> str:
+        """The cause if nothing has come for too long."""
+        return f"silent for {self._options.silence_timeout:g} s"
 
     async def _hold_session(self, stub: SchedulerStub) -> tuple[bool, str]:
         """Opens a Session and reads it to its end. Returns whether there was a Welcome, and why it ended."""
@@ -173,7 +180,11 @@ class Replica:
             call.cancel()
 
     async def _read(self, call) -> tuple[bool, str]:
-        message = await call.read()
+        try:
+            async with Silence(self._options.silence_timeout):
+                message = await call.read()
+        except TimeoutError:
+            return False, self._silent
         if message is EOF:
             return False, f"Session refused, {(await call.code()).name}: {await call.details()}"
         if not message.HasField("welcome"):
@@ -206,7 +217,7 @@ class Replica:
         except SessionError as error:
             cause = f"sent a message that breaks the protocol: {error}"
         except TimeoutError:
-            cause = f"silent for {self._options.silence_timeout:g} s"
+            cause = self._silent
         except grpc.aio.AioRpcError as error:
             cause = f"the Session broke, {error.code().name}: {error.details()}"
         finally:
