@@ -166,9 +166,10 @@ class RouterServer:
                 # Clients behind load balancers ping idle connections; the default takes that for an attack.
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
-                # After this time the blocks of a client whose host has vanished are freed.
+                # If a client's host vanishes, its blocks are freed after the first and one of the other times.
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.ping_timeout_ms", 10_000),
             ],
         )
         add_InferenceServicer_to_server(InferenceService(self.intake), server)

@@ -175,9 +175,10 @@ class SchedulerServer:
                 ("grpc.max_send_message_length", SESSION_MESSAGE_BYTES),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
-                # If a router's host vanishes, its blocks are freed after these two times.
+                # If a router's host vanishes, its blocks are freed after the first and one of the other times.
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.ping_timeout_ms", 10_000),
             ]
         )
         # No serializer: messages come serialized from the step loop.

@@ -11,6 +11,8 @@ CHANNEL_OPTIONS = (
     # Detects a host that vanished silently. The router allows a ping every 10 s.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Without it, gRPC waits 60 s for the answer to a ping, whatever the line above says.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     # gRPC's own backoff, up to 120 s, would make calls fail long after the server is back.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
