@@ -2,6 +2,8 @@
 
     python -m benchmarks.faults.chaos --streams 300 --kills 20
     python -m benchmarks.faults.chaos --streams 24 --kills 3 --seed 7 --json
+    python -m benchmarks.faults.chaos --grey --streams 300 --times 10 --tokens 30
+    python -m benchmarks.faults.chaos --grey --kinds stop-worker,clock --times 2 --results FILE
 
 `octavo up` with two replicas of two pipeline stages each and two routers. Half of the streams are sampled, half of
 these with a seed of the client's; the others are asked once more with the seed that their routers chose. Some streams
@@ -9,6 +11,12 @@ begin at once, the rest with the kills, so that each kill hits streams in mid-fl
 moment after the previous one serves again: a router has answered a request, a replica is ready at both routers and has
 computed a token. Exits with 1 if a stream failed or differs in any bit from its undisturbed run, and names the first
 different token of each such stream.
+
+With --grey the faults kill nothing: processes are stopped, slow, or out of disk, descriptors, memory or time, and the
+network between them, tcp through relays, is broken. Each kind is injected so many times; then all its streams are
+compared. All kinds ten times take an hour or more; --results continues where an earlier run ended. Exits with 1 also if
+a process was replaced that the fault gives no reason to replace. A limit of memory needs root, a clock that can be set
+needs gcc; without root a full disk is a limit on the size of files.
 """
 
 import argparse

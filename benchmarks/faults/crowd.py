@@ -85,10 +85,10 @@ class Outcome:
     """The output of a stream, or why it failed. began, ended: seconds since the crowd began."""
 
     plan: Plan
-    began: float
-    ended: float
     generation: Generation
     arrivals: list[tuple[float, int, int]]
+    began: float = 0.0
+    ended: float = 0.0
     error: OctavoError | None = None
 
     def arrival(self, choice: int, position: int) -> float | None:
