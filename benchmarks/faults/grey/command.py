@@ -15,7 +15,7 @@ from benchmarks.faults.command import Say
 from benchmarks.faults.crowd import make_plans
 from benchmarks.faults.grey.ground import Ground, standing
 from benchmarks.faults.grey.kinds import FAULTS
-from benchmarks.faults.grey.report import append_results, read_results, table
+from benchmarks.faults.grey.report import append_results, as_line, read_results, table
 from benchmarks.faults.grey.run import Injection, Result, Runner, Streams, injections
 
 
@@ -36,7 +36,8 @@ def run_grey(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
 
     def say(text: str) -> None:
-        print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
+        if not arguments.json:
+            print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
 
     say(f"seed {seed}")
     names = arguments.kinds.split(",") if arguments.kinds else list(FAULTS)
@@ -62,7 +63,7 @@ def run_grey(arguments: argparse.Namespace) -> int:
             results += new
             if arguments.results:
                 append_results(arguments.results, new)
-    print(table(results))
+    print("\n".join(as_line(each) for each in results) if arguments.json else table(results))
     return 1 if num_failed or not all(each.is_clean for each in results) else 0
 
 

@@ -19,7 +19,11 @@ def read_results(path: Path) -> list[Result]:
 def append_results(path: Path, results: Iterable[Result]) -> None:
     with path.open("a") as file:
         for each in results:
-            file.write(json.dumps(each.as_json()) + "\n")
+            file.write(as_line(each) + "\n")
+
+
+def as_line(result: Result) -> str:
+    return json.dumps(result.as_json())
 
 
 def table(results: Sequence[Result]) -> str:
