@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal, cast
 
 import typer
 
@@ -44,12 +44,14 @@ def up(
     # Imported here: `octavo --help` does not need them.
     from rich.console import Console
 
+    from octavo.cluster.display import Output
     from octavo.cluster.launcher import run_cluster
     from octavo.downloads import shown_download
     from runtime.model_files import resolve_model
 
     options = options_from_flags(config, flags)
-    console = Console()
+    output = Output()
+    console = Console(file=cast(IO[str], output))
     # Before any process starts: a missing model is one clear error, and a download happens once.
     with shown_download(console) as progress:
         resolve_model(options.model, progress)
@@ -64,6 +66,7 @@ def up(
     try:
         code = start(options, console=console, first_prompt=first_prompt, verbose=verbose)
     except ClusterError as error:
+        output.drain()
         # At once: looking for the cause takes seconds.
         print(f"octavo: {error}", file=sys.stderr, flush=True)
         # The nodes of a Ray cluster are other machines than this one.

@@ -1,6 +1,9 @@
 """The output of `octavo up`: a table while the cluster loads, and the processes' log lines."""
 
+import atexit
+import io
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +16,35 @@ from rich.table import Table
 from rich.text import Text
 
 from octavo.cluster.processes import ProcessSpec, Stage
+from runtime.telemetry.log_writer import LogWriter
 
+_MAX_QUEUED_BYTES = 4 * 2**20
+# The longest that the end waits for the last lines to be read.
+_LAST_WORDS_S = 2.0
 _STYLES = {Stage.ROUTER: "cyan", Stage.SCHEDULER: "magenta", Stage.WORKER: "blue"}
 # Both forms of runtime.telemetry.logs: "[info     ]" and {"level": "info"}.
 _CALM_LINE = re.compile(r'^\S+ \[(debug|info)\s*\]|"level": "(debug|info)"')
+
+
+class Output(io.TextIOBase):
+    """Standard output for a Console: a stopped or dead terminal (Ctrl-S, a lost ssh) does not hold the caller back."""
+
+    def __init__(self) -> None:
+        words = "octavo: {} pieces of output were dropped here, because nothing read them\n"
+        self._writer = LogWriter(sys.stdout.fileno(), _MAX_QUEUED_BYTES, words.format)
+        self._is_terminal = sys.stdout.isatty()
+        atexit.register(self.drain)
+
+    def write(self, text: str) -> int:
+        self._writer.put(text)
+        return len(text)
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def drain(self) -> None:
+        """Waits until all is written, at most 2 s."""
+        self._writer.flush(_LAST_WORDS_S)
 
 
 class Display:

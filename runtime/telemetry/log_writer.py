@@ -20,7 +20,7 @@ class LogWriter:
     """A bounded queue of lines, and the thread that writes them to a file descriptor in order."""
 
     def __init__(self, descriptor: int, max_bytes: int, missing: Callable[[int], str]) -> None:
-        """missing: makes the line that stands where so many lines are missing."""
+        """missing: makes the line, with its end, that stands where so many lines are missing."""
         self._descriptor, self._max_bytes, self._missing = descriptor, max_bytes, missing
         self.num_dropped = 0
         self._begin()
@@ -40,8 +40,8 @@ class LogWriter:
         self._thread: threading.Thread | None = None
 
     def put(self, line: str) -> None:
-        """Queues a line, or drops it if the queue is full. Never waits."""
-        data = (line + "\n").encode(errors="backslashreplace")
+        """Queues a line with its end, or drops it if the queue is full. Never waits."""
+        data = line.encode(errors="backslashreplace")
         with self._changed:
             if self._num_bytes + len(data) > self._max_bytes:
                 self.num_dropped += 1
@@ -66,7 +66,7 @@ class LogWriter:
     def _report_missing(self) -> None:
         if self._num_missing:
             number, self._num_missing = self._num_missing, 0
-            self._append((self._missing(number) + "\n").encode(errors="backslashreplace"))
+            self._append(self._missing(number).encode(errors="backslashreplace"))
 
     def _run(self) -> None:
         while True:

@@ -66,14 +66,17 @@ class _Handler(logging.Handler):
         super().__init__()
         self.setFormatter(formatter)
         words = "%d log records were dropped here, because nothing read the log"
-        self.writer = LogWriter(_STDERR, _MAX_QUEUED_BYTES, lambda number: formatter.format(_record(words, number)))
+        self.writer = LogWriter(_STDERR, _MAX_QUEUED_BYTES, lambda number: self._line(_record(words, number)))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self.writer.put(self.format(record))
+            self.writer.put(self._line(record))
         except Exception:  # noqa: BLE001 (a record that can't be formatted fails no request)
             words = "a log record of %s line %d could not be formatted"
-            self.writer.put(self.format(_record(words, record.pathname, record.lineno, exc_info=sys.exc_info())))
+            self.writer.put(self._line(_record(words, record.pathname, record.lineno, exc_info=sys.exc_info())))
+
+    def _line(self, record: logging.LogRecord) -> str:
+        return self.format(record) + "\n"
 
     def flush(self) -> None:
         """Waits until all is written, at most 2 s. `logging` calls it when the process ends."""

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.support.repository import ROOT
 
 NUM_LINES = 10_000
@@ -124,9 +126,12 @@ def test_a_forked_process_logs_its_own_records_only() -> None:
     assert (said.count("] child"), said.count("still the parent")) == (1, 1)
 
 
-def test_a_slow_reader_gets_everything_that_fits() -> None:
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_a_slow_reader_gets_everything_that_fits(is_blocking: bool) -> None:
+    """A parent may have made the pipe non-blocking."""
     reading, writing = os.pipe()
     try:
+        os.set_blocking(writing, is_blocking)
         with subprocess.Popen([sys.executable, "-c", ENDS_UNREAD], cwd=ROOT, stderr=writing) as process:
             os.close(writing)
             got = b""
@@ -137,3 +142,12 @@ def test_a_slow_reader_gets_everything_that_fits() -> None:
     finally:
         os.close(reading)
     assert got.count(b" line ") == 1000
+
+
+def test_a_full_disk_stops_no_process() -> None:
+    with open("/dev/full", "wb") as full:
+        process = subprocess.run(
+            [sys.executable, "-c", LOGS_UNREAD], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=full, timeout=60, check=True,
+        )  # fmt: skip
+    assert 0 < float(process.stdout) <= NUM_LINES
