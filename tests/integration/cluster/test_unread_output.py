@@ -32,7 +32,7 @@ def pids(journal: Path, count: int) -> list[int]:
 
 
 def test_it_starts_a_dead_worker_again(tmp_path: Path) -> None:
-    """Before: the first worker could not even print all of its lines."""
+    """Before: once its pipe was full, a worker that died was not started again."""
     (tmp_path / "worker.py").write_text(WORKER)
     for kind in ("router", "scheduler"):
         (tmp_path / f"{kind}.py").write_text("import signal\nsignal.pause()\n")
