@@ -60,8 +60,10 @@ class RouterOptions(BaseModel):
     max_bodies_bytes: int = option(
         ROUTER,
         256 * 2**20,
-        "Bytes of HTTP request bodies that a router process holds at once. A caller (tenant, or connection if there "
-        "are no keys) gets at most as many as are free. Beyond that, requests are refused with status 429.",
+        "Bytes of HTTP request bodies that a router process holds at once, and as many of gRPC messages above 64 KiB "
+        "until they are accepted. A caller (tenant, or connection if there are no keys) gets at most as many as are "
+        "free. Beyond that, requests are refused with status 429 or RESOURCE_EXHAUSTED. Divided by max_message_bytes: "
+        "the calls that may wait for their message at once.",
         ge=65_536,
         le=2**36,
     )

@@ -24,14 +24,18 @@ class InferenceService(InferenceServicer):
         self._intake = intake
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        async with self._opened(request, context) as stream:
+        opened = self._opened(request, context)
+        del request
+        async with opened as stream:
             while events := await stream.outbox.take():
                 for event in events:
                     await context.write(event)
 
     async def GenerateUnary(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResult:
         result = pb.GenerateResult()
-        async with self._opened(request, context) as stream:
+        opened = self._opened(request, context)
+        del request
+        async with opened as stream:
             result.choices.extend(pb.Choice(index=i, exact=True) for i in range(stream.request.sampling.n))
             while events := await stream.outbox.take():
                 for event in events:
@@ -59,7 +63,9 @@ class InferenceService(InferenceServicer):
         raise AssertionError("unreachable")
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
-        async with grpc_errors(context, request.request_id):
+        async with grpc_errors(context):
+            # Every replica is asked for an id that this router does not know.
+            validation.check_request_id(request.request_id)
             return pb.CancelResponse(cancelled=await self._intake.cancel(request.request_id))
         raise AssertionError("unreachable")
 
@@ -70,6 +76,8 @@ class InferenceService(InferenceServicer):
             grpc_errors(context, request.request_id),
             self._intake.open(request, context.time_remaining()) as stream,
         ):
+            # It may be large, and the stream may last.
+            del request
             with bounded_reading(stream.outbox):
                 yield stream
 

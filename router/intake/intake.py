@@ -16,6 +16,7 @@ from router.replicas.migrations import Migration, Migrations
 from router.replicas.replica_set import ReplicaSet
 from router.request import EndedRequest, Request, RequestTrace
 from router.security.identity import caller
+from router.security.held import release
 from router.streams.choices import SLICE_TOKENS, Choice, new_choices, refold
 from router.streams.outbox import Outbox, WriteQueue
 from router.streams.registry import StreamRegistry
@@ -116,11 +117,13 @@ class Intake:
 
         The stream belongs to the caller (security.identity.caller), and counts against the limits of the caller's key.
 
-        message: with a request_id. seconds: until the client's deadline, if it has one. Raises RequestError.
+        message: with a request_id; not held once the stream is open, for it may be large. seconds: until the client's
+        deadline, if it has one. Raises RequestError.
         """
         outcome, failure = "cancelled", ""  # by the client or its deadline, unless something else comes first
         identity = caller()
         limits = identity.limits
+        request_id = message.request_id
         trace = self._telemetry.begin(message)
         ended: EndedRequest | None = None
         try:
@@ -128,6 +131,8 @@ class Intake:
             with self._admission.room(identity, identity.priority(message.priority)):
                 limits.begin_request()
                 request = await self._prepare(message, seconds, trace)
+                del message
+                release()
                 choices, backlog = await self._fold(request)
                 trace.prepared(request)
                 outbox = Outbox(self._buffer_bytes, self._write_queue)
@@ -150,7 +155,7 @@ class Intake:
             outcome, failure = error.status.name.lower(), str(error)
             raise
         finally:
-            self._telemetry.end(message.request_id, trace, ended, outcome=outcome, error=failure)
+            self._telemetry.end(request_id, trace, ended, outcome=outcome, error=failure)
 
     async def _prepare(self, message: pb.GenerateRequest, seconds: float | None, trace: RequestTrace) -> Request:
         """Validates, tokenizes and resolves. Raises RequestError."""

@@ -89,10 +89,8 @@ def check_model_name(name: str, served: str) -> None:
 
 def check_request(request: GenerateRequest) -> None:
     """Checks all that can be checked without the model. Raises InvalidRequest."""
-    if request.request_id and not _REQUEST_ID.fullmatch(request.request_id):
-        raise InvalidRequest(
-            f"request_id={_shown(request.request_id)}: use 1 to 128 characters of [A-Za-z0-9._:-], or leave it empty"
-        )
+    if request.request_id:
+        check_request_id(request.request_id)
     for name in ("cache_salt", "session_key"):
         if (size := len(getattr(request, name).encode())) > MAX_KEY_BYTES:
             raise InvalidRequest(f"{name} has {size} bytes: at most {MAX_KEY_BYTES} are allowed")
@@ -101,6 +99,14 @@ def check_request(request: GenerateRequest) -> None:
         _check_resume(request.resume, request.sampling)
     else:
         _check_input(request)
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises InvalidRequest."""
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise InvalidRequest(
+            f"request_id={_shown(request_id)}: use 1 to 128 characters of [A-Za-z0-9._:-], or leave it empty"
+        )
 
 
 def check_sampling(sampling: SamplingParams) -> None:

@@ -37,6 +37,10 @@ class Turns:
         # By caller; the first one is next. Waiting tasks imply that none is free.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
     async def take(self, caller: str) -> None:
         """Waits for the task's turn, which `give_back` ends."""
         if self._num_free:
