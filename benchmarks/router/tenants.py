@@ -41,6 +41,8 @@ NUM_ROWS, NUM_QUEUED = 8, 16
 FACTOR, LOAD, LEAST_KEPT = 10, 0.9, 0.9
 # More than in virtual time, as other work of the machine makes steps slower for a while.
 MOST_LATENCIES = 10.0
+# A measurement begins once requests end as fast as they begin, and is much longer than a request.
+WARM_UP_LATENCIES, LEAST_LATENCIES = 5.0, 20.0
 # Keys by tenant. The last two belong to one tenant.
 _KEYS = {name: f"{name}-0123456789abcdef" for name in ("small", "large", "one", "other")}
 _TENANTS = {"small": "small", "large": "large", "one": "one", "other": "one"}
@@ -110,7 +112,8 @@ async def measure(target: str, num_rounds: int, seconds: float, seed: int) -> Me
         stub = InferenceStub(channel)
         calm = Sender(stub, Shape(), random.Random(seed), api_key=_KEYS["one"])
         peak = await closed_loop(calm, NUM_ROWS, warm_up=2.0, seconds=seconds)
-        most = MOST_LATENCIES * statistics.median(peak.latencies)
+        latency = statistics.median(peak.latencies)
+        most = MOST_LATENCIES * latency
         shape = Shape(deadlines=(most, most), share_with_deadline=1.0)
         rate = LOAD * peak.tokens_per_s / shape.num_output_tokens / 2
 
@@ -118,7 +121,8 @@ async def measure(target: str, num_rounds: int, seconds: float, seed: int) -> Me
             # A rate has the same arrivals each time.
             choose = random.Random(f"{seed}/{rate}")
             sender = Sender(stub, shape, choose, api_key=_KEYS[name])
-            return await open_loop(sender, rate, choose, warm_up=3.0, seconds=seconds)
+            warm_up, least = WARM_UP_LATENCIES * latency, LEAST_LATENCIES * latency
+            return await open_loop(sender, rate, choose, warm_up=warm_up, seconds=max(seconds, least))
 
         rounds = []
         for _ in range(num_rounds):
@@ -155,7 +159,7 @@ def show(measured: Measured) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=["workers", "virtual"], help="only this part")
-    parser.add_argument("--seconds", type=float, default=15.0, help="seconds of each measurement")
+    parser.add_argument("--seconds", type=float, default=15.0, help="least seconds of each measurement")
     parser.add_argument("--rounds", type=int, default=3, help="of the measurements with workers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
