@@ -17,8 +17,8 @@ from grpc.aio import EOF  # type: ignore[attr-defined]
 
 from router.api.grpc_errors import grpc_errors
 from router.errors import InvalidRequest, RequestError, RouterFull
-from router.security.identity import caller_share
 from router.security.held import set_release
+from router.security.identity import caller_share
 from router.text.tokenizer_pool import Turns
 from runtime.shares import SharedRoom
 

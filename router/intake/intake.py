@@ -15,8 +15,8 @@ from router.replicas.dispatcher import Dispatcher
 from router.replicas.migrations import Migration, Migrations
 from router.replicas.replica_set import ReplicaSet
 from router.request import EndedRequest, Request, RequestTrace
-from router.security.identity import caller
 from router.security.held import release
+from router.security.identity import caller
 from router.streams.choices import SLICE_TOKENS, Choice, new_choices, refold
 from router.streams.outbox import Outbox, WriteQueue
 from router.streams.registry import StreamRegistry
