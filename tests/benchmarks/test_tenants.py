@@ -3,7 +3,7 @@ benchmarks.router.tenants, in virtual time."""
 
 import pytest
 
-from benchmarks.router.virtual_tenants import measure
+from benchmarks.router.tenants.virtual import measure
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])

@@ -11,7 +11,7 @@ of one tenant, so that there are no shares. This is repeated, and the median of 
 random, by raw calls that never retry. Goodput is tokens/s of requests that finish within ten times the median latency
 at the peak. The senders are this process, which shares the cores with the cluster.
 
-virtual: the same in virtual time (benchmarks.router.virtual_tenants), where figures are exact, with other weights and
+virtual: the same in virtual time (benchmarks.router.tenants.virtual), where figures are exact, with other weights and
 lengths, too. Goodput is requests/s that finish within three times the median latency at the peak.
 
 Exits 1 if the small tenant keeps less than 90% of what it has alone, where both send requests of one kind.
@@ -31,9 +31,9 @@ import grpc
 import grpc.aio
 
 from benchmarks.cluster.small_cluster import cluster
-from benchmarks.router import virtual_tenants
 from benchmarks.router.offered_load import REFUSED, Outcomes, Sender, Shape, closed_loop, open_loop
-from benchmarks.router.virtual_tenants import NUM_OUTPUT_TOKENS, SETTINGS
+from benchmarks.router.tenants import virtual
+from benchmarks.router.tenants.virtual import NUM_OUTPUT_TOKENS, SETTINGS
 from protos.inference_pb2_grpc import InferenceStub
 from tests.support.ports import free_port
 
@@ -168,7 +168,7 @@ def main() -> None:
     results: dict[str, dict[str, object]] = {}
     if arguments.part != "workers":
         for name, changes in (_CASES | _LONG_CASES).items():
-            kept = virtual_tenants.measure(seconds=arguments.seconds, seed=arguments.seed, **changes)  # type: ignore[arg-type]
+            kept = virtual.measure(seconds=arguments.seconds, seed=arguments.seed, **changes)  # type: ignore[arg-type]
             results[name] = {**asdict(kept), "share": kept.share}
             if name in _CASES:
                 shares.append(kept.share)
