@@ -29,6 +29,8 @@ _PROGRESS_INTERVAL = 1.0
 # Time for a hung process to print its stacks, and for the kernel to end it after SIGKILL.
 _STACKS_S = 0.2
 _KILL_S = 10.0
+# Seconds between attempts to start a process when the system refuses to.
+_START_INTERVAL = 1.0
 # By then, schedulers and routers have finished importing, and half of their cores' time is free.
 _WAVE_INTERVAL = 1.0
 _CHILD = Path(__file__).with_name("child.py")
@@ -160,7 +162,16 @@ class Supervisor:
     async def _keep_running(self, each: ManagedProcess) -> None:
         await self._pause(each.spec.wave * _WAVE_INTERVAL)
         while not self._stopping.is_set():
-            code = await self._run_once(each)
+            try:
+                code = await self._run_once(each)
+            except OSError as error:
+                # No descriptors, processes or memory are left, but there may be some again. The first start tells at
+                # once.
+                if each.process is None:
+                    raise
+                self._on_event(each.spec, f"cannot be started again ({error}); trying again in {_START_INTERVAL:g} s")
+                await self._pause(_START_INTERVAL)
+                continue
             if self._stopping.is_set():
                 return
             now = time.monotonic()
@@ -188,17 +199,11 @@ class Supervisor:
         each.last_lines.clear()
         each.has_served = False
         page = ProgressPage.create()
-        process = each.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), str(int(self._death_signal))),
-            *each.spec.command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            # Outside the terminal's process group: Ctrl-C reaches only the launcher, which ends them in order.
-            start_new_session=True,
-            env=self._environment | page.environment,
-            pass_fds=(page.descriptor,),
-        )
+        try:
+            process = each.process = await self._start(each, page)
+        except OSError:
+            page.close()
+            raise
         each.standstill = Standstill(page, self._awake)
         if all(other.process is not None for other in self.processes if other.spec.wave == 0):
             self.first_wave_begun.set()
@@ -216,6 +221,20 @@ class Supervisor:
         await asyncio.wait([reading], timeout=1.0)
         reading.cancel()
         return code
+
+    async def _start(self, each: ManagedProcess, page: ProgressPage) -> asyncio.subprocess.Process:
+        """Raises OSError."""
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), str(int(self._death_signal))),
+            *each.spec.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            # Outside the terminal's process group: Ctrl-C reaches only the launcher, which ends them in order.
+            start_new_session=True,
+            env=self._environment | page.environment,
+            pass_fds=(page.descriptor,),
+        )
 
     async def _watch_service(self, each: ManagedProcess) -> None:
         """Notes when a process serves."""

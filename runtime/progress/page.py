@@ -25,10 +25,14 @@ class ProgressPage:
 
     @classmethod
     def create(cls) -> "ProgressPage":
-        """Makes the page of a process that this one starts."""
+        """Makes the page of a process that this one starts. Raises OSError."""
         descriptor = os.memfd_create("octavo-progress", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, mmap.PAGESIZE)
-        return cls(descriptor)
+        try:
+            os.ftruncate(descriptor, mmap.PAGESIZE)
+            return cls(descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
 
     @classmethod
     def inherited(cls) -> "ProgressPage | None":

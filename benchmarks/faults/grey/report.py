@@ -29,7 +29,7 @@ def as_line(result: Result) -> str:
 def table(results: Sequence[Result]) -> str:
     """A row a kind, and a row of totals. Streams count once for each fault that they lived through."""
     lines = [
-        "fault                    times  streams  sampled  lost  twice  differ  without tokens p50, max (s)  restarted",
+        "fault                       times  streams  sampled  lost  twice  differ  tokenless p50, max (s)  restarted",
     ]
     kinds = dict.fromkeys(each.kind for each in results)
     for kind in kinds:
@@ -46,9 +46,9 @@ def _row(name: str, results: Sequence[Result]) -> str:
     gaps = [gap for each in results for gap in each.gaps]
     p50, longest = (statistics.median(gaps), max(gaps)) if gaps else (0.0, 0.0)
     return (
-        f"{name:24} {len(results):5} {_sum(results, 'num_streams'):8} {_sum(results, 'num_sampled'):8} "
+        f"{name:27} {len(results):5} {_sum(results, 'num_streams'):8} {_sum(results, 'num_sampled'):8} "
         f"{_sum(results, 'num_lost'):5} {_sum(results, 'num_duplicated'):6} {_sum(results, 'num_different'):7} "
-        f"{f'{p50:.1f}, {longest:.1f}':>28}  {_restarted(results)}"
+        f"{f'{p50:.1f}, {longest:.1f}':>22}  {_restarted(results)}"
     )
 
 

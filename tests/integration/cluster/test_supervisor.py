@@ -1,6 +1,7 @@
 """`octavo up` and processes that die, hang, or only look so. Small processes, real signals."""
 
 import asyncio
+import resource
 import signal
 import sys
 import time
@@ -159,6 +160,20 @@ async def test_a_silent_health_is_no_reason_to_kill(tmp_path: Path):
         await asyncio.sleep(1.5 * HANG_TIMEOUT)
         assert it.lines == ["started"]
         assert not it.events
+
+
+async def test_without_descriptors_a_start_is_tried_again_and_the_others_run_on(tmp_path: Path):
+    # `octavo up` used to end with OSError, and all processes with it.
+    async with Supervised(tmp_path) as it:
+        await it.wait_until_served()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            it.signal(signal.SIGKILL)
+            await it.wait_for(it.events, "cannot be started again ([Errno 24] Too many open files)")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        await it.wait_for(it.lines, "started", 2)
 
 
 @pytest.mark.parametrize("stage", Stage)

@@ -48,6 +48,16 @@ async def _use_up_descriptors(kind: Kind | None, ground: Ground, choose: random.
     return Blow(victims=[str(place) if place else SUPERVISOR])
 
 
+async def _use_up_descriptors_and_kill(ground: Ground, choose: random.Random, seconds: float) -> Blow:
+    """Kills a worker while `octavo up` has no descriptors to start another one with."""
+    place = choose.choice(ground.cluster.places(Kind.WORKER))
+    victim = ground.process(place)
+    blow = asyncio.create_task(_use_up_descriptors(None, ground, choose, seconds))
+    await asyncio.sleep(0)
+    victim.kill()
+    return Blow(victims=[*(await blow).victims, str(place)], may_restart={str(place)})
+
+
 def _lowest_free(pid: int) -> int:
     """The number that the process's next descriptor would get."""
     used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
@@ -77,5 +87,12 @@ FAULTS = [
             seconds=(2.0, 20.0),
         )
         for kind in (Kind.ROUTER, Kind.SCHEDULER, Kind.WORKER, None)
+    ),
+    Fault(
+        name="descriptors-supervisor-kill",
+        what="`octavo up` has no descriptors left, and a worker is killed",
+        inject=_use_up_descriptors_and_kill,
+        seconds=(5.0, 20.0),
+        brief=None,
     ),
 ]
