@@ -167,9 +167,10 @@ class Crowd:
             self._progress.clear()
             await self._progress.wait()
 
-    async def all_begun(self) -> None:
-        """Waits until each live stream has a token."""
-        while self.num_begun < self.num_live:
+    async def all_advance(self) -> None:
+        """Waits until each stream that is live now has another token, or has ended."""
+        before = {number: stream.num_tokens for number, stream in self._live.items()}
+        while any(number in self._live and self._live[number].num_tokens == held for number, held in before.items()):
             self._progress.clear()
             await self._progress.wait()
 

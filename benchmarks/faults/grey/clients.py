@@ -64,7 +64,7 @@ async def _run(targets: list[str], seed: int, num_streams: int, mean_tokens: int
     plans = make_plans(num_streams, seed, mean_tokens=mean_tokens)
     async with Crowd(targets, plans) as crowd:
         crowd.start()
-        await crowd.all_begun()
+        await crowd.all_advance()
         print(_BEGUN, flush=True)
         outcomes = await crowd.finish()
         began = crowd.began

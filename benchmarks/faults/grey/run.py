@@ -154,7 +154,8 @@ class Runner:
 
     async def _inject(self, crowd: Crowd, injection: Injection) -> _Hit:
         self._streams.start(crowd, _NUM_LIVE - crowd.num_live)
-        await crowd.all_begun()
+        # Three lost workers in a row without progress in between would be blamed on a stream.
+        await crowd.all_advance()
         beside = asyncio.create_task(self._keep_busy(crowd))
         watch = ProcessWatch(self._ground)
         watching = asyncio.create_task(watch.run())
