@@ -24,7 +24,7 @@ MODULE = re.compile(rf"(?<![\w./@-])((?:{'|'.join(sorted(TOPS))})(?:\.[A-Za-z_]\
 # Files of other projects, and names that are not modules: protobuf packages, spans, keys.
 THEIRS = re.compile(r"llama\.cpp|src/|google/|specification/")
 NO_MODULE = re.compile(
-    r"octavo\.(v1|yaml|router|request|tokenize|placement|residence|sequence|step)\b|\w+\.(key|key_secret|proto|example)$"
+    r"benchmarks\.md|octavo\.(v1|yaml|router|request|tokenize|placement|residence|sequence|step)\b|\w+\.(key|key_secret|proto|example)$"
 )
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "results" / "README.md"]
 DOCUMENTS += [ROOT / each for each in ("Makefile", "Dockerfile", "docker-compose.yml", "pyproject.toml", ".ci/run")]
