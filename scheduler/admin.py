@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
+import grpc
 import grpc.aio
 
 from protos import admin_pb2 as pb
@@ -13,7 +16,10 @@ from scheduler.sessions.commands import Command, Explain, ResetPrefixCache
 SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
 
 Context = grpc.aio.ServicerContext
+Answer = TypeVar("Answer")
 
+# Time for an answer of the step loop, which takes commands between two steps.
+ANSWER_S = 10.0
 # The latest timelines of one request_id to return. This many of the longest fit into one message to a router
 # (SESSION_MESSAGE_BYTES).
 _MAX_TIMELINES = 32
@@ -31,7 +37,7 @@ class AdminService(AdminServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "request_id is empty: give that of a request")
         question = Explain(request_id=request.request_id)
         self._put(question)
-        timelines, now = await asyncio.wrap_future(question.answer)
+        timelines, now = await answer_of(question.answer, context)
         if not timelines:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
@@ -46,12 +52,24 @@ class AdminService(AdminServicer):
     ) -> pb.ResetPrefixCacheResponse:
         order = ResetPrefixCache()
         self._put(order)
-        return pb.ResetPrefixCacheResponse(num_blocks=await asyncio.wrap_future(order.answer))
+        return pb.ResetPrefixCacheResponse(num_blocks=await answer_of(order.answer, context))
 
     async def Migrate(self, request: pb.MigrateRequest, context: Context) -> pb.MigrateResponse:
         await context.abort(
             grpc.StatusCode.UNIMPLEMENTED, "a scheduler knows no other replica: ask the router that streams the request"
         )
+
+
+async def answer_of(future: Future[Answer], context: Context) -> Answer:
+    """Waits for the step loop's answer, and ends the call with UNAVAILABLE if there is none."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await asyncio.wrap_future(future)
+    except TimeoutError:
+        await context.abort(
+            grpc.StatusCode.UNAVAILABLE, f"the step loop has not answered for {ANSWER_S:g} s: it hangs, or has ended"
+        )
+    raise AssertionError("unreachable")
 
 
 def timeline_message(timeline: Timeline, replica_id: str, now: float) -> pb.RequestTimeline:

@@ -30,8 +30,12 @@ SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 # Routers always read their Session. A router that lets this much pile up is cut off.
 SESSION_BUFFER_BYTES = 16 * 2**20
+# Time for a Session's first message.
+_OPEN_S = 10.0
 # Time for the last messages to leave.
 _LAST_WORDS_S = 1.0
+# Time for the step loop's thread to end. A step of it takes milliseconds, unless it hangs on a disk or in a library.
+_STEP_LOOP_END_S = 10.0
 
 
 class _Outgoing:
@@ -124,7 +128,9 @@ class SchedulerServer:
         """Ends at once and closes everything."""
         self._set_readiness(False)
         self._mailbox.put(commands.Stop())
-        await asyncio.to_thread(self.step_loop.join)
+        await asyncio.to_thread(self.step_loop.join, _STEP_LOOP_END_S)
+        if self.step_loop.is_alive():
+            log.error("the step loop has not ended within %g s: this process ends without it", _STEP_LOOP_END_S)
         for outgoing in self._outgoing.values():
             outgoing.close()
         await self._server.stop(_LAST_WORDS_S)
@@ -206,7 +212,14 @@ class SchedulerServer:
     async def _session(
         self, requests: AsyncIterator[scheduler_pb2.RouterMessage], context: grpc.aio.ServicerContext
     ) -> None:
-        first = await anext(aiter(requests), None)
+        first = None
+        try:
+            async with asyncio.timeout(_OPEN_S):
+                first = await anext(aiter(requests), None)
+        except TimeoutError:
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"message: no open has come within {_OPEN_S:g} s of the call"
+            )
         if first is None or first.WhichOneof("message") != "open":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "message: a Session begins with open")
             return
@@ -238,7 +251,7 @@ class SchedulerServer:
     ) -> inference_pb2.CancelResponse:
         order = commands.CancelRequest(request_id=request.request_id)
         self._mailbox.put(order)
-        return inference_pb2.CancelResponse(cancelled=await asyncio.wrap_future(order.answer))
+        return inference_pb2.CancelResponse(cancelled=await admin.answer_of(order.answer, context))
 
     async def _read(self, session: int, requests: AsyncIterator[scheduler_pb2.RouterMessage]) -> None:
         """Reads until the router closes its side. Raises ProtocolError."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from kernels.native.cache_directory import CacheDirectoryError, cache_directory
 
@@ -97,6 +98,10 @@ _FLAGS = (
     "-fvisibility=hidden", "-fPIC", "-shared", "-pthread",
 )  # fmt: skip
 _TIMEOUT_S = 300
+_VERSION_TIMEOUT_S = 60
+# Another process may be compiling another path first.
+_LOCK_TIMEOUT_S = 2 * _TIMEOUT_S
+_LOCK_POLL_S = 0.05
 
 
 class BuildError(Exception):
@@ -108,7 +113,7 @@ def build(path: NativePath) -> Path:
     if (shipped := _shipped(path)).exists():
         return shipped
     compiler = find_compiler()
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    version = compiler_version(compiler)
     try:
         directory = cache_directory("kernels")
     except CacheDirectoryError as error:
@@ -144,6 +149,16 @@ def find_compiler() -> str:
     raise BuildError("there is no C++ compiler: install one (Debian and Ubuntu: apt-get install g++)")
 
 
+def compiler_version(compiler: str) -> str:
+    """Returns what `--version` prints. Raises BuildError."""
+    try:
+        return subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, check=False, timeout=_VERSION_TIMEOUT_S
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"the compiler does not say its version: {error}") from None
+
+
 def _sources() -> list[Path]:
     return sorted(path for suffix in ("*.h", "*.cpp") for path in _KERNELS.rglob(suffix))
 
@@ -159,9 +174,26 @@ def _digest(path: NativePath, compiler_version: str) -> str:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
+    """Raises BuildError if another process keeps the lock."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
     with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends, however it ends
+        # The lock is released when the process ends, however it ends; one that is stopped keeps it.
+        while not _takes(lock):
+            if time.monotonic() >= deadline:
+                raise BuildError(
+                    f"another process has held the lock {file} for {_LOCK_TIMEOUT_S:g} s: end the one that compiles "
+                    "there (fuser shows it)"
+                )
+            time.sleep(_LOCK_POLL_S)
         yield
+
+
+def _takes(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _compile(compiler: str, path: NativePath, library: Path) -> None:

@@ -168,3 +168,15 @@ def bounded_reading(outbox: Outbox) -> Iterator[None]:
     finally:
         for timer in timers:
             timer.cancel()
+
+
+@contextlib.contextmanager
+def bounded_write() -> Iterator[None]:
+    """Cancels this task if it is still inside after UNREAD_S: its write is to a client that reads nothing."""
+    task = asyncio.current_task()
+    assert task is not None
+    timer = asyncio.get_running_loop().call_later(UNREAD_S, task.cancel)
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -84,7 +84,8 @@ class StepLoop(threading.Thread):
         self._ending: Ending | None = None
 
     def start_bound(self) -> None:
-        """Starts the thread; returns once the sockets are bound. Raises AddressError, CurveError or RecordingError."""
+        """Starts the thread; returns once the sockets are bound. Raises AddressError, CurveError, RecordingError, or
+        whatever else made it fail."""
         self.start()
         self._bound.result()
 
@@ -124,6 +125,9 @@ class StepLoop(threading.Thread):
             log.exception("the step loop failed")
             cause = f"{type(error).__name__} in the step loop: {error}"
             self._ending = Ending(cause=cause, permanent=self.failed_for_good)
+            if not self._bound.done():
+                self._bound.set_exception(error)
+                return
         self._front.ended(self._cause)
 
     def _open(self, stack: ExitStack) -> None:

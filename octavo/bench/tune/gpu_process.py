@@ -17,6 +17,9 @@ import torch
 from kernels.triton_common.tuned_tiles import Tile
 from octavo.bench.tune.problem import Device, Measurement, Shape, TuneError
 
+# Time for a process that has closed its pipes to end.
+_END_S = 10.0
+
 
 def visible_device() -> Device:
     """All visible GPUs. Raises TuneError if there is none, or if they are of different kinds."""
@@ -119,10 +122,19 @@ class GpuProcess:
             process.stdin.write(json.dumps(question) + "\n")
             process.stdin.flush()
         except BrokenPipeError:
-            process.wait()
+            _end(process)
             return None
         line = process.stdout.readline()
         if not line:
-            process.wait()
+            _end(process)
             return None
         return json.loads(line)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Waits for a process that has closed its pipes, and kills it if it stays."""
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

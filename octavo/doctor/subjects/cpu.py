@@ -2,10 +2,17 @@
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 
-from kernels.native.build import PATHS, BuildError, build, find_compiler, flags_of_this_cpu, path_of_this_cpu
+from kernels.native.build import (
+    PATHS,
+    BuildError,
+    build,
+    compiler_version,
+    find_compiler,
+    flags_of_this_cpu,
+    path_of_this_cpu,
+)
 from octavo.doctor.check import Check, note, ok, problem
 from octavo.doctor.machine import Machine, cpu_name
 
@@ -56,11 +63,10 @@ def check_compiler(machine: Machine) -> Iterator[Check]:
         yield problem("compiler", found, f"install one (Debian and Ubuntu: apt-get install g++); {_SLOWER}")
         return
     try:
-        library = build(path)
+        library, version = build(path), compiler_version(compiler)
     except BuildError as error:
         yield problem("compiler", str(error), f"repair it, or name another compiler with CXX; {_SLOWER}")
         return
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     yield ok("compiler", f"{(version.splitlines() or [compiler])[0]}; kernels are built ({library.name})")
 
 

@@ -16,8 +16,8 @@ from starlette.requests import Request
 
 from router.api.gateway import parsing
 from router.api.gateway.errors import BadRequestError
-from router.api.gateway.parsing import Kind, Parsed
-from router.errors import RouterFull
+from router.api.gateway.parsing import Form, Kind, Parsed
+from router.errors import RouterFull, Unavailable
 from router.intake.intake import Intake
 from router.intake.validation import MAX_TEMPLATE_ARGUMENTS_BYTES
 from router.security.identity import caller_share, set_connection
@@ -26,6 +26,8 @@ from runtime.shares import SharedRoom
 
 # Time for a request's body to arrive.
 BODY_S = 60.0
+# Time for the other process to parse one: 30 times what the worst of 21 MB took. Beyond it the process is killed.
+PARSE_S = 60.0
 # A character of a JSON string takes up to 12 bytes: two escapes of six.
 _CHARACTER_BYTES = 12
 # Everything in a chat's body besides its texts and template arguments.
@@ -107,20 +109,27 @@ class Bodies:
 
     async def _parse_apart(self, kind: Kind, body: bytearray, request_id: str) -> Parsed:
         await self._turns.take(caller_share())
-        # The process can't be stopped in the middle: the next turn comes when it is done, even if the client leaves.
-        work = asyncio.create_task(
-            anyio.to_process.run_sync(
-                parsing.parse_to_bytes,
-                kind,
-                bytes(body),
-                request_id,
-                self._is_strict,
-                self._most_chars,
-                limiter=self._parser,
-            )
-        )
+        # The next turn comes when the process is done, even if the client leaves.
+        work = asyncio.create_task(self._run_parser(kind, bytes(body), request_id))
         work.add_done_callback(self._end_turn)
         return parsing.received(*await asyncio.shield(work))
+
+    async def _run_parser(self, kind: Kind, body: bytes, request_id: str) -> tuple[Form, list[bytes]]:
+        try:
+            async with asyncio.timeout(PARSE_S):
+                return await anyio.to_process.run_sync(
+                    parsing.parse_to_bytes,
+                    kind,
+                    body,
+                    request_id,
+                    self._is_strict,
+                    self._most_chars,
+                    # The process is killed at the timeout: one that is stopped would hold its turn forever.
+                    cancellable=True,
+                    limiter=self._parser,
+                )
+        except TimeoutError:
+            raise Unavailable(f"the body was not parsed within {PARSE_S:g} s: try again, or another router") from None
 
     def _end_turn(self, work: asyncio.Task[object]) -> None:
         self._turns.give_back()

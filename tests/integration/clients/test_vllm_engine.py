@@ -1,10 +1,12 @@
 """vllm.grpc.engine.VllmEngine on the router, called with the SMG gateway's messages; a fake scheduler computes."""
 
+import asyncio
+import contextlib
 import hashlib
 import io
 import sys
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineStub
 
 from protos import inference_pb2 as pb
 from router.api.compat import services
+from router.api.compat.vllm_engine import service
 from router.server import RouterServer
+from router.streams import outbox
 from tests.fakes.routers import receive, running_router, running_schedulers, smollm2_tokenizer, socket_address
 from tests.fakes.scheduler import FakeScheduler, model_info
 
@@ -217,6 +221,30 @@ async def test_the_tokenizer_comes_as_a_zip_with_its_digest(engine: Any) -> None
         original = smollm2_tokenizer().directory / "tokenizer.json"
         assert archive.read("tokenizer.json") == original.read_bytes()
         assert "tokenizer_config.json" in archive.namelist()
+
+
+async def test_a_client_that_does_not_read_the_tokenizer_is_left(
+    router: tuple[RouterServer, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "UNREAD_S", 0.2)
+    left = asyncio.Event()
+
+    @contextlib.contextmanager
+    def noting() -> Iterator[None]:
+        try:
+            with outbox.bounded_write():
+                yield
+        except asyncio.CancelledError:
+            left.set()
+            raise
+
+    monkeypatch.setattr(service, "bounded_write", noting)
+    small_windows = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{router[0].port}", options=small_windows) as slow:
+        call: Any = VllmEngineStub(slow).GetTokenizer(common.GetTokenizerRequest())
+        await call.read()
+        async with asyncio.timeout(10):
+            await left.wait()
 
 
 async def test_loads_and_server_are_of_the_whole_cluster(engine: Any) -> None:

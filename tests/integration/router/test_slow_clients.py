@@ -1,6 +1,8 @@
 """Clients that send requests slowly or not at all lose their connection, and no other client waits for them."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import httpx
@@ -39,5 +41,31 @@ async def test_http_of_a_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                         got = await reader.read(12)
                     assert got == answered
                     writer.close()
+        finally:
+            await listening.stop()
+
+
+def _stop_this_process(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+async def test_a_body_whose_parser_is_stopped_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next one is parsed."""
+    monkeypatch.setattr(bodies.parsing, "is_light", lambda body: False)
+    fake = FakeScheduler(socket_address(tmp_path, "one"))
+    async with running_schedulers(fake), running_router([fake.address]) as (server, _):
+        await server.wait_ready()
+        gateway = Gateway(server.intake, server.metrics.registry, server.readiness, max_body_bytes=10_000)
+        listening = GatewayServer(gateway, "127.0.0.1", 0)
+        listening.start()
+        url, asked = f"http://127.0.0.1:{listening.port}/v1/completions", {"prompt": "Hi", "max_tokens": 2}
+        try:
+            async with httpx.AsyncClient(timeout=30) as client:
+                with monkeypatch.context() as patched:
+                    patched.setattr(bodies, "PARSE_S", 1.0)
+                    patched.setattr(bodies.parsing, "parse_to_bytes", _stop_this_process)
+                    answer = await client.post(url, json=asked)
+                assert (answer.status_code, "parsed within 1 s" in answer.text) == (503, True)
+                assert (await client.post(url, json=asked)).status_code == 200
         finally:
             await listening.stop()

@@ -194,3 +194,26 @@ def test_torch_keeps_its_thread_pool_to_itself(path: NativePath) -> None:
 
 def test_kernels_are_loaded_once() -> None:
     assert cpu_backend_module.native_kernels() is native_kernels()
+
+
+def test_a_lock_that_another_process_keeps_is_waited_for_in_vain(
+    own_cache: Path, path: NativePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a process had been stopped while it compiled."""
+    monkeypatch.setattr(build_module, "_LOCK_TIMEOUT_S", 0.2)
+    _fake_compiler(tmp_path, monkeypatch, _WRITE_OUTPUT)
+    lock = cache_directory("kernels") / "lock"
+    with build_module._locked(lock), pytest.raises(BuildError, match=r"lock.* for 0\.2 s"):
+        build(path)
+
+
+def test_a_compiler_that_does_not_say_its_version_is_an_error(
+    own_cache: Path, path: NativePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "_VERSION_TIMEOUT_S", 0.2)
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(BuildError, match="--version"):
+        build(path)

@@ -16,7 +16,7 @@ from router.errors import InvalidRequest, RequestError, status_of
 from router.intake import validation
 from router.intake.intake import Intake
 from router.replicas.replica_set import ReplicaSet
-from router.streams.outbox import bounded_reading
+from router.streams.outbox import bounded_reading, bounded_write
 from router.telemetry.call_context import log_fields
 
 log = logging.getLogger("octavo.router.kserve")
@@ -95,10 +95,10 @@ class KserveService(GRPCInferenceServiceServicer):
                 # The message is the only place for the delay: no status with details is sent.
                 message += f" (in {error.retry_after_s:.1f} s)"
             failed = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+            response = pb.ModelStreamInferResponse(error_message=f"{status.name}: {message}", infer_response=failed)
             async with writing:
-                await context.write(
-                    pb.ModelStreamInferResponse(error_message=f"{status.name}: {message}", infer_response=failed)
-                )
+                with bounded_write():
+                    await context.write(response)
 
         async with grpc_errors(context), asyncio.TaskGroup() as group:
             async for request in request_iterator:

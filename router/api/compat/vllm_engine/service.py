@@ -26,7 +26,7 @@ from router.api.grpc_errors import grpc_errors
 from router.errors import NoReplica, Unavailable
 from router.intake.intake import Intake
 from router.replicas.replica_set import ReplicaSet
-from router.streams.outbox import bounded_reading
+from router.streams.outbox import bounded_reading, bounded_write
 
 _PATTERNS = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
 # Matches the patterns, but is an index of weights: megabytes that no tokenizer needs.
@@ -163,7 +163,8 @@ class VllmEngineService(VllmEngineServicer):
         async with grpc_errors(context):
             data, sha256 = await self._tokenizer_archive()
             for chunk in _chunks(data, sha256):
-                await context.write(chunk)
+                with bounded_write():
+                    await context.write(chunk)
 
     async def Embed(self, request: vllm.EmbedRequest, context: Context) -> NoReturn:
         await _unimplemented(context, "Embed", "no embedding model is served")
