@@ -98,9 +98,9 @@ async def test_messages_share_a_budget_until_they_are_accepted(tmp_path: Path, m
         await server.wait_ready()
         encode = server.intake.tokenizer.encode
 
-        async def late(text: str, most_tokens: int) -> list[int]:
+        async def late(text: str, most_tokens: int, **options: bool) -> list[int]:
             await may_go_on.wait()
-            return (await encode(text, most_tokens))[:100]
+            return (await encode(text, most_tokens, **options))[:100]
 
         monkeypatch.setattr(server.intake.tokenizer, "encode", late)
         calls = [stub.GenerateUnary(request) for _ in range(4)]
