@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from router.api.gateway import parsing
 from router.api.gateway.errors import BadRequestError
-from router.api.gateway.parsing import Form, Kind, Parsed
+from router.api.gateway.parsing import Kind, Parsed, Sent
 from router.errors import RouterFull, Unavailable
 from router.intake.intake import Intake
 from router.intake.validation import MAX_TEMPLATE_ARGUMENTS_BYTES
@@ -114,7 +114,7 @@ class Bodies:
         work.add_done_callback(self._end_turn)
         return parsing.received(*await asyncio.shield(work))
 
-    async def _run_parser(self, kind: Kind, body: bytes, request_id: str) -> tuple[Form, list[bytes]]:
+    async def _run_parser(self, kind: Kind, body: bytes, request_id: str) -> tuple[Parsed, list[Sent]]:
         try:
             async with asyncio.timeout(PARSE_S):
                 return await anyio.to_process.run_sync(

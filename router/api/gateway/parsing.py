@@ -85,12 +85,12 @@ def parse(kind: Kind, body: bytes | bytearray, request_id: str, *, is_strict: bo
 
 
 # A message of a Parsed as bytes, and its type's name.
-_Sent = tuple[str, bytes]
+Sent = tuple[str, bytes]
 
 
 def parse_to_bytes(
     kind: Kind, body: bytes, request_id: str, is_strict: bool, most_chars: int
-) -> tuple[Parsed, list[_Sent]]:
+) -> tuple[Parsed, list[Sent]]:
     """Does what parse() does, for another process: messages come as bytes.
 
     Raises BadRequestError, also for too many values, or characters of a prompt (most_chars; 0: any number).
@@ -109,7 +109,7 @@ def parse_to_bytes(
     return Parsed(parsed.kind, parsed.form, (), parsed.ignored), sent
 
 
-def received(parsed: Parsed, sent: list[_Sent]) -> Parsed:
+def received(parsed: Parsed, sent: list[Sent]) -> Parsed:
     """Puts together what parse_to_bytes() returned."""
     messages = [getattr(pb, name).FromString(message) for name, message in sent]
     return Parsed(parsed.kind, parsed.form, messages, parsed.ignored)
