@@ -73,7 +73,7 @@ FAULTS = [
     ),
     Fault(
         name="disk-full-kill",
-        what="the same and that of the weight cache, and a worker is killed",
+        what="that disk and the weight cache's are full, and a worker is killed",
         inject=_fill_disk_and_kill,
         seconds=(5.0, 20.0),
         brief=None,
