@@ -158,6 +158,10 @@ class WorkerLoop:
 
     def _rejoin_if_due(self) -> None:
         if self._is_cut and self._hello_due is None:
+            # What arrived before the end of the connection may be the order to stop.
+            self._serve()
+            if self._exit_code is not None:
+                return
             _log.warning("the connection to the scheduler was cut")
             self._heartbeat.forget()
             self._hello_pause = _FIRST_HELLO_AGAIN

@@ -184,7 +184,7 @@ def _raw(contents: bytes) -> kserve.ModelInferRequest:
         (_request(stream=True), "stream=true: call ModelStreamInfer"),
         (_request(max_tokns=3), "sampling_parameters: max_tokns: there is no such field"),
         (_request(prompt="x"), "sampling_parameters: prompt is not a sampling parameter"),
-        (_request(max_tokens=0), "greater than or equal to 1"),
+        (_request(max_tokens=0), "max_tokens=0: use at least 1"),
         (_request(top_p=2), "sampling.top_p=2: use a number"),
         (kserve.ModelInferRequest(model_version="2"), "model_version='2': use '1'"),
         (kserve.ModelInferRequest(outputs=[{"name": "logits"}]), "'logits' is unknown: use text_output"),

@@ -172,4 +172,6 @@ def _message(prompt: str, parameters: dict[str, Any]) -> octavo.GenerateRequest:
         raise InvalidRequest(f"sampling_parameters: {of_validation(error)}") from None
     except BadRequestError as error:
         raise InvalidRequest(f"sampling_parameters: {error}") from None
+    if request.max_tokens == 0:
+        raise InvalidRequest("sampling_parameters: max_tokens=0: use at least 1")
     return message
