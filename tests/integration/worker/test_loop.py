@@ -1,6 +1,7 @@
 """The worker's loop over real ZeroMQ sockets, with a model without weights: it joins, fails and joins again."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.support.scheduler.steps import decodes, said
 from tests.support.stall import stand_still
 from tests.support.worker_loop import HELLO, RunningWorker
 from worker.errors import PermanentError
-from worker.process.loop import EXIT_FAILED, EXIT_PERMANENT
+from worker.process.loop import EXIT_FAILED, EXIT_PERMANENT, WorkerLoop
 from worker.step.runner import DoneResult, StepRunner
 
 PROMPT = [5, 6, 7]
@@ -66,6 +67,29 @@ def test_hello_reset_ready_plans_shutdown(start: Start):
         assert worker.exit_code() == 0
     assert worker.metrics.registry.get_sample_value("octavo_worker_tokens_total") == 5
     assert worker.metrics.registry.get_sample_value("octavo_worker_rows") == 1
+
+
+def test_an_order_that_came_before_the_connection_ended_counts(start: Start, monkeypatch: pytest.MonkeyPatch):
+    """A scheduler that ends tells its workers to stop, and closes its socket: both may be seen at once."""
+    may_look, looks, wait = threading.Event(), threading.Event(), WorkerLoop._wait
+
+    def late(loop: WorkerLoop) -> None:
+        looks.set()
+        assert may_look.wait(20)
+        wait(loop)
+
+    worker = start()
+    with StepScheduler(worker.endpoint) as scheduler:
+        scheduler.join()
+        monkeypatch.setattr(WorkerLoop, "_wait", late)
+        worker.wakeup.notify()
+        assert looks.wait(20)
+        scheduler.send(step_pb2.SchedulerToWorker(shutdown=step_pb2.Shutdown()))
+        # Time for ZeroMQ's threads: to deliver, and then to see the end of the connection.
+        time.sleep(0.3)
+    time.sleep(0.3)
+    may_look.set()
+    assert worker.exit_code() == 0
 
 
 def test_plans_sent_ahead_are_computed_in_order(start: Start):
