@@ -50,7 +50,8 @@ def _refuse(error: Unauthenticated) -> grpc.RpcMethodHandler:
 class KeyMiddleware:
     """Checks the key of each request to an ASGI application."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, refuse: Callable[[Unauthenticated], Response]) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, refuse: Callable[[Unauthenticated, str], Response]) -> None:
+        """refuse: gets the path, too."""
         self._app, self._keys, self._refuse = app, keys, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,6 +60,6 @@ class KeyMiddleware:
             try:
                 set_caller(self._keys.identify(headers.get("authorization", ""), headers.get("x-api-key", "")))
             except Unauthenticated as error:
-                await self._refuse(error)(scope, receive, send)
+                await self._refuse(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)

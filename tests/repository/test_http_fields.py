@@ -1,9 +1,10 @@
-"""docs/http.md tells of every field of the two HTTP requests, vLLM's among them."""
+"""docs/http.md tells of every field of the HTTP requests, vLLM's among them."""
 
 import re
 
 import pytest
 
+from router.api.gateway.anthropic.schemas import MessagesRequest
 from router.api.gateway.openai.fields import Effect
 from router.api.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
 from tests.support.repository import ROOT
@@ -56,3 +57,14 @@ def test_each_field_is_told(schema: type[CompletionRequest | ChatCompletionReque
         rows = [row for row in table.splitlines() if f"`{name}`" in row]
         assert len(rows) == 1, name
         assert rows[0].endswith(f"| {effect.says} |")
+
+
+def test_each_field_of_anthropics_is_told() -> None:
+    text = (ROOT / "docs" / "http.md").read_text()
+    table = text[text.index("## Anthropic's API\n") : text.index("\n## Streams\n")]
+    rows = [row.split("|")[1:3] for row in table.splitlines() if row.startswith("| `")]
+    for name, field in MessagesRequest.model_fields.items():
+        (told,) = (told for names, told in rows if f"`{name}`" in names)
+        for effect in field.metadata:
+            if isinstance(effect, Effect):
+                assert told.strip() == f"{'refused' if effect.is_refused else 'no effect'}: {effect.says}"

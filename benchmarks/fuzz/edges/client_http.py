@@ -16,7 +16,7 @@ from router.security.keys import Keys
 _KEY = "fuzz-0123456789abcdef"
 _PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/", "/health", "/v1/completions/../x"),
-    *("/tokenize", "/detokenize", "/invocations", "/v1/embeddings"),
+    *("/tokenize", "/detokenize", "/invocations", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens"),
 )
 _MAX_BODY = 100_000
 _COMPLETION: dict[str, Any] = {
@@ -36,8 +36,17 @@ _CHAT: dict[str, Any] = {
 }  # fmt: skip
 _TOKENIZE: dict[str, Any] = {"prompt": "Hello", "add_special_tokens": True, "return_token_strs": True}
 _DETOKENIZE: dict[str, Any] = {"tokens": [1, 2, 3], "model": ""}
+_COUNT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]}],
+    "system": [{"type": "text", "text": "Be."}], "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"},
+    "tools": [{"name": "f", "description": "d", "input_schema": {}}], "output_config": {"effort": "low"},
+}  # fmt: skip
+_MESSAGES: dict[str, Any] = {
+    **_COUNT, "max_tokens": 2, "stream": True, "temperature": 0.5, "top_p": 0.5, "top_k": 5, "stop_sequences": ["a"],
+    "metadata": {"user_id": "u"}, "mcp_servers": [], "unknown": 1,
+}  # fmt: skip
 # Bodies of paths that are not completions.
-_BODIES = {1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _CHAT}
+_BODIES = {1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _CHAT, 10: _MESSAGES, 11: _COUNT}
 _VALUES: tuple[Any, ...] = (
     None, True, "", "x" * 2000, "\0\n", "é\U0001f600", [], {}, [[]], [None], {"": None}, 0, -1, 1.5, 1e308, 2**31,
     2**32, 2**63, 2**64, 10**40, 10**400, [10**30] * 5, ["a"] * 300, [[1, 2], [3]], [1.5], "1",
@@ -63,7 +72,11 @@ class _Http:
         self._app, self._cluster = gateway.app, cluster
 
     def malformed(self, random: Random) -> bytes:
-        path = random.choice((0, 0, 0, 1, 1, 1, 6, 7, 8)) if random.random() < 0.9 else random.randrange(len(_PATHS))
+        path = (
+            random.choice((0, 0, 0, 1, 1, 1, 6, 7, 8, 10, 10, 11))
+            if random.random() < 0.9
+            else random.randrange(len(_PATHS))
+        )
         body = json.dumps(_spoiled(_BODIES.get(path, _COMPLETION), random)).encode()
         if random.random() < 0.3:
             number = random.choice(_VALUES[12:22])

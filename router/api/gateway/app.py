@@ -24,6 +24,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from protos import inference_pb2 as pb
+from router.api.gateway.anthropic.errors import is_anthropics, message_error
+from router.api.gateway.anthropic.reply import MessageReply
 from router.api.gateway.bodies import Bodies
 from router.api.gateway.errors import BadRequestError, body_of, headers_of, http_status
 from router.api.gateway.events import Event, events_of, in_intervals
@@ -32,7 +34,7 @@ from router.api.gateway.openai.chat import ChatReply
 from router.api.gateway.openai.completion import CompletionReply
 from router.api.gateway.openai.form import Form
 from router.api.gateway.openai.reply import Reply
-from router.api.gateway.parsing import Kind
+from router.api.gateway.parsing import Kind, Parsed
 from router.errors import Forbidden, RequestError
 from router.intake.intake import Intake
 from router.intake.validation import check_model_name, check_prompt_length
@@ -80,6 +82,8 @@ class Gateway:
             routes=[
                 Route("/v1/completions", functools.partial(self._complete, "completion"), methods=["POST"]),
                 Route("/v1/chat/completions", functools.partial(self._complete, "chat"), methods=["POST"]),
+                Route("/v1/messages", functools.partial(self._complete, "messages"), methods=["POST"]),
+                Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
                 Route("/invocations", functools.partial(self._complete, "any"), methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{model:path}", self._model),
@@ -115,6 +119,8 @@ class Gateway:
         request_id = messages[0].request_id if len(messages) == 1 else request_id
         if asked.kind == "chat":
             reply: Reply = ChatReply(form, self._base(f"chatcmpl-{request_id}"), tokens)
+        elif asked.kind == "messages":
+            reply = MessageReply(form, f"msg_{request_id}", self._intake.model.name, tokens)
         else:
             echoes = [await self._text_of(message) for message in messages] if form.has_echo else []
             reply = CompletionReply(form, self._base(f"cmpl-{request_id}"), len(messages), echoes, tokens)
@@ -146,9 +152,7 @@ class Gateway:
         except BaseException:
             await events.aclose()
             raise
-        with_usage, request_id = form.has_usage_chunk, messages[0].request_id
-        chunks = _sse_chunks(first, events, reply, with_usage=with_usage, request_id=request_id)
-        return _Stream(chunks, events)
+        return _Stream(_sse_chunks(first, events, reply, request_id=messages[0].request_id), events)
 
     async def _with_prompt_text(self, events: AsyncGenerator[Event, None], reply: Reply) -> AsyncGenerator[Event, None]:
         async with aclosing(events):
@@ -161,11 +165,7 @@ class Gateway:
     # --- Tokens
 
     async def _tokenize(self, request: Request) -> Response:
-        asked = await self._bodies.parse(request, "tokenize", _request_id(request))
-        (message,) = asked.messages
-        assert isinstance(message, pb.TokenizeRequest)
-        self._check_model(message.model)
-        token_ids = await self._intake.tokenize(message)
+        asked, token_ids = await self._tokens(request, "tokenize")
         shown: dict[str, Any] = {
             "count": len(token_ids),
             "max_model_len": self._intake.max_model_len,
@@ -177,6 +177,19 @@ class Gateway:
         answer = Response(await asyncio.to_thread(msgspec.json.encode, shown), media_type="application/json")
         self._ignored.tell(asked.ignored, answer)
         return answer
+
+    async def _count_tokens(self, request: Request) -> Response:
+        asked, token_ids = await self._tokens(request, "count_tokens")
+        answer = JSONResponse({"input_tokens": len(token_ids)})
+        self._ignored.tell(asked.ignored, answer)
+        return answer
+
+    async def _tokens(self, request: Request, kind: Kind) -> tuple[Parsed, list[int]]:
+        asked = await self._bodies.parse(request, kind, _request_id(request))
+        (message,) = asked.messages
+        assert isinstance(message, pb.TokenizeRequest)
+        self._check_model(message.model)
+        return asked, await self._intake.tokenize(message)
 
     async def _detokenize(self, request: Request) -> Response:
         asked = await self._bodies.parse(request, "detokenize", _request_id(request))
@@ -237,27 +250,22 @@ class _Stream(EventSourceResponse):
 
 
 async def _sse_chunks(
-    first: Event, rest: AsyncGenerator[Event, None], reply: Reply, *, with_usage: bool, request_id: str
+    first: Event, rest: AsyncGenerator[Event, None], reply: Reply, *, request_id: str
 ) -> AsyncGenerator[dict[str, str], None]:
     try:
         event: Event | None = first
         while event is not None:
-            if (chunk := reply.take(*event)) is not None:
-                yield _data(chunk)
+            for piece in reply.pieces(*event):
+                yield piece
             event = await anext(rest, None)
-        if with_usage:
-            yield _data(reply.usage_chunk())
     except RequestError as error:
-        yield _data(body_of(error))
+        yield reply.error_piece(error)
     except Exception as error:
         log.exception("a stream failed", extra={"request_id": request_id})
-        yield _data(body_of(error))
+        yield reply.error_piece(error)
     else:
-        yield {"data": "[DONE]"}
-
-
-def _data(content: dict[str, Any]) -> dict[str, str]:
-    return {"data": msgspec.json.encode(content).decode()}
+        for piece in reply.last_pieces():
+            yield piece
 
 
 async def _whole(request: Request, events: AsyncGenerator[Event, None], reply: Reply) -> Response:
@@ -294,17 +302,18 @@ def _model_json(model: pb.ModelInfo) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _refusal(error: Exception) -> Response:
-    return JSONResponse(body_of(error), http_status(error), headers_of(error))
+def _refusal(error: Exception, path: str) -> Response:
+    body = message_error(error) if is_anthropics(path) else body_of(error)
+    return JSONResponse(body, http_status(error), headers_of(error))
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    return _refusal(error)
+    return _refusal(error, request.url.path)
 
 
 async def _not_yet(request: Request) -> Response:
     message = f"{request.url.path}: this server completes text and chats; it has no such models yet"
-    return _refusal(BadRequestError(message, status=HTTPStatus.NOT_FOUND))
+    return _refusal(BadRequestError(message, status=HTTPStatus.NOT_FOUND), request.url.path)
 
 
 def _cors(origins: Sequence[str]) -> dict[str, Any]:
@@ -324,10 +333,10 @@ async def _left(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     log.exception("%s failed", request.url.path, exc_info=error)
-    return _refusal(error)
+    return _refusal(error, request.url.path)
 
 
 async def _no_such_page(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return _refusal(BadRequestError(message, status=HTTPStatus(error.status_code)))
+    return _refusal(BadRequestError(message, status=HTTPStatus(error.status_code)), request.url.path)

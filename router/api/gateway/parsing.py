@@ -12,6 +12,8 @@ from typing import Literal
 from pydantic import ValidationError
 
 from protos import inference_pb2 as pb
+from router.api.gateway.anthropic.convert import chat_of, tokenized_chat_of
+from router.api.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
 from router.api.gateway.errors import BadRequestError, of_validation
 from router.api.gateway.openai.convert import chat_message, completion_messages, detokenize_message, tokenize_message
 from router.api.gateway.openai.fields import Reading
@@ -30,7 +32,7 @@ _MOST_BYTES_HERE, _MOST_VALUES_HERE = 2**20, 50_000
 MAX_VALUES = 2**22
 
 # The endpoint's; `any` is a chat if the body has messages, else a completion.
-Kind = Literal["completion", "chat", "any", "tokenize", "detokenize"]
+Kind = Literal["completion", "chat", "any", "tokenize", "detokenize", "messages", "count_tokens"]
 Message = pb.GenerateRequest | pb.TokenizeRequest | pb.DetokenizeRequest
 _MESSAGES = re.compile(rb'"messages"\s*:')
 
@@ -72,6 +74,12 @@ def parse(kind: Kind, body: bytes | bytearray, request_id: str, *, is_strict: bo
                 completion = CompletionRequest.model_validate_json(body, context=reading)
                 form = completion_form(completion)
                 messages = [*completion_messages(completion, completion.request_id or request_id)]
+            case "messages":
+                chat = chat_of(MessagesRequest.model_validate_json(body, context=reading))
+                form, messages = chat_form(chat), [chat_message(chat, request_id)]
+            case "count_tokens":
+                counted = CountTokensRequest.model_validate_json(body, context=reading)
+                messages = [tokenize_message(tokenized_chat_of(counted))]
             case "tokenize":
                 schema = TokenizeChatRequest if has_messages else TokenizeRequest
                 asked = schema.model_validate_json(body, context=reading)

@@ -6,7 +6,15 @@ Lists and objects are read up to the first error: pydantic keeps a kilobyte for 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 _MOST_NOTED = 16
@@ -91,6 +99,12 @@ def refused(what: str, *nothing: object) -> Any:
         return None
 
     return Annotated[Any, AfterValidator(check), Effect(what, is_refused=True)]
+
+
+def known(kinds: dict[str, Any], base: type[Fields] = Fields) -> Any:
+    """Returns a class with these fields, which are not honoured, besides those of base."""
+    fields: dict[str, Any] = {name: (kind, None) for name, kind in kinds.items()}
+    return create_model("_Known", __base__=base, **fields)
 
 
 FOR_OPENAI = no_effect("about OpenAI's own service")

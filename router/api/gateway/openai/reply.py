@@ -2,7 +2,10 @@
 
 from typing import Any, Protocol
 
+import msgspec
+
 from protos import inference_pb2 as pb
+from router.api.gateway.errors import body_of
 from router.api.gateway.openai.form import Form
 from router.errors import Internal
 
@@ -85,3 +88,22 @@ class Reply:
 
     def whole(self) -> dict[str, Any]:
         raise NotImplementedError
+
+    # --- Server-sent events, as EventSourceResponse takes them
+
+    def pieces(self, prompt: int, event: pb.GenerateResponse) -> list[dict[str, str]]:
+        """Takes in an event. Returns what a stream sends for it. Raises Internal."""
+        piece = self.take(prompt, event)
+        return [] if piece is None else [self._sent(piece)]
+
+    def last_pieces(self) -> list[dict[str, str]]:
+        """Returns what ends a stream."""
+        usage = [self._sent(self.usage_chunk())] if self._form.has_usage_chunk else []
+        return [*usage, {"data": "[DONE]"}]
+
+    def error_piece(self, error: Exception) -> dict[str, str]:
+        """Returns what ends a stream that breaks."""
+        return self._sent(body_of(error))
+
+    def _sent(self, piece: dict[str, Any]) -> dict[str, str]:
+        return {"data": msgspec.json.encode(piece).decode()}

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from configs.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, PARAMETERS, Parameter
-from router.api.gateway.openai.fields import FOR_MEDIA, FOR_OPENAI, HINT, Fields, at_most, no_effect, refused
+from router.api.gateway.openai.fields import FOR_MEDIA, FOR_OPENAI, HINT, Fields, at_most, known, no_effect, refused
 from router.intake.validation import MAX_CHAT_MESSAGES
 
 # Prompts of one request: each is a stream of its own.
@@ -102,13 +102,7 @@ _CHAT = {
 }
 
 
-def _known(kinds: dict[str, Any], base: type[Fields] = Fields) -> Any:
-    """Returns a class with these fields, besides those of base."""
-    fields: dict[str, Any] = {name: (kind, None) for name, kind in kinds.items()}
-    return create_model("_Known", __base__=base, **fields)
-
-
-class SamplingRequest(_known(_COMMON, create_model("_Numbers", __base__=Fields, **_numbers))):
+class SamplingRequest(known(_COMMON, create_model("_Numbers", __base__=Fields, **_numbers))):
     """Fields of both calls, with all numbers of configs.sampling. None: the model's own default."""
 
     model: str = ""
@@ -144,7 +138,7 @@ class SamplingRequest(_known(_COMMON, create_model("_Numbers", __base__=Fields, 
     session_id: str = ""
 
 
-class CompletionRequest(_known(_COMPLETION), SamplingRequest):
+class CompletionRequest(known(_COMPLETION), SamplingRequest):
     """POST /v1/completions."""
 
     prompt: str | _TokenIds | _Prompts[str] | _Prompts[_TokenIds]
@@ -229,7 +223,7 @@ class Message(Fields):
         return "".join(part.text or part.refusal for part in self.content)
 
 
-class Chat(_known(_TEMPLATE)):
+class Chat(known(_TEMPLATE)):
     """What the chat template gets."""
 
     messages: list[Message] = Field(fail_fast=True, max_length=MAX_CHAT_MESSAGES)
@@ -243,7 +237,7 @@ class Chat(_known(_TEMPLATE)):
     continue_final_message: bool = False
 
 
-class ChatCompletionRequest(_known(_CHAT), Chat, SamplingRequest):
+class ChatCompletionRequest(known(_CHAT), Chat, SamplingRequest):
     """POST /v1/chat/completions."""
 
     max_completion_tokens: int | None = Field(None, ge=0, lt=2**32)

@@ -1,0 +1,146 @@
+"""The fields of Anthropic's requests; docs/http.md lists them."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from configs.sampling import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from router.api.gateway.openai.fields import HINT, Fields, at_most, known, no_effect, refused
+from router.intake.validation import MAX_CHAT_MESSAGES
+
+_MAX_BLOCKS, _MAX_TOOLS, _MAX_METADATA = 1024, 1024, 64
+_FOR_ANTHROPIC = no_effect("about Anthropic's own service")
+_FOR_CACHE = no_effect("prefixes are cached without it")
+_NO_GRAMMAR = refused("output that follows a schema, grammar or expression is not supported yet")
+# Fields that are known and not honoured, by object.
+_BLOCK = {"cache_control": _FOR_CACHE, "citations": _FOR_ANTHROPIC}
+_TOOL = {
+    "cache_control": _FOR_CACHE,
+    "strict": HINT,
+    "input_examples": HINT,
+    "eager_input_streaming": HINT,
+    "defer_loading": HINT,
+    "allowed_callers": HINT,
+}
+_TOOL_CHOICE = {"disable_parallel_tool_use": HINT}
+_THINKING = {"budget_tokens": HINT, "display": HINT}
+_OUTPUT_CONFIG = {"format": _NO_GRAMMAR}
+_PROMPT = {
+    "cache_control": _FOR_CACHE,
+    "speed": _FOR_ANTHROPIC,
+    "user_profile_id": _FOR_ANTHROPIC,
+    "workspace_id": _FOR_ANTHROPIC,
+    "context_management": refused("prompts are used as they are"),
+    "mcp_servers": refused("this server calls no other ones"),
+    "output_format": _NO_GRAMMAR,
+}
+_MESSAGES = {
+    "metadata": Annotated[_FOR_ANTHROPIC, at_most(_MAX_METADATA)],
+    "service_tier": _FOR_ANTHROPIC,
+    "inference_geo": _FOR_ANTHROPIC,
+    "diagnostics": _FOR_ANTHROPIC,
+    "container": refused("this server runs no code"),
+}
+
+
+class Block(known(_BLOCK)):
+    """A block of a message's content, or of the system prompt."""
+
+    type: str
+    text: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, block: object) -> object:
+        """Refuses other types by name: their fields, which are unknown here, say nothing to the client."""
+        if isinstance(block, dict):
+            kind = block.get("type")
+            if isinstance(kind, str) and kind != "text":
+                raise PydanticCustomError("no_text", "type={type}: this API takes text only", {"type": repr(kind[:40])})
+            if kind == "text" and block.get("text") is None:
+                raise PydanticCustomError("no_text", "a block of type text needs text")
+        return block
+
+
+_Text = str | Annotated[list[Block], Field(fail_fast=True, max_length=_MAX_BLOCKS)]
+
+
+class Message(Fields):
+    role: Literal["user", "assistant", "system"]
+    content: _Text
+
+
+class Tool(known(_TOOL)):
+    """A tool of the client's own."""
+
+    type: str = "custom"
+    name: str
+    description: str = ""
+    # A JSON schema.
+    input_schema: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_the_clients(self) -> Self:
+        if self.type != "custom":
+            kind = {"type": repr(self.type[:40])}
+            raise PydanticCustomError("no_tool", "type={type}: this server has no tools of its own, use custom", kind)
+        if "input_schema" not in self.model_fields_set:
+            raise PydanticCustomError("no_schema", "a tool needs input_schema")
+        return self
+
+
+class ToolChoice(known(_TOOL_CHOICE)):
+    type: str
+    name: str = ""
+
+    @model_validator(mode="after")
+    def _can_be_obeyed(self) -> Self:
+        if self.type not in ("auto", "none"):
+            kind = {"type": repr(self.type[:40])}
+            raise PydanticCustomError("forced", "type={type}: a call can't be forced yet, use auto or none", kind)
+        return self
+
+
+class Thinking(known(_THINKING)):
+    type: str
+
+    @model_validator(mode="after")
+    def _is_off(self) -> Self:
+        if self.type != "disabled":
+            kind = {"type": repr(self.type[:40])}
+            raise PydanticCustomError("thinking", "type={type}: thoughts have no blocks here, use disabled", kind)
+        return self
+
+
+class OutputConfig(known(_OUTPUT_CONFIG)):
+    # The template's reasoning_effort.
+    effort: str | None = None
+
+
+class CountTokensRequest(known(_PROMPT)):
+    """POST /v1/messages/count_tokens: what the prompt is made of."""
+
+    model: str = ""
+    messages: list[Message] = Field(fail_fast=True, min_length=1, max_length=MAX_CHAT_MESSAGES)
+    system: _Text = ""
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(known(_MESSAGES, CountTokensRequest)):
+    """POST /v1/messages."""
+
+    # 0: none, to have the prompt's KV cached.
+    max_tokens: int = Field(ge=0, lt=2**32)
+    stream: bool = False
+    # None: the model's own default.
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = Field(None, ge=-(2**31), lt=2**31)
+    stop_sequences: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
+        Field(fail_fast=True, max_length=MAX_STOP_STRINGS),
+    ] = Field(default_factory=list)
