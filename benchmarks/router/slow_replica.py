@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -85,7 +86,9 @@ async def _keep_sending(stub, numbers: Iterator[int], gaps: _Gaps) -> None:
         await _stream(stub, next(numbers), gaps)
 
 
-async def _run(run: str, arguments: argparse.Namespace, directory: Path, slowness: float, **options: object) -> Outcome:
+async def _run(
+    run: str, arguments: argparse.Namespace, directory: Path, slowness: float, options: dict[str, Any]
+) -> Outcome:
     fakes = [FakeScheduler(socket_address(directory, str(i)), step_seconds=_STEP_S) for i in range(arguments.replicas)]
     fakes[0].step_seconds *= slowness
     gaps, numbers = _Gaps(), itertools.count()
@@ -128,7 +131,7 @@ async def _measure(arguments: argparse.Namespace) -> None:
     )
     for run, slowness, options in runs:
         with tempfile.TemporaryDirectory() as directory:
-            outcome = await _run(run, arguments, Path(directory), slowness, **options)
+            outcome = await _run(run, arguments, Path(directory), slowness, options)
         if arguments.json:
             print(json.dumps(asdict(outcome)), flush=True)
             continue
