@@ -12,6 +12,7 @@ from configs.load import ConfigError, load_options
 from configs.options import Options
 from router.api.compat.services import MissingPackageError
 from router.api.gateway.app import Gateway
+from router.api.gateway.responses.store import StoreError, new_store
 from router.api.gateway.server import GatewayServer
 from router.errors import AddressError
 from router.security.keys import Keys, KeysError
@@ -64,7 +65,8 @@ def main(argv: list[str]) -> int:
     try:
         asyncio.run(_serve(options, index))
     except (
-        ModelNotFoundError, TokenizerError, AddressError, MissingPackageError, KeysError, TlsError, TracingError
+        ModelNotFoundError, TokenizerError, AddressError, MissingPackageError, KeysError, TlsError, TracingError,
+        StoreError,
     ) as error:  # fmt: skip
         log.error("%s", error)
         return EXIT_PERMANENT
@@ -121,7 +123,7 @@ def _count_signals() -> asyncio.Queue[int]:
 
 
 def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> GatewayServer | None:
-    """Starts the HTTP gateway; None without http_port. Raises AddressError."""
+    """Starts the HTTP gateway; None without http_port. Raises AddressError, StoreError."""
     if not options.http_port:
         return None
     gateway = Gateway(
@@ -133,6 +135,7 @@ def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> 
         strict_fields=options.strict_fields,
         allowed_origins=options.allowed_origins,
         keys=server.keys,
+        responses=new_store(options.responses_dir, options.max_responses_bytes),
         is_tracing=server.is_tracing,
     )
     port = options.router_http_port(index.router)

@@ -79,6 +79,20 @@ class RouterOptions(BaseModel):
         "Web pages that may call the HTTP API from a browser, by their origin, comma-separated: "
         "https://chat.example.org, or * for any (CORS).",
     )
+    responses_dir: str = option(
+        ROUTER,
+        "",
+        "Directory for the stored responses of /v1/responses, which previous_response_id continues. Routers may share "
+        "it. Empty: each router process keeps its own in memory, and a restart loses them.",
+    )
+    max_responses_bytes: int = option(
+        ROUTER,
+        64 * 2**20,
+        "Bytes of stored responses, in responses_dir or in a router process's memory. Beyond that, the oldest of the "
+        "tenant that has most are dropped. 0: none are stored.",
+        ge=0,
+        le=2**40,
+    )
     stream_buffer_bytes: int = option(
         ROUTER,
         4 * 2**20,

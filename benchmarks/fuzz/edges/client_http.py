@@ -17,6 +17,7 @@ _KEY = "fuzz-0123456789abcdef"
 _PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/", "/health", "/v1/completions/../x"),
     *("/tokenize", "/detokenize", "/invocations", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/responses", "/v1/responses/resp_0"),
 )
 _MAX_BODY = 100_000
 _COMPLETION: dict[str, Any] = {
@@ -45,8 +46,21 @@ _MESSAGES: dict[str, Any] = {
     **_COUNT, "max_tokens": 2, "stream": True, "temperature": 0.5, "top_p": 0.5, "top_k": 5, "stop_sequences": ["a"],
     "metadata": {"user_id": "u"}, "mcp_servers": [], "unknown": 1,
 }  # fmt: skip
+_RESPONSE: dict[str, Any] = {
+    "input": [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi", "annotations": []}]},
+        {"role": "developer", "content": "Be."},
+    ],
+    "instructions": "Be brief.", "previous_response_id": "", "store": True, "stream": True, "max_output_tokens": 2,
+    "top_logprobs": 1, "include": ["message.output_text.logprobs"], "metadata": {"k": "v"}, "temperature": 0.5,
+    "text": {"format": {"type": "text"}, "verbosity": "low"}, "reasoning": {"effort": "low"}, "truncation": "auto",
+    "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}], "tool_choice": "auto",
+    "background": False, "stop": ["a"], "seed": 7, "stream_options": {"include_obfuscation": False}, "user": "u",
+}  # fmt: skip
 # Bodies of paths that are not completions.
-_BODIES = {1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _CHAT, 10: _MESSAGES, 11: _COUNT}
+_BODIES = {1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _CHAT, 10: _MESSAGES, 11: _COUNT, 12: _RESPONSE}
+# Paths that most messages go to.
+_USUAL = (0, 0, 0, 1, 1, 1, 6, 7, 8, 10, 10, 11, 12, 12)
 _VALUES: tuple[Any, ...] = (
     None, True, "", "x" * 2000, "\0\n", "é\U0001f600", [], {}, [[]], [None], {"": None}, 0, -1, 1.5, 1e308, 2**31,
     2**32, 2**63, 2**64, 10**40, 10**400, [10**30] * 5, ["a"] * 300, [[1, 2], [3]], [1.5], "1",
@@ -72,11 +86,7 @@ class _Http:
         self._app, self._cluster = gateway.app, cluster
 
     def malformed(self, random: Random) -> bytes:
-        path = (
-            random.choice((0, 0, 0, 1, 1, 1, 6, 7, 8, 10, 10, 11))
-            if random.random() < 0.9
-            else random.randrange(len(_PATHS))
-        )
+        path = random.choice(_USUAL) if random.random() < 0.9 else random.randrange(len(_PATHS))
         body = json.dumps(_spoiled(_BODIES.get(path, _COMPLETION), random)).encode()
         if random.random() < 0.3:
             number = random.choice(_VALUES[12:22])

@@ -4,7 +4,6 @@ import asyncio
 import functools
 import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
@@ -12,8 +11,6 @@ from typing import Any
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from sse_starlette import EventSourceResponse
-from sse_starlette.sse import SendTimeoutError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -21,11 +18,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from protos import inference_pb2 as pb
 from router.api.gateway.anthropic.errors import is_anthropics, message_error
 from router.api.gateway.anthropic.reply import MessageReply
+from router.api.gateway.answers import EventStream, answered, request_id_of
 from router.api.gateway.bodies import Bodies
 from router.api.gateway.errors import BadRequestError, body_of, headers_of, http_status
 from router.api.gateway.events import Event, events_of, in_intervals
@@ -35,13 +32,14 @@ from router.api.gateway.openai.completion import CompletionReply
 from router.api.gateway.openai.form import Form
 from router.api.gateway.openai.reply import Reply
 from router.api.gateway.parsing import Kind, Parsed
+from router.api.gateway.responding import Responses
+from router.api.gateway.responses.store import MemoryStore, Store
 from router.errors import Forbidden, RequestError
 from router.intake.intake import Intake
 from router.intake.validation import check_model_name, check_prompt_length
 from router.security.authentication import KeyMiddleware
 from router.security.identity import caller
 from router.security.keys import Keys
-from router.streams import outbox
 from router.telemetry.call_context import TraceMiddleware
 from runtime.wire import octavo_version
 
@@ -52,6 +50,8 @@ _NOT_YET = (
     *("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
     *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/generations"),
 )
+# Bytes of stored responses, where no store is given.
+_MEMORY_BYTES = 2**24
 
 
 class Gateway:
@@ -68,16 +68,19 @@ class Gateway:
         strict_fields: bool = False,
         allowed_origins: Sequence[str] = (),
         keys: Keys | None = None,
+        responses: Store | None = None,
         is_tracing: bool = False,
     ) -> None:
         """readiness: for /health. max_body_bytes: of one request. max_bodies_bytes, strict_fields, allowed_origins: the
-        options. keys: those that may call; None: anyone may. is_tracing: requests are traced.
+        options. keys: those that may call; None: anyone may. responses: where they are stored; None: in memory.
+        is_tracing: requests are traced.
         """
         self._intake, self._registry, self._readiness = intake, registry, readiness
         self._bodies = Bodies(
             intake, max_bytes=max_body_bytes, max_total_bytes=max_bodies_bytes, is_strict=strict_fields
         )
         self._ignored = IgnoredFields(intake.metrics.ignored_fields)
+        store = MemoryStore(_MEMORY_BYTES) if responses is None else responses
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", functools.partial(self._complete, "completion"), methods=["POST"]),
@@ -85,6 +88,7 @@ class Gateway:
                 Route("/v1/messages", functools.partial(self._complete, "messages"), methods=["POST"]),
                 Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
                 Route("/invocations", functools.partial(self._complete, "any"), methods=["POST"]),
+                *Responses(intake, self._bodies, self._ignored, store).routes,
                 Route("/v1/models", self._models),
                 Route("/v1/models/{model:path}", self._model),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
@@ -113,7 +117,7 @@ class Gateway:
     # --- Completions
 
     async def _complete(self, kind: Kind, request: Request) -> Response:
-        request_id = _request_id(request)
+        request_id = request_id_of(request)
         asked = await self._bodies.parse(request, kind, request_id)
         messages, form, tokens = asked.requests, asked.form, self._intake.tokenizer.tokenizer
         request_id = messages[0].request_id if len(messages) == 1 else request_id
@@ -145,14 +149,14 @@ class Gateway:
         if form.has_prompt_text:
             events = self._with_prompt_text(events, reply)
         if not form.is_stream:
-            return await _whole(request, events, reply)
+            return await answered(request, _whole(events, reply))
         try:
             # Until there is something to stream, an error can still set the HTTP status.
             first = await anext(events)
         except BaseException:
             await events.aclose()
             raise
-        return _Stream(_sse_chunks(first, events, reply, request_id=messages[0].request_id), events)
+        return EventStream(_sse_chunks(first, events, reply, request_id=messages[0].request_id), events)
 
     async def _with_prompt_text(self, events: AsyncGenerator[Event, None], reply: Reply) -> AsyncGenerator[Event, None]:
         async with aclosing(events):
@@ -185,14 +189,14 @@ class Gateway:
         return answer
 
     async def _tokens(self, request: Request, kind: Kind) -> tuple[Parsed, list[int]]:
-        asked = await self._bodies.parse(request, kind, _request_id(request))
+        asked = await self._bodies.parse(request, kind, request_id_of(request))
         (message,) = asked.messages
         assert isinstance(message, pb.TokenizeRequest)
         self._check_model(message.model)
         return asked, await self._intake.tokenize(message)
 
     async def _detokenize(self, request: Request) -> Response:
-        asked = await self._bodies.parse(request, "detokenize", _request_id(request))
+        asked = await self._bodies.parse(request, "detokenize", request_id_of(request))
         (message,) = asked.messages
         assert isinstance(message, pb.DetokenizeRequest)
         self._check_model(message.model)
@@ -232,23 +236,6 @@ class Gateway:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
 
-class _Stream(EventSourceResponse):
-    """Closes its source when the client's connection ends, even before the first chunk, or when the client has read
-    nothing for UNREAD_S."""
-
-    def __init__(self, chunks: AsyncGenerator[dict[str, str], None], source: AsyncGenerator[Event, None]) -> None:
-        super().__init__(chunks, send_timeout=outbox.UNREAD_S)
-        self._source = source
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        except* SendTimeoutError:
-            log.info("a client has read nothing for %g s: its stream ends", outbox.UNREAD_S)
-        finally:
-            await self._source.aclose()
-
-
 async def _sse_chunks(
     first: Event, rest: AsyncGenerator[Event, None], reply: Reply, *, request_id: str
 ) -> AsyncGenerator[dict[str, str], None]:
@@ -268,32 +255,12 @@ async def _sse_chunks(
             yield piece
 
 
-async def _whole(request: Request, events: AsyncGenerator[Event, None], reply: Reply) -> Response:
-    """Answers in one piece. A client that goes away ends its streams. Raises RequestError."""
-
-    async def collect() -> Response:
-        async with aclosing(events):
-            async for event in events:
-                reply.take(*event)
-        return JSONResponse(reply.whole())
-
-    async def until_gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    collecting, gone = asyncio.create_task(collect()), asyncio.create_task(until_gone())
-    try:
-        await asyncio.wait({collecting, gone}, return_when=asyncio.FIRST_COMPLETED)
-        # Nobody reads this answer: the client has gone.
-        return collecting.result() if collecting.done() else Response(status_code=HTTPStatus.NO_CONTENT)
-    finally:
-        for task in (collecting, gone):
-            task.cancel()
-        await asyncio.gather(collecting, gone, return_exceptions=True)
-
-
-def _request_id(request: Request) -> str:
-    return request.headers.get("x-request-id") or uuid.uuid4().hex
+async def _whole(events: AsyncGenerator[Event, None], reply: Reply) -> Response:
+    """Raises RequestError."""
+    async with aclosing(events):
+        async for event in events:
+            reply.take(*event)
+    return JSONResponse(reply.whole())
 
 
 def _model_json(model: pb.ModelInfo) -> dict[str, Any]:
@@ -320,7 +287,7 @@ def _cors(origins: Sequence[str]) -> dict[str, Any]:
     """Options of CORSMiddleware. Keys travel in a header, not in cookies, so credentials are not needed."""
     return {
         "allow_origins": list(origins),
-        "allow_methods": ["GET", "POST"],
+        "allow_methods": ["GET", "POST", "DELETE"],
         "allow_headers": ["*"],
         "expose_headers": [HEADER, "Retry-After"],
     }

@@ -61,7 +61,7 @@ class Bodies:
 
     def _most_bytes(self, kind: Kind) -> int:
         """The most bytes that a request can use."""
-        if kind not in ("chat", "tokenize", "messages", "count_tokens") or not self._most_chars:
+        if kind not in ("chat", "tokenize", "messages", "count_tokens", "response") or not self._most_chars:
             # A completion has many prompts, each as long as the model takes.
             return self._max_bytes
         text_bytes = _CHARACTER_BYTES * self._most_chars

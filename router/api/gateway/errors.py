@@ -33,9 +33,17 @@ _FIELD = re.compile(r"(?:sampling\.|chat\.)?([a-z_]+)(?:\[\d+\])?(?:\.\w+)?(?:=|
 class BadRequestError(Exception):
     """The request is refused before it becomes a gRPC message; `str(error)` is what the client sees."""
 
-    def __init__(self, message: str, *, param: str | None = None, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        status: HTTPStatus = HTTPStatus.BAD_REQUEST,
+        code: str | None = None,
+    ) -> None:
+        """code: None: the status's own."""
         super().__init__(message)
-        self.param, self.status = param, status
+        self.param, self.status, self.code = param, status, code
 
 
 def http_status(error: BaseException) -> HTTPStatus:
@@ -56,16 +64,16 @@ def headers_of(error: BaseException) -> dict[str, str]:
 def body_of(error: BaseException) -> dict[str, Any]:
     """Returns {"error": {message, type, param, code}}."""
     status, param = http_status(error), None
+    code = _CODES.get(status)
     message = str(error) if isinstance(error, BadRequestError) else status_of(error)[1]
     if isinstance(error, BadRequestError):
-        param = error.param
+        param, code = error.param, error.code or code
     elif isinstance(error, RequestError) and status is HTTPStatus.BAD_REQUEST and (named := _FIELD.match(message)):
         param = named[1]
     if status is HTTPStatus.TOO_MANY_REQUESTS:
         kind = "rate_limit_error"
     else:
         kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    code = _CODES.get(status)
     return {"error": {"message": message.removeprefix("sampling."), "type": kind, "param": param, "code": code}}
 
 

@@ -25,6 +25,8 @@ from router.api.gateway.openai.schemas import (
     TokenizeChatRequest,
     TokenizeRequest,
 )
+from router.api.gateway.responses.convert import response_form, response_message
+from router.api.gateway.responses.schemas import ResponseRequest
 
 # Larger bodies, and those with more values, are parsed elsewhere: a value takes up to 0.3 us.
 _MOST_BYTES_HERE, _MOST_VALUES_HERE = 2**20, 50_000
@@ -32,7 +34,7 @@ _MOST_BYTES_HERE, _MOST_VALUES_HERE = 2**20, 50_000
 MAX_VALUES = 2**22
 
 # The endpoint's; `any` is a chat if the body has messages, else a completion.
-Kind = Literal["completion", "chat", "any", "tokenize", "detokenize", "messages", "count_tokens"]
+Kind = Literal["completion", "chat", "any", "tokenize", "detokenize", "messages", "count_tokens", "response"]
 Message = pb.GenerateRequest | pb.TokenizeRequest | pb.DetokenizeRequest
 _MESSAGES = re.compile(rb'"messages"\s*:')
 
@@ -87,6 +89,10 @@ def parse(kind: Kind, body: bytes | bytearray, request_id: str, *, is_strict: bo
                 messages = [tokenize_message(asked)]
             case "detokenize":
                 messages = [detokenize_message(DetokenizeRequest.model_validate_json(body, context=reading))]
+            case "response":
+                response = ResponseRequest.model_validate_json(body, context=reading)
+                form = response_form(response)
+                messages = [response_message(response, response.request_id or request_id)]
     except ValidationError as error:
         raise of_validation(error) from None
     return Parsed(kind, form, messages, tuple(reading.ignored))

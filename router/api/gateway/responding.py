@@ -1,0 +1,191 @@
+"""The endpoints of OpenAI's Responses API."""
+
+import functools
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from protos import inference_pb2 as pb
+from router.api.gateway.answers import EventStream, answered, request_id_of
+from router.api.gateway.bodies import Bodies
+from router.api.gateway.errors import BadRequestError
+from router.api.gateway.events import Event, events_of
+from router.api.gateway.ignored import IgnoredFields
+from router.api.gateway.openai.form import ASSISTANT
+from router.api.gateway.responses.convert import ResponseForm
+from router.api.gateway.responses.reply import ResponseReply
+from router.api.gateway.responses.store import Store, StoreError
+from router.errors import RequestError, Unavailable
+from router.intake.intake import Intake
+from router.security.identity import caller
+
+log = logging.getLogger("octavo.router.gateway")
+
+# A longer conversation can't be continued: reading it would hold up other streams.
+MAX_STORED_BYTES = 8 * 2**20
+
+# Writes a response to the store, if that is asked for.
+_Keep = Callable[[], Awaitable[None]]
+
+
+class _Said(msgspec.Struct, array_like=True):
+    role: str
+    text: str
+
+
+class _Stored(msgspec.Struct):
+    """A response, and the conversation up to its end, without instructions."""
+
+    response: msgspec.Raw
+    conversation: list[_Said]
+
+
+class Responses:
+    def __init__(self, intake: Intake, bodies: Bodies, ignored: IgnoredFields, store: Store) -> None:
+        self._intake, self._bodies, self._ignored, self._store = intake, bodies, ignored, store
+        self.routes = [
+            Route("/v1/responses", self._create, methods=["POST"]),
+            Route("/v1/responses/{response_id}", self._show, methods=["GET"]),
+            Route("/v1/responses/{response_id}", self._delete, methods=["DELETE"]),
+        ]
+
+    async def _create(self, request: Request) -> Response:
+        asked = await self._bodies.parse(request, "response", request_id_of(request))
+        form, (message,) = asked.form, asked.requests
+        assert isinstance(form, ResponseForm)
+        said = [_Said(each.role, each.content) for each in message.chat.messages[form.has_instructions :]]
+        if form.previous:
+            said = await self._conversation(form.previous) + said
+            del message.chat.messages[form.has_instructions :]
+            message.chat.messages.extend(pb.ChatMessage(role=each.role, content=each.text) for each in said)
+        response_id, model = f"resp_{uuid.uuid4().hex}", self._intake.model.name
+        reply = ResponseReply(form, response_id, int(time.time()), model, self._intake.tokenizer.tokenizer)
+        keep = functools.partial(self._keep, response_id, reply, said) if form.is_stored else _keep_nothing
+        events = events_of(self._intake, [message])
+        if form.is_stream:
+            answer = await _stream(events, reply, keep, message.request_id)
+        else:
+            answer = await answered(request, _whole(events, reply, keep))
+        self._ignored.tell(asked.ignored, answer)
+        return answer
+
+    async def _show(self, request: Request) -> Response:
+        if request.query_params.get("stream") == "true":
+            raise BadRequestError("stream: a stored response comes whole", param="stream")
+        stored = await self._read(request.path_params["response_id"])
+        if stored is None:
+            raise _not_found(request)
+        return Response(bytes(stored.response), media_type="application/json")
+
+    async def _delete(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
+        try:
+            is_deleted = await self._store.delete(caller().tenant, response_id)
+        except StoreError as error:
+            raise _unavailable(error) from None
+        if not is_deleted:
+            raise _not_found(request)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    # --- The store
+
+    async def _conversation(self, response_id: str) -> list[_Said]:
+        """Raises BadRequestError, Unavailable."""
+        stored = await self._read(response_id)
+        if stored is None:
+            raise BadRequestError(
+                f"previous_response_id={response_id[:80]!r} is not stored here (any more): send the conversation "
+                "as input",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return stored.conversation
+
+    async def _read(self, response_id: str) -> _Stored | None:
+        """Raises Unavailable."""
+        try:
+            data = await self._store.get(caller().tenant, response_id)
+            return None if data is None else msgspec.json.decode(data, type=_Stored)
+        except (StoreError, msgspec.DecodeError) as error:
+            raise _unavailable(error) from None
+
+    async def _keep(self, response_id: str, reply: ResponseReply, said: list[_Said]) -> None:
+        response = msgspec.Raw(msgspec.json.encode(reply.whole()))
+        stored = _Stored(response, [*said, _Said(ASSISTANT, reply.text)])
+        data = msgspec.json.encode(stored)
+        try:
+            if len(data) > MAX_STORED_BYTES or not await self._store.put(caller().tenant, response_id, data):
+                reply.not_stored()
+        except StoreError as error:
+            # The answer itself is good, and says that it is not stored.
+            log.error("a response could not be stored: %s", error)
+            reply.not_stored()
+
+
+async def _keep_nothing() -> None:
+    pass
+
+
+async def _whole(events: AsyncGenerator[Event, None], reply: ResponseReply, keep: _Keep) -> Response:
+    async with aclosing(events):
+        async for event in events:
+            reply.take(*event)
+    await keep()
+    return JSONResponse(reply.whole())
+
+
+async def _stream(events: AsyncGenerator[Event, None], reply: ResponseReply, keep: _Keep, request_id: str) -> Response:
+    try:
+        # Until there is something to stream, an error can still set the HTTP status.
+        first = await anext(events)
+    except BaseException:
+        await events.aclose()
+        raise
+    return EventStream(_sse_events(first, events, reply, keep, request_id), events)
+
+
+async def _sse_events(
+    first: Event, rest: AsyncGenerator[Event, None], reply: ResponseReply, keep: _Keep, request_id: str
+) -> AsyncGenerator[dict[str, str], None]:
+    for shown in reply.opening():
+        yield _sse(shown)
+    try:
+        event: Event | None = first
+        while event is not None:
+            for shown in reply.delta(*event):
+                yield _sse(shown)
+            event = await anext(rest, None)
+        for shown in reply.closing():
+            yield _sse(shown)
+        # The client may continue the response as soon as it has the last event.
+        await keep()
+        yield _sse(reply.last())
+    except RequestError as error:
+        yield _sse(reply.failed(error))
+    except Exception as error:
+        log.exception("a stream failed", extra={"request_id": request_id})
+        yield _sse(reply.failed(error))
+
+
+def _sse(shown: dict[str, Any]) -> dict[str, str]:
+    return {"event": shown["type"], "data": msgspec.json.encode(shown).decode()}
+
+
+def _not_found(request: Request) -> BadRequestError:
+    response_id = request.path_params["response_id"]
+    message = f"response {response_id[:80]!r} is not stored here (any more)"
+    return BadRequestError(message, status=HTTPStatus.NOT_FOUND, code="response_not_found")
+
+
+def _unavailable(error: Exception) -> Unavailable:
+    log.error("stored responses can't be used: %s", error)
+    return Unavailable("stored responses can't be used now: send the conversation as input, or try again later")

@@ -1,0 +1,87 @@
+"""Converts a request for a response to gRPC's message, by way of a chat completion."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from configs.sampling import PARAMETERS
+from protos import inference_pb2 as pb
+from router.api.gateway.openai.convert import chat_message
+from router.api.gateway.openai.form import Form
+from router.api.gateway.openai.schemas import ChatCompletionRequest, Message
+from router.api.gateway.responses.schemas import WITH_LOGPROBS, ResponseRequest, Tool
+
+# Fields of the same name and meaning in both.
+_SHARED = (
+    *(parameter.name for parameter in PARAMETERS),
+    *("model", "stream", "stop", "stop_token_ids", "seed", "ignore_eos", "skip_special_tokens", "priority"),
+    *("cache_salt", "session_key", "session_id", "tool_choice"),
+)
+# Chat templates know no developers.
+_ROLES = {"developer": "system"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseForm(Form):
+    # Fields of the request that the answer shows.
+    shown: dict[str, Any] = field(default_factory=dict)
+    # The response to continue; empty: none.
+    previous: str = ""
+    is_stored: bool = True
+    # The first message is the instructions.
+    has_instructions: bool = False
+
+
+def response_message(request: ResponseRequest, request_id: str) -> pb.GenerateRequest:
+    """Returns the message without the conversation before it. Raises BadRequestError."""
+    fields = {name: getattr(request, name) for name in _SHARED if name in request.model_fields_set}
+    said = [(_ROLES.get(item.role, item.role), item.text) for item in request.items]
+    if request.instructions:
+        said.insert(0, ("system", request.instructions))
+    if request.tools:
+        fields["tools"] = list(map(_chat_tool, request.tools))
+    if request.max_output_tokens is not None:
+        fields["max_tokens"] = request.max_output_tokens
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        fields["reasoning_effort"] = request.reasoning.effort
+    if request.truncation == "auto":
+        fields["truncate_prompt_tokens"] = -1
+    if _has_logprobs(request):
+        fields.update(logprobs=True, top_logprobs=request.top_logprobs or 0)
+    messages = [Message.model_construct(role=role, content=text) for role, text in said]
+    return chat_message(ChatCompletionRequest.model_construct(messages=messages, **fields), request_id)
+
+
+def response_form(request: ResponseRequest) -> ResponseForm:
+    effort = None if request.reasoning is None else request.reasoning.effort
+    shown = {
+        "instructions": request.instructions or None,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata,
+        "parallel_tool_calls": True,
+        "previous_response_id": request.previous_response_id or None,
+        "reasoning": {"effort": effort, "summary": None},
+        "store": request.store,
+        "temperature": request.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": request.tool_choice or "auto",
+        "tools": [tool.model_dump() for tool in request.tools],
+        "top_logprobs": request.top_logprobs,
+        "top_p": request.top_p,
+        "truncation": request.truncation,
+    }
+    return ResponseForm(
+        is_stream=request.stream,
+        num_logprobs=(request.top_logprobs or 0) if _has_logprobs(request) else None,
+        shown=shown,
+        previous=request.previous_response_id,
+        is_stored=request.store,
+        has_instructions=bool(request.instructions),
+    )
+
+
+def _has_logprobs(request: ResponseRequest) -> bool:
+    return request.top_logprobs is not None or WITH_LOGPROBS in request.include
+
+
+def _chat_tool(tool: Tool) -> dict[str, Any]:
+    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}

@@ -1,0 +1,150 @@
+"""The fields of a request for a response; docs/http.md lists them."""
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, create_model, model_validator
+from pydantic_core import PydanticCustomError
+
+from configs.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, PARAMETERS, Parameter
+from router.api.gateway.openai.fields import FOR_OPENAI, HINT, Effect, Fields, at_most, no_effect, refused
+from router.api.gateway.openai.schemas import StreamOptions
+from router.intake.validation import MAX_CHAT_MESSAGES
+
+# In `include`, asks for logprobs.
+WITH_LOGPROBS = "message.output_text.logprobs"
+_MAX_PARTS, _MAX_TOOLS, _MAX_METADATA, _MAX_INCLUDED = 1024, 1024, 64, 64
+_UNSEEN = Effect("a part of an item that the model does not see", is_refused=False)
+_HINT = Effect("a hint that changes no token here", is_refused=False)
+
+
+class _Typed(Fields):
+    """An object with a type. Another type is refused by its name, before its other fields are looked at."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_known_type(cls, fields: object) -> object:
+        if isinstance(fields, dict):
+            told = fields.get("type", cls.model_fields["type"].default)
+            known = get_args(cls.model_fields["type"].annotation)
+            if not isinstance(told, str) or told not in known:
+                words = {"type": repr(told)[:60], "known": " or ".join(known)}
+                raise PydanticCustomError("unknown_type", "type={type} is not supported: use {known}", words)
+        return fields
+
+
+class Part(_Typed):
+    """A part of a message's content."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    # A client sends the parts of an answer back as they came.
+    annotations: Annotated[Any, _UNSEEN] = None
+    logprobs: Annotated[Any, _UNSEEN] = None
+
+
+class Item(_Typed):
+    """A message. Clients may leave out its type."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Annotated[list[Part], Field(fail_fast=True, max_length=_MAX_PARTS)]
+    id: Annotated[Any, _UNSEEN] = None
+    status: Annotated[Any, _UNSEEN] = None
+    phase: Annotated[Any, _UNSEEN] = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class Tool(_Typed):
+    """A function, with its fields beside its type; chat templates get them in the form of chat completions."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Format(_Typed):
+    """Output that follows a schema is not supported yet."""
+
+    type: Literal["text"] = "text"
+
+
+class TextOptions(Fields):
+    format: Format | None = None
+    verbosity: Annotated[Any, _HINT] = None
+
+
+class Reasoning(Fields):
+    # A variable of the chat template.
+    effort: str | None = None
+    summary: Annotated[Any, _HINT] = None
+    generate_summary: Annotated[Any, _HINT] = None
+
+
+_NOT_HONOURED = {
+    "user": FOR_OPENAI,
+    "service_tier": FOR_OPENAI,
+    "safety_identifier": FOR_OPENAI,
+    "prompt_cache_key": FOR_OPENAI,
+    "prompt_cache_retention": FOR_OPENAI,
+    "max_tool_calls": no_effect("about tools that the server runs"),
+    "parallel_tool_calls": HINT,
+    "background": refused("a response is computed while its client waits: use stream"),
+    "conversation": refused("use previous_response_id"),
+    "prompt": refused("there are no stored prompts: use instructions and input"),
+}
+
+
+def _number(parameter: Parameter) -> tuple[object, Any]:
+    """Returns a parameter's type and default as a field. The router checks its range later."""
+    bounds: dict[str, Any] = {"ge": -(2**31), "lt": 2**31} if parameter.kind is int else {}
+    return parameter.kind | None, Field(None, **bounds)
+
+
+_fields: dict[str, Any] = {each.name: _number(each) for each in PARAMETERS}
+_fields.update({name: (kind, None) for name, kind in _NOT_HONOURED.items()})
+_Known: Any = create_model("_Known", __base__=Fields, **_fields)
+
+
+class ResponseRequest(_Known):
+    """POST /v1/responses."""
+
+    model: str = ""
+    input: str | Annotated[list[Item], Field(fail_fast=True, max_length=MAX_CHAT_MESSAGES)]
+    instructions: str = ""
+    previous_response_id: str = ""
+    store: bool = True
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_output_tokens: int | None = Field(None, ge=1, lt=2**32)
+    top_logprobs: int | None = Field(None, ge=0, lt=2**32)
+    include: list[str] = Field(default_factory=list, fail_fast=True, max_length=_MAX_INCLUDED)
+    metadata: Annotated[dict[str, str], at_most(_MAX_METADATA)] = Field(default_factory=dict)
+    text: TextOptions | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MAX_TOOLS)] = Field(default_factory=list)
+    # A call can't be forced yet.
+    tool_choice: Literal["auto", "none"] | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
+
+    # vLLM's fields.
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: list[int] = Field(default_factory=list, fail_fast=True, max_length=MAX_STOP_TOKENS)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    ignore_eos: bool = False
+    skip_special_tokens: bool | None = None
+    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    cache_salt: str = ""
+    request_id: str = ""
+    session_key: str = ""
+    session_id: str = ""
+
+    @property
+    def items(self) -> list[Item]:
+        if isinstance(self.input, str):
+            return [Item(role="user", content=self.input)]
+        return self.input
