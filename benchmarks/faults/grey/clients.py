@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 
 import psutil
@@ -78,6 +79,8 @@ async def _run(targets: list[str], seed: int, num_streams: int, mean_tokens: int
 async def undisturbed(targets: Sequence[str], outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Asks for the same streams again, with the seeds that routers chose."""
     plans = [each.plan if each.plan.has_seed else each.plan.seeded(each.generation.seed) for each in outcomes]
+    # Outcomes of one plan, one after the other, are asked for at the same time.
+    plans = [replace(plan, number=number) for number, plan in enumerate(plans)]
     async with Crowd(targets, plans) as crowd:
         return await crowd.finish()
 
