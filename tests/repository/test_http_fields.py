@@ -61,7 +61,7 @@ def test_each_field_is_told(schema: type[CompletionRequest | ChatCompletionReque
 
 def test_each_field_of_anthropics_is_told() -> None:
     text = (ROOT / "docs" / "http.md").read_text()
-    table = text[text.index("## Anthropic's API\n") : text.index("\n## Streams\n")]
+    table = text[text.index("## Anthropic's API\n") : text.index("\n## Responses\n")]
     rows = [row.split("|")[1:3] for row in table.splitlines() if row.startswith("| `")]
     for name, field in MessagesRequest.model_fields.items():
         (told,) = (told for names, told in rows if f"`{name}`" in names)

@@ -20,9 +20,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from protos import inference_pb2 as pb
+from router.api.gateway.answers import EventStream, answered, request_id_of
 from router.api.gateway.anthropic.errors import is_anthropics, message_error
 from router.api.gateway.anthropic.reply import MessageReply
-from router.api.gateway.answers import EventStream, answered, request_id_of
 from router.api.gateway.bodies import Bodies
 from router.api.gateway.errors import BadRequestError, body_of, headers_of, http_status
 from router.api.gateway.events import Event, events_of, in_intervals

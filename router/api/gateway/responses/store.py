@@ -44,7 +44,7 @@ class Store(Protocol):
 
 
 class MemoryStore:
-    """Of one router process, until its end."""
+    """Responses of one router process, which are lost at its end."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
