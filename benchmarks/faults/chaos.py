@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.faults.cluster import Cluster
-from benchmarks.faults.command import FLAGS, Say, add_arguments, run_command
+from benchmarks.faults.command import FLAGS, Plain, Say, add_arguments, plain, run_command
 from benchmarks.faults.crowd import Crowd, Difference, Outcome, Plan, differences, make_plans
 from benchmarks.faults.grey.command import add_grey_arguments, run_grey
 from benchmarks.faults.kills import Kill, Killer, choose_kinds, choose_victims
@@ -151,10 +151,10 @@ def main() -> int:
             f"--streams={arguments.streams} --kills={arguments.kills}: there must be a kill, and two streams a kill"
         )
 
-    def run(cluster: Cluster, seed: int, say: Say) -> Coroutine[Any, Any, Report]:
-        return run_chaos(cluster, arguments.streams, arguments.kills, seed, mean_tokens=arguments.tokens, say=say)
+    def run(site: Plain, seed: int, say: Say) -> Coroutine[Any, Any, Report]:
+        return run_chaos(site.cluster, arguments.streams, arguments.kills, seed, mean_tokens=arguments.tokens, say=say)
 
-    return run_command(arguments, FLAGS, run, as_json=asdict, summary=summary)
+    return run_command(arguments, lambda directory: plain(directory, *FLAGS), run, as_json=asdict, summary=summary)
 
 
 def summary(report: Report) -> str:

@@ -3,11 +3,14 @@ report."""
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -28,7 +31,32 @@ class _Report(Protocol):
     def is_clean(self) -> bool: ...
 
 
+class _Site(Protocol):
+    """A cluster, or a thing that has one."""
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+
 _R = TypeVar("_R", bound=_Report)
+_S = TypeVar("_S", bound=_Site)
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A cluster with nothing around it."""
+
+    cluster: Cluster
+
+
+@contextlib.contextmanager
+def plain(directory: Path, *flags: str) -> Iterator[Plain]:
+    """Starts a cluster, and waits until it serves."""
+    with Cluster(
+        directory, *flags, num_replicas=NUM_REPLICAS, num_stages=NUM_STAGES, num_routers=NUM_ROUTERS
+    ) as cluster:
+        cluster.wait_until_all_serve()
+        yield Plain(cluster)
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, seed_of: str) -> None:
@@ -41,14 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser, *, seed_of: str) -> None:
 
 def run_command(
     arguments: argparse.Namespace,
-    flags: tuple[str, ...],
-    run: Callable[[Cluster, int, Say], Coroutine[Any, Any, _R]],
+    stand: Callable[[Path], AbstractContextManager[_S]],
+    run: Callable[[_S, int, Say], Coroutine[Any, Any, _R]],
     *,
     as_json: Callable[[_R], Mapping[str, object]],
     summary: Callable[[_R], str],
 ) -> int:
-    """Calls `run` with a cluster that serves, the seed, and a function that prints progress; prints its report. Returns
-    the exit code: 1 if the report is not clean."""
+    """Calls `run` with the cluster that `stand` starts in a directory, the seed, and a function that prints progress;
+    prints its report. Returns the exit code: 1 if the report is not clean."""
     seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
     began = time.monotonic()
 
@@ -57,17 +85,12 @@ def run_command(
             print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
 
     say(f"seed {seed}")
-    with tempfile.TemporaryDirectory() as directory:
-        cluster = Cluster(
-            Path(directory), *flags, num_replicas=NUM_REPLICAS, num_stages=NUM_STAGES, num_routers=NUM_ROUTERS
-        )
+    with tempfile.TemporaryDirectory() as directory, stand(Path(directory)) as site:
+        say(f"{len(site.cluster.places())} processes serve")
         try:
-            with cluster:
-                cluster.wait_until_all_serve()
-                say(f"{len(cluster.places())} processes serve")
-                report = asyncio.run(run(cluster, seed, say))
+            report = asyncio.run(run(site, seed, say))
         finally:
             if arguments.log:
-                arguments.log.write_text(cluster.up.output)
+                arguments.log.write_text(site.cluster.up.output)
     print(json.dumps({"seed": seed, **as_json(report)}) if arguments.json else summary(report))
     return 0 if report.is_clean else 1

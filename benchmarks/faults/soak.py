@@ -2,11 +2,14 @@
 
     python -m benchmarks.faults.soak --minutes 10
     python -m benchmarks.faults.soak --minutes 1 --clients 8 --seed 7 --json
+    python -m benchmarks.faults.soak --minutes 10 --grey
 
 `octavo up` with two replicas of two pipeline stages each and two routers, each with its HTTP server. Clients come at
 random: most finish their streams, others cancel them, run out of time, read slowly, vanish, or send what is invalid,
 too large, or no message at all. Now and then a process is killed with -9, but never the first router, the first
-scheduler and the first worker. Every request must end in one of the ways that its kind allows.
+scheduler and the first worker. With --grey, two of three faults are grey failures instead, of all kinds and all
+processes: stopped or slow ones, broken connections, full disks and others (see benchmarks.faults.chaos --grey). Every
+request must end in one of the ways that its kind allows, and no process may be replaced without need.
 
 At the end, when nothing runs any more, each process is compared with the one that had its place before the load: live
 streams, sequences, KV blocks in use, host blocks and workers' rows must be 0, and there must be as many event-loop
@@ -22,7 +25,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -30,7 +35,10 @@ import psutil
 from benchmarks.faults import bad_input, traffic
 from benchmarks.faults.bad_input import MAX_MESSAGE_BYTES
 from benchmarks.faults.cluster import Cluster, Kind, Place, Samples
-from benchmarks.faults.command import FLAGS, NUM_REPLICAS, NUM_ROUTERS, Say, add_arguments, run_command
+from benchmarks.faults.command import FLAGS, NUM_REPLICAS, NUM_ROUTERS, Plain, Say, add_arguments, plain, run_command
+from benchmarks.faults.grey.ground import Ground, standing
+from benchmarks.faults.grey.kinds import FAULTS
+from benchmarks.faults.grey.run import inject, injections
 from benchmarks.faults.kills import Killer, names_of
 from benchmarks.faults.traffic import Edge, Surprise
 from octavo import AsyncClient, SamplingParams
@@ -140,10 +148,12 @@ def _level(process: psutil.Process, samples: Samples, held: dict[str, float]) ->
 SOAK_FLAGS = (*FLAGS, f"--max-message-bytes={MAX_MESSAGE_BYTES}", "--stream-buffer-bytes=16384")
 _MANNERS = traffic.MANNERS | bad_input.MANNERS
 _SURVIVORS = frozenset((Place(Kind.ROUTER, 0), Place(Kind.SCHEDULER, 0), Place(Kind.WORKER, 0, 0)))
-# Mean seconds between two requests of one client, and between a kill's end and the next kill.
-_PAUSE_S, _KILL_PAUSE_S = 0.3, 12.0
-# Kills stop after this share of the time, so that restarted processes run long enough to show leaks.
-_SHARE_WITH_KILLS = 0.7
+# Mean seconds between two requests of one client, and between a fault's end and the next fault.
+_PAUSE_S, _FAULT_PAUSE_S = 0.3, 12.0
+# Faults stop after this share of the time, so that restarted processes run long enough to show leaks.
+_SHARE_WITH_FAULTS = 0.7
+# Share of the faults that are grey, with --grey, and the longest in seconds: longer than hang_timeout.
+_SHARE_GREY, _LONGEST_GREY_S = 2 / 3, 30.0
 # Within this time gRPC has closed what it closes by itself.
 _PATIENCE_S = 60.0
 
@@ -152,7 +162,9 @@ _PATIENCE_S = 60.0
 class Report:
     seconds: float
     ends: Counter[str]
+    # A sentence for each.
     kills: list[str]
+    grey: list[str]
     surprises: list[str]
     # Seconds from the last request until nothing was held any more.
     rest_s: float
@@ -197,6 +209,49 @@ class _Clients:
             self.surprises.append(f"{name}: {error!r}")
 
 
+@dataclass(slots=True)
+class _Faults:
+    """Faults that happened, in sentences. ground: grey ones may happen, too."""
+
+    cluster: Cluster
+    ground: Ground | None
+    seed: int
+    say: Say
+    kills: list[str] = field(default_factory=list)
+    grey: list[str] = field(default_factory=list)
+    # Replacements without need.
+    surprises: list[str] = field(default_factory=list)
+
+    async def happen(self, until: float) -> None:
+        """Lets them happen at random times until `until`, a time of time.monotonic()."""
+        choose = random.Random(f"{self.seed}/faults")
+        while True:
+            pause = choose.expovariate(1 / _FAULT_PAUSE_S)
+            if time.monotonic() + pause > until:
+                return
+            await asyncio.sleep(pause)
+            if self.ground is not None and choose.random() < _SHARE_GREY:
+                await self._inject(self.ground, choose)
+            else:
+                await self._kill(choose)
+
+    async def _kill(self, choose: random.Random) -> None:
+        mortals = [place for place in self.cluster.places() if place not in _SURVIVORS]
+        victims = tuple(choose.sample(mortals, choose.choice([1, 1, 1, 2])))
+        back_after = await Killer(self.cluster, lambda: None).kill(victims)
+        self.kills.append(f"{names_of(victims)}; served again after {back_after:.1f} s")
+        self.say(f"killed {self.kills[-1]}")
+
+    async def _inject(self, ground: Ground, choose: random.Random) -> None:
+        kinds = [fault for fault in FAULTS.values() if not fault.missing() and not fault.needs_weights]
+        (injection,) = injections([choose.choice(kinds)], 1, choose.randrange(2**31), longest=_LONGEST_GREY_S)
+        hit = await inject(ground, injection, self.say)
+        name = injection.fault.name
+        self.grey.append(f"{name}: {', '.join(hit.blow.victims)}")
+        self.surprises += [f"{name}: {process} was restarted without need" for process in hit.unexpected]
+        self.surprises += [f"{name}: {text}" for verdict in hit.blow.verdicts for text in verdict.found]
+
+
 async def run_soak(
     cluster: Cluster,
     *,
@@ -205,8 +260,10 @@ async def run_soak(
     seed: int,
     say: Say,
     kills: bool = True,
+    ground: Ground | None = None,
 ) -> Report:
-    """Runs the load on a cluster that serves, with HTTP. kills: processes are killed meanwhile."""
+    """Runs the load on a cluster that serves, with HTTP. kills: processes are killed meanwhile. ground: the cluster's;
+    there are grey failures, too."""
     routers = range(cluster.options.num_routers)
     edge = Edge(targets=cluster.targets, http_ports=[cluster.options.router_http_port(router) for router in routers])
     clients = _Clients(edge, seed)
@@ -218,14 +275,13 @@ async def run_soak(
         + " descriptors"
     )
     began = time.monotonic()
-    stop, killed = asyncio.Event(), list[str]()
+    stop, faults = asyncio.Event(), _Faults(cluster, ground, seed, say)
     async with asyncio.TaskGroup() as tasks:
         for index in range(num_clients):
             tasks.create_task(clients.come(index, stop))
         # Killed processes serve again once they produce tokens: clients stay until then.
         if kills:
-            until = began + _SHARE_WITH_KILLS * seconds
-            await _kill_now_and_then(cluster, random.Random(f"{seed}/kills"), until, killed, say)
+            await faults.happen(began + _SHARE_WITH_FAULTS * seconds)
         await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
         stop.set()
     loaded_s, ended = time.monotonic() - began, time.monotonic()
@@ -235,30 +291,12 @@ async def run_soak(
     return Report(
         seconds=round(loaded_s, 1),
         ends=clients.ends,
-        kills=killed,
-        surprises=clients.surprises,
+        kills=faults.kills,
+        grey=faults.grey,
+        surprises=clients.surprises + faults.surprises,
         rest_s=round(time.monotonic() - ended, 1),
         growths=growths,
     )
-
-
-async def _kill_now_and_then(
-    cluster: Cluster, choose: random.Random, until: float, killed: list[str], say: Say
-) -> None:
-    """Kills processes at random times until `until`, a time of time.monotonic()."""
-    killer = Killer(cluster, lambda: None)
-    mortals = [place for place in cluster.places() if place not in _SURVIVORS]
-    began = time.monotonic()
-    while True:
-        pause = choose.expovariate(1 / _KILL_PAUSE_S)
-        if time.monotonic() + pause > until:
-            return
-        await asyncio.sleep(pause)
-        victims = tuple(choose.sample(mortals, choose.choice([1, 1, 1, 2])))
-        at = time.monotonic() - began
-        back_after = await killer.kill(victims)
-        killed.append(f"{at:.1f} s: {names_of(victims)}; served again after {back_after:.1f} s")
-        say(f"killed {names_of(victims)}; served again after {back_after:.1f} s")
 
 
 async def _compute_little(cluster: Cluster) -> None:
@@ -283,15 +321,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=16, help="concurrent clients")
-    add_arguments(parser, seed_of="load and kills")
+    parser.add_argument("--grey", action="store_true", help="grey failures as well as kills")
+    add_arguments(parser, seed_of="load and faults")
     arguments = parser.parse_args()
-    seconds = 60 * arguments.minutes
-
-    def run(cluster: Cluster, seed: int, say: Say) -> Coroutine[Any, Any, Report]:
-        return run_soak(cluster, seconds=seconds, num_clients=arguments.clients, seed=seed, say=say)
-
     flags = (*SOAK_FLAGS, f"--http-port={free_ports(NUM_ROUTERS)}")
-    return run_command(arguments, flags, run, as_json=_as_json, summary=summary)
+
+    def stand(directory: Path) -> AbstractContextManager[Plain | Ground]:
+        return standing(directory, *flags, has_weights=False) if arguments.grey else plain(directory, *flags)
+
+    def run(site: Plain | Ground, seed: int, say: Say) -> Coroutine[Any, Any, Report]:
+        return run_soak(
+            site.cluster,
+            seconds=60 * arguments.minutes,
+            num_clients=arguments.clients,
+            seed=seed,
+            say=say,
+            ground=site if isinstance(site, Ground) else None,
+        )
+
+    return run_command(arguments, stand, run, as_json=_as_json, summary=summary)
 
 
 def _as_json(report: Report) -> dict[str, object]:
@@ -302,6 +350,7 @@ def _as_json(report: Report) -> dict[str, object]:
         "leaks": report.leaks,
         "surprises": report.surprises,
         "kills": report.kills,
+        "grey": report.grey,
         "ends": report.ends,
         "processes": [growth.as_json() for growth in report.growths],
     }
@@ -317,6 +366,8 @@ def summary(report: Report) -> str:
         counts = f"{before.num_descriptors:5} -> {after.num_descriptors:3} {before.num_tasks:5} -> {after.num_tasks:3}"
         memory = f"{before.rss_mib:7.0f} -> {after.rss_mib:4.0f}"
         lines.append(f"{growth.name:14} {counts} {after.num_rows:6} {memory}  {'*' * growth.is_same}")
+    kinds = Counter(each.partition(":")[0] for each in report.grey)
+    lines += ["", f"{len(report.grey)} grey failures of {len(kinds)} kinds"] if kinds else []
     lines += ["", f"{len(report.kills)} kills; at rest {report.rest_s:.1f} s after the last request"]
     lines += [f"LEFT OVER: {leak}" for leak in report.leaks] or ["nothing is left over"]
     lines += [f"SURPRISE: {surprise}" for surprise in report.surprises]

@@ -26,7 +26,8 @@ MUTANTS = [
     ),
     _mutant(
         "prefills-mixed-with-decodes", "core.planner", "if not draft.chunks:", "if True:",
-        "without chunked prefill, decodes share a step with prefills", enable_chunked_prefill=False,
+        "without chunked prefill, decodes share a step with prefills",
+        enable_chunked_prefill=False, long_prefill_token_threshold=0, max_num_batched_tokens=40,
     ),
     _mutant(
         "partial-prefills-unbounded", "core.policies",

@@ -186,10 +186,9 @@ def _check_admissions(world: World, plan: Plan) -> int:
         for earlier in waiting:
             if earlier.order > sequence.order:
                 continue
-            if earlier.tenant != sequence.tenant:
+            has_priority = settings.scheduling_policy == "priority" and earlier.order[0] < sequence.order[0]
+            if earlier.tenant != sequence.tenant and not has_priority:
                 # Tenants share, but not with requests of lower priority.
-                is_equal = earlier.order[0] == sequence.order[0]
-                assert is_equal or settings.scheduling_policy != "priority", f"{sequence.key} overtakes {earlier.key}"
                 continue
             may_pass = settings.max_long_partial_prefills < settings.max_num_partial_prefills
             threshold = settings.long_prefill_token_threshold

@@ -63,12 +63,19 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Hit:
+class Hit:
+    """An injection that was made. begin, end: see now(). restarted: the processes replaced, by name."""
+
     injection: Injection
     blow: Blow
     begin: float
     end: float
     restarted: list[str]
+
+    @property
+    def unexpected(self) -> list[str]:
+        """The processes that were replaced although the fault does not explain it."""
+        return [name for name in self.restarted if name not in self.blow.may_restart]
 
 
 def injections(
@@ -113,6 +120,29 @@ class ProcessWatch:
         return pids | {SUPERVISOR: self._ground.cluster.up.process.pid}
 
 
+async def inject(ground: Ground, injection: Injection, say: Say) -> Hit:
+    """Injects a fault, and waits until all processes serve again."""
+    watch = ProcessWatch(ground)
+    watching = asyncio.create_task(watch.run())
+    begin = now()
+    try:
+        blow = await injection.fault.inject(ground, random.Random(injection.seed), injection.seconds)
+        over = now()
+        await ground.wait_until_serving(injection.fault.name)
+        end = now()
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    watch.look()
+    restarted = watch.restarted
+    say(
+        f"{injection.fault.name} {injection.number}: {', '.join(blow.victims)}, {over - begin:.1f} s"
+        f"{', ' + blow.note if blow.note else ''}; serves again after {end - over:.1f} s"
+        f"{'; restarted: ' + ', '.join(restarted) if restarted else ''}"
+    )
+    return Hit(injection=injection, blow=blow, begin=begin, end=end, restarted=restarted)
+
+
 class Streams:
     """Plans, taken in turn, and the undisturbed outcomes of those that have a seed."""
 
@@ -152,32 +182,16 @@ class Runner:
         verdicts = await self._streams.judge(self._targets, outcomes, began)
         return [_result(hit, [*verdicts, *hit.blow.verdicts]) for hit in hits]
 
-    async def _inject(self, crowd: Crowd, injection: Injection) -> _Hit:
+    async def _inject(self, crowd: Crowd, injection: Injection) -> Hit:
         self._streams.start(crowd, _NUM_LIVE - crowd.num_live)
         # Three lost workers in a row without progress in between would be blamed on a stream.
         await crowd.all_advance()
         beside = asyncio.create_task(self._keep_busy(crowd))
-        watch = ProcessWatch(self._ground)
-        watching = asyncio.create_task(watch.run())
-        choose = random.Random(injection.seed)
-        begin = now()
         try:
-            blow = await injection.fault.inject(self._ground, choose, injection.seconds)
-            over = now()
-            await self._ground.wait_until_serving(injection.fault.name)
-            end = now()
+            return await inject(self._ground, injection, self._say)
         finally:
             beside.cancel()
-            watching.cancel()
-            await asyncio.gather(beside, watching, return_exceptions=True)
-        watch.look()
-        restarted = watch.restarted
-        self._say(
-            f"{injection.fault.name} {injection.number}: {', '.join(blow.victims)}, {over - begin:.1f} s"
-            f"{', ' + blow.note if blow.note else ''}; serves again after {end - over:.1f} s"
-            f"{'; restarted: ' + ', '.join(restarted) if restarted else ''}"
-        )
-        return _Hit(injection=injection, blow=blow, begin=begin, end=end, restarted=restarted)
+            await asyncio.gather(beside, return_exceptions=True)
 
     async def _keep_busy(self, crowd: Crowd) -> None:
         for _ in range(_MOST_MORE):
@@ -185,7 +199,7 @@ class Runner:
             self._streams.start(crowd, 1)
 
 
-def _result(hit: _Hit, verdicts: Sequence[Verdict]) -> Result:
+def _result(hit: Hit, verdicts: Sequence[Verdict]) -> Result:
     lived = [each for each in verdicts if each.lived_at(hit.begin, hit.end)]
     return Result(
         kind=hit.injection.fault.name,
@@ -200,7 +214,7 @@ def _result(hit: _Hit, verdicts: Sequence[Verdict]) -> Result:
         num_different=sum(bool(each.found) for each in lived),
         gaps=[round(gap, 2) for gap in gaps(lived, hit.begin, hit.end)],
         restarted=hit.restarted,
-        unexpected=[name for name in hit.restarted if name not in hit.blow.may_restart],
+        unexpected=hit.unexpected,
         lasted=round(hit.end - hit.begin, 2),
         found=[text for each in lived for text in each.found],
     )
