@@ -86,16 +86,18 @@ class Reset(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., rendezvous: _Optional[str] = ..., scheduler: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("epoch", "rank", "model", "num_swap_blocks")
+    __slots__ = ("epoch", "rank", "model", "num_swap_blocks", "features")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_SWAP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     model: _inference_pb2.ModelInfo
     num_swap_blocks: int
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., num_swap_blocks: _Optional[int] = ...) -> None: ...
+    features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., num_swap_blocks: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
     __slots__ = ("epoch", "step", "previous_digest", "freed_rows", "new_rows", "grown_rows", "num_new_blocks", "new_blocks", "decode_rows", "rows", "num_tokens", "num_drafts", "draft_token_ids", "swap_out_blocks", "swap_out_host_blocks", "swap_in_host_blocks", "swap_in_blocks", "trimmed_rows", "num_kept_blocks")

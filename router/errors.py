@@ -7,6 +7,7 @@
     ├── UnknownModel         NOT_FOUND            the named model is not served here
     ├── UnknownRequest       NOT_FOUND            no replica knows the request (any more)
     ├── NotMigrated          FAILED_PRECONDITION  no other replica can continue the request (now)
+    ├── MissingFeature       FAILED_PRECONDITION  no replica has a feature that the request needs
     ├── DuplicateRequest     ALREADY_EXISTS       a live request has this id (and attempt)
     ├── Superseded           ABORTED              a higher attempt of the request is live
     ├── Cancelled            CANCELLED            Cancel was called
@@ -23,7 +24,7 @@
     └── Internal             INTERNAL             a bug of ours, or a computation that failed
 
 A client may resume (protos/inference.proto, Resume) after every one but InvalidRequest, Unauthenticated,
-Forbidden, UnknownModel and Cancelled.
+Forbidden, UnknownModel, MissingFeature and Cancelled.
 """
 
 import grpc
@@ -59,6 +60,10 @@ class UnknownRequest(RequestError):
 
 
 class NotMigrated(RequestError):
+    status = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class MissingFeature(RequestError):
     status = grpc.StatusCode.FAILED_PRECONDITION
 
 

@@ -17,6 +17,8 @@ class RoutingHints:
     # Lower runs first.
     priority: int = 0
     tenant: str = ""
+    # Features that the replica must have (configs.features).
+    features: frozenset[str] = frozenset()
 
 
 class RequestTrace:
@@ -65,6 +67,8 @@ class Request:
     cache_salt: str = ""
     session_key: str = ""
     deadline: float | None = None
+    # Those that it needs of a replica (configs.features).
+    features: frozenset[str] = frozenset()
     resume: pb.Resume | None = None
     trace: RequestTrace = UNTRACED
 
@@ -87,6 +91,7 @@ class Request:
             session_key=self.session_key,
             priority=self.priority,
             tenant=self.tenant,
+            features=self.features,
         )
 
 

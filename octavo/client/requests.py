@@ -11,6 +11,8 @@ from octavo.client.errors import InvalidRequest
 from protos import inference_pb2 as pb
 from runtime.telemetry.tracing import TRACEPARENT, valid_traceparent
 
+_TOKEN_LISTS = ("stop_token_ids", "allowed_token_ids")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -36,6 +38,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    allowed_token_ids: Sequence[int] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
@@ -52,8 +55,8 @@ class SamplingParams:
                     message.logit_bias.update(value)
                 elif each.name == "stop":
                     message.stop.extend([value] if isinstance(value, str) else value)
-                elif each.name == "stop_token_ids":
-                    message.stop_token_ids.extend(value)
+                elif each.name in _TOKEN_LISTS:
+                    getattr(message, each.name).extend(value)
                 else:
                     setattr(message, each.name, value)
             except (TypeError, ValueError) as error:
@@ -71,7 +74,7 @@ class SamplingParams:
             value = getattr(message, each.name)
             if each.name == "logit_bias":
                 value = dict(value)
-            elif each.name in ("stop", "stop_token_ids"):
+            elif each.name == "stop" or each.name in _TOKEN_LISTS:
                 value = tuple(value)
             values[each.name] = value
         return cls(**values)  # type: ignore[arg-type]

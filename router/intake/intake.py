@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
+from configs import features
 from protos import inference_pb2 as pb
 from router.errors import DeadlineExceeded, Draining, InvalidRequest, NoReplica, RequestError, UnknownRequest
 from router.intake import validation
@@ -198,6 +199,7 @@ class Intake:
             cache_salt=identity.scoped_salt(message.cache_salt),
             session_key=message.session_key,
             deadline=deadline,
+            features=features.needed_by(sampling),
             resume=message.resume if message.HasField("resume") else None,
             trace=trace,
         )

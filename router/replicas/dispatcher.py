@@ -7,6 +7,7 @@ from protos import scheduler_pb2 as wire
 from router.errors import (
     DuplicateRequest,
     InvalidRequest,
+    MissingFeature,
     NoReplica,
     QueueFull,
     RequestError,
@@ -224,7 +225,7 @@ class Dispatcher:
         if draining or len(placement.refused_by) <= 1:
             try:
                 session = self._replicas.choose(hints, placement.fingerprint, exclude=placement.refused_by)
-            except NoReplica:
+            except (NoReplica, MissingFeature):
                 pass
             else:
                 placement.submit_to(session)
@@ -254,7 +255,7 @@ class Dispatcher:
         stream = placement.stream
         try:
             session = self._replicas.choose(stream.request.routing_hints, placement.fingerprint)
-        except NoReplica:
+        except (NoReplica, MissingFeature):
             self._park(placement)
             return
         self._metrics.resubmissions.inc()

@@ -64,6 +64,8 @@ class Replica:
         # Its entry in scheduler_addresses.
         self.address = address
         self.session: Session | None = None
+        # Features of its latest Welcome (configs.features), kept while there is no Session.
+        self.features: frozenset[str] = frozenset()
         self.breaker = Breaker()
         self.pace = pace
         metrics.replica_pace.labels(address).set_function(lambda: pace.state)
@@ -205,6 +207,8 @@ class Replica:
                 while message is not EOF:
                     was = self.usable, self.ready
                     session.receive(message)
+                    if message.HasField("welcome"):
+                        self.features = frozenset(message.welcome.features)
                     if self._prefix_index is not None:
                         self._prefix_index.resize(self.number, session.welcome.model.num_blocks)
                         self._prefix_index.apply(self.number, message.cache_events)
@@ -231,6 +235,7 @@ class Replica:
 
     def _open(self, session: Session) -> None:
         self.session, self._progress = session, Progress(self._options.stall_timeout)
+        self.features = frozenset(session.welcome.features)
         model = session.welcome.model
         if self._prefix_index is not None:
             self._prefix_index.add(self.number, block_size=model.block_size, max_blocks=model.num_blocks)

@@ -5,8 +5,9 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from configs.features import named
 from protos.inference_pb2 import ModelInfo
-from router.errors import NoReplica
+from router.errors import MissingFeature, NoReplica
 from router.replicas.health.pace import Pace, PaceSettings, State
 from router.replicas.policies import Policy, ReplicaLoad
 from router.replicas.replica import Replica, ReplicaOptions
@@ -82,8 +83,11 @@ class ReplicaSet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def choose(self, hints: RoutingHints, fingerprint: str = "", exclude: Collection[Session] = ()) -> Session:
-        """Returns the Session to submit to, of a replica of `fingerprint` if there is one. Raises NoReplica."""
+        """Returns the Session to submit to, of a replica of `fingerprint` if there is one. Raises NoReplica, or
+        MissingFeature if none is known to have the features that the request needs."""
         usable = [replica for replica in self.replicas if replica.usable and replica.session not in exclude]
+        if hints.features:
+            usable = self._able(usable, hints.features)
         if not usable:
             raise NoReplica(f"no replica is ready: {self.describe()}; try again in a few seconds")
         equal = [replica for replica in usable if fingerprint and replica.fingerprint == fingerprint]
@@ -103,12 +107,21 @@ class ReplicaSet:
             each
             for each in among
             if each.ready
+            and hints.features <= each.features
             and each.breaker.allows(now)
             and fingerprint in ("", each.fingerprint)
             and not (each.session is not None and each.session.refuses(hints.priority, hints.tenant))
         ]
         fast = [each for each in candidates if each.pace.state is State.FULL]
         return self._choose(fast or candidates, hints) if candidates else None
+
+    def _able(self, usable: Sequence[Replica], needed: frozenset[str]) -> list[Replica]:
+        """Returns the replicas that have these features. Raises MissingFeature if there are replicas, but none had them
+        when it was there last."""
+        able = [replica for replica in usable if needed <= replica.features]
+        if usable and not any(needed <= replica.features for replica in self.replicas):
+            raise MissingFeature(f"{named(needed)}: no replica here can do that; update one, or leave it unset")
+        return able
 
     def _choose(self, candidates: Sequence[Replica], hints: RoutingHints) -> Replica:
         """Applies the policy to the replicas whose queues are not full; to all if every queue is full."""

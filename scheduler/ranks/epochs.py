@@ -21,6 +21,8 @@ class EpochBegun:
     model: inference_pb2.ModelInfo
     # Host blocks for swapped KV, the minimum over the ranks.
     num_swap_blocks: int = 0
+    # What all ranks can do (configs.features).
+    features: frozenset[str] = frozenset()
     # True if ranks that failed or died ended the previous epoch, not a broken connection.
     after_failure: bool = False
 

@@ -33,8 +33,9 @@ class Rank:
     has_entered: bool = True
     # The model in the current epoch's Ready; None until then.
     model: inference_pb2.ModelInfo | None = None
-    # Host blocks for swapped KV, from its Ready.
+    # Host blocks for swapped KV, and features, from its Ready.
     num_swap_blocks: int = 0
+    features: frozenset[str] = frozenset()
     # Time of the last sign of life other than heartbeats.
     heard: float = 0.0
     reset_at: float = 0.0
@@ -218,8 +219,10 @@ class Membership:
         # By rank number; read only for callers.
         self.ranks: dict[int, Rank] = {}
         self._model_name = terms.model
-        # The model of the latest epoch in which all ranks were ready; read only for callers.
+        # The model of the latest epoch in which all ranks were ready, and the features that all of them had; read only
+        # for callers.
         self.model: inference_pb2.ModelInfo | None = None
+        self.features: frozenset[str] = frozenset()
 
     @property
     def missing(self) -> list[int]:
@@ -267,10 +270,15 @@ class Membership:
         return Joined(rank=rank, before=known)
 
     def agree(self) -> bool:
-        """Sets `model` once every rank has said Ready; False until then. Raises MembershipError."""
+        """Sets `model` and `features` once every rank has said Ready; False until then. Raises MembershipError."""
         models = [self.ranks[number].model for number in sorted(self.ranks)]
         known = [model for model in models if model is not None]
         if len(known) < self.terms.world_size:
             return False
-        self.model = self.terms.agree(known, self.model)
+        model = self.terms.agree(known, self.model)
+        features = frozenset.intersection(*(rank.features for rank in self.ranks.values()))
+        # A stream that needs one may be here.
+        if lost := sorted(self.features - features):
+            raise MembershipError(f"features: a worker lacks {', '.join(lost)}, which all had in the epoch before")
+        self.model, self.features = model, features
         return True

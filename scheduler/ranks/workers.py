@@ -324,6 +324,7 @@ class Workers:
             return  # the message is about an epoch that has ended meanwhile
         rank.enter(now)
         rank.model, rank.num_swap_blocks = ready.model, ready.num_swap_blocks
+        rank.features = frozenset(ready.features)
         membership = self._membership
         try:
             if self.is_ready or not membership.agree():
@@ -337,6 +338,7 @@ class Workers:
                 epoch=self.epoch,
                 model=membership.model,
                 num_swap_blocks=membership.num_swap_blocks,
+                features=membership.features,
                 after_failure=self.epochs.become_ready(),
             )
         )

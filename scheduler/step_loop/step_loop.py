@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import zmq
 
+from configs import features
 from configs.options import Options
 from protos import scheduler_pb2
 from runtime.progress.watchdog import LoopProgress
@@ -240,6 +241,7 @@ class StepLoop(threading.Thread):
             epoch=event.epoch,
             model=model,
             max_num_seqs=self._options.max_num_seqs,
+            features=sorted(event.features | features.OF_SCHEDULERS),
         )
         self._requests.begin_epoch(core, welcome)
         self._front.workers_changed(model)

@@ -7,7 +7,7 @@ continues on another fake exactly as it would have here.
 import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -94,11 +94,12 @@ class FakeScheduler:
     refused_tenants: dict[str, int] = field(default_factory=dict)
     workers_ready: bool = True
     draining: bool = False
+    # Announced in its Welcome.
+    features: Collection[str] = ()
     first_token_shift: int = 0
     # None: no TLS.
     credentials: grpc.ServerCredentials | None = None
-    # Sends no Load by itself, as if it hung.
-    silent: bool = False
+    silent: bool = False  # sends no Load by itself, as if it hung
     # The number of steps so far, and sums over them, as in Load.
     last_step: int = 0
     total_step_seconds: float = 0.0
@@ -168,9 +169,9 @@ class _Servicer(SchedulerServicer):
         async with self._scheduler.changed:
             self._scheduler.changed.notify_all()
         try:
-            welcome = wire.Welcome(
-                protocol_version=PROTOCOL_VERSION, replica_id="fake", epoch=1, model=self._scheduler.model
-            )
+            welcome = wire.Welcome(protocol_version=PROTOCOL_VERSION, replica_id="fake", epoch=1)
+            welcome.model.CopyFrom(self._scheduler.model)
+            welcome.features.extend(self._scheduler.features)
             yield wire.SchedulerMessage(welcome=welcome, load=session.load())
             while True:
                 yield await session.outgoing.get()

@@ -65,6 +65,7 @@ def test_the_wire(parameter: Parameter) -> None:
         "prompt_logprobs": f"0 to {table.MAX_LOGPROBS}.",
         "stop": f"Up to {table.MAX_STOP_STRINGS} strings of 1 to {table.MAX_STOP_CHARS} characters.",
         "stop_token_ids": f"Up to {table.MAX_STOP_TOKENS} token ids",
+        "allowed_token_ids": f"At most {table.MAX_ALLOWED_TOKENS};",
         "logit_bias": f"in [-{table.LARGEST_LOGIT_BIAS}, {table.LARGEST_LOGIT_BIAS}]. "
         f"At most {table.MAX_LOGIT_BIAS} entries",
     }.items(),
@@ -131,6 +132,7 @@ def test_docs_say_how_much_lists_hold() -> None:
         f"| `stop` | {table.MAX_STOP_STRINGS} strings of 1 to {table.MAX_STOP_CHARS} characters |",
         f"| `stop_token_ids` | {table.MAX_STOP_TOKENS} |",
         f"| `logit_bias` | {table.MAX_LOGIT_BIAS} entries in [-{table.LARGEST_LOGIT_BIAS}, {table.LARGEST_LOGIT_BIAS}]",
+        f"| `allowed_token_ids` | {table.MAX_ALLOWED_TOKENS} |",
         f"| `logprobs`, `prompt_logprobs` | {table.MAX_LOGPROBS} |",
     ):
         assert words in bounds()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import zmq
 from google.protobuf.message import DecodeError
 
+from configs import features
 from protos import step_pb2
 from worker.errors import CollectiveError, PermanentError, PlanError, StepError
 from worker.process.link import Link, Wakeup
@@ -236,6 +237,7 @@ class WorkerLoop:
             rank=self._rank,
             model=self._runner.model_info,
             num_swap_blocks=self._runner.num_swap_blocks,
+            features=sorted(features.OF_WORKERS),
         )
         self._link.send(step_pb2.WorkerToScheduler(ready=ready))
         _log.info("ready for epoch %d", reset.epoch)

@@ -12,6 +12,7 @@ from router.errors import RequestError, Unauthenticated, status_of
 
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.FAILED_PRECONDITION: HTTPStatus.BAD_REQUEST,
     grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
     grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
     grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,

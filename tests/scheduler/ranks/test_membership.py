@@ -124,3 +124,19 @@ def test_a_rank_is_replaced_only_if_its_process_does_not_live() -> None:
     assert joined.before is not None
     assert joined.before.instance == 11
     assert membership.ranks[0] is joined.rank
+
+
+def test_features_are_those_of_all_ranks_and_none_is_lost() -> None:
+    """A rank that lacks one would ignore the field that needs it."""
+    membership = Membership(Terms.of(OPTIONS))
+    ranks = [Rank(rank=number, instance=number, pid=number, identity=b"") for number in range(2)]
+    membership.ranks.update(enumerate(ranks))
+    for rank, features in zip(ranks, ({"a", "b"}, {"b"}), strict=True):
+        rank.model, rank.features = info(), frozenset(features)
+    assert membership.agree()
+    assert membership.features == {"b"}
+    ranks[1].features = frozenset({"b", "c"})
+    assert membership.agree()
+    ranks[0].features = frozenset({"a"})
+    with pytest.raises(MembershipError, match="a worker lacks b"):
+        membership.agree()

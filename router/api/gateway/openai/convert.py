@@ -147,6 +147,10 @@ def _message(
         stop_token_ids=_in_range(request.stop_token_ids, "stop_token_ids"),
         ignore_eos=request.ignore_eos,
     )
+    if request.allowed_token_ids is not None:
+        if not request.allowed_token_ids:
+            raise BadRequestError("allowed_token_ids is empty: give at least one", param="allowed_token_ids")
+        sampling.allowed_token_ids.extend(_in_range(request.allowed_token_ids, "allowed_token_ids"))
     for name in _SAMPLING:
         value = getattr(request, name)
         if value is not None:

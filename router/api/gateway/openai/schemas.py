@@ -5,7 +5,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
-from configs.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, PARAMETERS, Parameter
+from configs.sampling import (
+    MAX_ALLOWED_TOKENS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    PARAMETERS,
+    Parameter,
+)
 from router.api.gateway.openai.fields import FOR_MEDIA, FOR_OPENAI, HINT, Fields, at_most, known, no_effect, refused
 from router.intake.validation import MAX_CHAT_MESSAGES
 
@@ -67,7 +74,6 @@ _COMMON = {
     "guided_regex": refused(_NO_GRAMMAR),
     "guided_choice": refused(_NO_GRAMMAR),
     "guided_grammar": refused(_NO_GRAMMAR),
-    "allowed_token_ids": refused("not supported yet; logit_bias can choose between tokens"),
     "bad_words": refused("not supported yet; logit_bias can keep tokens out"),
     "logprob_token_ids": refused("logprobs are those of the most likely tokens only"),
     "thinking_token_budget": refused("thoughts have no budget of their own: use max_tokens"),
@@ -120,6 +126,7 @@ class SamplingRequest(known(_COMMON, create_model("_Numbers", __base__=Fields, *
     stop_token_ids: list[int] = Field(default_factory=list, fail_fast=True, max_length=MAX_STOP_TOKENS)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    allowed_token_ids: list[int] | None = Field(None, fail_fast=True, max_length=MAX_ALLOWED_TOKENS)
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     # -1: as many as leave room for max_tokens.

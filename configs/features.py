@@ -1,0 +1,26 @@
+"""Features of requests that not every replica has: workers and schedulers announce theirs by these names.
+
+A release that honours one more field of SamplingParams adds it here. Earlier ones ignore the field, so they must not
+get a request that sets it.
+"""
+
+from typing import Any
+
+# Fields of SamplingParams, and the feature that honours each; features have the names that clients know.
+_OF_FIELDS = {"allowed_token_ids": "allowed_token_ids"}
+# What a worker of this version honours.
+OF_WORKERS: frozenset[str] = frozenset()
+# What a scheduler of this version honours by itself, whatever its workers are.
+OF_SCHEDULERS: frozenset[str] = frozenset()
+
+
+def needed_by(sampling: Any) -> frozenset[str]:
+    """Returns the features that a SamplingParams message needs; mostly none."""
+    fields = (field.name for field, _ in sampling.ListFields())
+    return frozenset(_OF_FIELDS[name] for name in fields if name in _OF_FIELDS)
+
+
+def named(features: frozenset[str]) -> str:
+    """Returns the features as errors name them: as fields of `sampling`, the first of which begins the text."""
+    first, *others = sorted(features)
+    return f"sampling.{first} is set" + (f", with {', '.join(others)}" if others else "")
