@@ -7,9 +7,9 @@ get a request that sets it.
 from typing import Any
 
 # Fields of SamplingParams, and the feature that honours each; features have the names that clients know.
-_OF_FIELDS = {"allowed_token_ids": "allowed_token_ids"}
+_OF_FIELDS = {"allowed_token_ids": "allowed_token_ids", "bad_word_token_ids": "bad_words"}
 # What a worker of this version honours.
-OF_WORKERS: frozenset[str] = frozenset()
+OF_WORKERS = frozenset({"allowed_token_ids", "bad_words"})
 # What a scheduler of this version honours by itself, whatever its workers are.
 OF_SCHEDULERS: frozenset[str] = frozenset()
 

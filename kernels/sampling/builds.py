@@ -5,7 +5,15 @@ from collections.abc import Callable
 import torch
 
 from kernels.sampling.triton import SamplingColumns, _choose_kernel, sample
-from kernels.sampling.triton_adjust import add_logit_bias, apply_bitmask, apply_penalties, ban_tokens, count_output
+from kernels.sampling.triton_adjust import (
+    add_logit_bias,
+    apply_bitmask,
+    apply_penalties,
+    ban_sequences,
+    ban_tokens,
+    count_output,
+    remember_output,
+)
 from kernels.sampling.triton_filters import NUM_PASSES, _bin_kernel, _kept_mass_kernel, _maxima_kernel
 from kernels.sampling.triton_verify import verify
 from kernels.triton_common.kernel_build import KernelBuild
@@ -14,6 +22,8 @@ from kernels.triton_common.recording import bf16, float32, int32, recorded, tens
 _NUM_SCORED, _NUM_ROWS, _VOCABULARY = 8, 256, 128256
 # Entries of a row's bias, tokens that would end its output, drafts.
 _NUM_ENTRIES, _NUM_DRAFTS = 16, 3
+# Output tokens that a row with bad words keeps.
+_HISTORY = 1024
 
 
 def shipped() -> list[KernelBuild]:
@@ -21,6 +31,7 @@ def shipped() -> list[KernelBuild]:
     ids_RK, mask_RW = int32(_NUM_ROWS, _NUM_ENTRIES), int32(_NUM_ROWS, _VOCABULARY // 32)
     counts_RV, counts_N = int32(_NUM_ROWS, _VOCABULARY), int32(_NUM_SCORED)
     tokens_ND1, drafts_ND = int32(_NUM_SCORED, _NUM_DRAFTS + 1), int32(_NUM_SCORED, _NUM_DRAFTS)
+    said_RH, rows_R = int32(_NUM_ROWS, _HISTORY), int32(_NUM_ROWS)
     bias_RK, column_R = float32(_NUM_ROWS, _NUM_ENTRIES), float32(_NUM_ROWS)
     return [
         recorded("maxima", _sample(), kernel=_maxima_kernel),
@@ -34,6 +45,11 @@ def shipped() -> list[KernelBuild]:
         recorded("choose-greedy", _sample(draws=False, filters=False), kernel=_choose_kernel),
         recorded("bias", lambda: add_logit_bias(logits_LV, rows_L, ids_RK, bias_RK)),
         recorded("ban", lambda: ban_tokens(logits_LV, rows_L, rows_L, int32(_NUM_ROWS), ids_RK)),
+        recorded(
+            "ban-sequences",
+            lambda: ban_sequences(logits_LV, rows_L, rows_L, ids_RK, ids_RK, said_RH, drafts_LD=drafts_ND),
+        ),
+        recorded("remember-output", lambda: remember_output(said_RH, rows_R, counts_N, tokens_ND1, counts_N)),
         recorded("bitmask", lambda: apply_bitmask(logits_LV, rows_L, mask_RW)),
         recorded("count-output", lambda: count_output(counts_RV, counts_N, tokens_ND1, counts_N)),
         recorded(

@@ -39,6 +39,13 @@ def apply_logit_bias(logits_V: np.ndarray, token_ids_N: np.ndarray, bias_N: np.n
     logits_V[token_ids_N] += bias_N
 
 
+def keep_tokens(logits_V: np.ndarray, token_ids_N: np.ndarray) -> None:
+    """Bans all tokens but these."""
+    kept_N = logits_V[token_ids_N]
+    logits_V.fill(-np.inf)
+    logits_V[token_ids_N] = kept_N
+
+
 # Weights are searched, summed and bounded in two levels: 192 blocks of 256 for a vocabulary of 49,152.
 _BLOCK = 256
 # The number of block maxima that bound the first guess at a nucleus. A wrong guess costs another pass over the row.

@@ -66,3 +66,8 @@ def verify_reference(drawn: list[int], drafts: list[int]) -> list[int]:
         if i == len(drafts) or token != drafts[i] or token < 0:
             break
     return said
+
+
+def banned_reference(sequences: list[list[int]], output: list[int]) -> set[int]:
+    """The tokens that complete one of these sequences at the end of an output."""
+    return {each[-1] for each in sequences if output[len(output) - len(each) + 1 :] == each[:-1]}

@@ -1,6 +1,6 @@
 """Adjusts logits on a GPU, in place, before a token is chosen. kernels/sampling/numpy_cpu.py has the definitions.
 
-The order is logit bias, penalties, bans of min_tokens, grammar, so that banned tokens stay banned.
+The order is logit bias, penalties, bans (min_tokens, bad words, masks), so that banned tokens stay banned.
 
 L scored positions, R permanent rows, V vocabulary, W words of 32 tokens, K entries of a row's list, D drafts.
 """
@@ -83,7 +83,7 @@ def ban_tokens(
 
 
 def apply_bitmask(logits_LV: torch.Tensor, mask_rows_L: torch.Tensor, bitmask_MW: torch.Tensor) -> None:
-    """Leaves each position only the tokens that its grammar allows.
+    """Leaves each position only the tokens that its mask allows.
 
     logits_LV: float32, bf16 or fp16. mask_rows_L: int32, each position's row of the masks; negative: no mask.
     bitmask_MW: int32, token v is allowed if bit v % 32 of word v // 32 is set.
@@ -95,6 +95,51 @@ def apply_bitmask(logits_LV: torch.Tensor, mask_rows_L: torch.Tensor, bitmask_MW
             logits_LV, mask_rows_L, bitmask_MW, vocabulary, logits_LV.stride(0), bitmask_MW.stride(0),
             CHUNK=CHUNK, num_warps=NUM_WARPS,
         )  # fmt: skip
+
+
+def ban_sequences(
+    logits_LV: torch.Tensor,
+    rows_L: torch.Tensor,
+    positions_L: torch.Tensor,
+    token_ids_RT: torch.Tensor,
+    ends_RK: torch.Tensor,
+    said_RH: torch.Tensor,
+    *,
+    drafts_LD: torch.Tensor | None = None,
+) -> None:
+    """Bans the last token of each of a row's sequences where the output before the position ends with the others.
+
+    logits_LV: float32. rows_L: int32; negative is padding. positions_L: int32, index in the output of the token to be
+    chosen. token_ids_RT: int32, a row's sequences one after the other. ends_RK: int32, ascending, where each ends in
+    token_ids_RT; 0 where there are fewer than K. said_RH: int32, the output token at position p is at p % H; H is at
+    least the longest sequence. drafts_LD: int32, tokens drafted between the row's last token and each position, which
+    count as output; -1 where there are fewer than D.
+    """
+    num_scored, entries = _scored(logits_LV, rows_L), ends_RK.shape[1]
+    if num_scored and entries:
+        _ban_sequences_kernel[(num_scored,)](
+            logits_LV, rows_L, positions_L, token_ids_RT, ends_RK, said_RH, drafts_LD,
+            logits_LV.stride(0), token_ids_RT.stride(0), entries,
+            HISTORY=said_RH.shape[1], NUM_DRAFTS=0 if drafts_LD is None else drafts_LD.shape[1],
+            BLOCK_K=triton.next_power_of_2(entries), num_warps=NUM_WARPS,
+        )  # fmt: skip
+
+
+def remember_output(
+    said_RH: torch.Tensor,
+    lengths_R: torch.Tensor,
+    rows_N: torch.Tensor,
+    tokens_ND: torch.Tensor,
+    counts_N: torch.Tensor,
+) -> None:
+    """Appends tokens_ND[n, : counts_N[n]] to the output of row rows_N[n], for `ban_sequences`.
+
+    All int32; a negative row is padding. Rows are distinct. lengths_R: the tokens of each row's output so far.
+    """
+    if len(rows_N):
+        _remember_kernel[(len(rows_N),)](
+            said_RH, lengths_R, rows_N, tokens_ND, counts_N, tokens_ND.stride(0), HISTORY=said_RH.shape[1], num_warps=1
+        )
 
 
 def count_output(
@@ -197,6 +242,61 @@ def _bitmask_kernel(logits_LV, mask_rows_L, bitmask_MW, vocabulary, stride, mask
     words = tl.load(bitmask_MW + row * mask_stride + tokens // 32, mask=tokens < vocabulary, other=-1)
     banned = ((words >> (tokens % 32)) & 1) == 0
     tl.store(logits_LV + at.to(tl.int64) * stride + tokens, float("-inf"), mask=banned & (tokens < vocabulary))
+
+
+@jit
+def _ban_sequences_kernel(
+    logits_LV,
+    rows_L,
+    positions_L,
+    token_ids_RT,
+    ends_RK,
+    said_RH,
+    drafts_LD,
+    stride,
+    tokens_stride,
+    entries,
+    HISTORY: tl.constexpr,
+    NUM_DRAFTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    at = tl.program_id(0)
+    row = tl.load(rows_L + at).to(tl.int64)
+    if row < 0:
+        return
+    position = tl.load(positions_L + at)
+    k = tl.arange(0, BLOCK_K)
+    ends = tl.load(ends_RK + row * entries + k, mask=k < entries, other=0)
+    starts = tl.load(ends_RK + row * entries + k - 1, mask=(k > 0) & (k < entries), other=0)
+    # Tokens before the last one.
+    prefixes = tl.where(ends > 0, ends - starts - 1, 0)
+    matches = (ends > 0) & (prefixes <= position)
+    num_drafts = 0
+    for i in tl.static_range(NUM_DRAFTS):  # pyright: ignore[reportGeneralTypeIssues]
+        num_drafts += (tl.load(drafts_LD + at * NUM_DRAFTS + i) >= 0).to(tl.int32)
+    tokens = token_ids_RT + row * tokens_stride + ends - 1
+    for back in range(1, tl.max(tl.where(matches, prefixes, 0), 0) + 1):  # pyright: ignore[reportOperatorIssue, reportArgumentType]
+        said = tl.load(said_RH + row * HISTORY + (position - back) % HISTORY)
+        if NUM_DRAFTS > 0:
+            draft = tl.load(drafts_LD + at * NUM_DRAFTS + num_drafts - back, mask=back <= num_drafts, other=0)
+            said = tl.where(back <= num_drafts, draft, said)
+        expected = tl.load(tokens - back, mask=matches & (back <= prefixes), other=-1)
+        matches = matches & ((back > prefixes) | (expected == said))
+    banned = tl.load(tokens, mask=matches, other=0)
+    tl.store(logits_LV + at.to(tl.int64) * stride + banned, float("-inf"), mask=matches)
+
+
+@jit
+def _remember_kernel(said_RH, lengths_R, rows_N, tokens_ND, counts_N, tokens_stride, HISTORY: tl.constexpr):
+    n = tl.program_id(0)
+    row = tl.load(rows_N + n).to(tl.int64)
+    if row < 0:
+        return
+    length, count = tl.load(lengths_R + row), tl.load(counts_N + n)
+    for i in range(count):
+        token = tl.load(tokens_ND + n * tokens_stride + i)
+        tl.store(said_RH + row * HISTORY + (length + i) % HISTORY, token)
+    tl.store(lengths_R + row, length + count)
 
 
 @jit

@@ -11,7 +11,7 @@ from octavo.client.errors import InvalidRequest
 from protos import inference_pb2 as pb
 from runtime.telemetry.tracing import TRACEPARENT, valid_traceparent
 
-_TOKEN_LISTS = ("stop_token_ids", "allowed_token_ids")
+_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     allowed_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
+    bad_word_token_ids: Sequence[Sequence[int]] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
@@ -55,8 +57,10 @@ class SamplingParams:
                     message.logit_bias.update(value)
                 elif each.name == "stop":
                     message.stop.extend([value] if isinstance(value, str) else value)
-                elif each.name in _TOKEN_LISTS:
+                elif each.name in _LISTS:
                     getattr(message, each.name).extend(value)
+                elif each.name == "bad_word_token_ids":
+                    message.bad_word_token_ids.extend(pb.TokenIds(ids=sequence) for sequence in value)
                 else:
                     setattr(message, each.name, value)
             except (TypeError, ValueError) as error:
@@ -74,7 +78,9 @@ class SamplingParams:
             value = getattr(message, each.name)
             if each.name == "logit_bias":
                 value = dict(value)
-            elif each.name == "stop" or each.name in _TOKEN_LISTS:
+            elif each.name == "bad_word_token_ids":
+                value = tuple(tuple(sequence.ids) for sequence in value)
+            elif each.name == "stop" or each.name in _LISTS:
                 value = tuple(value)
             values[each.name] = value
         return cls(**values)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from protos import inference_pb2 as pb
 from protos import scheduler_pb2
 from router.errors import RequestError
 from router.intake import validation
+from router.intake.bans import ban, check_bans
 from router.intake.validation import resolve_sampling
 from router.streams.choices import new_choices
 from router.text.chat_template import TemplateError
@@ -28,16 +29,18 @@ class LocalRequest:
         """Raises InvalidRequest."""
         try:
             validation.check_request(message)
+            check_bans(message.sampling)
             self.prompt_token_ids = _encode(message, tokenizer)
             validation.check_against_model(self.prompt_token_ids, message.sampling, model)
+            self.sampling = resolve_sampling(
+                message.sampling,
+                model.default_sampling,
+                num_prompt_tokens=len(self.prompt_token_ids),
+                max_model_len=model.max_model_len,
+            )
+            ban(self.sampling, tokenizer.encode_bad_words(message.sampling.bad_words), model)
         except (RequestError, TemplateError) as error:
             raise InvalidRequest(str(error)) from None
-        self.sampling = resolve_sampling(
-            message.sampling,
-            model.default_sampling,
-            num_prompt_tokens=len(self.prompt_token_ids),
-            max_model_len=model.max_model_len,
-        )
         self._choices = new_choices(self.sampling, model.eos_token_ids, tokenizer)
         self._num_live = len(self._choices)
         self._num_cached_tokens = 0

@@ -10,6 +10,7 @@ from protos import inference_pb2 as pb
 from router.errors import DeadlineExceeded, Draining, InvalidRequest, NoReplica, RequestError, UnknownRequest
 from router.intake import validation
 from router.intake.admission import Admission
+from router.intake.bans import ban, check_bans
 from router.intake.validation import resolve_sampling, truncated
 from router.replicas.broadcast import broadcast_cancel
 from router.replicas.dispatcher import Dispatcher
@@ -163,9 +164,12 @@ class Intake:
         arrival = time.monotonic()
         validation.check_model_name(message.model, self.model_name)
         validation.check_request(message)
+        check_bans(message.sampling)
         model = self.model
         since = time.monotonic()
         prompt_token_ids = await self._prompt(message, model)
+        words = message.sampling.bad_words
+        bad_words = await self.tokenizer.encode_bad_words(words) if words else ()
         trace.tokenized(since)
         self._refuse_if_draining()
         deadline = None if seconds is None else arrival + seconds
@@ -184,6 +188,7 @@ class Intake:
             num_prompt_tokens=len(prompt_token_ids),
             max_model_len=model.max_model_len,
         )
+        ban(sampling, bad_words, model)
         identity = caller()
         return Request(
             request_id=message.request_id,

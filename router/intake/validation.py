@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from configs.sampling import (
     FROM_MODEL,
     LARGEST_LOGIT_BIAS,
-    MAX_ALLOWED_TOKENS,
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
@@ -128,8 +127,6 @@ def check_sampling(sampling: SamplingParams) -> None:
         if getattr(sampling, name) > MAX_LOGPROBS:
             raise InvalidRequest(f"sampling.{name}={getattr(sampling, name)}: use 0 to {MAX_LOGPROBS}")
     _check_stops(sampling)
-    if (count := len(sampling.allowed_token_ids)) > MAX_ALLOWED_TOKENS:
-        raise InvalidRequest(f"sampling.allowed_token_ids has {count} entries: use at most {MAX_ALLOWED_TOKENS}")
     if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
         raise InvalidRequest(
             f"sampling.logit_bias has {len(sampling.logit_bias)} entries: use at most {MAX_LOGIT_BIAS}"
@@ -231,7 +228,6 @@ def check_against_model(prompt_token_ids: Sequence[int], sampling: SamplingParam
     check_token_ids("token_ids.ids", prompt_token_ids, model.vocab_size)
     check_token_ids("sampling.stop_token_ids", sampling.stop_token_ids, model.vocab_size)
     check_token_ids("sampling.logit_bias", list(sampling.logit_bias), model.vocab_size)
-    check_token_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, model.vocab_size)
 
 
 def _check_stops(sampling: SamplingParams) -> None:

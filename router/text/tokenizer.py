@@ -192,6 +192,21 @@ class Tokenizer:
         """
         return self._ids(text, most_tokens, add_special_tokens)
 
+    def encode_bad_words(self, words: Sequence[str]) -> list[list[list[int]]]:
+        """Returns the token sequences to ban for each word, none if it has no tokens.
+
+        As in vLLM: its tokens at the beginning of a text, and those after a space if they are as many and the first one
+        differs.
+        """
+        texts = [prefix + word.lstrip() for word in words for prefix in ("", " ")]
+        ids = [each.ids for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        found: list[list[list[int]]] = []
+        for first, after_space in zip(ids[::2], ids[1::2], strict=True):
+            found.append([first] if first else [])
+            if first and len(after_space) == len(first) and after_space[0] != first[0]:
+                found[-1].append(after_space)
+        return found
+
     def encode_chat(
         self, chat: ChatPrompt, most_tokens: int | None = None, *, add_special_tokens: bool = False
     ) -> list[int]:

@@ -94,6 +94,9 @@ class TokenizerPool:
         )
         return await self._run(encode, text, size)
 
+    async def encode_bad_words(self, words: Sequence[str]) -> list[list[list[int]]]:
+        return await self._run(self.tokenizer.encode_bad_words, list(words), 4 * sum(map(len, words)))
+
     async def encode_chat(self, chat: ChatPrompt, most_tokens: int, *, add_special_tokens: bool = False) -> list[int]:
         """Raises TemplateError and TooManyTokensError, too."""
         encode = functools.partial(

@@ -2,9 +2,10 @@
 
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from configs.sampling import out_of_range
+from configs.sampling import MAX_BAD_WORD_TOKENS, out_of_range
 from protos import inference_pb2, scheduler_pb2
 from runtime.telemetry.tracing import valid_traceparent
 from scheduler.core.messages import ChoiceStart, GroupRequest, StopRules
@@ -205,8 +206,19 @@ class Intake:
             or self._unknown_token("prompt_token_ids", submit.prompt_token_ids)
             or self._unknown_token("sampling.stop_token_ids", sampling.stop_token_ids)
             or self._unknown_token("sampling.logit_bias", sampling.logit_bias)
+            or self._unknown_token("sampling.allowed_token_ids", sampling.allowed_token_ids)
+            or self._bad_sequence(sampling.bad_word_token_ids)
             or next(filter(None, (self._unknown_token("choices", c.output_token_ids) for c in submit.choices)), None)
         )
+
+    def _bad_sequence(self, sequences: Sequence[inference_pb2.TokenIds]) -> str | None:
+        field = "sampling.bad_word_token_ids"
+        for each in sequences:
+            if not 1 <= len(each.ids) <= MAX_BAD_WORD_TOKENS:
+                return f"{field} has a sequence of {len(each.ids)} tokens: 1 to {MAX_BAD_WORD_TOKENS} are valid"
+            if objection := self._unknown_token(field, each.ids):
+                return objection
+        return None
 
     def _unknown_token(self, field: str, token_ids) -> str | None:  # a repeated field, or a map's keys
         highest, vocab_size = max(token_ids, default=0), self._model.vocab_size

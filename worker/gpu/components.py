@@ -71,6 +71,8 @@ def _every_kind_of_sampling(row: int, vocab_size: int) -> RowSampling:
         logit_bias={0: 1.0},
         min_tokens=1,
         stop_token_ids=[0],
+        allowed_token_ids=[0],
+        bad_word_token_ids=[inference_pb2.TokenIds(ids=[0, 0])],
     )
     nothing = np.zeros(0, np.int32)
     new = NewRow(sampling=sampling, prompt=nothing, output=nothing, vocab_size=vocab_size, eos_token_ids=frozenset())

@@ -92,6 +92,8 @@ class Table(ABC, Generic[Row]):
         from kernels.sampling import triton_adjust
 
         self.kernels, self.device, self.vocab_size = triton_adjust, device, vocab_size
+        # int32 of a set of tokens, a bit each.
+        self.num_words = -(-vocab_size // 32)
         # Each row's place; -1: none.
         self.place_R = np.full(num_rows, -1, np.int32)
         # Places that the device's table needs.
@@ -115,6 +117,12 @@ class Table(ABC, Generic[Row]):
         if self.place_R[row] >= 0:
             self._free_places.append(int(self.place_R[row]))
             self.place_R[row] = -1
+
+    def bits(self, token_ids: np.ndarray) -> np.ndarray:
+        """Returns a set of tokens, int32 [W]: token v is bit v % 32 of word v // 32."""
+        is_there = np.zeros(32 * self.num_words, np.bool_)
+        is_there[token_ids] = True
+        return np.packbits(is_there, bitorder="little").view("<i4")
 
     @abstractmethod
     def stage_rows(self, new: Sequence[tuple[int, Row]], slot: StepSlot) -> Sequence[Part]:

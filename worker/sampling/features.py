@@ -13,11 +13,13 @@ import torch
 from configs.sampling import BY_NAME, MAX_LOGPROBS, out_of_range
 from worker.device.staging import Part, StepSlot
 from worker.errors import PlanError
-from worker.sampling.bias import Bias, BiasTable
+from worker.sampling.adjustments.allowed_tokens import AllowedTokens, AllowedTokensTable
+from worker.sampling.adjustments.bad_words import BadWords, BadWordsTable
+from worker.sampling.adjustments.bias import Bias, BiasTable
+from worker.sampling.adjustments.min_tokens import MinTokens, MinTokensTable
+from worker.sampling.adjustments.penalties import Penalties, PenaltiesTable
+from worker.sampling.adjustments.top_n_sigma import TopNSigma, TopNSigmaTable
 from worker.sampling.feature import MIN_TEMPERATURE, Adjustment, NewRow, Positions, Staged, Table
-from worker.sampling.min_tokens import MinTokens, MinTokensTable
-from worker.sampling.penalties import Penalties, PenaltiesTable
-from worker.sampling.top_n_sigma import TopNSigma, TopNSigmaTable
 
 
 class Feature(NamedTuple):
@@ -30,6 +32,8 @@ FEATURES = (
     Feature(Bias, BiasTable),
     Feature(Penalties, PenaltiesTable),
     Feature(MinTokens, MinTokensTable),
+    Feature(AllowedTokens, AllowedTokensTable),
+    Feature(BadWords, BadWordsTable),
     Feature(TopNSigma, TopNSigmaTable),
 )
 

@@ -83,7 +83,9 @@ def _sample_logits(
             if asked_N[i]:
                 own[i] = row_1V[0].copy()
             state.adjust(int(rows_N[i]), row_1V[0])
-            likeliest_1, _ = greedy(row_1V)
+            # Bans may leave no token at all.
+            likeliest_1, largest_1 = greedy(row_1V)
+            failed_N[i] = not np.isfinite(largest_1[0])
         token_ids_N[i] = 0 if failed_N[i] else likeliest_1[0]
     drawn = np.flatnonzero(draws_N & ~failed_N)
     tokens = state.filters.draw(scores.logits_LV, scored_N[drawn], rows_N[drawn], positions_N[drawn], kernels)

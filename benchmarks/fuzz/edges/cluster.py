@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc.aio
 
+from configs import features
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceStub
 from router.server import RouterServer
@@ -27,7 +28,7 @@ REQUESTS = (
         sampling=pb.SamplingParams(
             n=2, max_tokens=4, min_tokens=1, seed=7, stop=["ab", "\n\n"], stop_token_ids=[9], logit_bias={5: 1.0},
             logprobs=2, prompt_logprobs=1, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.1, temperature=0.7,
-            allowed_token_ids=[5, 6],
+            allowed_token_ids=[5, 6], bad_words=["no"], bad_word_token_ids=[pb.TokenIds(ids=[8, 9])],
         ),
         cache_salt="salt", session_key="session", priority=1,
     ),
@@ -88,7 +89,7 @@ class SmallCluster:
 @asynccontextmanager
 async def small_cluster(directory: Path, **options: Any) -> AsyncIterator[SmallCluster]:
     model = model_info(max_model_len=MAX_MODEL_LEN)
-    scheduler = FakeScheduler(socket_address(directory, "one"), model=model, features=["allowed_token_ids"])
+    scheduler = FakeScheduler(socket_address(directory, "one"), model=model, features=features.OF_WORKERS)
     async with running_schedulers(scheduler), running_router([scheduler.address], **options) as (router, _):
         await router.wait_ready()
         yield SmallCluster(router, scheduler)

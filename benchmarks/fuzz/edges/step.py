@@ -16,7 +16,7 @@ from benchmarks.fuzz.mutation import malformed
 from configs.options import Options
 from protos import inference_pb2
 from protos import step_pb2 as pb
-from protos.inference_pb2 import SamplingParams
+from protos.inference_pb2 import SamplingParams, TokenIds
 from runtime.awake_time import AwakeTime
 from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint, octavo_version, plan_digest
 from scheduler.core.core import Core
@@ -139,7 +139,7 @@ class Plans:
             sampling=SamplingParams(
                 temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=3, logprobs=2, prompt_logprobs=1,
                 repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5, logit_bias={3: 1.0}, min_tokens=2,
-                stop_token_ids=[4],
+                stop_token_ids=[4], allowed_token_ids=[5, 6], bad_word_token_ids=[TokenIds(ids=[7, 8])],
             ),
         )  # fmt: skip
         decode = pb.StepPlan(epoch=1, step=step, previous_digest=digest, decode_rows=b"\0\0")

@@ -34,4 +34,11 @@ FAULTS = [
         new="mask=d <= num_drafts, other=-1)",
         test=f"{_ADJUST_TESTS}::test_drafts_count_until_the_first_that_the_draw_does_not_say",
     ),
+    Fault(
+        name="sequences to ban see the draft after the position",
+        path="kernels/sampling/triton_adjust.py",
+        old="num_drafts - back, mask=back <= num_drafts",
+        new="num_drafts - back + 1, mask=back <= num_drafts",
+        test=f"{_ADJUST_TESTS}::test_sequences_are_banned_where_the_output_ends_with_their_beginning",
+    ),
 ]

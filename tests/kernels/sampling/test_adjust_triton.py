@@ -5,7 +5,7 @@ import torch
 
 from kernels.sampling import triton as gpu
 from kernels.sampling import triton_adjust
-from kernels.sampling.reference import penalties_reference, verify_reference
+from kernels.sampling.reference import banned_reference, penalties_reference, verify_reference
 from kernels.sampling.triton_verify import verify
 from tests.support.gpu.gpu import DEVICE
 
@@ -92,8 +92,53 @@ def test_logit_bias_and_bans_reach_the_row_s_tokens_alone():
     assert torch.equal(logits_LV, expected_LV)
 
 
+def test_sequences_are_banned_where_the_output_ends_with_their_beginning():
+    """Outputs go round the memory of their last tokens, and drafts count as output."""
+    generator = torch.Generator().manual_seed(2)
+    history, places, num_drafts = 8, 3, 3
+    said_RH, lengths_R = torch.full((places, history), -7, dtype=torch.int32, device=DEVICE), ints([0] * places)
+    # Few tokens, so that sequences match often; one sequence is as long as the memory.
+    sequences = [[[3], [1, 2], [2, 2, 1], [1, 1, 2, 1]], [[4096]], [[1] * 7 + [2], [2, 1], [1, 2, 1, 2, 1]]]
+    flat = [[token for each in row for token in each] for row in sequences]
+    ends = [torch.tensor(list(map(len, row))).cumsum(0).tolist() for row in sequences]
+    token_ids_RT = ints([row + [-1] * (20 - len(row)) for row in flat])
+    ends_RK = ints([row + [0] * (5 - len(row)) for row in ends])
+    outputs: list[list[int]] = [[], [], []]
+    num_banned = 0
+    for _ in range(25):
+        drafts = torch.randint(1, 3, (num_drafts,), generator=generator).tolist()
+        # Each place has a position after each number of drafts, and there is padding between them.
+        rows, positions, drafts_LD, befores = [], [], [], []
+        for row in (2, 0, -1, 1):
+            for count in range(num_drafts + 1):
+                rows.append(row)
+                positions.append(len(outputs[row]) + count)
+                drafts_LD.append(drafts[:count] + [-1] * (num_drafts - count))
+                befores.append(outputs[row] + drafts[:count])
+        logits_LV = logits_of(len(rows))
+        expected_LV = logits_LV.clone()
+        for expected_V, row, before in zip(expected_LV, rows, befores, strict=True):
+            banned = banned_reference(sequences[row], before) if row >= 0 else set()
+            expected_V[list(banned)] = float("-inf")
+            num_banned += len(banned)
+        tables = (ints(positions), token_ids_RT, ends_RK, said_RH)
+        triton_adjust.ban_sequences(logits_LV, ints(rows), *tables, drafts_LD=ints(drafts_LD))
+        assert torch.equal(logits_LV, expected_LV)
+        tokens_ND = torch.randint(1, 3, (4, 3), generator=generator)
+        counts = torch.randint(1, 4, (4,), generator=generator).tolist()
+        for place, row in enumerate((1, -1, 0, 2)):
+            if row >= 0:
+                outputs[row] += tokens_ND[place, : counts[place]].tolist()
+        triton_adjust.remember_output(
+            said_RH, lengths_R, ints([1, -1, 0, 2]), tokens_ND.to(torch.int32).to(DEVICE), ints(counts)
+        )
+    assert lengths_R.tolist() == list(map(len, outputs))
+    assert min(map(len, outputs)) > 3 * history
+    assert num_banned > 300
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bitmask_leaves_what_the_grammar_allows(dtype: torch.dtype):
+def test_bitmask_leaves_what_it_allows(dtype: torch.dtype):
     logits_LV = logits_of(3).to(dtype)
     before_LV = logits_LV.clone()
     allowed = [0, 31, 32, 63, 4095, 4096]

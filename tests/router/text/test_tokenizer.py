@@ -257,3 +257,18 @@ def test_a_corrupt_gguf_is_reported_in_a_line_and_leaves_nothing_behind(
         tokenizer_directory(ModelFiles(path=broken, name="broken"))
     assert "\n" not in str(caught.value)
     assert list((tmp_path / "cache" / "tokenizers").iterdir()) == []
+
+
+def test_bad_words_become_the_sequences_that_vllm_bans(smollm2: Tokenizer, reference) -> None:
+    """The rule of its `update_from_tokenizer`, over transformers' tokenizer."""
+    words = ["no", " never", "New York", "\n", "antidisestablishmentarianism", "x" * 40, "日本語", "don't"]
+    found = smollm2.encode_bad_words([*words, "  ", "no"])
+    for word, sequences in zip(words, found, strict=False):
+        first, spaced = (reference.encode(space + word.lstrip(), add_special_tokens=False) for space in ("", " "))
+        if not first:
+            assert sequences == []
+            continue
+        both = len(spaced) == len(first) and spaced[0] != first[0]
+        assert sequences == ([first, spaced] if both else [first])
+    assert found[-2:] == [[], found[0]]
+    assert {len(sequences) for sequences in found} == {0, 1, 2}

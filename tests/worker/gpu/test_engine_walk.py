@@ -5,13 +5,17 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from protos.inference_pb2 import SamplingParams
+from protos.inference_pb2 import SamplingParams, TokenIds
 from tests.fakes.fake_model import POISON
 from tests.support.gpu.gpu_engine import Begun, EngineRun, EngineSequence, outputs_alone
 
 MAX_ROWS, MAX_TOKENS, IN_FLIGHT = 5, 64, 2
 # Output tokens of a request; drafts may add some more.
 LENGTH, MOST = 8, 12
+
+
+# So many that an output of the tokens 30 to 35 comes to one with nearly every token.
+BAD_WORDS = [TokenIds(ids=ids) for ids in ((30, 31), (31, 30), (32, 32), (33, 34), (33, 30, 35), (35, 35, 30, 32))]
 
 
 def kinds(seed: int) -> list[SamplingParams]:
@@ -22,6 +26,7 @@ def kinds(seed: int) -> list[SamplingParams]:
         SamplingParams(temperature=1.0, seed=seed, logit_bias=bias, logprobs=seed % 3),
         SamplingParams(temperature=0.0, logit_bias=bias | {30: 7.0, 31: 6.0}, frequency_penalty=0.8),
         SamplingParams(temperature=0.7, seed=seed, logit_bias=bias | {40: 5.0}, repetition_penalty=1.5),
+        SamplingParams(temperature=1.0, seed=seed, allowed_token_ids=range(30, 36), bad_word_token_ids=BAD_WORDS),
     ]
 
 

@@ -17,9 +17,9 @@ from worker.errors import PlanError
 from worker.gpu.runner import GpuResult, GpuRunner
 from worker.gpu.swap import GpuSwapSpace
 from worker.layers.kv_cache import KVCache
-from worker.sampling.bias import Bias
-from worker.sampling.min_tokens import MinTokens
-from worker.sampling.penalties import Penalties
+from worker.sampling.adjustments.bias import Bias
+from worker.sampling.adjustments.min_tokens import MinTokens
+from worker.sampling.adjustments.penalties import Penalties
 from worker.step.inputs import LAST_SAMPLED, Logprobs, StepInputs
 from worker.step.rows import Rows
 

@@ -146,6 +146,7 @@ def _message(
         include_stop_str_in_output=request.include_stop_str_in_output,
         stop_token_ids=_in_range(request.stop_token_ids, "stop_token_ids"),
         ignore_eos=request.ignore_eos,
+        bad_words=request.bad_words,
     )
     if request.allowed_token_ids is not None:
         if not request.allowed_token_ids:

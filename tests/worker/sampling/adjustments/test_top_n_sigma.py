@@ -10,8 +10,8 @@ import torch
 from protos.inference_pb2 import SamplingParams
 from tests.support.gpu.gpu_engine import EngineRun, outputs_alone
 from worker.device.staging import Part
+from worker.sampling.adjustments.top_n_sigma import TopNSigma, TopNSigmaTable
 from worker.sampling.feature import NewRow
-from worker.sampling.top_n_sigma import TopNSigma, TopNSigmaTable
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
 

@@ -66,16 +66,15 @@ class Penalties(Adjustment):
 class PenaltiesTable(Table[Penalties]):
     def __init__(self, device: torch.device, *, vocab_size: int, **sizes: Any) -> None:
         super().__init__(device, vocab_size=vocab_size, **sizes)
-        self._num_words = -(-vocab_size // 32)
         # Repetition, presence, frequency.
         self._penalties_3P = torch.empty(3, 0, device=device)
-        self._prompt_mask_PW = torch.empty(0, self._num_words, dtype=torch.int32, device=device)
+        self._prompt_mask_PW = torch.empty(0, self.num_words, dtype=torch.int32, device=device)
         # Half a MiB per place for a vocabulary of 128,256.
         self._output_counts_PV = torch.empty(0, vocab_size, dtype=torch.int32, device=device)
 
     def stage_rows(self, new: Sequence[tuple[int, Penalties]], slot: StepSlot) -> Sequence[Part]:
         penalties = [(each.repetition, each.presence, each.frequency) for _, each in new]
-        masks_MW = np.stack([self._bits(each.prompt_token_ids) for _, each in new])
+        masks_MW = np.stack([self.bits(each.prompt_token_ids) for _, each in new])
         said = [np.unique(each.output_token_ids, return_counts=True) for _, each in new]
         places_MU = [
             int(self.place_R[row]) * self.vocab_size + tokens.astype(np.int64)
@@ -92,7 +91,7 @@ class PenaltiesTable(Table[Penalties]):
     def write(self, staged: Staged) -> None:
         places, (penalties, masks, said_places, said_counts) = staged
         self._penalties_3P = grown(self._penalties_3P, 3, self.num_places)
-        self._prompt_mask_PW = grown(self._prompt_mask_PW, self.num_places, self._num_words)
+        self._prompt_mask_PW = grown(self._prompt_mask_PW, self.num_places, self.num_words)
         self._output_counts_PV = grown(self._output_counts_PV, self.num_places, self.vocab_size)
         self._penalties_3P.index_copy_(1, places.tensor, penalties.tensor)
         self._prompt_mask_PW.index_copy_(0, places.tensor, masks.tensor)
@@ -119,8 +118,3 @@ class PenaltiesTable(Table[Penalties]):
 
     def count(self, places_N: Part, tokens_ND1: torch.Tensor, counts_N: torch.Tensor) -> None:
         self.kernels.count_output(self._output_counts_PV, places_N.tensor, tokens_ND1, counts_N)
-
-    def _bits(self, token_ids: np.ndarray) -> np.ndarray:
-        is_there = np.zeros(32 * self._num_words, np.bool_)
-        is_there[token_ids] = True
-        return np.packbits(is_there, bitorder="little").view("<i4")

@@ -1,0 +1,80 @@
+"""Fields of sampling that replicas announce, under `octavo up` with SmolLM2: real processes, over gRPC and HTTP."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from octavo import Client, InvalidRequest, SamplingParams
+from tests.fakes.routers import smollm2_tokenizer
+from tests.support.ports import free_port
+from tests.support.up import Up
+
+QUESTION = "What is the capital of France? Answer briefly."
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, httpx.Client]]:
+    http_port = free_port()
+    flags = ("--kv-cache-memory=0.1", "--max-num-seqs=4", f"--http-port={http_port}")
+    with Up(tmp_path_factory.mktemp("up"), *flags, real=True) as up:
+        up.wait_for("serving; Ctrl-C to stop")
+        http = httpx.Client(base_url=f"http://localhost:{http_port}", timeout=60)
+        with Client(f"localhost:{up.port}") as client, http:
+            yield client, http
+
+
+def _chat(http: httpx.Client, **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": QUESTION}]
+    answer = http.post("/v1/chat/completions", json={"messages": messages, "temperature": 0, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]
+
+
+def test_bad_words_do_not_appear(cluster: tuple[Client, httpx.Client]) -> None:
+    client, http = cluster
+    assert client.chat(QUESTION, SamplingParams(temperature=0)).text == "The capital of France is Paris."
+    banned = client.chat(QUESTION, SamplingParams(temperature=0, max_tokens=20, bad_words=["Paris", "capital of"]))
+    assert "Paris" not in banned.text
+    assert "capital of" not in banned.text
+    assert _chat(http, max_tokens=20, bad_words=["Paris", "capital of"])["message"]["content"] == banned.text
+    # Drawn tokens, too: at this temperature nearly all of the vocabulary is likely.
+    sampling = SamplingParams(temperature=1.5, seed=3, n=4, max_tokens=40, bad_words=["the", "a", ",", "."])
+    drawn = client.generate("Once upon a time", sampling)
+    ids = {token for choice in drawn.choices for token in choice.token_ids}
+    tokenizer = smollm2_tokenizer()
+    assert not ids & {tokenizer.encode(text)[0] for text in ("the", " the", "a", " a", ",", ".")}
+
+
+def test_only_allowed_tokens_appear(cluster: tuple[Client, httpx.Client]) -> None:
+    client, http = cluster
+    tokenizer = smollm2_tokenizer()
+    allowed = [tokenizer.encode(text)[0] for text in ("London", "Paris", "Rome")]
+    sampling = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=allowed)
+    assert client.chat(QUESTION, sampling).text == "Paris"
+    assert _chat(http, max_tokens=1, allowed_token_ids=allowed)["message"]["content"] == "Paris"
+    sampling = SamplingParams(temperature=1, seed=1, n=4, max_tokens=12, allowed_token_ids=allowed, top_k=9)
+    drawn = client.chat(QUESTION, sampling)
+    assert {token for choice in drawn.choices for token in choice.token_ids} <= set(allowed)
+    with pytest.raises(InvalidRequest, match=r"allowed_token_ids has only tokens that end the output"):
+        client.chat(QUESTION, SamplingParams(min_tokens=1, allowed_token_ids=client.model().eos_token_ids))
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [5] * 1025}, "allowed_token_ids"),
+        ({"bad_words": "no"}, "bad_words"),
+        ({"bad_words": ["a", ""]}, "bad_words"),
+        ({"bad_words": ["  "]}, "bad_words"),
+        ({"bad_words": ["a"] * 129}, "bad_words"),
+    ],
+)
+def test_bad_values_are_refused_by_name(cluster: tuple[Client, httpx.Client], body: dict[str, Any], param: str) -> None:
+    _, http = cluster
+    answer = http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 2, **body})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
