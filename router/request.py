@@ -70,6 +70,8 @@ class Request:
     # Those that it needs of a replica (configs.features).
     features: frozenset[str] = frozenset()
     resume: pb.Resume | None = None
+    # Resolved. None: tokens are drawn one after the other.
+    beam_search: pb.BeamSearch | None = None
     trace: RequestTrace = UNTRACED
 
     @property

@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
-from router.errors import KeyFull, QueueFull, RouterFull
+from router.errors import InvalidRequest, KeyFull, QueueFull, RouterFull
 from router.replicas.replica_set import ReplicaSet
 from router.security.identity import Identity
 from runtime.shares import SharedRoom
@@ -72,27 +72,29 @@ class Admission:
         self._num_by_key: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def room(self, identity: Identity, priority: int | None) -> Iterator[None]:
+    def room(self, identity: Identity, priority: int | None, num_streams: int = 1) -> Iterator[None]:
         """Counts one request while inside. priority: the request's; None: no replica computes it, as for Tokenize.
+        num_streams: for how many streams it counts.
 
-        Raises KeyFull, RouterFull or QueueFull, on entry or from the body, with retry_after_s set.
+        Raises KeyFull, RouterFull or QueueFull, on entry or from the body, with retry_after_s set, and InvalidRequest
+        if there is never that much room.
         """
         tenant, key, weight = identity.tenant, identity.key_digest, identity.weight
         try:
-            self._check(identity, priority)
+            self._check(identity, priority, num_streams)
             if not self._requests.total:
                 self._retry_delay.note_busy()
             # Without keys all callers are one, which may take everything.
-            if not self._requests.take(tenant, 1, weight if tenant else math.inf):
+            if not self._requests.take(tenant, num_streams, weight if tenant else math.inf):
                 raise self._full(tenant)
-            self._num_by_key[key] += 1
+            self._num_by_key[key] += num_streams
             try:
                 yield
                 if priority is not None:
                     self._retry_delay.note_finished()
             finally:
-                self._requests.give_back(tenant, 1)
-                self._num_by_key[key] -= 1
+                self._requests.give_back(tenant, num_streams)
+                self._num_by_key[key] -= num_streams
                 if not self._num_by_key[key]:
                     del self._num_by_key[key]
         except KeyFull as error:
@@ -113,9 +115,16 @@ class Admission:
             )
         return RouterFull(f"{words}: try again later or at another one")
 
-    def _check(self, identity: Identity, priority: int | None) -> None:
-        most = self._max_streams_per_key if identity.max_streams is None else identity.max_streams
-        if identity.key_digest and most and self._num_by_key[identity.key_digest] >= most:
+    def _check(self, identity: Identity, priority: int | None, num_streams: int) -> None:
+        most = (self._max_streams_per_key if identity.max_streams is None else identity.max_streams) or math.inf
+        if not identity.key_digest:
+            most = math.inf
+        if num_streams > min(most, self._requests.size):
+            raise InvalidRequest(
+                f"beam_search.width={num_streams}: a search counts as so many streams, and "
+                f"max_streams={min(most, self._requests.size)}"
+            )
+        if self._num_by_key[identity.key_digest] + num_streams > most:
             raise KeyFull(
                 f"this API key has {self._num_by_key[identity.key_digest]} requests here already and "
                 f"max_streams={most}: wait until one has ended"

@@ -17,6 +17,8 @@ from router.replicas.dispatcher import Dispatcher
 from router.replicas.migrations import Migration, Migrations
 from router.replicas.replica_set import ReplicaSet
 from router.request import EndedRequest, Request, RequestTrace
+from router.search.checks import check_room, check_search, num_streams, resolve_search
+from router.search.stream import SearchStream, Turns
 from router.security.held import release
 from router.security.identity import caller
 from router.streams.choices import SLICE_TOKENS, Choice, new_choices, refold
@@ -63,6 +65,7 @@ class Intake:
         self._write_queue = WriteQueue()
         # Large resumes fold a slice each in turn.
         self._refold_turn = asyncio.Lock()
+        self._turns = Turns()
 
     def drain(self) -> None:
         """Refuses new requests, and ends those that no replica computes: another router may have a replica for them."""
@@ -130,7 +133,7 @@ class Intake:
         ended: EndedRequest | None = None
         try:
             self._refuse_if_draining()
-            with self._admission.room(identity, identity.priority(message.priority)):
+            with self._admission.room(identity, identity.priority(message.priority), num_streams(message)):
                 limits.begin_request()
                 request = await self._prepare(message, seconds, trace)
                 del message
@@ -138,7 +141,7 @@ class Intake:
                 choices, backlog = await self._fold(request)
                 trace.prepared(request)
                 outbox = Outbox(self._buffer_bytes, self._write_queue)
-                stream = Stream(request, choices, backlog, self._dispatcher, self.metrics, outbox, limits)
+                stream = self._stream(request, choices, backlog, outbox)
                 # No await from here to `add`: two requests of one id can't both get through.
                 self._registry.admit(request)
                 self._dispatcher.place(stream.placement)
@@ -165,6 +168,7 @@ class Intake:
         validation.check_model_name(message.model, self.model_name)
         validation.check_request(message)
         check_bans(message.sampling)
+        check_search(message)
         model = self.model
         since = time.monotonic()
         prompt_token_ids = await self._prompt(message, model)
@@ -189,6 +193,9 @@ class Intake:
             max_model_len=model.max_model_len,
         )
         ban(sampling, bad_words, model)
+        search = resolve_search(message)
+        if search is not None:
+            check_room(search, sampling, model)
         identity = caller()
         return Request(
             request_id=message.request_id,
@@ -206,8 +213,15 @@ class Intake:
             deadline=deadline,
             features=features.needed_by(sampling),
             resume=message.resume if message.HasField("resume") else None,
+            beam_search=search,
             trace=trace,
         )
+
+    def _stream(self, request: Request, choices: list[Choice], backlog: list[pb.Chunk], outbox: Outbox) -> Stream:
+        limits, dispatcher = caller().limits, self._dispatcher
+        if request.beam_search is None:
+            return Stream(request, choices, backlog, dispatcher, self.metrics, outbox, limits)
+        return SearchStream(request, choices, backlog, dispatcher, self.metrics, outbox, limits, self._turns)
 
     async def _fold(self, request: Request) -> tuple[list[Choice], list[pb.Chunk]]:
         """Returns the request's choices, with what a resume brings, and what its client lacks. Raises

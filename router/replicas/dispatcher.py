@@ -17,7 +17,7 @@ from router.errors import (
 from router.replicas.parked import ParkedStreams
 from router.replicas.placed_stream import PlacedStream
 from router.replicas.replica_set import ReplicaSet
-from router.replicas.session import Session, for_scheduler
+from router.replicas.session import Session
 from router.telemetry.metrics import RouterMetrics
 from runtime.wire import SESSION_PART_TOKENS
 
@@ -48,6 +48,8 @@ class Placement:
         self.refused_by: list[Session] = []
         # True while the stream is parked.
         self.is_parked = False
+        # The Session whose replica has computed all that the stream has asked for so far, if more is to come (`rest`).
+        self.rested_on: Session | None = None
         self._dispatcher = dispatcher
         self._group = 0
         # Losses in a row without a token in between, and the output tokens at the last one.
@@ -92,6 +94,15 @@ class Placement:
         """Cancels a choice that a stop string has ended."""
         if self.session is not None:
             self.session.cancel(self._group, [index], wire.CANCEL_REASON_STOP)
+
+    def rest(self) -> None:
+        """Notes that the group has ended, but not the stream, which asks for more later (`ask_more`)."""
+        self.stream.request.trace.left()
+        self.rested_on, self.session = self.session, None
+
+    def ask_more(self) -> None:
+        """Submits the stream again after a rest."""
+        self._dispatcher.ask_more(self)
 
     def give_up(self, cause: str) -> None:
         """Moves the stream to another replica: its own has cancelled it unasked."""
@@ -152,13 +163,10 @@ class Placement:
     def _submission(self, replica_id: str) -> wire.Submit:
         """Builds the Submit for a replica. replica_id: Welcome.replica_id."""
         request = self.stream.request
-        sampling = for_scheduler(request.sampling)
-        if not self.stream.wants_prompt_logprobs:
-            sampling.ClearField("prompt_logprobs")
         submit = wire.Submit(
             request_id=request.scoped_id,
             attempt=(request.attempt << _RESUBMISSION_BITS) + self.num_resubmissions,
-            sampling=sampling,
+            sampling=self.stream.sampling_to_submit,
             choices=self.stream.starts(),
             priority=request.priority,
             tenant=request.tenant,
@@ -230,10 +238,25 @@ class Dispatcher:
             else:
                 placement.submit_to(session)
                 return
-        if placement.num_resubmissions:
+        if placement.num_resubmissions or placement.rested_on is not None:
             self._park(placement)
         else:
             placement.stream.fail(Unavailable(rejected.message) if draining else QueueFull(rejected.message))
+
+    def ask_more(self, placement: Placement) -> None:
+        """Submits a stream that has rested: where it was, because its blocks are cached there, or else elsewhere."""
+        placement.refused_by.clear()
+        here = placement.rested_on
+        if any(each.session is here and each.ready and not each.too_slow for each in self._replicas.replicas):
+            assert here is not None
+            placement.submit_to(here)
+            return
+        try:
+            session = self._replicas.choose(placement.stream.request.routing_hints, placement.fingerprint)
+        except NoReplica:
+            self._park(placement)
+        else:
+            placement.submit_to(session)
 
     def forget(self, placement: Placement) -> None:
         """Drops a stream that has ended without a replica."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from protos.inference_pb2 import SamplingParams
 from protos.scheduler_pb2 import CANCEL_REASON_CLIENT, CancelReason, SequenceStart
 from router.errors import RequestError
 from router.replicas.session import TokenSink
@@ -31,8 +32,8 @@ class PlacedStream(TokenSink, Protocol):
         ...
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """True while some prompt logprobs are missing, if the request asks for any."""
+    def sampling_to_submit(self) -> SamplingParams:
+        """A new message: how the tokens to come are computed, without stop strings, which only the router knows."""
         ...
 
     def starts(self) -> Sequence[SequenceStart]:

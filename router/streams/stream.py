@@ -16,6 +16,7 @@ from router.errors import (
     Superseded,
 )
 from router.replicas.dispatcher import Dispatcher
+from router.replicas.session import for_scheduler
 from router.request import EndedRequest, Request, finish_reason_name
 from router.security.identity import RateLimits
 from router.streams.choices import Choice, Delta
@@ -86,11 +87,14 @@ class Stream:
         return max((most - len(choice.token_ids) for choice in self._choices if choice.finish is None), default=0)
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """True while some prompt logprobs are missing, if the request asks for any."""
+    def sampling_to_submit(self) -> pb.SamplingParams:
+        """A copy without what the replica need not know or compute again."""
         request = self.request
+        sampling = for_scheduler(request.sampling)
         brought = request.resume is not None and request.resume.prompt_logprobs_delivered
-        return not brought and self._prompt_logprobs_end < len(request.prompt_token_ids)
+        if brought or self._prompt_logprobs_end >= len(request.prompt_token_ids):
+            sampling.ClearField("prompt_logprobs")
+        return sampling
 
     def starts(self) -> list[wire.SequenceStart]:
         """The unfinished choices, with their tokens so far."""
@@ -271,12 +275,16 @@ class Stream:
         last = self._last_token_at.get(choice)
         if last is not None:
             self._metrics.inter_token_latency.observe(now - last)
-        elif not self._last_token_at:
-            self.first_token_at = now
-            self._metrics.time_to_first_token.observe(now - self._arrival)
+        else:
+            self._note_first_token(now)
         self._last_token_at[choice] = now
         self._metrics.generation_tokens.inc(num_tokens)
         self._limits.spend_tokens(num_tokens)
+
+    def _note_first_token(self, now: float) -> None:
+        if self.first_token_at is None:
+            self.first_token_at = now
+            self._metrics.time_to_first_token.observe(now - self._arrival)
 
     @property
     def outcome(self) -> str:

@@ -26,7 +26,7 @@ _COMPLETION: dict[str, Any] = {
     "allowed_token_ids": [5, 6], "bad_words": ["no", " never"],
     "prompt_logprobs": 1, "return_token_ids": True, "truncate_prompt_tokens": 5, "truncation_side": "left",
     "add_special_tokens": True, "best_of": 2, "request_id": "", "session_id": "s", "stream_interval": 2,
-    "return_tokens_as_token_ids": True, "unknown": 1, "use_beam_search": False,
+    "return_tokens_as_token_ids": True, "unknown": 1, "use_beam_search": False, "length_penalty": 0.5,
 }  # fmt: skip
 _CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, {"role": "system", "content": "Be."}],

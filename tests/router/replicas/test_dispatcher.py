@@ -34,7 +34,7 @@ class FakeStream:
         )  # fmt: skip
         self.done = self.complete = self.finished = False
         self.num_output_tokens, self.num_tokens_to_come = 0, 99
-        self.wants_prompt_logprobs = False
+        self.sampling_to_submit = SamplingParams(max_tokens=99)
         self.error: RequestError | None = None
         self.exact = True
         self.placement = dispatcher.open(self)

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from configs.sampling import MAX_CHOICES, PARAMETERS
+from configs.sampling import LARGEST_LENGTH_PENALTY, MAX_BEAM_WIDTH, MAX_CHOICES, PARAMETERS
 from protos import inference_pb2 as pb
 from router.api.gateway.errors import BadRequestError
 from router.api.gateway.openai.schemas import (
@@ -37,7 +37,12 @@ def completion_messages(request: CompletionRequest, request_id: str) -> list[pb.
     if not prompts:
         raise BadRequestError("prompt is empty: give at least one", param="prompt")
     logprobs, prompt_logprobs = request.logprobs, request.prompt_logprobs
-    if best_of > request.n:
+    if request.use_beam_search:
+        if request.stream:
+            raise BadRequestError("stream with use_beam_search: the best is known at the end only", param="stream")
+        if request.echo and logprobs is not None:
+            raise BadRequestError("echo and logprobs with use_beam_search: leave one of them out", param="echo")
+    elif best_of > request.n:
         logprobs = logprobs or 0
     if request.echo and request.logprobs is not None:
         prompt_logprobs = max(request.logprobs, prompt_logprobs or 0)
@@ -177,6 +182,8 @@ def _message(
         session_key=request.session_key or request.session_id,
         truncation_side=_SIDES[request.truncation_side],
     )
+    if request.use_beam_search:
+        _add_search(message, request, n)
     if request.add_special_tokens is not None:
         message.add_special_tokens = request.add_special_tokens
     if request.truncate_prompt_tokens == 0:
@@ -186,6 +193,22 @@ def _message(
     if request.truncate_prompt_tokens is not None:
         message.truncate_prompt_tokens = max(request.truncate_prompt_tokens, 0)
     return message
+
+
+def _add_search(message: pb.GenerateRequest, request: SamplingRequest, width: int) -> None:
+    """Raises BadRequestError."""
+    if width > MAX_BEAM_WIDTH:
+        name = "n" if width == request.n else "best_of"
+        raise BadRequestError(f"{name}={width} with use_beam_search: use 1 to {MAX_BEAM_WIDTH}", param=name)
+    if not abs(request.length_penalty) <= LARGEST_LENGTH_PENALTY:
+        raise BadRequestError(
+            f"length_penalty={request.length_penalty:g}: use a number in "
+            f"[-{LARGEST_LENGTH_PENALTY}, {LARGEST_LENGTH_PENALTY}]",
+            param="length_penalty",
+        )
+    message.sampling.n = request.n
+    message.beam_search.width = width
+    message.beam_search.length_penalty = request.length_penalty
 
 
 def _in_range(numbers: list[int], param: str) -> list[int]:

@@ -37,7 +37,7 @@ class Form:
 def completion_form(request: CompletionRequest) -> Form:
     return Form(
         **_common(request),
-        num_choices=max(request.n, request.best_of or 1),
+        num_choices=request.n if request.use_beam_search else max(request.n, request.best_of or 1),
         num_logprobs=request.logprobs,
         has_echo=request.echo,
         drops_output=request.max_tokens == 0,

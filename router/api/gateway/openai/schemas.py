@@ -14,7 +14,7 @@ from configs.sampling import (
     PARAMETERS,
     Parameter,
 )
-from router.api.gateway.openai.fields import FOR_MEDIA, FOR_OPENAI, HINT, Fields, at_most, known, no_effect, refused
+from router.api.gateway.openai.fields import FOR_MEDIA, FOR_OPENAI, HINT, Fields, at_most, known, refused
 from router.intake.validation import MAX_CHAT_MESSAGES
 
 # Prompts of one request: each is a stream of its own.
@@ -68,8 +68,6 @@ _COMMON = {
     "mm_payload": FOR_MEDIA,
     "return_mm_kwargs": FOR_MEDIA,
     "spaces_between_special_tokens": HINT,
-    "length_penalty": no_effect("about beam search"),
-    "use_beam_search": refused("beam search is not supported yet"),
     "structured_outputs": refused(_NO_GRAMMAR),
     "guided_json": refused(_NO_GRAMMAR),
     "guided_regex": refused(_NO_GRAMMAR),
@@ -129,6 +127,9 @@ class SamplingRequest(known(_COMMON, create_model("_Numbers", __base__=Fields, *
     allowed_token_ids: list[int] | None = Field(None, fail_fast=True, max_length=MAX_ALLOWED_TOKENS)
     bad_words: list[str] = Field(default_factory=list, fail_fast=True, max_length=MAX_BAD_WORDS)
     skip_special_tokens: bool | None = None
+    # The n best outputs of a beam search with n beams; the penalty is part of it.
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
     add_special_tokens: bool | None = None
     # -1: as many as leave room for max_tokens.
     truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=2**32)

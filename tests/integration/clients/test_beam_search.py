@@ -1,0 +1,131 @@
+"""Beam searches of a real cluster, over HTTP and gRPC: what transformers finds, also when a process dies.
+
+A small random Llama in float32. `python -m benchmarks.cluster.beam_search` does the same with SmolLM2.
+"""
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from protos import inference_pb2 as pb
+from protos.inference_pb2_grpc import InferenceStub
+from tests.support.models.beams import transformers_beams
+from tests.support.models.tiny_model import EOS, VOCAB_SIZE, make_tiny_model
+from tests.support.ports import free_port
+from tests.support.up import Up
+
+PROMPTS = [list(range(first, first + 9 * first)) for first in (3, 5, 7)]
+MAX_TOKENS = 24
+STOPS = [7, 11, 13]
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    """Its weights are larger than usual: tokens differ in their probability."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        initializer_range=0.2, bos_token_id=1, eos_token_id=EOS, pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def up(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    directory = tmp_path_factory.mktemp("beams")
+    files = make_tiny_model(directory / "model")
+    model.save_pretrained(files)
+    http_port = free_port()
+    with Up(
+        directory, f"--model={files}", "--dtype=float32", "--kv-cache-memory=0.01", "--max-num-seqs=16",
+        f"--http-port={http_port}", real=True,
+    ) as up:  # fmt: skip
+        up.wait_for("serving; Ctrl-C to stop")
+        up.http_port = http_port  # type: ignore[attr-defined]
+        yield up
+
+
+def expected(model: LlamaForCausalLM, prompt: list[int], width: int, penalty: float) -> list[list[int]]:
+    asked: dict[str, Any] = {"width": width, "length_penalty": penalty, "max_tokens": MAX_TOKENS}
+    return transformers_beams(model, prompt, **asked, end_ids=[EOS, *STOPS]).token_ids
+
+
+def searched(up: Up, path: str, **body: Any) -> list[dict[str, Any]]:
+    body = {"use_beam_search": True, "max_tokens": MAX_TOKENS, "stop_token_ids": STOPS, "return_token_ids": True} | body
+    answer = httpx.post(f"http://127.0.0.1:{up.http_port}/v1/{path}", json=body, timeout=60)  # type: ignore[attr-defined]
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"]
+
+
+def message(prompt: list[int], width: int, penalty: float) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=prompt),
+        sampling=pb.SamplingParams(n=width, max_tokens=MAX_TOKENS, stop_token_ids=STOPS),
+        beam_search=pb.BeamSearch(width=width, length_penalty=penalty),
+    )
+
+
+def test_it_finds_what_transformers_finds(model: LlamaForCausalLM, up: Up) -> None:
+    lengths = set()
+    with grpc.insecure_channel(f"127.0.0.1:{up.port}") as channel:
+        stub = InferenceStub(channel)
+        for prompt, width, penalty in itertools.product(PROMPTS, (2, 4), (-1.0, 1.0, 2.0)):
+            outputs = expected(model, prompt, width, penalty)
+            over_http = searched(up, "completions", prompt=prompt, n=width, length_penalty=penalty)
+            assert [choice["token_ids"] for choice in over_http] == outputs, (prompt, width, penalty)
+            assert [choice["index"] for choice in over_http] == list(range(width))
+            result = stub.GenerateUnary(message(prompt, width, penalty))
+            assert [list(choice.token_ids) for choice in result.choices] == outputs
+            lengths |= {len(each) for each in outputs}
+    assert len(lengths) > 2
+
+
+@pytest.mark.parametrize("victim", ["worker", "scheduler"])
+def test_a_killed_process_costs_no_beam(model: LlamaForCausalLM, up: Up, victim: str) -> None:
+    """The process is killed while the searches are under way: each ends as if nothing had happened."""
+    width, max_tokens = 4, 180
+    found: dict[int, list[list[int]]] = {}
+    begun = threading.Barrier(3)
+    with grpc.insecure_channel(f"127.0.0.1:{up.port}") as channel:
+        stub = InferenceStub(channel)
+
+        def search(number: int) -> None:
+            asked = message(PROMPTS[number], width, 0.0)
+            asked.sampling.max_tokens = asked.sampling.min_tokens = max_tokens
+            events = stub.Generate(asked, timeout=60)
+            assert next(events).HasField("started")
+            begun.wait()
+            outputs: list[list[int]] = [[] for _ in range(width)]
+            for event in events:
+                outputs[event.chunk.index] += event.chunk.token_ids
+            found[number] = outputs
+
+        threads = [threading.Thread(target=search, args=(number,)) for number in range(2)]
+        killed = up.child(victim)
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        # A search takes about a second.
+        threads[0].join(0.2)
+        assert not found
+        killed.kill()
+        psutil.wait_procs([killed], timeout=10)
+        for thread in threads:
+            thread.join()
+    for number in range(2):
+        outputs = transformers_beams(
+            model, PROMPTS[number], width=width, length_penalty=0.0, max_tokens=max_tokens, min_tokens=max_tokens,
+            end_ids=[EOS, *STOPS],
+        )  # fmt: skip
+        # Its length shows that nothing ended it early.
+        assert found[number] == outputs.token_ids
+        assert {len(each) for each in found[number]} == {max_tokens}
