@@ -5,6 +5,7 @@ holds the blocks of what was computed before. A step that is lost with its repli
 is a pure function of the answers, nothing else is to be recovered.
 """
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -41,7 +42,8 @@ class Turns:
         self._waiting.append(work)
         if not self._is_running:
             self._is_running = True
-            run_in_slices(self._run())
+            # Not at once: the searches whose answers come in one message would each have a slice of their own.
+            asyncio.get_running_loop().call_soon(run_in_slices, self._run())
 
     def _run(self) -> Iterator[None]:
         while self._waiting:
@@ -171,7 +173,9 @@ class SearchStream(Stream):
             return
         self._answers = [()] * len(search.live)
         self._asked = set(range(len(search.live)))
-        self.placement.ask_more()
+        yield
+        if not self.done:
+            self.placement.ask_more()
 
     def _deliver(self) -> Iterator[None]:
         """Sends the best outputs. A resume may have brought some of them."""

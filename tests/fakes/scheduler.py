@@ -77,7 +77,7 @@ class FakeScheduler:
 
     address: a gRPC address to bind to. step_seconds: between two steps; 0 only yields to the loop. capacity: groups
     that may be live; more are rejected QUEUE_FULL. pause_at: sequences stop at this many output tokens.
-    tokens_per_step: of one sequence, as with accepted drafts. is_broken: sequences end with an error.
+    tokens_per_step: of one sequence, as with accepted drafts. is_broken: sequences end with an error. likely: logprobs.
     """
 
     address: str
@@ -88,7 +88,8 @@ class FakeScheduler:
     pause_at: int | None = None
     tokens_per_step: int = 1
     is_broken: bool = False
-    # As if the queue were full for this priority and numbers above; if there is a capacity, only while it is used up.
+    likely: Callable[[Sequence[int]], list[tuple[int, float]]] | None = None
+    # As if the queue were full for it and numbers above; if there is a capacity, only while it is used up.
     refused_priority: int | None = None
     # Tenants whose share of the queue is used up, with the priority from which on they are refused.
     refused_tenants: dict[str, int] = field(default_factory=dict)
@@ -363,19 +364,19 @@ class _FakeSession:
         outputs.groups.append(sequence.group)
         outputs.choices.append(sequence.choice)
         outputs.first_tokens.append(sequence.num_output_tokens + self.scheduler.first_token_shift)
-        count = 0
+        first, likely = len(outputs.token_ids), self.scheduler.likely
         for _ in range(self.scheduler.tokens_per_step):
             token_id = self.scheduler.next_token(
                 sequence.token_ids, sequence.num_prompt_tokens, sampling.seed, sequence.choice
             )
+            if sampling.HasField("logprobs"):
+                top = likely(sequence.token_ids)[: sampling.logprobs] if likely else ()
+                outputs.logprobs.append(_logprobs(token_id, top))
             sequence.token_ids.append(token_id)
             outputs.token_ids.append(token_id)
-            count += 1
-            if sampling.HasField("logprobs"):
-                outputs.logprobs.append(_logprobs(token_id))
             if self._end(sequence, token_id, outputs):
                 break
-        outputs.num_tokens.append(count)
+        outputs.num_tokens.append(len(outputs.token_ids) - first)
 
     def _end(self, sequence: _Sequence, token_id: int, outputs: wire.StepOutputs) -> bool:
         sampling = sequence.submit.sampling
@@ -395,6 +396,6 @@ class _FakeSession:
         return True
 
 
-def _logprobs(token_id: int) -> pb.TokenLogprobs:
+def _logprobs(token_id: int, likely: Sequence[tuple[int, float]] = ()) -> pb.TokenLogprobs:
     chosen = pb.TokenLogprob(token_id=token_id, logprob=-0.5, rank=1)
-    return pb.TokenLogprobs(chosen=chosen, top=[chosen])
+    return pb.TokenLogprobs(chosen=chosen, top=[pb.TokenLogprob(token_id=i, logprob=x) for i, x in likely] or [chosen])
