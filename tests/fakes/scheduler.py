@@ -1,7 +1,7 @@
 """A scheduler without workers, for tests: it speaks the real Session over real gRPC and computes nothing.
 
-Its next token is a pure function of (token ids so far, number of prompt tokens, seed, choice), so that a sequence
-continues on another fake exactly as it would have here.
+Its next token, a NextToken, is a pure function of (token ids so far, number of prompt tokens among them, seed, choice),
+so that a sequence continues on another fake exactly as it would have here.
 """
 
 import asyncio
@@ -19,7 +19,6 @@ from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_t
 from runtime.security.tls import add_port
 from runtime.wire import PROTOCOL_VERSION
 
-# (token ids so far, number of prompt tokens among them, seed, choice) -> the next token id
 NextToken = Callable[[Sequence[int], int, int, int], int]
 
 VOCAB_SIZE = 49_152

@@ -177,7 +177,7 @@ async def test_full_queues_in_the_middle_are_waited_for(
 
 @pytest.mark.parametrize("num_delivered", [0, 1])
 async def test_a_resume_gets_what_is_missing(router: tuple[RouterServer, InferenceStub], num_delivered: int) -> None:
-    """Of a client that has the start of its stream, or the first output, too."""
+    """A client that has the start of its stream, or also the first output, resumes."""
     call = router[1].Generate(request())
     received = await receive(
         call, lambda received: len(received.finish) == num_delivered and received.started is not None
