@@ -116,11 +116,13 @@ def main() -> None:
                 )  # fmt: skip
                 seconds["transformers"] += time.perf_counter() - began
                 num_equal += found == expected.token_ids
+                print(f"prompt {number}, width {width}: {num_equal} equal so far", end="\r", file=sys.stderr)
                 if found != expected.token_ids and _is_equal(found, expected):
                     num_ties += 1
                 elif found != expected.token_ids:
                     differing.append({"prompt": number, "width": width, "length_penalty": penalty, "found": found,
                                       "expected": expected.token_ids, "scores": expected.scores})  # fmt: skip
+    print(file=sys.stderr)
     num_searches = arguments.prompts * arguments.pairs
     each = {name: total / num_searches for name, total in seconds.items()}
     if arguments.json:

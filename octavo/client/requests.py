@@ -133,6 +133,10 @@ class RequestOptions(TypedDict, total=False):
     cache_salt: str
     # Requests of one session go to one replica, under routing_policy=consistent_hash.
     session_key: str
+    # Searches for the sampling.n best outputs with so many beams (docs/wires.md), instead of drawing tokens.
+    beam_width: int
+    # More than 0 favors long outputs of a beam search. Default: 1.
+    length_penalty: float
     # Extra variables for the chat template.
     template_arguments: Mapping[str, Any]
     # W3C headers (traceparent) of the caller's span. Default: OpenTelemetry's current span, if there is one.
@@ -152,6 +156,16 @@ def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: R
         cache_salt=options.get("cache_salt", ""),
         session_key=options.get("session_key", ""),
     )
+    if "length_penalty" in options and "beam_width" not in options:
+        raise InvalidRequest(
+            f"length_penalty={options['length_penalty']!r} is about beam searches: give beam_width, too"
+        )
+    if "beam_width" in options:
+        try:
+            request.beam_search.width = options["beam_width"]
+            request.beam_search.length_penalty = options.get("length_penalty", 1.0)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"beam_width={options['beam_width']!r}: {error}") from None
     if isinstance(prompt, str):
         request.prompt = prompt
     elif len(prompt) and isinstance(prompt[0], Mapping):

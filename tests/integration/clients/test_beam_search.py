@@ -15,6 +15,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from octavo import Client, SamplingParams
+from octavo.client.errors import InvalidRequest
+from octavo.client.results import Started
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceStub
 from tests.support.models.beams import transformers_beams
@@ -89,27 +92,24 @@ def test_it_finds_what_transformers_finds(model: LlamaForCausalLM, up: Up) -> No
     assert len(lengths) > 2
 
 
-@pytest.mark.parametrize("victim", ["worker", "scheduler"])
+@pytest.mark.parametrize("victim", ["worker", "scheduler", "router"])
 def test_a_killed_process_costs_no_beam(model: LlamaForCausalLM, up: Up, victim: str) -> None:
     """The process is killed while the searches are under way: each ends as if nothing had happened."""
     width, max_tokens = 4, 180
+    sampling = SamplingParams(n=width, max_tokens=max_tokens, min_tokens=max_tokens, stop_token_ids=STOPS)
     found: dict[int, list[list[int]]] = {}
     begun = threading.Barrier(3)
-    with grpc.insecure_channel(f"127.0.0.1:{up.port}") as channel:
-        stub = InferenceStub(channel)
 
-        def search(number: int) -> None:
-            asked = message(PROMPTS[number], width, 0.0)
-            asked.sampling.max_tokens = asked.sampling.min_tokens = max_tokens
-            events = stub.Generate(asked, timeout=60)
-            assert next(events).HasField("started")
+    def search(client: Client, number: int) -> None:
+        with client.stream(PROMPTS[number], sampling, beam_width=width, length_penalty=0.0) as stream:
+            assert isinstance(next(stream), Started)
             begun.wait()
-            outputs: list[list[int]] = [[] for _ in range(width)]
-            for event in events:
-                outputs[event.chunk.index] += event.chunk.token_ids
-            found[number] = outputs
+            for _ in stream:
+                pass
+            found[number] = [list(choice.token_ids) for choice in stream.generation.choices]
 
-        threads = [threading.Thread(target=search, args=(number,)) for number in range(2)]
+    with Client(f"127.0.0.1:{up.port}", timeout=60) as client:
+        threads = [threading.Thread(target=search, args=(client, number)) for number in range(2)]
         killed = up.child(victim)
         for thread in threads:
             thread.start()
@@ -129,3 +129,10 @@ def test_a_killed_process_costs_no_beam(model: LlamaForCausalLM, up: Up, victim:
         # Its length shows that nothing ended it early.
         assert found[number] == outputs.token_ids
         assert {len(each) for each in found[number]} == {max_tokens}
+
+
+def test_options_that_make_no_search(up: Up) -> None:
+    with Client(f"127.0.0.1:{up.port}") as client:
+        for options in ({"beam_width": -1}, {"beam_width": 99}, {"length_penalty": 2.0}):
+            with pytest.raises(InvalidRequest, match=r"beam_width|beam_search\.width=99"):
+                client.generate(PROMPTS[0], **options)  # type: ignore[arg-type]
