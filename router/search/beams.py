@@ -73,7 +73,9 @@ class BeamSearch:
         self.num_steps = 0
         # Tokens of each beam whose logprobs it needs. All end_ids may be among the best ones of a beam, and `width`
         # others must be known, for all of the next beams may continue this one.
-        self.num_needed = max(width + len(end_ids), num_logprobs or 0)
+        self.num_needed = width + len(end_ids)
+        # More, if more are to be shown.
+        self.num_asked = max(self.num_needed, num_logprobs or 0)
         self._length_penalty = length_penalty
         self._max_tokens, self._min_tokens = max_tokens, min_tokens
         self._end_ids = frozenset(end_ids)
@@ -84,8 +86,8 @@ class BeamSearch:
         return not self.live
 
     def advance(self, answers: Sequence[Sequence[TokenLogprob]]) -> None:
-        """Takes a step. answers: for each live beam, in order, the num_needed most likely tokens that continue it, the
-        best first."""
+        """Takes a step. answers: for each live beam, in order, at least the num_needed most likely tokens that continue
+        it, the best first."""
         self.num_steps += 1
         is_last = self.num_steps == self._max_tokens
         may_end = self.num_steps > self._min_tokens

@@ -107,7 +107,7 @@ class SearchStream(Stream):
             n=max(len(self._search.live), 1),
             max_tokens=self._search.num_steps + 1,
             ignore_eos=True,
-            logprobs=self._search.num_needed,
+            logprobs=self._search.num_asked,
             skip_special_tokens=True,
         )
 
@@ -163,8 +163,8 @@ class SearchStream(Stream):
 
     def _advance(self) -> Iterator[None]:
         search = self._search
-        if not all(self._answers):
-            self.fail(Internal(f"the replica sent no logprobs of token {search.num_steps}"))
+        if (fewest := min(map(len, self._answers))) < search.num_needed:
+            self.fail(Internal(f"the replica sent logprobs of {fewest} tokens: {search.num_needed} were asked for"))
             return
         self._limits.spend_tokens(len(search.live))
         search.advance(self._answers)

@@ -28,6 +28,10 @@ _COMPLETION: dict[str, Any] = {
     "add_special_tokens": True, "best_of": 2, "request_id": "", "session_id": "s", "stream_interval": 2,
     "return_tokens_as_token_ids": True, "unknown": 1, "use_beam_search": False, "length_penalty": 0.5,
 }  # fmt: skip
+_SEARCH: dict[str, Any] = {
+    "prompt": [5, 6, 7], "use_beam_search": True, "n": 2, "best_of": 4, "length_penalty": 0.5, "max_tokens": 7,
+    "stop_token_ids": [21], "min_tokens": 1, "ignore_eos": False, "logprobs": 2, "include_stop_str_in_output": True,
+}  # fmt: skip
 _CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, {"role": "system", "content": "Be."}],
     "max_completion_tokens": 2, "stream": True, "top_logprobs": 1,
@@ -59,7 +63,7 @@ _RESPONSE: dict[str, Any] = {
     "background": False, "stop": ["a"], "seed": 7, "stream_options": {"include_obfuscation": False}, "user": "u",
 }  # fmt: skip
 # Bodies of paths that are not completions.
-_BODIES = {1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _CHAT, 10: _MESSAGES, 11: _COUNT, 12: _RESPONSE}
+_BODIES = {1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _SEARCH, 10: _MESSAGES, 11: _COUNT, 12: _RESPONSE}
 # Paths that most messages go to.
 _USUAL = (0, 0, 0, 1, 1, 1, 6, 7, 8, 10, 10, 11, 12, 12)
 _VALUES: tuple[Any, ...] = (

@@ -19,6 +19,8 @@ from tests.fakes.scheduler import FakeScheduler, model_info
 MAX_MODEL_LEN = 64
 _GOOD = pb.GenerateRequest(prompt="Hello there", sampling=pb.SamplingParams(max_tokens=3, temperature=0))
 _END_S = 10.0
+# More tokens than any beam search needs.
+_LIKELY = [(token_id, -0.1 * token_id) for token_id in range(20, 120)]
 
 REQUESTS = (
     _GOOD,
@@ -41,6 +43,11 @@ REQUESTS = (
                 pb.ResumeChoice(index=1, finished=True),
             ],
         ),
+    ),
+    pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=[5, 6, 7]),
+        sampling=pb.SamplingParams(n=2, max_tokens=4, stop_token_ids=[21], logprobs=2),
+        beam_search=pb.BeamSearch(width=3, length_penalty=0.5),
     ),
 )  # fmt: skip
 
@@ -88,8 +95,12 @@ class SmallCluster:
 
 @asynccontextmanager
 async def small_cluster(directory: Path, **options: Any) -> AsyncIterator[SmallCluster]:
-    model = model_info(max_model_len=MAX_MODEL_LEN)
-    scheduler = FakeScheduler(socket_address(directory, "one"), model=model, features=features.OF_WORKERS)
+    scheduler = FakeScheduler(
+        socket_address(directory, "one"),
+        model=model_info(max_model_len=MAX_MODEL_LEN),
+        features=features.OF_WORKERS,
+        likely=lambda _: _LIKELY,
+    )
     async with running_schedulers(scheduler), running_router([scheduler.address], **options) as (router, _):
         await router.wait_ready()
         yield SmallCluster(router, scheduler)

@@ -217,13 +217,21 @@ async def test_the_end_of_a_search_ends_its_beams(
     await server.streams.wait_empty()
 
 
-async def test_a_replica_that_sends_no_logprobs_is_an_error(
-    fakes: list[FakeScheduler], router: tuple[RouterServer, InferenceStub]
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"first_token_shift": 1}, "the replica sent token 1 of beam 0, not 0"),
+        ({"likely": None}, "the replica sent logprobs of 1 tokens: 4 were asked for"),
+    ],
+)
+async def test_a_wrong_answer_is_an_error(
+    fakes: list[FakeScheduler], router: tuple[RouterServer, InferenceStub], fault: dict[str, Any], words: str
 ) -> None:
     for fake in fakes:
-        fake.first_token_shift = 1
-    with pytest.raises(grpc.aio.AioRpcError, match="the replica sent token 1 of beam 0"):
+        vars(fake).update(fault)
+    with pytest.raises(grpc.aio.AioRpcError, match=words) as refused:
         await receive(router[1].Generate(request()))
+    assert refused.value.code() is grpc.StatusCode.INTERNAL
 
 
 # --- Limits
