@@ -27,6 +27,16 @@ def progress_bar(label: str, total: int, *, hidden: bool) -> Iterator[Callable[[
         yield lambda count: bar.advance(task, count)
 
 
+@contextmanager
+def progress_of(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields a function that sets the bar, to the total and to how many are done."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, refresh_per_second=2, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda total, done: bar.update(task, total=total, completed=done)
+
+
 PERCENTILES = (50, 90, 99)
 _IN_TITLE = {"engine", "model", "dtype", "prompt_len", "output_len"}
 _BOLD = {"concurrency", "output_tok_s", "ttft_s", "itl_ms", "e2e_s"}

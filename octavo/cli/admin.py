@@ -94,8 +94,8 @@ def explain(
     """
     from rich.console import Console
 
-    from octavo.cli.timeline import choices_of, draw, seconds_by_phase, spans_of
     from octavo.client.admin import Admin
+    from octavo.timeline import choices_of, draw, seconds_by_phase, spans_of
 
     to = connection(tls, tls_ca, tls_cert, tls_key)
     with reaching(target), Admin(target, **to) as admin:

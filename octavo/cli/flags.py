@@ -118,7 +118,7 @@ TLS_KEY = Annotated[
     str | None, typer.Option(metavar="FILE", help="The private key of your certificate (PEM).", rich_help_panel=_PANEL)
 ]
 # Only from the environment: every user of a machine can see the flags of its processes.
-_API_KEY = "OCTAVO_API_KEY"
+API_KEY = "OCTAVO_API_KEY"
 
 
 class Connection(TypedDict):
@@ -138,7 +138,7 @@ def connection(tls: bool, ca_file: str | None, cert_file: str | None, key_file: 
             credentials = tls_credentials(ca_file, cert_file, key_file)
         except (OSError, ValueError) as error:
             raise typer.BadParameter(f"--tls-ca, --tls-cert, --tls-key: {error}") from None
-    return Connection(api_key=os.environ.get(_API_KEY, ""), credentials=credentials)
+    return Connection(api_key=os.environ.get(API_KEY, ""), credentials=credentials)
 
 
 def separate(targets: Iterable[str]) -> list[str]:

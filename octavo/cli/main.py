@@ -9,7 +9,7 @@ import typer
 
 import runtime.quiet_grpc  # noqa: F401 (before grpc)
 from configs.load import ConfigError
-from octavo.cli import admin, bench, call, doctor, keys, plan, pull, replay, up, version
+from octavo.cli import admin, bench, call, doctor, keys, plan, pull, replay, run_batch, up, version
 from octavo.client.errors import OctavoError
 from octavo.cluster.errors import ClusterError
 from runtime.hub.errors import HubError
@@ -30,7 +30,7 @@ app = typer.Typer(
 # The panels of `octavo --help`, in order: what a user wants to do, and the commands for it.
 GROUPS: dict[str, tuple[Callable[[typer.Typer, str], None], ...]] = {
     "Serve a model": (up.register, pull.register, doctor.register),
-    "Ask a model": (call.register,),
+    "Ask a model": (call.register, run_batch.register),
     "Look inside": (admin.register_explain, replay.register, version.register),
     "Measure and plan": (bench.register, plan.register),
     "Operate a cluster": (admin.register_migrate, admin.register_cache, keys.register),

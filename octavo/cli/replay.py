@@ -101,8 +101,8 @@ def _print_difference(difference: "Difference") -> None:
 def _explain(request_id: str, outcomes: "list[Replayed]") -> None:
     from rich.console import Console
 
-    from octavo.cli.timeline import draw
     from octavo.client.admin import RequestTimeline
+    from octavo.timeline import draw
     from scheduler.admin import timeline_message
 
     console = Console()

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from rich.console import Console
@@ -22,10 +22,22 @@ _HEALTH_INTERVAL = 0.5
 FORCED_EXIT = 130
 
 
-def run_cluster(options: Options, *, console: Console, first_prompt: str = "", verbose: bool = False) -> int:
+# What a cluster is started for, if not for clients: called once it is ready.
+Work = Callable[[], Awaitable[None]]
+
+
+def run_cluster(
+    options: Options,
+    *,
+    console: Console,
+    first_prompt: str = "",
+    work: Work | None = None,
+    verbose: bool = False,
+) -> int:
     """Starts the cluster and serves until SIGINT or SIGTERM, which drain it; a second signal ends it at once.
 
-    first_prompt: a chat message that is answered, token by token, once the cluster is ready.
+    first_prompt: a chat message that is answered, token by token, once the cluster is ready. work: the cluster ends
+    when it has; its errors are raised.
     Returns the exit code: 0 after an orderly end. Raises ClusterError, and ProcessFailed with the cause if a process
     ends and is not restarted.
     """
@@ -36,7 +48,7 @@ def run_cluster(options: Options, *, console: Console, first_prompt: str = "", v
             specs = cluster_processes(options, config, num_cores=len(os.sched_getaffinity(0)))
             display = Display(specs, console, verbose=verbose)
             return asyncio.run(
-                Launcher(options, console, first_prompt, display, _LocalFleet(options, specs, display)).run()
+                Launcher(options, console, first_prompt, display, _LocalFleet(options, specs, display), work).run()
             )
 
 
@@ -97,7 +109,16 @@ class _LocalFleet(Supervisor):
 class Launcher:
     """Shows a cluster as it starts, and stops it on a signal."""
 
-    def __init__(self, options: Options, console: Console, first_prompt: str, display: Display, fleet: Fleet):
+    def __init__(
+        self,
+        options: Options,
+        console: Console,
+        first_prompt: str,
+        display: Display,
+        fleet: Fleet,
+        work: Work | None = None,
+    ):
+        self._work = work
         self._options = options
         self._console = console
         self._first_prompt = first_prompt
@@ -158,6 +179,10 @@ class Launcher:
             await _cancel(watching)
         self._display.loaded()
         self._console.print(f"Ready in {self._display.elapsed:.1f} s.", highlight=False)
+        if self._work is not None:
+            await self._work()
+            self._stop.set()
+            return
         if self._first_prompt and not is_guarded(self._options):
             with self._display.holding():
                 await first_completion(self._targets, self._first_prompt, self._console)

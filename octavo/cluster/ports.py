@@ -44,6 +44,19 @@ def with_port(options: Options) -> Options:
     return options.model_copy(update={"port": _free_ports(options.host, options.num_routers)})
 
 
+def with_free_ports(options: Options) -> Options:
+    """Replaces ports that were not given by free ones: for a cluster of one program. Raises ClusterError."""
+    counts = {"port": options.num_routers, "http_port": options.num_routers, "metrics_port": options.num_processes}
+    free = _free_ports(options.host, sum(counts.values()))
+    update: dict[str, int] = {}
+    for name, count in counts.items():
+        # Such a program asks over HTTP.
+        if name not in options.model_fields_set or (name == "http_port" and not options.http_port):
+            update[name] = free
+        free += count
+    return options.model_copy(update=update)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnusablePort:
     """A port that nothing of ours can listen on. found: what is wrong. advice: what would work."""

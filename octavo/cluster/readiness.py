@@ -36,3 +36,8 @@ def grpc_target(host: str, port: int) -> str:
 def router_targets(options: Options) -> tuple[str, ...]:
     """The targets at which clients on this machine reach each router."""
     return tuple(grpc_target(options.host, options.router_port(router)) for router in range(options.num_routers))
+
+
+def http_url(options: Options) -> str:
+    """The address at which clients on this machine reach the first router's HTTP API, without TLS."""
+    return f"http://{grpc_target(options.host, options.http_port)}"

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from octavo.cli.timeline import Phase, Span, draw, seconds_by_phase, spans_of
 from octavo.client.admin import RequestTimeline, TimelineEntry
+from octavo.timeline import Phase, Span, draw, seconds_by_phase, spans_of
 
 Happened = tuple[str, float] | tuple[str, float, int]
 

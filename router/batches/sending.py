@@ -1,0 +1,87 @@
+"""Sends a line's request until a server has answered it."""
+
+import random
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import NoReturn
+
+import httpx2
+import tenacity
+
+# Answers after which the same request may succeed later. 409: it is live, sent before its sender crashed.
+RETRIED = frozenset(
+    {
+        HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY,
+        HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT,
+    }
+)  # fmt: skip
+# Answers after which no other line would succeed, either.
+FATAL = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+# A server's Retry-After counts up to here.
+_MOST_S = 60.0
+
+
+class SendingError(Exception):
+    """A request found no server that answers it, for so long that the batch stops; it can go on later."""
+
+
+class Sender:
+    def __init__(
+        self,
+        client: httpx2.AsyncClient,
+        *,
+        retry_for: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """client: its base_url is the server's. retry_for: seconds until a request gives up; None: never."""
+        self._client, self._retry_for, self._clock = client, retry_for, clock
+        self._backoff = tenacity.wait_random_exponential(multiplier=0.2, max=5.0)
+
+    async def send(self, url: str, body: bytes, request_id: str) -> tuple[int, bytes]:
+        """Returns the status and the body of the answer. Raises SendingError."""
+        began = self._clock()
+
+        def must_stop(state: tenacity.RetryCallState) -> bool:
+            return self._retry_for is not None and self._clock() - began + state.upcoming_sleep > self._retry_for
+
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(httpx2.TransportError)
+            | tenacity.retry_if_result(lambda answer: answer.status_code in RETRIED),
+            wait=self._wait,
+            stop=must_stop,
+            retry_error_callback=_give_up,
+        )
+        answer = await retrying(self._post, url, body, request_id)
+        if answer.status_code in FATAL:
+            raise SendingError(f"{answer.status_code} for every line: {answer.text[:500]}")
+        return answer.status_code, answer.content
+
+    async def _post(self, url: str, body: bytes, request_id: str) -> httpx2.Response:
+        headers = {"content-type": "application/json", "x-request-id": request_id}
+        return await self._client.post(url, content=body, headers=headers)
+
+    def _wait(self, state: tenacity.RetryCallState) -> float:
+        backoff = self._backoff(state)
+        assert state.outcome is not None
+        if state.outcome.failed:
+            return backoff
+        try:
+            asked = float(state.outcome.result().headers.get("retry-after", "0"))
+        except ValueError:
+            # A date; servers of models send seconds.
+            return backoff
+        return max(backoff, min(asked, _MOST_S) * random.uniform(1.0, 1.25))
+
+
+def _give_up(state: tenacity.RetryCallState) -> NoReturn:
+    assert state.outcome is not None
+    error = state.outcome.exception()
+    if error is not None:
+        said = f"{type(error).__name__}: {error}"
+    else:
+        answer = state.outcome.result()
+        said = f"status {answer.status_code}: {answer.text[:500]}"
+    raise SendingError(
+        f"no answer after {state.attempt_number} tries, {state.seconds_since_start or 0:.0f} s; the last: {said}"
+    )
