@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import sys
+from pathlib import Path
 
 import runtime.quiet_grpc  # noqa: F401 (before grpc)
 from configs.flags import own_number, parse_flags, usage
@@ -12,6 +13,7 @@ from configs.load import ConfigError, load_options
 from configs.options import Options
 from router.api.compat.services import MissingPackageError
 from router.api.gateway.app import Gateway
+from router.api.gateway.batches.store import BatchStore
 from router.api.gateway.responses.store import StoreError, new_store
 from router.api.gateway.server import GatewayServer
 from router.errors import AddressError
@@ -136,6 +138,8 @@ def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> 
         allowed_origins=options.allowed_origins,
         keys=server.keys,
         responses=new_store(options.responses_dir, options.max_responses_bytes),
+        batches=BatchStore(Path(options.batches_dir), options.max_files_bytes) if options.batches_dir else None,
+        batch_concurrency=options.batch_concurrency,
         is_tracing=server.is_tracing,
     )
     port = options.router_http_port(index.router)

@@ -93,6 +93,27 @@ class RouterOptions(BaseModel):
         ge=0,
         le=2**40,
     )
+    batches_dir: str = option(
+        ROUTER,
+        "",
+        "Directory for files and batches, /v1/files and /v1/batches, which then work. Routers may share it: each batch "
+        "is run by one of them, and by another one when that one dies. Empty: there are none.",
+    )
+    max_files_bytes: int = option(
+        ROUTER,
+        8 * 2**30,
+        "Bytes of files in batches_dir. A tenant gets at most as many as are free, times its weight. Beyond that, "
+        "files are refused, and a batch whose output grows beyond it fails.",
+        ge=2**20,
+        le=2**50,
+    )
+    batch_concurrency: int = option(
+        ROUTER,
+        32,
+        "Requests of batches that a router process computes at once. Their priority is behind that of all others.",
+        ge=1,
+        le=4096,
+    )
     stream_buffer_bytes: int = option(
         ROUTER,
         4 * 2**20,

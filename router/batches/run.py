@@ -26,17 +26,16 @@ class BatchRun:
         send: Send,
         *,
         concurrency: int,
+        refusal: Problem | None = None,
         on_line: Callable[[], None] = lambda: None,
     ) -> None:
         """answers, problems: for the output lines of requests that succeed and of others; may be the same one.
-        on_line: called after each line that is kept."""
+        refusal: lines get this problem instead of an answer. on_line: called after each line that is kept."""
         self._key, self._reader, self._answers, self._problems = key, reader, answers, problems
-        self._send, self._concurrency, self._on_line = send, concurrency, on_line
+        self._send, self._concurrency, self._refusal, self._on_line = send, concurrency, refusal, on_line
         self._reading = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "batch-lines")
         self._held, self._room = 0, asyncio.Condition()
-        # The problem that lines get from now on instead of an answer.
-        self._refusal: Problem | None = None
         self._is_leaving = False
 
     async def run(self) -> bool:
@@ -59,10 +58,6 @@ class BatchRun:
     def leave(self) -> None:
         """Takes no more lines; those that are being computed end first."""
         self._is_leaving = True
-
-    def refuse(self, problem: Problem) -> None:
-        """Gives each line that has not begun this problem for an answer."""
-        self._refusal = problem
 
     async def _work(self) -> None:
         while (line := await self._next()) is not None:

@@ -23,6 +23,9 @@ from protos import inference_pb2 as pb
 from router.api.gateway.answers import EventStream, answered, request_id_of
 from router.api.gateway.anthropic.errors import is_anthropics, message_error
 from router.api.gateway.anthropic.reply import MessageReply
+from router.api.gateway.batches.endpoints import Batches
+from router.api.gateway.batches.runner import Runner
+from router.api.gateway.batches.store import BatchStore
 from router.api.gateway.bodies import Bodies
 from router.api.gateway.errors import BadRequestError, body_of, headers_of, http_status
 from router.api.gateway.events import Event, events_of, in_intervals
@@ -38,7 +41,7 @@ from router.errors import Forbidden, RequestError
 from router.intake.intake import Intake
 from router.intake.validation import check_model_name, check_prompt_length
 from router.security.authentication import KeyMiddleware
-from router.security.identity import caller
+from router.security.identity import ANYONE, Identity, caller
 from router.security.keys import Keys
 from router.telemetry.call_context import TraceMiddleware
 from runtime.wire import octavo_version
@@ -69,11 +72,14 @@ class Gateway:
         allowed_origins: Sequence[str] = (),
         keys: Keys | None = None,
         responses: Store | None = None,
+        batches: BatchStore | None = None,
+        batch_concurrency: int = 32,
         is_tracing: bool = False,
     ) -> None:
         """readiness: for /health. max_body_bytes: of one request. max_bodies_bytes, strict_fields, allowed_origins: the
         options. keys: those that may call; None: anyone may. responses: where they are stored; None: in memory.
-        is_tracing: requests are traced.
+        batches: where files and batches are; None: there are none. batch_concurrency: the option. is_tracing: requests
+        are traced.
         """
         self._intake, self._registry, self._readiness = intake, registry, readiness
         self._bodies = Bodies(
@@ -81,14 +87,27 @@ class Gateway:
         )
         self._ignored = IgnoredFields(intake.metrics.ignored_fields)
         store = MemoryStore(_MEMORY_BYTES) if responses is None else responses
+        own = Responses(intake, self._bodies, self._ignored, store).routes
+        completions = [
+            Route("/v1/completions", functools.partial(self._complete, "completion"), methods=["POST"]),
+            Route("/v1/chat/completions", functools.partial(self._complete, "chat"), methods=["POST"]),
+        ]
+        self._runner: Runner | None = None
+        if batches is not None:
+            # Lines of batches have been let in already, with their tenant's identity.
+            lines = Starlette(routes=[*completions, *own], exception_handlers=_HANDLERS)
+            self._runner = Runner(
+                batches, lines, _nobody if keys is None else keys.of_tenant,
+                concurrency=batch_concurrency, max_line_bytes=max_body_bytes,
+            )  # fmt: skip
         self.app = Starlette(
             routes=[
-                Route("/v1/completions", functools.partial(self._complete, "completion"), methods=["POST"]),
-                Route("/v1/chat/completions", functools.partial(self._complete, "chat"), methods=["POST"]),
+                *completions,
                 Route("/v1/messages", functools.partial(self._complete, "messages"), methods=["POST"]),
                 Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
                 Route("/invocations", functools.partial(self._complete, "any"), methods=["POST"]),
-                *Responses(intake, self._bodies, self._ignored, store).routes,
+                *own,
+                *Batches(self._bodies, self._ignored, batches, self._runner, strict_fields).routes,
                 Route("/v1/models", self._models),
                 Route("/v1/models/{model:path}", self._model),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
@@ -105,14 +124,22 @@ class Gateway:
                 *([Middleware(CORSMiddleware, **_cors(allowed_origins))] if allowed_origins else []),
                 *([] if keys is None else [Middleware(KeyMiddleware, keys=keys, refuse=_refusal)]),
             ],
-            exception_handlers={
-                RequestError: _refused,
-                BadRequestError: _refused,
-                ClientDisconnect: _left,
-                HTTPException: _no_such_page,
-                Exception: _failed,
-            },
+            exception_handlers=_HANDLERS,
         )
+
+    def start(self) -> None:
+        """Runs batches from now on."""
+        if self._runner is not None:
+            self._runner.start()
+
+    def leave(self) -> None:
+        """Takes no more lines of batches."""
+        if self._runner is not None:
+            self._runner.leave()
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.stop()
 
     # --- Completions
 
@@ -307,3 +334,17 @@ async def _no_such_page(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     return _refusal(BadRequestError(message, status=HTTPStatus(error.status_code)), request.url.path)
+
+
+def _nobody(tenant: str, key_digest: str) -> Identity | None:
+    """Identifies callers without keys."""
+    return None if tenant else ANYONE
+
+
+_HANDLERS: dict[Any, Any] = {
+    RequestError: _refused,
+    BadRequestError: _refused,
+    ClientDisconnect: _left,
+    HTTPException: _no_such_page,
+    Exception: _failed,
+}

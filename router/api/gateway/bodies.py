@@ -7,7 +7,7 @@ request can use, and what takes long to parse is parsed in another process, one 
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 
 import anyio
@@ -33,6 +33,8 @@ _CHARACTER_BYTES = 12
 # Everything in a chat's body besides its texts and template arguments.
 _OTHER_BYTES = 2**20
 _RETRY_S = 1.0
+# A large body is handed over in such parts, or longer ones.
+_PART_BYTES = 2**20
 
 
 class Bodies:
@@ -53,6 +55,38 @@ class Bodies:
             if parsing.is_light(body):
                 return parsing.parse(kind, body, request_id, is_strict=self._is_strict)
             return await self._parse_apart(kind, body, request_id)
+
+    async def whole(self, request: Request, most_bytes: int) -> bytes:
+        """Returns a small body as it is. Raises BadRequestError, RouterFull, and starlette's ClientDisconnect."""
+        async with self._received(request, most_bytes) as body:
+            return bytes(body)
+
+    async def pass_on(self, request: Request, take: Callable[[bytes], Awaitable[None]]) -> None:
+        """Hands over a body of any size in parts. It may take BODY_S for each max_message_bytes, or a part of them.
+
+        Raises BadRequestError, RouterFull, ClientDisconnect, and what `take` raises.
+        """
+        caller, began, size = caller_share(), asyncio.get_running_loop().time(), 0
+        held = bytearray()
+        try:
+            async with asyncio.timeout(BODY_S) as limit:
+                async for part in request.stream():
+                    if not self._shared.take(caller, len(part)):
+                        raise self._full(caller)
+                    held += part
+                    size += len(part)
+                    limit.reschedule(began + BODY_S * (1 + size / self._max_bytes))
+                    if len(held) >= _PART_BYTES:
+                        await take(bytes(held))
+                        self._shared.give_back(caller, len(held))
+                        held.clear()
+                await take(bytes(held))
+        except TimeoutError:
+            raise BadRequestError(
+                f"{size} bytes of the body have arrived: it comes too slowly", status=HTTPStatus.REQUEST_TIMEOUT
+            ) from None
+        finally:
+            self._shared.give_back(caller, len(held))
 
     @property
     def _most_chars(self) -> int:

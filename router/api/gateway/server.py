@@ -73,21 +73,25 @@ class GatewayServer:
             server_header=False, timeout_graceful_shutdown=_LAST_WORDS_S,
         )  # fmt: skip
         config.load()
+        self._gateway = gateway
         config.ssl = context
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._server.serve([self._socket]))
+        self._gateway.start()
 
     def leave(self) -> None:
         """Leaves new connections to the processes that share the port. Open ones close after their response."""
+        self._gateway.leave()
         for server in self._server.servers:
             server.close()
         for connection in list(self._server.server_state.connections):
             connection.shutdown()
 
     async def stop(self) -> None:
+        await self._gateway.stop()
         self._server.should_exit = True
         if self._task is not None:
             await self._task

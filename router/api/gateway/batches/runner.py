@@ -1,0 +1,271 @@
+"""Runs batches in a router process: each has one process at a time, which another one follows when it is killed."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+from starlette.types import ASGIApp
+
+from router.api.gateway.batches.records import ENDED, Batch, Claim, Fault, Record, Status
+from router.api.gateway.batches.store import BatchStore
+from router.api.gateway.responses.store import StoreError
+from router.batches.journal import Journal, JournalError
+from router.batches.lines import LineReader, Problem, summary_of
+from router.batches.run import BatchRun
+from router.batches.sending import Sender
+from router.security.identity import Identity, set_caller
+
+log = logging.getLogger("octavo.router.batches")
+
+MAX_LINES = 50_000
+# The last priority of all: live requests come first, where priorities are in use (scheduling_policy).
+_PRIORITY = 2**31 - 1
+# How often a process looks for batches that another one has left, and for what happens to its own.
+_POLL_S = 1.0
+# Batches that a process runs at once; a tenant has one of them.
+_MOST_RUNNING = 64
+# How much of a store may fill up between two looks at it.
+_RECHECKS = 64
+_OUTPUT = "batch_output"
+# A disk that is full, or gone: the batch waits for it.
+_TROUBLE_S = 10.0
+
+
+class Runner:
+    def __init__(
+        self,
+        store: BatchStore,
+        app: ASGIApp,
+        identify: Callable[[str, str], Identity | None],
+        *,
+        concurrency: int,
+        max_line_bytes: int,
+    ) -> None:
+        """app: computes requests, with the caller's identity set. identify: finds a tenant, by name and key digest.
+        concurrency: requests of all batches at once."""
+        self._store, self._identify, self._max_line_bytes = store, identify, max_line_bytes
+        self._concurrency, self._slots = concurrency, asyncio.Semaphore(concurrency)
+        transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False, client=("batches", 0))
+        self._client = httpx2.AsyncClient(transport=transport, base_url="http://router", timeout=None)
+        self._sender = Sender(self._client)
+        self._wake = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._runs: set[BatchRun] = set()
+        self._loop: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._loop = asyncio.create_task(self._look())
+
+    def wake(self) -> None:
+        """Looks for batches now."""
+        self._wake.set()
+
+    def leave(self) -> None:
+        """Takes no more lines. What is being computed ends first; then another process may go on."""
+        if self._loop is not None:
+            self._loop.cancel()
+        for run in self._runs:
+            run.leave()
+
+    async def stop(self) -> None:
+        tasks = [*self._tasks.values(), *([] if self._loop is None else [self._loop])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _look(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                for entry, folder in await self._store.run(self._store.queue):
+                    await self._begin(entry, folder)
+            except StoreError as error:
+                log.error("batches can't be read: %s", error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _POLL_S)
+
+    async def _begin(self, entry: Path, folder: Path) -> None:
+        tenant = folder.parent.parent.name
+        if tenant in self._tasks or len(self._tasks) >= _MOST_RUNNING:
+            return
+        claim = await self._store.run(Claim.take, entry)
+        if claim is None:
+            return
+        task = self._tasks[tenant] = asyncio.create_task(self._hold(claim, Batch(folder)))
+        task.add_done_callback(lambda _: self._end(tenant))
+
+    def _end(self, tenant: str) -> None:
+        del self._tasks[tenant]
+        self._wake.set()
+
+    async def _hold(self, claim: Claim, batch: Batch) -> None:
+        try:
+            await self._go_on(claim, batch)
+        except (StoreError, JournalError, OSError) as error:
+            log.error("batch %s waits: %s", batch.folder.name, error)
+            await asyncio.sleep(_TROUBLE_S)
+        except Exception:
+            log.exception("batch %s waits", batch.folder.name)
+            await asyncio.sleep(_TROUBLE_S)
+        finally:
+            claim.release()
+
+    async def _go_on(self, claim: Claim, batch: Batch) -> None:
+        """Runs a batch from the state in which it is to its end. Raises StoreError, JournalError, OSError."""
+        run = self._store.run
+        record = await run(batch.read)
+        if record is None:
+            if claim.is_stale:
+                await run(claim.end)
+            return
+        if record.status == "validating":
+            await self._validate(batch, record)
+        if record.status == "in_progress":
+            identity = self._identify(record.tenant, record.key_digest)
+            if identity is None:
+                await self._finalize(batch, record, "failed", _fault("no_key", "no API key of its tenant is left"))
+            elif not await self._compute(batch, record, identity):
+                # This process leaves it to another one.
+                return
+        if record.status == "finalizing":
+            await run(_finish, self._store, batch, record)
+        if record.status in ENDED:
+            await run(batch.tidy)
+            await run(claim.end)
+            log.info(
+                "batch %s is %s: %d lines, %d answers, %d errors",
+                record.id, record.status, record.num_lines, record.num_successes, record.num_failures,
+            )  # fmt: skip
+
+    async def _validate(self, batch: Batch, record: Record) -> None:
+        summary = await self._store.run(summary_of, batch.input)
+        record.num_lines = summary.num_lines
+        if not 0 < summary.num_lines <= MAX_LINES:
+            message = f"the file has {summary.num_lines} lines: use 1 to {MAX_LINES}"
+            record.faults = [Fault("invalid_file", message, param="input_file_id")]
+            record.become("failed")
+        else:
+            record.become("in_progress")
+        await self._store.run(batch.write, record)
+
+    async def _compute(self, batch: Batch, record: Record, identity: Identity) -> bool:
+        """Computes the lines that have no output yet. Returns False if this process leaves before the end."""
+        set_caller(dataclasses.replace(identity, least_priority=_PRIORITY))
+        answers = await self._store.run(Journal, batch.answers, record.key)
+        try:
+            problems = await self._store.run(Journal, batch.problems, record.key)
+        except BaseException:
+            await answers.close()
+            raise
+        try:
+            ending = await self._pass(batch, record, answers, problems, identity, None)
+            if ending == "expired":
+                refusal = Problem("batch_expired", f"it was not computed within {record.completion_window}")
+                await self._pass(batch, record, answers, problems, identity, refusal)
+        finally:
+            await answers.close()
+            await problems.close()
+        _count(record, answers, problems)
+        if ending is None:
+            await self._store.run(batch.write, record)
+            return False
+        await self._finalize(batch, record, ending)
+        return True
+
+    async def _pass(
+        self,
+        batch: Batch,
+        record: Record,
+        answers: Journal,
+        problems: Journal,
+        identity: Identity,
+        refusal: Problem | None,
+    ) -> Status | None:
+        """Goes through the lines. refusal: given to each that has no output, instead of computing it. Returns how the
+        batch ends; None: it does not end here."""
+        with LineReader(batch.input, self._max_line_bytes, (record.endpoint,)) as reader:
+            run = BatchRun(
+                record.key, reader, answers, problems, self._send, concurrency=self._concurrency, refusal=refusal
+            )
+            task = asyncio.create_task(run.run())
+            self._runs.add(run)
+            try:
+                ending = await self._watch(task, batch, record, answers, problems, identity, is_expired=bool(refusal))
+                if ending is not None:
+                    return ending
+                return "completed" if task.result() else None
+            finally:
+                self._runs.discard(run)
+                task.cancel()
+                await asyncio.wait([task])
+
+    async def _watch(
+        self,
+        task: asyncio.Task[bool],
+        batch: Batch,
+        record: Record,
+        answers: Journal,
+        problems: Journal,
+        identity: Identity,
+        *,
+        is_expired: bool,
+    ) -> Status | None:
+        """Follows a pass and shows how far it is. Returns why it ends early, or None once it is over."""
+        checked_at = 0
+        while True:
+            await asyncio.wait([task], timeout=_POLL_S)
+            if task.done():
+                return None
+            if _count(record, answers, problems):
+                await self._store.run(batch.write, record)
+            if await self._store.run(lambda: batch.cancelled_at) is not None:
+                return "cancelled"
+            if not is_expired and time.time() >= record.expires_at:
+                return "expired"
+            written = answers.size + problems.size
+            if written - checked_at > self._store.max_bytes // _RECHECKS:
+                checked_at = written
+                why = await self._store.run(self._store.why_full, record.tenant, identity.weight, 0)
+                if why:
+                    record.faults = [Fault("no_room", why)]
+                    return "failed"
+
+    async def _send(self, url: str, body: bytes, request_id: str) -> tuple[int, bytes]:
+        async with self._slots:
+            return await self._sender.send(url, body, request_id)
+
+    async def _finalize(self, batch: Batch, record: Record, ending: Status, *faults: Fault) -> None:
+        record.ends_as, record.faults = ending, [*record.faults, *faults]
+        record.become("finalizing")
+        await self._store.run(batch.write, record)
+
+
+def _fault(code: str, message: str) -> Fault:
+    return Fault(code, message)
+
+
+def _count(record: Record, answers: Journal, problems: Journal) -> bool:
+    """Takes over the counts. Returns whether they have changed."""
+    before = record.num_successes, record.num_failures
+    record.num_successes, record.num_failures = answers.num_lines, problems.num_lines
+    return before != (record.num_successes, record.num_failures)
+
+
+def _finish(store: BatchStore, batch: Batch, record: Record) -> None:
+    """Makes files of the output. A process that is killed meanwhile has done a part; doing it again does the rest."""
+    for path, file_id, name in (
+        (batch.answers, record.answers_id, "output"),
+        (batch.problems, record.problems_id, "error"),
+    ):
+        if path.exists() and not path.stat().st_size:
+            path.unlink()
+        if path.exists() or store.content(record.tenant, file_id).exists():
+            store.add_file(record.tenant, file_id, path, f"{record.id}_{name}.jsonl", _OUTPUT)
+    record.become(record.ends_as)
+    batch.write(record)
