@@ -59,7 +59,7 @@ OnProgress = Callable[[int, int], None]
 async def compute(job: Job, url: str, api_key: str, on_progress: OnProgress = lambda total, done: None) -> Outcome:
     """Computes the lines that the journal does not have, then gives it the output's name.
 
-    url: of a server, without /v1. api_key: empty: none. Raises BatchError; the same call goes on later.
+    url: of a server. api_key: empty: none. Raises BatchError; the same call goes on later.
     """
     try:
         summary = await asyncio.to_thread(summary_of, job.input)
@@ -107,7 +107,7 @@ def _client(job: Job, url: str, api_key: str) -> httpx2.AsyncClient:
     """Raises BatchError."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        base = httpx2.URL(url)
+        base = httpx2.URL(url.rstrip("/").removesuffix("/v1"))
         if base.scheme not in ("http", "https") or not base.host:
             raise httpx2.InvalidURL("use http://HOST:PORT or https://HOST:PORT")
     except httpx2.InvalidURL as error:

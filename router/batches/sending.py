@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import NoReturn
 
@@ -32,10 +32,12 @@ class Sender:
         client: httpx2.AsyncClient,
         *,
         retry_for: float | None = None,
+        fatal: Collection[int] = FATAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """client: its base_url is the server's. retry_for: seconds until a request gives up; None: never."""
-        self._client, self._retry_for, self._clock = client, retry_for, clock
+        """client: its base_url is the server's. retry_for: seconds until a request gives up; None: never. fatal:
+        statuses after which the batch stops."""
+        self._client, self._retry_for, self._fatal, self._clock = client, retry_for, fatal, clock
         self._backoff = tenacity.wait_random_exponential(multiplier=0.2, max=5.0)
 
     async def send(self, url: str, body: bytes, request_id: str) -> tuple[int, bytes]:
@@ -53,7 +55,7 @@ class Sender:
             retry_error_callback=_give_up,
         )
         answer = await retrying(self._post, url, body, request_id)
-        if answer.status_code in FATAL:
+        if answer.status_code in self._fatal:
             raise SendingError(f"{answer.status_code} for every line: {answer.text[:500]}")
         return answer.status_code, answer.content
 

@@ -1,17 +1,20 @@
 """kill -9 of each kind of process in mid-stream, and of both schedulers at once: SmolLM2's output is as without faults.
-Then well-behaved and misbehaving clients of all kinds: they leave nothing behind.
+Then well-behaved and misbehaving clients of all kinds: they leave nothing behind. Then two batches of one input.
 
-Short forms of `python -m benchmarks.faults.chaos` and `python -m benchmarks.faults.soak`: two replicas of two stages
-and two routers under `octavo up`, real weights, real sockets, greedy and sampled streams, with and without seeds from
-the client.
+Short forms of `python -m benchmarks.faults.chaos`, `benchmarks.faults.soak` and `benchmarks.faults.batches`: two
+replicas of two stages and two routers under `octavo up`, real weights, real sockets, greedy and sampled streams, with
+and without seeds from the client.
 """
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from benchmarks.faults import bad_input, traffic
+from benchmarks.faults.batches import run_batches
+from benchmarks.faults.batches import summary as batches_summary
 from benchmarks.faults.chaos import run_chaos, summary
 from benchmarks.faults.cluster import Cluster, Kind
 from benchmarks.faults.command import NUM_REPLICAS, NUM_ROUTERS, NUM_STAGES
@@ -25,8 +28,9 @@ SOAK_SECONDS, NUM_CLIENTS = 4.0, 8
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("chaos")
     with Cluster(
-        tmp_path_factory.mktemp("chaos"), *SOAK_FLAGS, f"--http-port={free_ports(NUM_ROUTERS)}",
+        directory, *SOAK_FLAGS, f"--http-port={free_ports(NUM_ROUTERS)}", f"--batches-dir={directory / 'batches'}",
         num_replicas=NUM_REPLICAS, num_stages=NUM_STAGES, num_routers=NUM_ROUTERS,
     ) as cluster:  # fmt: skip
         cluster.wait_until_all_serve()
@@ -49,3 +53,12 @@ async def test_clients_of_all_manners_leave_nothing_behind(cluster: Cluster) -> 
     assert {growth.name for growth in report.growths} == {str(place) for place in cluster.places()} | {"octavo up"}
     came = {end.partition(":")[0] for end in report.ends}
     assert came == {manner.__name__ for manner in (*traffic.MANNERS, *bad_input.MANNERS)}
+
+
+async def test_each_line_of_a_batch_is_written_once(cluster: Cluster) -> None:
+    directory = Path(cluster.options.batches_dir).parent
+    report = await run_batches(cluster, directory, num_lines=30, num_kills=3, num_tokens=6, seed=SEED, say=print)
+    assert report.is_clean, f"{batches_summary(report)}\n\n{cluster.up.output}"
+    assert [kill.split()[0] for kill in report.kills] == ["router", "scheduler", "worker"]
+    assert report.outcomes["200"] == 54
+    assert report.num_looks

@@ -11,15 +11,16 @@ from benchmarks.fuzz.edge import Edge
 from benchmarks.fuzz.edges.cluster import SmallCluster, small_cluster
 from benchmarks.fuzz.mutation import change_bytes
 from router.api.gateway.app import Gateway
+from router.api.gateway.batches.store import BatchStore
 from router.security.keys import Keys
 
 _KEY = "fuzz-0123456789abcdef"
 _PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/", "/health", "/v1/completions/../x"),
     *("/tokenize", "/detokenize", "/invocations", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens"),
-    *("/v1/responses", "/v1/responses/resp_0"),
+    *("/v1/responses", "/v1/responses/resp_0", "/v1/batches", "/v1/files"),
 )
-_MAX_BODY = 100_000
+_MAX_BODY, _MAX_FILES = 100_000, 2**20
 _COMPLETION: dict[str, Any] = {
     "model": "test-model", "prompt": "Hello there", "max_tokens": 2, "n": 2, "stream": False, "stop": ["a", "b"],
     "logit_bias": {"5": 1.5}, "seed": 7, "logprobs": 2, "temperature": 0.5, "echo": True, "min_tokens": 1,
@@ -62,10 +63,20 @@ _RESPONSE: dict[str, Any] = {
     "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}], "tool_choice": "auto",
     "background": False, "stop": ["a"], "seed": 7, "stream_options": {"include_obfuscation": False}, "user": "u",
 }  # fmt: skip
+_BATCH: dict[str, Any] = {
+    "input_file_id": "file-" + "0" * 32, "endpoint": "/v1/completions", "completion_window": "24h",
+    "metadata": {"k": "v"}, "output_expires_after": {"anchor": "created_at", "seconds": 3600},
+}  # fmt: skip
+# A body that is no JSON.
+_UPLOAD_PATH, _UPLOAD_TYPE = 15, b"multipart/form-data; boundary=edge"
+_UPLOAD = (
+    b'--edge\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--edge\r\nContent-Disposition: '
+    b'form-data; name="file"; filename="in.jsonl"\r\nContent-Type: text/plain\r\n\r\n{}\n\r\n--edge--\r\n'
+)
 # Bodies of paths that are not completions.
-_BODIES = {1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _SEARCH, 10: _MESSAGES, 11: _COUNT, 12: _RESPONSE}
+_BODIES = {1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _SEARCH, 10: _MESSAGES, 11: _COUNT, 12: _RESPONSE, 14: _BATCH}
 # Paths that most messages go to.
-_USUAL = (0, 0, 0, 1, 1, 1, 6, 7, 8, 10, 10, 11, 12, 12)
+_USUAL = (0, 0, 0, 1, 1, 1, 6, 7, 8, 10, 10, 11, 12, 12, 14, 15)
 _VALUES: tuple[Any, ...] = (
     None, True, "", "x" * 2000, "\0\n", "é\U0001f600", [], {}, [[]], [None], {"": None}, 0, -1, 1.5, 1e308, 2**31,
     2**32, 2**63, 2**64, 10**40, 10**400, [10**30] * 5, ["a"] * 300, [[1, 2], [3]], [1.5], "1",
@@ -78,7 +89,7 @@ _HEADERS = (b"authorization", b"x-api-key", b"x-request-id", b"content-type", b"
 class _Http:
     """A message is three bytes (path, header name, length of the header's value), then that value, then the body."""
 
-    def __init__(self, cluster: SmallCluster, keys: Keys) -> None:
+    def __init__(self, cluster: SmallCluster, keys: Keys, batches: BatchStore) -> None:
         router = cluster.router
         gateway = Gateway(
             router.intake,
@@ -86,12 +97,15 @@ class _Http:
             router.readiness,
             max_body_bytes=_MAX_BODY,
             keys=keys,
+            batches=batches,
             is_tracing=True,
         )
         self._app, self._cluster = gateway.app, cluster
 
     def malformed(self, random: Random) -> bytes:
         path = random.choice(_USUAL) if random.random() < 0.9 else random.randrange(len(_PATHS))
+        if path == _UPLOAD_PATH:
+            return bytes((path, 0, 0)) + change_bytes(_UPLOAD, random)
         body = json.dumps(_spoiled(_BODIES.get(path, _COMPLETION), random)).encode()
         if random.random() < 0.3:
             number = random.choice(_VALUES[12:22])
@@ -108,6 +122,8 @@ class _Http:
     async def feed(self, message: bytes) -> str:
         path, name, length = (*message[:3], 0, 0, 0)[:3]
         headers = [(b"authorization", b"Bearer " + _KEY.encode())]
+        if path % len(_PATHS) == _UPLOAD_PATH:
+            headers.append((b"content-type", _UPLOAD_TYPE))
         if length:
             headers.insert(0, (_HEADERS[name % len(_HEADERS)], message[3 : 3 + length]))
         status = await self._ask(_PATHS[path % len(_PATHS)], headers, message[3 + length :])
@@ -161,4 +177,4 @@ async def http(directory: Path) -> AsyncIterator[Edge]:
     path.write_text(f"keys: [{{name: fuzz, key: {_KEY}}}]")
     path.chmod(0o600)
     async with small_cluster(directory) as cluster:
-        yield _Http(cluster, Keys(path))
+        yield _Http(cluster, Keys(path), BatchStore(directory / "batches", _MAX_FILES))

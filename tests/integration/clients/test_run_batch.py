@@ -157,7 +157,7 @@ async def test_a_server_that_is_away_for_a_while_costs_no_line(tmp_path: Path, s
     write(tmp_path, [line(str(i)) for i in range(8)])
     port = free_port()
     waiting = asyncio.create_task(run(tmp_path, f"http://{HOST}:{port}"))
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(0.8)
     async with serving(scheduler, port):
         code, said = await waiting
     assert code == 0, said

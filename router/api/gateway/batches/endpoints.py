@@ -1,12 +1,14 @@
 """The endpoints of files and batches, as OpenAI's clients call them."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -28,11 +30,15 @@ from router.security.identity import caller, caller_share
 from router.streams import outbox
 from runtime.shares import SharedRoom
 
+log = logging.getLogger("octavo.router.batches")
+
 # Beyond that, the oldest batches of a tenant that have ended are forgotten.
 MAX_BATCHES = 1000
+# A tenant's files.
+MAX_FILES = 10_000
 # Uploads that a router process takes at once, and how much of the store they may fill between two looks at it.
 _MOST_UPLOADS, _RECHECKS = 64, 64
-_LIST_MOST, _LIST_DEFAULT, _FILES_MOST = 100, 20, 10_000
+_LIST_MOST, _LIST_DEFAULT = 100, 20
 _MAX_METADATA, _DAY_S = 16, 86_400
 _BODY_BYTES = 65_536
 T = TypeVar("T", StoredFile, Record)
@@ -59,7 +65,10 @@ class _Content(FileResponse):
             async with asyncio.timeout(outbox.UNREAD_S):
                 await send(message)
 
-        await super().__call__(scope, receive, bounded)
+        try:
+            await super().__call__(scope, receive, bounded)
+        except TimeoutError:
+            log.info("a client has read nothing of a file for %g s: its connection ends", outbox.UNREAD_S)
 
 
 class Batches:
@@ -134,9 +143,11 @@ class Batches:
         return upload.filename
 
     async def _check_room(self, num_bytes: int) -> None:
-        """Raises BadRequestError, StoreError."""
+        """Raises BadRequestError, Unavailable."""
         store, identity = self._store, caller()
-        why = await store.run(store.why_full, identity.tenant, identity.weight, num_bytes)
+        why = await self._run(store.why_full, identity.tenant, identity.weight, num_bytes)
+        if not why and await self._run(store.num_files, identity.tenant) >= MAX_FILES:
+            why = f"{MAX_FILES} files of yours are stored: delete some"
         if why:
             raise BadRequestError(why, param="file", status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
@@ -146,7 +157,7 @@ class Batches:
         files = [each for each in files if purpose in (None, each.purpose)]
         if request.query_params.get("order") == "asc":
             files.reverse()
-        page, has_more = _page(request, files, _FILES_MOST, _FILES_MOST)
+        page, has_more = _page(request, files, MAX_FILES, MAX_FILES)
         return _listed([shown_file(each) for each in page], has_more)
 
     async def _file(self, request: Request) -> Response:
@@ -188,6 +199,7 @@ class Batches:
             input_file_id=file.id, completion_window=asked.completion_window, created_at=now, expires_at=now + _DAY_S,
             metadata=asked.metadata, answers_id=new_id("file-"), problems_id=new_id("file-"),
         )  # fmt: skip
+        await self._check_room(0)
         await self._forget_oldest()
         folder = store.batch_folder(identity.tenant, record.id)
         assert folder is not None
@@ -281,7 +293,8 @@ def _page(request: Request, all: Sequence[T], most: int, default: int) -> tuple[
 
 def _listed(entries: list[dict[str, Any]], has_more: bool) -> Response:
     ids = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]} if entries else {}
-    return JSONResponse({"object": "list", "data": entries, "has_more": has_more, **ids})
+    content = msgspec.json.encode({"object": "list", "data": entries, "has_more": has_more, **ids})
+    return Response(content, media_type="application/json")
 
 
 def _no_file(file_id: str) -> BadRequestError:

@@ -52,9 +52,10 @@ class Runner:
         self._concurrency, self._slots = concurrency, asyncio.Semaphore(concurrency)
         transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False, client=("batches", 0))
         self._client = httpx2.AsyncClient(transport=transport, base_url="http://router", timeout=None)
-        self._sender = Sender(self._client)
+        self._sender = Sender(self._client, fatal=frozenset())
         self._wake = asyncio.Event()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        # A batch of each tenant; the result: it has ended.
+        self._tasks: dict[str, asyncio.Task[bool]] = {}
         self._runs: set[BatchRun] = set()
         self._loop: asyncio.Task[None] | None = None
 
@@ -98,15 +99,18 @@ class Runner:
         if claim is None:
             return
         task = self._tasks[tenant] = asyncio.create_task(self._hold(claim, Batch(folder)))
-        task.add_done_callback(lambda _: self._end(tenant))
+        task.add_done_callback(lambda task: self._end(tenant, task))
 
-    def _end(self, tenant: str) -> None:
+    def _end(self, tenant: str, task: asyncio.Task[bool]) -> None:
         del self._tasks[tenant]
-        self._wake.set()
+        if not task.cancelled() and task.result():
+            # The tenant's next one may begin.
+            self._wake.set()
 
-    async def _hold(self, claim: Claim, batch: Batch) -> None:
+    async def _hold(self, claim: Claim, batch: Batch) -> bool:
+        """Returns whether the batch has ended."""
         try:
-            await self._go_on(claim, batch)
+            return await self._go_on(claim, batch)
         except (StoreError, JournalError, OSError) as error:
             log.error("batch %s waits: %s", batch.folder.name, error)
             await asyncio.sleep(_TROUBLE_S)
@@ -115,15 +119,19 @@ class Runner:
             await asyncio.sleep(_TROUBLE_S)
         finally:
             claim.release()
+        return False
 
-    async def _go_on(self, claim: Claim, batch: Batch) -> None:
-        """Runs a batch from the state in which it is to its end. Raises StoreError, JournalError, OSError."""
+    async def _go_on(self, claim: Claim, batch: Batch) -> bool:
+        """Runs a batch from the state in which it is. Returns whether it has ended; another process may go on if not.
+
+        Raises StoreError, JournalError, OSError.
+        """
         run = self._store.run
         record = await run(batch.read)
         if record is None:
             if claim.is_stale:
                 await run(claim.end)
-            return
+            return False
         if record.status == "validating":
             await self._validate(batch, record)
         if record.status == "in_progress":
@@ -131,8 +139,7 @@ class Runner:
             if identity is None:
                 await self._finalize(batch, record, "failed", _fault("no_key", "no API key of its tenant is left"))
             elif not await self._compute(batch, record, identity):
-                # This process leaves it to another one.
-                return
+                return False
         if record.status == "finalizing":
             await run(_finish, self._store, batch, record)
         if record.status in ENDED:
@@ -142,6 +149,7 @@ class Runner:
                 "batch %s is %s: %d lines, %d answers, %d errors",
                 record.id, record.status, record.num_lines, record.num_successes, record.num_failures,
             )  # fmt: skip
+        return record.status in ENDED
 
     async def _validate(self, batch: Batch, record: Record) -> None:
         summary = await self._store.run(summary_of, batch.input)

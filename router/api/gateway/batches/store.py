@@ -100,6 +100,9 @@ class BatchStore:
         told = [each for each in found if each is not None]
         return sorted(told, key=lambda each: (each.created_at, each.id), reverse=True)
 
+    def num_files(self, tenant: str) -> int:
+        return sum(name.endswith(".json") for name in os.listdir(self._files(tenant)))
+
     def content(self, tenant: str, file_id: str) -> Path:
         return self._files(tenant) / f"{file_id}.data"
 
