@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from octavo.batch import BatchError, Job, compute
 from router.api.gateway.app import Gateway
 from router.api.gateway.server import GatewayServer
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
+from tests.support.models.tiny_model import make_tiny_model
 from tests.support.ports import free_port
 from tests.support.up import COMMAND, environment
 
@@ -170,6 +172,15 @@ async def test_without_a_server_it_ends_and_says_how_to_go_on(tmp_path: Path) ->
     assert code == 1
     assert "ConnectError" in said
     assert "0 of 1 lines are kept" in said
-    code, said = await run(tmp_path, "localhost:8000")
-    assert code == 1
-    assert "use http://HOST:PORT" in said
+    with pytest.raises(BatchError, match="use http://HOST:PORT"):
+        await compute(Job(input=tmp_path / "in.jsonl", output=tmp_path / "out.jsonl"), "localhost:8000", "")
+
+
+async def test_it_starts_and_ends_a_cluster_of_its_own(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    write(tmp_path, [line(str(i), prompt="w3 w4") for i in range(3)])
+    flags = (f"--model={model}", "--load-format=dummy", "--dtype=float32", "--kv-cache-memory=0.01")
+    code, said = await run(tmp_path, "", *flags)
+    assert code == 0, said
+    assert "3 lines: 3 answers" in said
+    assert [each["custom_id"] for each in read(tmp_path)] == ["0", "1", "2"]
