@@ -83,6 +83,7 @@ class Report:
     """
 
     model: str
+    # Empty: not known.
     dtype: str
     concurrency: int
     prompt_len: int
@@ -91,12 +92,13 @@ class Report:
     traces: Sequence[RequestTrace]
     # More keys, such as where a step's time went. Tables leave out values that are dicts.
     extra: dict[str, object]
+    engine: str = "octavo"
 
     def as_json(self) -> dict[str, object]:
         done = [trace for trace in self.traces if not trace.error]
         num_output = sum(trace.num_tokens for trace in done)
         values: dict[str, object] = {
-            "engine": "octavo",
+            "engine": self.engine,
             "model": self.model,
             "dtype": self.dtype,
             "concurrency": self.concurrency,
@@ -146,7 +148,8 @@ def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
         column.justify = "right"
     console = Console()
     # Printed above the table: as its title, it would be wrapped to the table's width.
-    title = f"{first['model']}, {first['dtype']}, {first['prompt_len']} in / {first['output_len']} out"
+    names = ", ".join(str(first[key]) for key in ("model", "dtype") if first[key])
+    title = f"{names}, {first['prompt_len']} in / {first['output_len']} out"
     console.print(title, style="bold", highlight=False)
     console.print(table)
     console.print("ttft, itl and e2e: mean, then percentiles over all requests", style="dim")

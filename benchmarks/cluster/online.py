@@ -33,6 +33,7 @@ from benchmarks.peers.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, OCTAV
 from benchmarks.peers.prepare_models import prepare
 from benchmarks.peers.server_process import running_server
 from benchmarks.peers.servers import SERVERS, ServerSpec, servers
+from octavo.bench.backends.grpc_calls import GrpcBackend
 from octavo.bench.serve import Load, measure
 from octavo.bench.workload import random_prompts
 from octavo.cluster.serving import wait_until_serving
@@ -68,7 +69,6 @@ def octavo_cluster(quantization: str, threads: int, lengths: Lengths, log: int) 
 
     def send(concurrency: int, number: int, seed: int) -> list[RequestTrace]:
         load = Load(
-            target=target,
             num_requests=number,
             rate=float("inf"),
             concurrency=concurrency,
@@ -76,7 +76,7 @@ def octavo_cluster(quantization: str, threads: int, lengths: Lengths, log: int) 
             output_len=lengths.output,
             seed=seed,
         )
-        return list(asyncio.run(measure(load, lambda trace: None)).traces)
+        return list(asyncio.run(measure(load, GrpcBackend(target), lambda trace: None)).traces)
 
     with started(
         *(f"--port={target.partition(':')[2]}", f"--worker-threads={threads}", f"--quantization={quantization}"),

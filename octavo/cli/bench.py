@@ -1,5 +1,6 @@
 """`octavo bench throughput`, `octavo bench serve` and `octavo bench kernels`."""
 
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -9,15 +10,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli.flags import CONFIG_FLAG, SNAKE_CASE_FLAGS, options_from_flags, with_option_flags
+from octavo.cli.flags import (
+    CONFIG_FLAG,
+    SNAKE_CASE_FLAGS,
+    TLS,
+    TLS_CA,
+    TLS_CERT,
+    TLS_KEY,
+    api_key,
+    connection,
+    options_from_flags,
+    tls_context,
+    with_option_flags,
+)
 
 if TYPE_CHECKING:
+    from octavo.bench.backends.base import Backend
     from octavo.bench.tune.problem import Shape
     from octavo.bench.tune.tuner import Best, Tuner
 
 
 class Tunable(StrEnum):
     FP8_GEMM = "fp8_gemm"
+
+
+class Protocol(StrEnum):
+    GRPC = "grpc"
+    OPENAI = "openai"
+    OPENAI_CHAT = "openai-chat"
 
 
 class Scales(StrEnum):
@@ -151,7 +171,36 @@ def register(app: typer.Typer, group: str) -> None:
 
 
 def serve(
-    target: Annotated[str, typer.Option(metavar="HOST:PORT", help="The router to measure.")] = "localhost:50051",
+    backend: Annotated[
+        Protocol,
+        typer.Option(
+            help="How requests are sent. grpc: to Octavo's router. openai, openai-chat: over HTTP, to any server."
+        ),
+    ] = Protocol.GRPC,
+    target: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The router to measure, with --backend grpc.")
+    ] = "localhost:50051",
+    base_url: Annotated[
+        str, typer.Option(metavar="URL", help="The server to measure over HTTP.")
+    ] = "http://localhost:8000",
+    endpoint: Annotated[
+        str, typer.Option(metavar="PATH", help="HTTP path. Default: /v1/completions or /v1/chat/completions.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="The model's name in HTTP requests. Default: the server's first.")] = "",
+    extra_body: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON",
+            help="An object whose fields each HTTP request gets, and null leaves out. Servers that are not known "
+            'get OpenAI\'s fields only: {"temperature": 0, "ignore_eos": true} tells others what they need.',
+        ),
+    ] = "",
+    text: Annotated[
+        bool, typer.Option("--text", help="Prompts of random words, not token ids; chats always have such.")
+    ] = False,
+    vocab_size: Annotated[
+        int, typer.Option(min=0, help="Token ids are below this. 0: what the server tells, or 10,000.")
+    ] = 0,
     num_requests: Annotated[int, typer.Option(min=1, help="How many requests are sent.")] = 64,
     request_rate: Annotated[
         float, typer.Option(metavar="R|inf", help="Requests per second, arriving at random. inf: all at once.")
@@ -160,14 +209,20 @@ def serve(
     prompt_len: PROMPT_LEN = 128,
     output_len: OUTPUT_LEN = 128,
     seed: SEED = 0,
+    tls: TLS = False,
+    tls_ca: TLS_CA = None,
+    tls_cert: TLS_CERT = None,
+    tls_key: TLS_KEY = None,
     as_json: JSON = False,
 ) -> None:
-    """Measure a running cluster as its clients see it.
+    """Measure a running cluster, or another server, as clients see it.
 
     Reports throughput, and percentiles of latencies: TTFT is the time to the first token, ITL the time between tokens,
-    e2e the time of the whole request. Exits with 1 if a request failed.
+    e2e the time of the whole request. Exits with 1 if a request failed. An API key is read from OCTAVO_API_KEY.
 
     Example: [bold]octavo bench serve --num-requests 200 --request-rate 4[/]
+
+    Example: [bold]octavo bench serve --backend openai --base-url http://localhost:8080[/]
     """
     import asyncio
 
@@ -177,21 +232,48 @@ def serve(
     if not request_rate > 0:
         raise typer.BadParameter(f"{request_rate:g} is not above 0", param_hint="--request-rate")
     load = Load(
-        target=target,
         num_requests=num_requests,
         rate=request_rate,
         concurrency=concurrency,
         prompt_len=prompt_len,
         output_len=output_len,
         seed=seed,
+        vocab_size=vocab_size,
     )
+    if backend is Protocol.GRPC:
+        from octavo.bench.backends.grpc_calls import GrpcBackend
+
+        calls: Backend = GrpcBackend(target, **connection(tls, tls_ca, tls_cert, tls_key))
+    else:
+        from octavo.bench.backends.openai_http import OpenAIBackend
+
+        calls = OpenAIBackend(
+            base_url,
+            is_chat=backend is Protocol.OPENAI_CHAT,
+            endpoint=endpoint,
+            model=model,
+            takes_text=text,
+            extra_body=_object(extra_body),
+            api_key=api_key(),
+            tls=tls_context(tls_ca, tls_cert, tls_key),
+        )
     with progress_bar("requests", num_requests, hidden=as_json) as advance:
-        report = asyncio.run(measure(load, lambda trace: advance(1)))
+        report = asyncio.run(measure(load, calls, lambda trace: advance(1)))
     print_reports([report], as_json=as_json)
     errors = [trace.error for trace in report.traces if trace.error]
     if errors:
         typer.echo(f"{len(errors)} of {num_requests} requests failed; the first: {errors[0]}", err=True)
         raise typer.Exit(1)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not valid JSON: {error}", param_hint="--extra-body") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"{text!r} is not a JSON object", param_hint="--extra-body")
+    return value
 
 
 def throughput(

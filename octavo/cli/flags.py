@@ -19,6 +19,8 @@ from configs.options import Options
 from octavo.client.errors import Unavailable
 
 if TYPE_CHECKING:
+    import ssl
+
     import grpc
 
 # Lets --max_num_seqs stand for --max-num-seqs.
@@ -138,7 +140,28 @@ def connection(tls: bool, ca_file: str | None, cert_file: str | None, key_file: 
             credentials = tls_credentials(ca_file, cert_file, key_file)
         except (OSError, ValueError) as error:
             raise typer.BadParameter(f"--tls-ca, --tls-cert, --tls-key: {error}") from None
-    return Connection(api_key=os.environ.get(API_KEY, ""), credentials=credentials)
+    return Connection(api_key=api_key(), credentials=credentials)
+
+
+def api_key() -> str:
+    return os.environ.get(API_KEY, "")
+
+
+def tls_context(ca_file: str | None, cert_file: str | None, key_file: str | None) -> "ssl.SSLContext | None":
+    """Returns what HTTPS needs beyond the usual CAs; None: nothing. Raises typer.BadParameter."""
+    if not (ca_file or cert_file or key_file):
+        return None
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+        if cert_file or key_file:
+            if not (cert_file and key_file):
+                raise ValueError("only one of the certificate and its key is given: give both, or neither")
+            context.load_cert_chain(cert_file, key_file)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"--tls-ca, --tls-cert, --tls-key: {error}") from None
+    return context
 
 
 def separate(targets: Iterable[str]) -> list[str]:
