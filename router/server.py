@@ -127,6 +127,7 @@ class RouterServer:
             metrics=self.metrics,
             telemetry=RequestTelemetry(self.metrics, self._tracing, log_requests=options.enable_log_requests),
             buffer_bytes=options.stream_buffer_bytes,
+            trusts_templates=options.trust_request_chat_template,
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         # Services whose health status is the router's readiness.

@@ -114,6 +114,12 @@ class RouterOptions(BaseModel):
         ge=1,
         le=4096,
     )
+    trust_request_chat_template: bool = option(
+        ROUTER,
+        False,
+        "Render chats with a template that comes with the request, if there is one (chat_template). Only for clients "
+        "that are trusted: the time of such a template is bounded, its memory is not. Otherwise it is refused.",
+    )
     stream_buffer_bytes: int = option(
         ROUTER,
         4 * 2**20,

@@ -48,8 +48,9 @@ class Intake:
         metrics: RouterMetrics,
         telemetry: RequestTelemetry,
         buffer_bytes: int,
+        trusts_templates: bool = False,
     ) -> None:
-        """buffer_bytes: option stream_buffer_bytes."""
+        """buffer_bytes: option stream_buffer_bytes. trusts_templates: option trust_request_chat_template."""
         # `drain` or `stop` has been called.
         self.draining = False
         self.model_name = model_name
@@ -62,6 +63,7 @@ class Intake:
         self.metrics = metrics
         self._telemetry = telemetry
         self._buffer_bytes = buffer_bytes
+        self._trusts_templates = trusts_templates
         self._write_queue = WriteQueue()
         # Large resumes fold a slice each in turn.
         self._refold_turn = asyncio.Lock()
@@ -179,6 +181,8 @@ class Intake:
         deadline = None if seconds is None else arrival + seconds
         if deadline is not None and time.monotonic() >= deadline:
             raise DeadlineExceeded("the deadline passed while the prompt was tokenized")
+        if message.suffix and not message.HasField("resume"):
+            self._stop_fill_in(message.sampling)
         validation.check_against_model(prompt_token_ids, message.sampling, model)
         if message.HasField("resume"):
             for i, choice in enumerate(message.resume.choices):
@@ -256,6 +260,8 @@ class Intake:
         try:
             if kind == "chat":
                 return await self._encode_chat(message.chat, message, model.max_model_len, most_tokens)
+            if message.suffix:
+                return await self._encode_fill_in(message, model.max_model_len, most_tokens)
             return await self._encode(message.prompt, message, model.max_model_len, most_tokens)
         except TooManyTokensError as error:
             if not message.HasField("truncate_prompt_tokens"):
@@ -293,11 +299,32 @@ class Intake:
         with_special = asked.add_special_tokens if asked.HasField("add_special_tokens") else True
         return await self.tokenizer.encode(text, most_tokens, add_special_tokens=with_special)
 
+    async def _encode_fill_in(self, message: pb.GenerateRequest, max_model_len: int, most_tokens: int) -> list[int]:
+        """Encodes a prompt with a suffix. Raises RequestError or TooManyTokensError."""
+        prefix, suffix, tokenizer = message.prompt, message.suffix, self.tokenizer.tokenizer
+        if tokenizer.fill_in is None:
+            raise InvalidRequest(
+                f"suffix has {len(suffix)} characters, but this model's tokenizer has no tokens for filling in the "
+                "middle: leave it out"
+            )
+        validation.check_text_length(prefix + suffix, tokenizer.longest_token, max_model_len)
+        with_special = message.add_special_tokens if message.HasField("add_special_tokens") else True
+        return await self.tokenizer.encode_fill_in(prefix, suffix, most_tokens, add_special_tokens=with_special)
+
+    def _stop_fill_in(self, sampling: pb.SamplingParams) -> None:
+        """Adds the tokens that end a filled middle. Raises InvalidRequest."""
+        fill_in = self.tokenizer.tokenizer.fill_in
+        assert fill_in is not None
+        stops = [token_id for token_id in fill_in.stop_token_ids if token_id not in sampling.stop_token_ids]
+        sampling.stop_token_ids.extend(stops)
+        validation.check_stop_tokens(sampling)
+
     async def _encode_chat(
         self, chat: pb.ChatPrompt, asked: _WithText, max_model_len: int, most_tokens: int
     ) -> list[int]:
         """Renders and encodes a chat. Raises RequestError or TooManyTokensError."""
         validation.check_chat(chat)
+        validation.check_chat_template(chat.chat_template, is_trusted=self._trusts_templates)
         validation.check_chat_length(chat, self.tokenizer.tokenizer.longest_token, max_model_len)
         try:
             return await self.tokenizer.encode_chat(chat, most_tokens, add_special_tokens=asked.add_special_tokens)

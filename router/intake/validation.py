@@ -27,6 +27,7 @@ from protos.inference_pb2 import (
     SamplingParams,
 )
 from router.errors import InvalidRequest, UnknownModel
+from router.text.request_templates import MAX_TEMPLATE_CHARS
 
 
 def pick_seed() -> int:
@@ -168,6 +169,17 @@ def check_chat(chat: ChatPrompt) -> None:
             )
 
 
+def check_chat_template(source: str, *, is_trusted: bool) -> None:
+    """Raises InvalidRequest. is_trusted: option trust_request_chat_template."""
+    if source and not is_trusted:
+        raise InvalidRequest(
+            f"chat.chat_template has {len(source)} characters, but this router renders only the model's own template: "
+            "leave it out, or start the router with trust_request_chat_template"
+        )
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise InvalidRequest(f"chat.chat_template has {len(source)} characters: use at most {MAX_TEMPLATE_CHARS}")
+
+
 def check_text_length(text: str, longest_token: int, max_model_len: int) -> None:
     """Refuses a text that is too long however it is tokenized. longest_token: its characters. Raises InvalidRequest."""
     _check_length(len(text), longest_token, max_model_len)
@@ -236,6 +248,11 @@ def _check_stops(sampling: SamplingParams) -> None:
     for i, stop in enumerate(sampling.stop):
         if not 1 <= len(stop) <= MAX_STOP_CHARS:
             raise InvalidRequest(f"sampling.stop[{i}] has {len(stop)} characters: use 1 to {MAX_STOP_CHARS}")
+    check_stop_tokens(sampling)
+
+
+def check_stop_tokens(sampling: SamplingParams) -> None:
+    """Raises InvalidRequest."""
     if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidRequest(
             f"sampling.stop_token_ids has {len(sampling.stop_token_ids)} entries: use at most {MAX_STOP_TOKENS}"
@@ -246,12 +263,22 @@ def _check_input(request: GenerateRequest) -> None:
     kind = request.WhichOneof("input")
     if kind is None:
         raise InvalidRequest("no input: set one of prompt, chat and token_ids")
-    if kind == "prompt" and not request.prompt:
+    if request.suffix:
+        _check_suffix(request)
+    elif kind == "prompt" and not request.prompt:
         raise InvalidRequest("prompt is empty: give at least one character")
     if kind == "chat":
         check_chat(request.chat)
     if kind == "token_ids" and not request.token_ids.ids:
         raise InvalidRequest("token_ids.ids is empty: give at least one token")
+
+
+def _check_suffix(request: GenerateRequest) -> None:
+    size = f"suffix has {len(request.suffix)} characters"
+    if request.WhichOneof("input") != "prompt":
+        raise InvalidRequest(f"{size}: it needs prompt as text")
+    if request.HasField("truncate_prompt_tokens"):
+        raise InvalidRequest(f"{size}, and truncate_prompt_tokens is set: use one of them")
 
 
 def _check_resume(resume: Resume, sampling: SamplingParams) -> None:

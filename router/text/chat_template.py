@@ -10,6 +10,7 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.utils
 from google.protobuf.json_format import Error as JsonError
 from google.protobuf.json_format import MessageToDict
@@ -79,10 +80,16 @@ def _tojson(
 class ChatTemplate:
     """One compiled template. Safe to render from several threads."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """special_tokens: bos_token and the like, by name. Raises TemplateError if the source does not compile."""
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, whose: str = "model") -> None:
+        """special_tokens: bos_token and the like, by name. whose: model, or request, for a template from a client.
+
+        Raises TemplateError if the source does not compile.
+        """
         environment = BoundedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
+            **({} if whose == "model" else _NOTHING_COMPUTED),
         )
         environment.filters["tojson"] = _tojson
         environment.globals.update(
@@ -90,8 +97,8 @@ class ChatTemplate:
         )
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise TemplateError(f"the model's chat template does not compile: {error}") from None
+        except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError, OverflowError) as error:
+            raise TemplateError(f"the {whose}'s chat template does not compile: {error}") from None
         self._environment = environment
         self._special_tokens = dict(special_tokens)
 
@@ -121,9 +128,20 @@ class ChatTemplate:
             AttributeError,
             OverflowError,
             RecursionError,
+            MemoryError,
         ) as error:
             # The template's own expressions raise these on messages it does not expect.
             raise TemplateError(f"{type(error).__name__}: {error}") from None
+
+
+@jinja2.pass_context
+def _as_it_is(context: jinja2.runtime.Context, value: object) -> object:
+    return value
+
+
+# Options of an environment that computes no constant expression while it compiles, when time has no bound. A `finalize`
+# that takes the context keeps it from those that are shown.
+_NOTHING_COMPUTED: dict[str, Any] = {"optimized": False, "finalize": _as_it_is}
 
 
 class _TemplateDict:
@@ -133,15 +151,21 @@ class _TemplateDict:
         return dict(*args, **values)  # type: ignore[arg-type]
 
 
-def read_chat_template(directory: Path) -> ChatTemplate | None:
-    config = _read_json(directory / "tokenizer_config.json")
-    special = _read_json(directory / "special_tokens_map.json") | config
+def read_special_tokens(directory: Path) -> dict[str, str]:
+    """Returns bos_token and the like, by name. Raises TokenizerError."""
+    special = _read_json(directory / "special_tokens_map.json") | _read_json(directory / "tokenizer_config.json")
     tokens: dict[str, str] = {}
     for name in _SPECIAL_TOKENS:
         token = special.get(name)
         content = token.get("content") if isinstance(token, Mapping) else token
         if isinstance(content, str):
             tokens[name] = content
+    return tokens
+
+
+def read_chat_template(directory: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """Returns the model's own template; None if it has none. Raises TokenizerError."""
+    config = _read_json(directory / "tokenizer_config.json")
     source: object = config.get("chat_template")
     if isinstance(source, list):
         source = _default_template(source, directory)
@@ -152,7 +176,7 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
     if not isinstance(source, str):
         return None
     try:
-        return ChatTemplate(source, tokens)
+        return ChatTemplate(source, special_tokens)
     except TemplateError as error:
         raise TokenizerError(f"{directory}: {error}") from None
 

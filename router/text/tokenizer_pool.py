@@ -97,6 +97,18 @@ class TokenizerPool:
     async def encode_bad_words(self, words: Sequence[str]) -> list[list[list[int]]]:
         return await self._run(self.tokenizer.encode_bad_words, list(words), 4 * sum(map(len, words)))
 
+    async def encode_fill_in(
+        self, prefix: str, suffix: str, most_tokens: int, *, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Raises TooManyTokensError, too."""
+        encode = functools.partial(
+            self.tokenizer.encode_fill_in,
+            prefix,
+            most_tokens=most_tokens,
+            add_special_tokens=add_special_tokens,
+        )
+        return await self._run(encode, suffix, 4 * (len(prefix) + len(suffix)))
+
     async def encode_chat(self, chat: ChatPrompt, most_tokens: int, *, add_special_tokens: bool = False) -> list[int]:
         """Raises TemplateError and TooManyTokensError, too."""
         encode = functools.partial(

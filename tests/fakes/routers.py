@@ -36,11 +36,13 @@ async def running_schedulers(*schedulers: FakeScheduler) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def running_router(
-    addresses: Sequence[str], *, model_name: str = "test-model", **options: object
+    addresses: Sequence[str], *, model_name: str = "test-model", tokenizer: Tokenizer | None = None, **options: object
 ) -> AsyncIterator[tuple[RouterServer, InferenceStub]]:
-    """A router of the schedulers at `addresses`, connected to all that run, and a stub for it."""
+    """A router of the schedulers at `addresses`, connected to all that run, and a stub for it. tokenizer: SmolLM2's if
+    None."""
     given: dict = {"port": 0, "metrics_port": 0, "scheduler_addresses": addresses, "data_parallel_size": len(addresses)}
-    server = RouterServer(Options(**given, **options), smollm2_tokenizer(), model_name)  # type: ignore[arg-type]
+    tokenizer = tokenizer or smollm2_tokenizer()
+    server = RouterServer(Options(**given, **options), tokenizer, model_name)  # type: ignore[arg-type]
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:

@@ -18,7 +18,7 @@ _KEY = "fuzz-0123456789abcdef"
 _PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/", "/health", "/v1/completions/../x"),
     *("/tokenize", "/detokenize", "/invocations", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens"),
-    *("/v1/responses", "/v1/responses/resp_0", "/v1/batches", "/v1/files"),
+    *("/v1/responses", "/v1/responses/resp_0", "/v1/batches", "/v1/files", "/v1/chat/completions/batch"),
 )
 _MAX_BODY, _MAX_FILES = 100_000, 2**20
 _COMPLETION: dict[str, Any] = {
@@ -28,6 +28,7 @@ _COMPLETION: dict[str, Any] = {
     "prompt_logprobs": 1, "return_token_ids": True, "truncate_prompt_tokens": 5, "truncation_side": "left",
     "add_special_tokens": True, "best_of": 2, "request_id": "", "session_id": "s", "stream_interval": 2,
     "return_tokens_as_token_ids": True, "unknown": 1, "use_beam_search": False, "length_penalty": 0.5,
+    "suffix": "",
 }  # fmt: skip
 _SEARCH: dict[str, Any] = {
     "prompt": [5, 6, 7], "use_beam_search": True, "n": 2, "best_of": 4, "length_penalty": 0.5, "max_tokens": 7,
@@ -39,8 +40,9 @@ _CHAT: dict[str, Any] = {
     "stream_options": {"include_usage": True, "continuous_usage_stats": True}, "continue_final_message": False,
     "documents": [{"text": "d"}], "reasoning_effort": "low", "return_prompt_text": True, "tool_choice": "auto",
     "logprobs": True, "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
-    "chat_template_kwargs": {"a": [1, {"b": None}]}, "user": "u", "metadata": {"k": "v"},
+    "chat_template_kwargs": {"a": [1, {"b": None}]}, "user": "u", "metadata": {"k": "v"}, "chat_template": "",
 }  # fmt: skip
+_CHATS: dict[str, Any] = {**_CHAT, "messages": [_CHAT["messages"], _CHAT["messages"][:1]], "stream": False}
 _TOKENIZE: dict[str, Any] = {"prompt": "Hello", "add_special_tokens": True, "return_token_strs": True}
 _DETOKENIZE: dict[str, Any] = {"tokens": [1, 2, 3], "model": ""}
 _COUNT: dict[str, Any] = {
@@ -74,9 +76,9 @@ _UPLOAD = (
     b'form-data; name="file"; filename="in.jsonl"\r\nContent-Type: text/plain\r\n\r\n{}\n\r\n--edge--\r\n'
 )
 # Bodies of paths that are not completions.
-_BODIES = {1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _SEARCH, 10: _MESSAGES, 11: _COUNT, 12: _RESPONSE, 14: _BATCH}
+_BODIES = {1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _SEARCH, 10: _MESSAGES, 11: _COUNT, 12: _RESPONSE, 14: _BATCH, 16: _CHATS}
 # Paths that most messages go to.
-_USUAL = (0, 0, 0, 1, 1, 1, 6, 7, 8, 10, 10, 11, 12, 12, 14, 15)
+_USUAL = (0, 0, 0, 1, 1, 1, 6, 7, 8, 10, 10, 11, 12, 12, 14, 15, 16)
 _VALUES: tuple[Any, ...] = (
     None, True, "", "x" * 2000, "\0\n", "é\U0001f600", [], {}, [[]], [None], {"": None}, 0, -1, 1.5, 1e308, 2**31,
     2**32, 2**63, 2**64, 10**40, 10**400, [10**30] * 5, ["a"] * 300, [[1, 2], [3]], [1.5], "1",

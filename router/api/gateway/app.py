@@ -27,12 +27,13 @@ from router.api.gateway.batches.endpoints import Batches
 from router.api.gateway.batches.runner import Runner
 from router.api.gateway.batches.store import BatchStore
 from router.api.gateway.bodies import Bodies
-from router.api.gateway.errors import BadRequestError, body_of, headers_of, http_status
+from router.api.gateway.errors import MODEL_NOT_FOUND, BadRequestError, body_of, headers_of, http_status
 from router.api.gateway.events import Event, events_of, in_intervals
 from router.api.gateway.ignored import HEADER, IgnoredFields
+from router.api.gateway.openai.batch import BatchReply
 from router.api.gateway.openai.chat import ChatReply
 from router.api.gateway.openai.completion import CompletionReply
-from router.api.gateway.openai.form import Form
+from router.api.gateway.openai.form import BatchForm, Form
 from router.api.gateway.openai.reply import Reply
 from router.api.gateway.parsing import Kind, Parsed
 from router.api.gateway.responding import Responses
@@ -103,6 +104,7 @@ class Gateway:
         self.app = Starlette(
             routes=[
                 *completions,
+                Route("/v1/chat/completions/batch", functools.partial(self._complete, "batch"), methods=["POST"]),
                 Route("/v1/messages", functools.partial(self._complete, "messages"), methods=["POST"]),
                 Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
                 Route("/invocations", functools.partial(self._complete, "any"), methods=["POST"]),
@@ -150,6 +152,9 @@ class Gateway:
         request_id = messages[0].request_id if len(messages) == 1 else request_id
         if asked.kind == "chat":
             reply: Reply = ChatReply(form, self._base(f"chatcmpl-{request_id}"), tokens)
+        elif asked.kind == "batch":
+            assert isinstance(form, BatchForm)
+            reply = BatchReply(form, self._base(f"chatcmpl-{request_id}"), tokens)
         elif asked.kind == "messages":
             reply = MessageReply(form, f"msg_{request_id}", self._intake.model.name, tokens)
         else:
@@ -190,7 +195,8 @@ class Gateway:
             async for prompt, event in events:
                 if event.HasField("started"):
                     token_ids = event.started.prompt_token_ids
-                    reply.prompt_text = await self._intake.tokenizer.decode(token_ids, skip_special_tokens=False)
+                    text = await self._intake.tokenizer.decode(token_ids, skip_special_tokens=False)
+                    reply.show_prompt(prompt, text)
                 yield prompt, event
 
     # --- Tokens
@@ -241,7 +247,7 @@ class Gateway:
         name, model = request.path_params["model"], self._intake.model
         if name != model.name:
             message = f"model={name!r} is not served here: use {model.name!r}"
-            raise BadRequestError(message, param="model", status=HTTPStatus.NOT_FOUND)
+            raise BadRequestError(message, param="model", status=HTTPStatus.NOT_FOUND, code=MODEL_NOT_FOUND)
         return JSONResponse(_model_json(model))
 
     async def _version(self, request: Request) -> Response:

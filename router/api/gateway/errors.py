@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from pydantic import ValidationError
 
-from router.errors import RequestError, Unauthenticated, status_of
+from router.errors import RequestError, Unauthenticated, UnknownModel, status_of
 
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
@@ -23,10 +23,9 @@ _STATUSES = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
     grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
 }
-_CODES = {
-    HTTPStatus.NOT_FOUND: "model_not_found",
-    HTTPStatus.UNAUTHORIZED: "invalid_api_key",
-}
+MODEL_NOT_FOUND = "model_not_found"
+# OpenAI's codes, by which its clients tell errors of one status apart.
+_CODES = {UnknownModel: MODEL_NOT_FOUND, Unauthenticated: "invalid_api_key"}
 # Most messages begin with the field, named as in gRPC's messages.
 _FIELD = re.compile(r"(?:sampling\.|chat\.)?([a-z_]+)(?:\[\d+\])?(?:\.\w+)?(?:=| is | has )")
 
@@ -42,7 +41,6 @@ class BadRequestError(Exception):
         status: HTTPStatus = HTTPStatus.BAD_REQUEST,
         code: str | None = None,
     ) -> None:
-        """code: None: the status's own."""
         super().__init__(message)
         self.param, self.status, self.code = param, status, code
 
@@ -64,11 +62,10 @@ def headers_of(error: BaseException) -> dict[str, str]:
 
 def body_of(error: BaseException) -> dict[str, Any]:
     """Returns {"error": {message, type, param, code}}."""
-    status, param = http_status(error), None
-    code = _CODES.get(status)
+    status, param, code = http_status(error), None, _CODES.get(type(error))
     message = str(error) if isinstance(error, BadRequestError) else status_of(error)[1]
     if isinstance(error, BadRequestError):
-        param, code = error.param, error.code or code
+        param, code = error.param, error.code
     elif isinstance(error, RequestError) and status is HTTPStatus.BAD_REQUEST and (named := _FIELD.match(message)):
         param = named[1]
     if status is HTTPStatus.TOO_MANY_REQUESTS:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from protos import inference_pb2 as pb
+from router.errors import RequestError
 from router.intake.intake import Intake
 from router.streams.outbox import Outbox
 
@@ -40,7 +41,10 @@ async def in_intervals(events: AsyncGenerator[Event, None], num_tokens: int) -> 
 
 
 async def events_of(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> AsyncGenerator[Event, None]:
-    """Yields the events of all messages. Closing it ends the streams. Raises RequestError."""
+    """Yields the events of all messages. Closing it ends the streams.
+
+    Raises RequestError. If one of several streams fails, the others end, as in vLLM, and the error names its prompt.
+    """
     if len(messages) == 1:
         async with aclosing(_events(intake, messages[0])) as events:
             async for event in events:
@@ -54,6 +58,10 @@ async def events_of(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> A
                 async for event in events:
                     await queue.put((index, event))
             await queue.put((index, None))
+        except RequestError as error:
+            # Kept at the end: clients know a field by the message's beginning.
+            error.args = (f"{error} (prompt {index + 1} of {len(messages)}; the other prompts end with it)",)
+            await queue.put((index, error))
         except Exception as error:  # noqa: BLE001 - the reader of the queue raises it
             await queue.put((index, error))
 

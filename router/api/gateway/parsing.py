@@ -15,10 +15,17 @@ from protos import inference_pb2 as pb
 from router.api.gateway.anthropic.convert import chat_of, tokenized_chat_of
 from router.api.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
 from router.api.gateway.errors import BadRequestError, of_validation
-from router.api.gateway.openai.convert import chat_message, completion_messages, detokenize_message, tokenize_message
+from router.api.gateway.openai.convert import (
+    batch_messages,
+    chat_message,
+    completion_messages,
+    detokenize_message,
+    tokenize_message,
+)
 from router.api.gateway.openai.fields import Reading
-from router.api.gateway.openai.form import Form, chat_form, completion_form
+from router.api.gateway.openai.form import Form, batch_form, chat_form, completion_form
 from router.api.gateway.openai.schemas import (
+    BatchChatRequest,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -34,7 +41,7 @@ _MOST_BYTES_HERE, _MOST_VALUES_HERE = 2**20, 50_000
 MAX_VALUES = 2**22
 
 # The endpoint's; `any` is a chat if the body has messages, else a completion.
-Kind = Literal["completion", "chat", "any", "tokenize", "detokenize", "messages", "count_tokens", "response"]
+Kind = Literal["completion", "chat", "batch", "any", "tokenize", "detokenize", "messages", "count_tokens", "response"]
 Message = pb.GenerateRequest | pb.TokenizeRequest | pb.DetokenizeRequest
 _MESSAGES = re.compile(rb'"messages"\s*:')
 
@@ -72,6 +79,9 @@ def parse(kind: Kind, body: bytes | bytearray, request_id: str, *, is_strict: bo
             case "chat":
                 chat = ChatCompletionRequest.model_validate_json(body, context=reading)
                 form, messages = chat_form(chat), [chat_message(chat, chat.request_id or request_id)]
+            case "batch":
+                batch = BatchChatRequest.model_validate_json(body, context=reading)
+                form, messages = batch_form(batch), [*batch_messages(batch, batch.request_id or request_id)]
             case "completion":
                 completion = CompletionRequest.model_validate_json(body, context=reading)
                 form = completion_form(completion)
@@ -117,6 +127,8 @@ def parse_to_bytes(
         if isinstance(message, pb.DetokenizeRequest):
             continue
         num_chars = len(message.prompt) + sum(len(each.content) for each in message.chat.messages)
+        if isinstance(message, pb.GenerateRequest):
+            num_chars += len(message.suffix)
         if most_chars and num_chars > most_chars:
             raise BadRequestError(f"a prompt has {num_chars} characters: this model takes {most_chars} at most")
     sent = [(type(message).__name__, message.SerializeToString()) for message in parsed.messages]

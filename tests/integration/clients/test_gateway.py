@@ -251,7 +251,7 @@ async def test_every_way_to_sample_reaches_the_scheduler(http: httpx.AsyncClient
             "leave one",
         ),
         ("chat/completions", {"messages": [], "use_beam_search": "x"}, 400, "use_beam_search", "boolean"),
-        ("completions", {"prompt": "x", "suffix": "end"}, 400, "suffix", "not filled in"),
+        ("completions", {"prompt": "x", "suffix": "end"}, 400, "suffix", "no tokens for filling"),
         ("chat/completions", {"messages": []}, 400, "messages", "messages is empty"),
         ("chat/completions", {"messages": [{"role": "user"}]}, 400, "messages", "messages.0: it has no content"),
         ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", ""),
@@ -267,7 +267,6 @@ async def test_every_way_to_sample_reaches_the_scheduler(http: httpx.AsyncClient
             "use one of them",
         ),
         ("chat/completions", {"messages": [], "tool_choice": "required"}, 400, "tool_choice", "'auto' or 'none'"),
-        ("chat/completions", {"messages": [], "chat_template": "x"}, 400, "chat_template", "the model's own"),
         ("chat/completions", {"messages": [], "top_logprobs": 3}, 400, "top_logprobs", "needs logprobs=true"),
         ("chat/completions", {"messages": [], "response_format": {"type": "json_object"}}, 400, "response_format", ""),
     ],
@@ -288,7 +287,13 @@ async def test_a_body_that_is_no_json_or_too_large_and_a_page_that_is_not_there(
     answer = await http.post("/v1/completions", content=b"x" * 100_001)
     assert answer.status_code == 413
     assert "max_message_bytes=100000" in answer.json()["error"]["message"]
-    assert (await http.get("/v1/nothing")).json()["error"]["message"] == "GET /v1/nothing: Not Found"
+    missing = (await http.get("/v1/nothing")).json()["error"]
+    # Clients tell a wrong model from a wrong path by the code.
+    assert (missing["message"], missing["code"]) == ("GET /v1/nothing: Not Found", None)
+    wrong = {"model": "x", "prompt": "y"}
+    for answer in (await http.get("/v1/models/x"), await http.post("/v1/completions", json=wrong)):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert (await http.post("/v1/embeddings", json={})).json()["error"]["code"] is None
     assert (await http.get("/v1/completions")).status_code == 405
 
 

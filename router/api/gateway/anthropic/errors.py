@@ -26,5 +26,5 @@ def message_error(error: BaseException) -> dict[str, Any]:
     """Returns {"type": "error", "error": {type, message}}."""
     status = http_status(error)
     kind = "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    message = body_of(error)["error"]["message"].removeprefix("chat.")
+    message = body_of(error)["error"]["message"]
     return {"type": "error", "error": {"type": _TYPES.get(status, kind), "message": message}}

@@ -9,6 +9,7 @@ from configs.sampling import LARGEST_LENGTH_PENALTY, MAX_BEAM_WIDTH, MAX_CHOICES
 from protos import inference_pb2 as pb
 from router.api.gateway.errors import BadRequestError
 from router.api.gateway.openai.schemas import (
+    BatchChatRequest,
     Chat,
     ChatCompletionRequest,
     CompletionRequest,
@@ -33,6 +34,8 @@ def completion_messages(request: CompletionRequest, request_id: str) -> list[pb.
         raise BadRequestError(f"best_of={best_of}: use at least n, which is {request.n}", param="best_of")
     if best_of > request.n and request.stream:
         raise BadRequestError(f"best_of={best_of} with stream: the best is known at the end only", param="best_of")
+    if request.suffix and request.echo:
+        raise BadRequestError("suffix with echo: the prompt is not shown if its middle is filled in", param="suffix")
     prompts = request.prompts
     if not prompts:
         raise BadRequestError("prompt is empty: give at least one", param="prompt")
@@ -50,6 +53,7 @@ def completion_messages(request: CompletionRequest, request_id: str) -> list[pb.
     for index, prompt in enumerate(prompts):
         own_id = request_id if len(prompts) == 1 else f"{request_id}-{index}"
         message = _message(request, own_id, best_of, logprobs, prompt_logprobs)
+        message.suffix = request.suffix
         if isinstance(prompt, str):
             message.prompt = prompt
         else:
@@ -57,6 +61,16 @@ def completion_messages(request: CompletionRequest, request_id: str) -> list[pb.
             message.token_ids.SetInParent()
         messages.append(message)
     return messages
+
+
+def batch_messages(request: BatchChatRequest, request_id: str) -> list[pb.GenerateRequest]:
+    """Returns a message for each chat. Raises BadRequestError."""
+    if request.stream:
+        raise BadRequestError("stream=true: a batch of chats is answered whole", param="stream")
+    chats = request.chats
+    if len(chats) == 1:
+        return [chat_message(chats[0], request_id)]
+    return [chat_message(chat, f"{request_id}-{index}") for index, chat in enumerate(chats)]
 
 
 def chat_message(request: ChatCompletionRequest, request_id: str) -> pb.GenerateRequest:
@@ -102,6 +116,11 @@ def _chat(request: Chat, *, has_tools: bool) -> pb.ChatPrompt:
     for index, each in enumerate(request.messages):
         chat.messages.add(role=each.role, content=each.text, fields_json=_fields(each, f"messages.{index}"))
     arguments = dict(request.chat_template_kwargs)
+    # vLLM takes a template from there, too.
+    template = arguments.pop("chat_template", None) or ""
+    if not isinstance(template, str):
+        raise BadRequestError("chat_template_kwargs.chat_template is not a string", param="chat_template_kwargs")
+    chat.chat_template = request.chat_template or template
     if request.tools and has_tools:
         arguments["tools"] = request.tools
     if request.documents is not None:

@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass
 
-from router.api.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, SamplingRequest
+from router.api.gateway.openai.schemas import (
+    BatchChatRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    SamplingRequest,
+)
 
 ASSISTANT = "assistant"
 
@@ -32,6 +37,18 @@ class Form:
     role: str = ASSISTANT
     echoed: str = ""
     has_prompt_text: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchForm(Form):
+    """The form of several chats."""
+
+    chats: tuple[Form, ...] = ()
+
+
+def batch_form(request: BatchChatRequest) -> BatchForm:
+    chats = tuple(map(chat_form, request.chats))
+    return BatchForm(chats=chats, has_prompt_text=request.return_prompt_text)
 
 
 def completion_form(request: CompletionRequest) -> Form:

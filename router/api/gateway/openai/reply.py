@@ -47,6 +47,10 @@ class Reply:
         self._num_prompt_tokens = self._num_cached = self._num_output = 0
         self.prompt_text: str | None = None
 
+    def show_prompt(self, prompt: int, text: str) -> None:
+        """Has the answer show a prompt's text."""
+        self.prompt_text = text
+
     def take(self, prompt: int, event: pb.GenerateResponse) -> dict[str, Any] | None:
         """Takes in an event. Returns the chunk to stream for it, None if there is none. Keeps it only for whole().
 

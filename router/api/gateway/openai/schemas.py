@@ -85,13 +85,11 @@ _COMMON = {
     "vllm_xargs": refused("there are no plugins that read it"),
 }
 _COMPLETION = {
-    "suffix": refused("text is only continued, not filled in"),
     "prompt_embeds": refused(_NO_MEDIA),
 }
 _TEMPLATE = {
     "media_io_kwargs": FOR_MEDIA,
     "mm_processor_kwargs": FOR_MEDIA,
-    "chat_template": refused("the model's own template is used"),
 }
 _CHAT = {
     "parallel_tool_calls": HINT,
@@ -151,6 +149,8 @@ class CompletionRequest(known(_COMPLETION), SamplingRequest):
     """POST /v1/completions."""
 
     prompt: str | _TokenIds | _Prompts[str] | _Prompts[_TokenIds]
+    # Text behind the output, which fills the middle.
+    suffix: str = ""
     # OpenAI's default, unlike that of chats.
     max_tokens: int | None = Field(16, ge=0, lt=2**32)
     logprobs: int | None = Field(None, ge=0)
@@ -238,6 +238,8 @@ class Chat(known(_TEMPLATE)):
     messages: list[Message] = Field(fail_fast=True, max_length=MAX_CHAT_MESSAGES)
     # As they are; the model's calls are returned as text.
     tools: _Objects | None = None
+    # In place of the model's own, if the router trusts its clients (option trust_request_chat_template).
+    chat_template: str = ""
     # More variables for the template.
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=_MAX_DOCUMENTS)] | None = None
@@ -255,6 +257,19 @@ class ChatCompletionRequest(known(_CHAT), Chat, SamplingRequest):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0)
     return_prompt_text: bool = False
+
+
+class BatchChatRequest(ChatCompletionRequest):
+    """POST /v1/chat/completions/batch, as in vLLM: several chats, answered together."""
+
+    messages: Annotated[  # type: ignore[assignment]
+        list[Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_CHAT_MESSAGES)]],
+        Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS),
+    ]
+
+    @property
+    def chats(self) -> list[ChatCompletionRequest]:
+        return [self.model_copy(update={"messages": messages}) for messages in self.messages]
 
 
 class TokenizeRequest(Fields):

@@ -1,0 +1,45 @@
+"""The reply to a batch of chats, in vLLM's shape: one chat completion with the choices of all."""
+
+from typing import Any
+
+from protos import inference_pb2 as pb
+from router.api.gateway.openai.chat import ChatReply
+from router.api.gateway.openai.form import BatchForm
+from router.api.gateway.openai.reply import Reply, TokenTable
+
+# Fields of a chat's own answer; in a batch, those of its choices.
+_OF_PROMPT = ("prompt_logprobs", "prompt_token_ids", "prompt_text")
+
+
+class BatchReply(Reply):
+    """Choice i of chat c is choice c * n + i."""
+
+    def __init__(self, form: BatchForm, base: dict[str, Any], table: TokenTable) -> None:
+        """base: id, created and model."""
+        super().__init__(form, base, 0, table)
+        self._chats = [ChatReply(chat, base, table) for chat in form.chats]
+
+    def show_prompt(self, prompt: int, text: str) -> None:
+        self._chats[prompt].show_prompt(0, text)
+
+    def take(self, prompt: int, event: pb.GenerateResponse) -> None:
+        self._chats[prompt].take(0, event)
+
+    def whole(self) -> dict[str, Any]:
+        choices: list[dict[str, Any]] = []
+        usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        num_cached = 0
+        for chat in self._chats:
+            answer = chat.whole()
+            of_prompt = {name: answer[name] for name in _OF_PROMPT if name in answer}
+            for choice in answer["choices"]:
+                choices.append({**choice, **of_prompt, "index": len(choices)})
+            for name in usage:
+                usage[name] += answer["usage"][name]
+            num_cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "object": "chat.completion",
+            **self._base,
+            "choices": choices,
+            "usage": {**usage, "prompt_tokens_details": {"cached_tokens": num_cached}},
+        }
