@@ -15,7 +15,8 @@ from router.security.keys import Keys
 
 # Open to all: what probes and tools ask before they have a key.
 _OPEN_SERVICES = (f"/{health.SERVICE_NAME}/", "/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
-_OPEN_PATHS = ("/health",)
+_OPEN_PATHS = ("/health", "/openapi.json", "/docs")
+_OPEN_FOLDER = "/docs/"
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
@@ -47,6 +48,10 @@ def _refuse(error: Unauthenticated) -> grpc.RpcMethodHandler:
     return grpc.stream_stream_rpc_method_handler(answer)
 
 
+def _is_open(path: str) -> bool:
+    return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
+
+
 class KeyMiddleware:
     """Checks the key of each request to an ASGI application."""
 
@@ -55,7 +60,7 @@ class KeyMiddleware:
         self._app, self._keys, self._refuse = app, keys, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+        if scope["type"] == "http" and not _is_open(scope["path"]):
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
             try:
                 set_caller(self._keys.identify(headers.get("authorization", ""), headers.get("x-api-key", "")))

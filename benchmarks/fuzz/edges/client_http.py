@@ -76,7 +76,9 @@ _UPLOAD = (
     b'form-data; name="file"; filename="in.jsonl"\r\nContent-Type: text/plain\r\n\r\n{}\n\r\n--edge--\r\n'
 )
 # Bodies of paths that are not completions.
-_BODIES = {1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _SEARCH, 10: _MESSAGES, 11: _COUNT, 12: _RESPONSE, 14: _BATCH, 16: _CHATS}
+_BODIES = {
+    1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _SEARCH, 10: _MESSAGES, 11: _COUNT, 12: _RESPONSE, 14: _BATCH, 16: _CHATS,
+}  # fmt: skip
 # Paths that most messages go to.
 _USUAL = (0, 0, 0, 1, 1, 1, 6, 7, 8, 10, 10, 11, 12, 12, 14, 15, 16)
 _VALUES: tuple[Any, ...] = (

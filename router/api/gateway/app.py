@@ -35,6 +35,7 @@ from router.api.gateway.openai.chat import ChatReply
 from router.api.gateway.openai.completion import CompletionReply
 from router.api.gateway.openai.form import BatchForm, Form
 from router.api.gateway.openai.reply import Reply
+from router.api.gateway.openapi.pages import Pages
 from router.api.gateway.parsing import Kind, Parsed
 from router.api.gateway.responding import Responses
 from router.api.gateway.responses.store import MemoryStore, Store
@@ -119,6 +120,7 @@ class Gateway:
                 Route("/health", self._health),
                 Route("/ping", self._health, methods=["GET", "POST"]),
                 Route("/metrics", self._metrics),
+                *Pages(lambda: self.app.routes, _not_yet).routes,
                 *(Route(path, _not_yet, methods=["POST"]) for path in _NOT_YET),
             ],
             middleware=[

@@ -11,11 +11,12 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    GetJsonSchemaHandler,
     ValidationInfo,
     create_model,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 _MOST_NOTED = 16
 
@@ -76,11 +77,16 @@ def at_most(limit: int) -> BeforeValidator:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What becomes of a field that is not honoured; kept in its metadata, for docs/http.md."""
+    """What becomes of a field that is not honoured; kept in its metadata, for docs/http.md and /openapi.json."""
 
     # Why it changes nothing, or what is refused.
     says: str
     is_refused: bool
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The field's schema in /openapi.json."""
+        text = f"Refused: {self.says}." if self.is_refused else f"No effect: {self.says}."
+        return {**handler(core_schema), "description": text}
 
 
 def no_effect(why: str) -> Any:
