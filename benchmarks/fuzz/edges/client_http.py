@@ -77,7 +77,8 @@ _UPLOAD = (
 )
 # Bodies of paths that are not completions.
 _BODIES = {
-    1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _SEARCH, 10: _MESSAGES, 11: _COUNT, 12: _RESPONSE, 14: _BATCH, 16: _CHATS,
+    1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _SEARCH, 10: _MESSAGES, 11: _COUNT, 12: _RESPONSE, 14: _BATCH,
+    16: _CHATS,
 }  # fmt: skip
 # Paths that most messages go to.
 _USUAL = (0, 0, 0, 1, 1, 1, 6, 7, 8, 10, 10, 11, 12, 12, 14, 15, 16)
