@@ -283,6 +283,8 @@ async def test_each_beam_counts_against_tokens_per_minute(fakes: list[FakeSchedu
         ({"sampling": {"n": 3}}, "sampling.n=3: use at most beam_search.width, which is 2"),
         ({"sampling": {"stop": ["a"]}}, "sampling.stop has 1 entries: .* use stop_token_ids"),
         ({"sampling": {"logit_bias": {5: 1}}}, "sampling.logit_bias has 1 entries"),
+        ({"sampling": {"allowed_token_ids": [5]}}, "sampling.allowed_token_ids has 1 entries"),
+        ({"sampling": {"bad_words": ["a"]}}, "sampling.bad_words has 1 entries"),
         ({"sampling": {"presence_penalty": 1}}, "sampling.presence_penalty=1: a beam search ranks"),
         ({"sampling": {"repetition_penalty": 1.5}}, "sampling.repetition_penalty=1.5: .* use 1, or"),
         ({"sampling": {"prompt_logprobs": 0}}, "sampling.prompt_logprobs=0: "),
