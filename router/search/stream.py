@@ -85,8 +85,8 @@ class SearchStream(Stream):
 
     @property
     def num_output_tokens(self) -> int:
-        """The tokens of the live beams, which another replica would get; once the search has ended, of the choices."""
-        if self._search.done:
+        """The tokens of the live beams, which another replica would get; in the end, of the choices."""
+        if self._search.done or self.complete:
             return super().num_output_tokens
         return len(self._search.live) * self._search.num_steps
 

@@ -175,7 +175,7 @@ async def test_full_queues_in_the_middle_are_waited_for(
     assert outputs_of(await receive(call, into=received)) == best_outputs()
 
 
-@pytest.mark.parametrize("num_delivered", [0, 1])
+@pytest.mark.parametrize("num_delivered", [0, 1, WIDTH])
 async def test_a_resume_gets_what_is_missing(router: tuple[RouterServer, InferenceStub], num_delivered: int) -> None:
     """A client that has the start of its stream, or also the first output, resumes."""
     call = router[1].Generate(request())
