@@ -24,7 +24,8 @@ class EventStream(EventSourceResponse):
     nothing for UNREAD_S."""
 
     def __init__(self, chunks: AsyncGenerator[dict[str, str], None], source: AsyncGenerator[Event, None]) -> None:
-        super().__init__(chunks, send_timeout=outbox.UNREAD_S)
+        # Clients that split events by hand know only LF.
+        super().__init__(chunks, send_timeout=outbox.UNREAD_S, sep="\n")
         self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

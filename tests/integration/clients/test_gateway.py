@@ -318,6 +318,13 @@ async def test_a_stream_without_a_replica_ends_with_an_error_once_the_router_dra
     assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
 
 
+async def test_events_end_with_an_empty_line_in_the_form_that_loaders_split_by(http: httpx.AsyncClient) -> None:
+    """`vllm bench serve` splits at two newlines: of events that arrive together it would lose all, were they CR LF."""
+    whole = (await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 3, "stream": True})).content
+    assert b"\r" not in whole
+    assert whole.endswith(b"\n\ndata: [DONE]\n\n")
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_goes_away_ends_its_request(
     url: str, router: tuple[RouterServer, Any], stream: bool
