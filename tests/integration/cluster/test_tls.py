@@ -49,7 +49,7 @@ async def scheduler(tmp_path: Path) -> AsyncIterator[FakeScheduler]:
         yield fake
 
 
-def _server_options(authority: Authority) -> dict[str, str]:
+def _server_options(authority: Authority) -> dict[str, Any]:
     certificate, key = authority.sign("router")
     return {"tls_cert_file": str(certificate), "tls_key_file": str(key)}
 
@@ -224,7 +224,7 @@ async def test_a_renewed_certificate_is_shown_to_the_next_client_and_open_stream
     scheduler: FakeScheduler, ours: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificate, key = ours.sign("first")
-    options = {"tls_cert_file": str(certificate), "tls_key_file": str(key)}
+    options: dict[str, Any] = {"tls_cert_file": str(certificate), "tls_key_file": str(key)}
     scheduler.pause_at = 2
     async with running_router([scheduler.address], **options) as (server, _):
         await server.wait_ready()

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -29,7 +30,7 @@ CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 async def test_a_trace_goes_from_the_callers_span_to_the_steps(tmp_path: Path):
     with running_collector() as collector:
         options = make_options(tmp_path, otlp_traces_endpoint=collector.endpoint)
-        routing = {"otlp_traces_endpoint": collector.endpoint, "model_name": "hashes"}
+        routing: dict[str, Any] = {"otlp_traces_endpoint": collector.endpoint, "model_name": "hashes"}
         async with (
             running_scheduler(options) as scheduler,
             running_worker(options),
