@@ -26,7 +26,6 @@ from router.api.gateway.anthropic.reply import MessageReply
 from router.api.gateway.batches.endpoints import Batches
 from router.api.gateway.batches.runner import Runner
 from router.api.gateway.batches.store import BatchStore
-from router.api.gateway.bodies import Bodies
 from router.api.gateway.errors import MODEL_NOT_FOUND, BadRequestError, body_of, headers_of, http_status
 from router.api.gateway.events import Event, events_of, in_intervals
 from router.api.gateway.ignored import HEADER, IgnoredFields
@@ -36,7 +35,8 @@ from router.api.gateway.openai.completion import CompletionReply
 from router.api.gateway.openai.form import BatchForm, Form
 from router.api.gateway.openai.reply import Reply
 from router.api.gateway.openapi.pages import Pages
-from router.api.gateway.parsing import Kind, Parsed
+from router.api.gateway.reading.bodies import Bodies
+from router.api.gateway.reading.parsing import Kind, Parsed
 from router.api.gateway.responding import Responses
 from router.api.gateway.responses.store import MemoryStore, Store
 from router.errors import Forbidden, RequestError

@@ -16,11 +16,11 @@ from starlette.routing import Route
 
 from protos import inference_pb2 as pb
 from router.api.gateway.answers import EventStream, answered, request_id_of
-from router.api.gateway.bodies import Bodies
 from router.api.gateway.errors import BadRequestError
 from router.api.gateway.events import Event, events_of
 from router.api.gateway.ignored import IgnoredFields
 from router.api.gateway.openai.form import ASSISTANT
+from router.api.gateway.reading.bodies import Bodies
 from router.api.gateway.responses.convert import ResponseForm
 from router.api.gateway.responses.reply import ResponseReply
 from router.api.gateway.responses.store import Store, StoreError

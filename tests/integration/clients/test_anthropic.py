@@ -13,7 +13,7 @@ import pytest
 from router.api.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
 from router.api.gateway.app import Gateway
 from router.api.gateway.openai.fields import Effect
-from router.api.gateway.parsing import parse
+from router.api.gateway.reading.parsing import parse
 from router.api.gateway.server import GatewayServer
 from router.security.keys import Keys
 from tests.fakes.routers import running_router, running_schedulers, smollm2_tokenizer, socket_address

@@ -12,10 +12,10 @@ import openai
 import pytest
 from openai.types import Batch
 
-from router.api.gateway import bodies
 from router.api.gateway.app import Gateway
 from router.api.gateway.batches import runner
 from router.api.gateway.batches.store import BatchStore
+from router.api.gateway.reading import bodies
 from router.api.gateway.server import GatewayServer
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler

@@ -92,7 +92,7 @@ async def test_a_client_that_leaves_within_its_body_is_no_error(
 
 
 async def test_a_body_has_a_deadline(http: GatewayServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.api.gateway.bodies.BODY_S", 0.2)
+    monkeypatch.setattr("router.api.gateway.reading.bodies.BODY_S", 0.2)
     reader, writer = await _begin(http, size=1000, sent=10)
     assert b" 408 " in await reader.readline()
     writer.close()

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.api.gateway import bodies
 from router.api.gateway import server as gateway_server
 from router.api.gateway.app import Gateway
+from router.api.gateway.reading import bodies
 from router.api.gateway.server import GatewayServer
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler

@@ -19,10 +19,10 @@ from router.api.gateway.batches.records import ENDED, Batch, Record, shown_file
 from router.api.gateway.batches.runner import Runner
 from router.api.gateway.batches.store import BatchStore, StoredFile, new_id
 from router.api.gateway.batches.uploads import PURPOSE, Upload
-from router.api.gateway.bodies import Bodies
 from router.api.gateway.errors import BadRequestError, of_validation
 from router.api.gateway.ignored import IgnoredFields
 from router.api.gateway.openai.fields import Effect, Fields, Reading, at_most
+from router.api.gateway.reading.bodies import Bodies
 from router.api.gateway.responses.store import StoreError
 from router.batches.lines import ENDPOINTS
 from router.errors import RouterFull, Unavailable

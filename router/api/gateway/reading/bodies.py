@@ -14,9 +14,9 @@ import anyio
 import anyio.to_process
 from starlette.requests import Request
 
-from router.api.gateway import parsing
 from router.api.gateway.errors import BadRequestError
-from router.api.gateway.parsing import Kind, Parsed, Sent
+from router.api.gateway.reading import parsing
+from router.api.gateway.reading.parsing import Kind, Parsed, Sent
 from router.errors import RouterFull, Unavailable
 from router.intake.intake import Intake
 from router.intake.validation import MAX_TEMPLATE_ARGUMENTS_BYTES
