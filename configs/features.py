@@ -7,9 +7,13 @@ get a request that sets it.
 from typing import Any
 
 # Fields of SamplingParams, and the feature that honours each; features have the names that clients know.
-_OF_FIELDS = {"allowed_token_ids": "allowed_token_ids", "bad_word_token_ids": "bad_words"}
+_OF_FIELDS = {
+    "allowed_token_ids": "allowed_token_ids",
+    "bad_word_token_ids": "bad_words",
+    "logprob_token_ids": "logprob_token_ids",
+}
 # What a worker of this version honours.
-OF_WORKERS = frozenset({"allowed_token_ids", "bad_words"})
+OF_WORKERS = frozenset({"allowed_token_ids", "bad_words", "logprob_token_ids"})
 # What a scheduler of this version honours by itself, whatever its workers are.
 OF_SCHEDULERS: frozenset[str] = frozenset()
 

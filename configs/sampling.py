@@ -128,6 +128,7 @@ MAX_LOGPROBS = 20
 # Beams of a beam search, and the bound of its length_penalty, up or down.
 MAX_BEAM_WIDTH = 32
 LARGEST_LENGTH_PENALTY = 10
+MAX_LOGPROB_TOKENS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKENS = 64

@@ -11,7 +11,7 @@ from octavo.client.errors import InvalidRequest
 from protos import inference_pb2 as pb
 from runtime.telemetry.tracing import TRACEPARENT, valid_traceparent
 
-_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words")
+_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ class SamplingParams:
     bad_words: Sequence[str] = ()
     bad_word_token_ids: Sequence[Sequence[int]] = ()
     logprobs: int | None = None
+    logprob_token_ids: Sequence[int] = ()
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
 

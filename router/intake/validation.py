@@ -12,6 +12,7 @@ from configs.sampling import (
     LARGEST_LOGIT_BIAS,
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKENS,
     MAX_LOGPROBS,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
@@ -53,6 +54,9 @@ def resolve_sampling(
         resolved.seed = pick_seed()
     if not resolved.HasField("max_tokens"):
         resolved.max_tokens = max_model_len - num_prompt_tokens
+    if listed := list(dict.fromkeys(resolved.logprob_token_ids)):
+        resolved.logprob_token_ids[:] = listed
+        resolved.logprobs = len(listed)
     if not resolved.HasField("skip_special_tokens"):
         resolved.skip_special_tokens = True
     return resolved
@@ -124,7 +128,14 @@ def check_sampling(sampling: SamplingParams) -> None:
         raise InvalidRequest(
             f"sampling.min_tokens={sampling.min_tokens}: use at most max_tokens, which is {sampling.max_tokens}"
         )
-    for name in ("logprobs", "prompt_logprobs"):
+    listed = sampling.logprob_token_ids
+    if len(listed) > MAX_LOGPROB_TOKENS:
+        raise InvalidRequest(f"sampling.logprob_token_ids has {len(listed)} entries: use at most {MAX_LOGPROB_TOKENS}")
+    if listed and sampling.HasField("logprobs") and sampling.logprobs != len(set(listed)):
+        raise InvalidRequest(
+            f"sampling.logprobs={sampling.logprobs}: leave it unset, because logprob_token_ids says which ones"
+        )
+    for name in ("prompt_logprobs",) if listed else ("logprobs", "prompt_logprobs"):
         if getattr(sampling, name) > MAX_LOGPROBS:
             raise InvalidRequest(f"sampling.{name}={getattr(sampling, name)}: use 0 to {MAX_LOGPROBS}")
     _check_stops(sampling)
@@ -240,6 +251,7 @@ def check_against_model(prompt_token_ids: Sequence[int], sampling: SamplingParam
     check_token_ids("token_ids.ids", prompt_token_ids, model.vocab_size)
     check_token_ids("sampling.stop_token_ids", sampling.stop_token_ids, model.vocab_size)
     check_token_ids("sampling.logit_bias", list(sampling.logit_bias), model.vocab_size)
+    check_token_ids("sampling.logprob_token_ids", sampling.logprob_token_ids, model.vocab_size)
 
 
 def _check_stops(sampling: SamplingParams) -> None:

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from configs.sampling import MAX_BAD_WORD_TOKENS, out_of_range
+from configs.sampling import MAX_BAD_WORD_TOKENS, MAX_LOGPROB_TOKENS, out_of_range
 from protos import inference_pb2, scheduler_pb2
 from runtime.telemetry.tracing import valid_traceparent
 from scheduler.core.messages import ChoiceStart, GroupRequest, StopRules
@@ -207,6 +207,7 @@ class Intake:
             or self._unknown_token("sampling.stop_token_ids", sampling.stop_token_ids)
             or self._unknown_token("sampling.logit_bias", sampling.logit_bias)
             or self._unknown_token("sampling.allowed_token_ids", sampling.allowed_token_ids)
+            or self._unknown_token("sampling.logprob_token_ids", sampling.logprob_token_ids)
             or self._bad_sequence(sampling.bad_word_token_ids)
             or next(filter(None, (self._unknown_token("choices", c.output_token_ids) for c in submit.choices)), None)
         )
@@ -229,7 +230,13 @@ class Intake:
 
 def _why_not_sampled(sampling: inference_pb2.SamplingParams) -> str | None:
     """The sampling parameter that would make a worker fail, and all its sequences with it. Routers check more."""
-    for name in ("logprobs", "prompt_logprobs"):
+    listed = sampling.logprob_token_ids
+    if listed and not len(set(listed)) == len(listed) == sampling.logprobs <= MAX_LOGPROB_TOKENS:
+        return (
+            f"sampling.logprob_token_ids has {len(listed)} entries: give sampling.logprobs distinct ones, up to "
+            f"{MAX_LOGPROB_TOKENS}"
+        )
+    for name in ("prompt_logprobs",) if listed else ("logprobs", "prompt_logprobs"):
         if (count := getattr(sampling, name)) > _MAX_LOGPROBS:
             return f"sampling.{name}={count}: give at most {_MAX_LOGPROBS}"
     if (wrong := out_of_range(sampling)) is not None:

@@ -66,6 +66,7 @@ def test_the_wire(parameter: Parameter) -> None:
         "stop": f"Up to {table.MAX_STOP_STRINGS} strings of 1 to {table.MAX_STOP_CHARS} characters.",
         "stop_token_ids": f"Up to {table.MAX_STOP_TOKENS} token ids",
         "allowed_token_ids": f"At most {table.MAX_ALLOWED_TOKENS};",
+        "logprob_token_ids": f"At most {table.MAX_LOGPROB_TOKENS};",
         "bad_words": f"Up to {table.MAX_BAD_WORDS} strings of 1 to {table.MAX_STOP_CHARS} characters",
         "bad_word_token_ids": f"at most {table.MAX_BAD_WORDS}, of {table.MAX_BAD_WORD_TOKENS} tokens",
         "logit_bias": f"in [-{table.LARGEST_LOGIT_BIAS}, {table.LARGEST_LOGIT_BIAS}]. "
@@ -135,6 +136,7 @@ def test_docs_say_how_much_lists_hold() -> None:
         f"| `stop_token_ids` | {table.MAX_STOP_TOKENS} |",
         f"| `logit_bias` | {table.MAX_LOGIT_BIAS} entries in [-{table.LARGEST_LOGIT_BIAS}, {table.LARGEST_LOGIT_BIAS}]",
         f"| `allowed_token_ids` | {table.MAX_ALLOWED_TOKENS} |",
+        f"| `logprob_token_ids` | {table.MAX_LOGPROB_TOKENS} |",
         f"| `bad_words` | {table.MAX_BAD_WORDS} strings of 1 to {table.MAX_STOP_CHARS} characters |",
         f"| `bad_word_token_ids` | {table.MAX_BAD_WORDS} sequences, those of `bad_words` included, of "
         f"{table.MAX_BAD_WORD_TOKENS} tokens in all |",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from configs.options import Options
-from configs.sampling import MAX_LOGPROBS, PARAMETERS
+from configs.sampling import MAX_LOGPROB_TOKENS, MAX_LOGPROBS, PARAMETERS
 from protos import inference_pb2
 from worker.device.device import Device, DeviceMemory
 from worker.errors import PermanentError
@@ -67,7 +67,8 @@ def _every_kind_of_sampling(row: int, vocab_size: int) -> RowSampling:
     sampling = inference_pb2.SamplingParams(
         **numbers,
         seed=row,
-        logprobs=min(MAX_LOGPROBS, vocab_size),
+        logprobs=min(MAX_LOGPROB_TOKENS, vocab_size),
+        logprob_token_ids=range(min(MAX_LOGPROB_TOKENS, vocab_size)),
         logit_bias={0: 1.0},
         min_tokens=1,
         stop_token_ids=[0],

@@ -182,6 +182,7 @@ class GpuRunner:
             positions_N=rows.output_positions(rows_N) - (0 if num_drafts_N is None else num_drafts_N),
             num_drafts_N=num_drafts_N,
             num_logprobs_N=rows.sampling.logprobs_R[rows_N],
+            listing_rows=frozenset(rows.sampling.listed),
             prompts=scored_prompts(rows, scheduled.rows_S, gathered.query_starts, gathered.context_lens_S)
             if rows.sampling.scores_prompts
             else (),

@@ -80,6 +80,8 @@ class Demands:
         self._kind_R = np.zeros(num_rows, np.int8)
         # -1: the row wants none.
         self.num_logprobs_R = np.full(num_rows, -1, np.int32)
+        # By row: tokens whose logprobs come in the place of the most likely ones.
+        self._listed: dict[int, np.ndarray] = {}
         # Rows that are more than greedy, and rows with logprobs; empty in many steps.
         self._drawing_rows: set[int] = set()
         self._asking_rows: set[int] = set()
@@ -87,6 +89,7 @@ class Demands:
     def free(self, row: int) -> None:
         self._drawing_rows.discard(row)
         self._asking_rows.discard(row)
+        self._listed.pop(row, None)
 
     def take(self, new: RowSampling) -> None:
         """Stores the demands of a new row."""
@@ -97,6 +100,8 @@ class Demands:
         self.num_logprobs_R[new.row] = -1 if new.num_logprobs is None else new.num_logprobs
         if new.num_logprobs is not None:
             self._asking_rows.add(new.row)
+        if new.listed is not None:
+            self._listed[new.row] = new.listed
 
     def kind(self, rows_N: np.ndarray) -> SamplingKind:
         """Returns the lowest kind that serves all these rows."""
@@ -105,6 +110,20 @@ class Demands:
     def asking(self, rows_L: np.ndarray) -> np.ndarray:
         """Returns the indices of rows that want logprobs."""
         return np.flatnonzero(self.num_logprobs_R[rows_L] >= 0) if self._asking_rows else rows_L[:0].astype(np.int64)
+
+    def listed(self, rows_Q: np.ndarray, num_top: int) -> np.ndarray | None:
+        """Returns the listed tokens of these rows: int64 [Q, num_top], -1 in unused places; None: no row has any."""
+        if self._listed.keys().isdisjoint(rows_Q.tolist()):
+            return None
+        listed_QK = np.full((len(rows_Q), num_top), -1, np.int64)
+        for line, row in zip(listed_QK, rows_Q.tolist(), strict=True):
+            listed = self._listed.get(row, line[:0])
+            line[: len(listed)] = listed
+        return listed_QK
+
+
+# Indices, int64, relative to the slice's start; the place of the first among the step's logprobs; listed tokens.
+StagedAsked = tuple[Part, int, Part | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +134,7 @@ class LogitsSlice:
     start: int
     end: int
     adjusted: Sequence[AdjustedPositions]
-    # int64 indices, relative to start, and the place of the first among the step's logprobs.
-    asked: Sequence[tuple[Part, int]]
+    asked: Sequence[StagedAsked]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +184,7 @@ class Sampler:
         """Stages the sampling inputs of a step. slice_size: positions whose logits exist at once."""
         adjusts_L = self._adjustments.needed(scored.rows_L, scored.output_positions_L)
         asked_Q = self._demands.asking(scored.rows_L)
+        num_top = self._num_top(scored.rows_L[asked_Q]) if len(asked_Q) else 0
         drafts = scored.drafts
         return StepSampling(
             kind=self._demands.kind(scored.rows_N),
@@ -174,7 +193,7 @@ class Sampler:
                     start=start,
                     end=min(start + slice_size, len(scored.rows_L)),
                     adjusted=list(self._stage_adjusted(scored, adjusts_L, start, slice_size, slot)),
-                    asked=list(_stage_asked(asked_Q, start, slice_size, slot)),
+                    asked=list(self._stage_asked(scored.rows_L, asked_Q, num_top, start, slice_size, slot)),
                 )
                 for start in range(0, len(scored.rows_L), slice_size)
             ],
@@ -182,7 +201,7 @@ class Sampler:
             drafts=drafts
             and (slot.add(drafts.starts_N), slot.add(drafts.counts_N), slot.add(drafts.drafts_ND)),
             counts=self._adjustments.stage_counts(scored.rows_N, slot),
-            asked=AskedLogprobs(asked_Q, self._num_top(scored.rows_L[asked_Q])) if len(asked_Q) else None,
+            asked=AskedLogprobs(asked_Q, num_top) if len(asked_Q) else None,
         )  # fmt: skip
 
     def _stage_adjusted(
@@ -194,6 +213,21 @@ class Sampler:
             drafts_AD = None if scored.drafts is None else scored.drafts.drafts_LD[part]
             at = Positions(scored.rows_L[part], scored.output_positions_L[part], drafts_AD)
             yield self._adjustments.stage(part - start, at, slot)
+
+    def _stage_asked(
+        self,
+        rows_L: np.ndarray,
+        asked_Q: np.ndarray,
+        num_top: int,
+        start: int,
+        slice_size: int,
+        slot: StepSlot,
+    ) -> Iterator[StagedAsked]:
+        first, end = np.searchsorted(asked_Q, (start, start + slice_size)).tolist()
+        for place in range(first, end, SLICE):
+            part_Q = asked_Q[place : min(place + SLICE, end)]
+            listed_QK = self._demands.listed(rows_L[part_Q], num_top)
+            yield slot.add(part_Q - start), place, None if listed_QK is None else slot.add(listed_QK)
 
     def _num_top(self, rows_Q: np.ndarray) -> int:
         return min(int(self._demands.num_logprobs_R[rows_Q].max()), self._vocab_size)
@@ -239,10 +273,16 @@ class Sampler:
     def score(self, part: LogitsSlice, logits_LV: torch.Tensor, layout: ResultLayout, results: torch.Tensor) -> None:
         """Writes logprobs of the chosen tokens to the results."""
         tokens_L = self.tokens_L[part.start : part.end]
-        for indices_Q, first in part.asked:
+        for indices_Q, first, listed_QK in part.asked:
             # -1 marks a row whose logits were not finite; its logprobs are never read.
             chosen_Q = tokens_L[indices_Q.tensor].long().clamp_(min=0)
-            write_logprobs(logits_LV[indices_Q.tensor], chosen_Q, layout.sampled_of(results), first)
+            write_logprobs(
+                logits_LV[indices_Q.tensor],
+                chosen_Q,
+                layout.sampled_of(results),
+                first,
+                None if listed_QK is None else listed_QK.tensor,
+            )
 
     def remember(self, rows_N: torch.Tensor) -> None:
         """Stores the last tokens of rows without drafts, which have one position each."""
@@ -264,9 +304,3 @@ class Sampler:
         for table, places_N in sampling.counts:
             counts_N = layout.counts_of(results) if layout.has_counts else self._ones_N[: layout.num_rows]
             table.count(places_N, tokens_ND1, counts_N)
-
-
-def _stage_asked(asked_Q: np.ndarray, start: int, slice_size: int, slot: StepSlot) -> Iterator[tuple[Part, int]]:
-    first, end = np.searchsorted(asked_Q, (start, start + slice_size)).tolist()
-    for place in range(first, end, SLICE):
-        yield slot.add(asked_Q[place : min(place + SLICE, end)] - start), place

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from configs.sampling import BY_NAME, MAX_LOGPROBS, out_of_range
+from configs.sampling import BY_NAME, MAX_LOGPROB_TOKENS, MAX_LOGPROBS, out_of_range
 from worker.device.staging import Part, StepSlot
 from worker.errors import PlanError
 from worker.sampling.adjustments.allowed_tokens import AllowedTokens, AllowedTokensTable
@@ -135,6 +135,8 @@ class RowSampling:
     choice: int = 0
     # Number of most likely tokens to return beside the chosen one's logprob; None: no logprobs.
     num_logprobs: int | None = None
+    # Tokens whose logprobs are returned in the place of the most likely ones: int64, distinct, num_logprobs of them.
+    listed: np.ndarray | None = None
     # Applied to its logits before temperature, in order.
     adjustments: tuple[Adjustment, ...] = ()
 
@@ -151,7 +153,8 @@ def resolve_sampling(row: int, choice: int, new: NewRow) -> RowSampling:
         raise PlanError(
             f"new_rows: row {row} has sampling.{parameter.name}={value:g}; {low:g} to {parameter.high:g} is valid"
         )
-    for name in ("logprobs", "prompt_logprobs"):
+    listed = _listed(row, new) if sampling.logprob_token_ids and sampling.HasField("logprobs") else None
+    for name in ("logprobs", "prompt_logprobs") if listed is None else ("prompt_logprobs",):
         if (count := getattr(sampling, name)) > MAX_LOGPROBS:
             raise PlanError(f"new_rows: row {row} has sampling.{name}={count}; 0 to {MAX_LOGPROBS} is valid")
     return RowSampling(
@@ -163,5 +166,21 @@ def resolve_sampling(row: int, choice: int, new: NewRow) -> RowSampling:
         seed=sampling.seed,
         choice=choice,
         num_logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        listed=listed,
         adjustments=adjustments_of(new),
     )
+
+
+def _listed(row: int, new: NewRow) -> np.ndarray:
+    """Raises PlanError."""
+    listed = np.array(new.sampling.logprob_token_ids, np.int64)
+    if len(listed) != new.sampling.logprobs or len(np.unique(listed)) < len(listed) or len(listed) > MAX_LOGPROB_TOKENS:
+        raise PlanError(
+            f"new_rows: row {row} has {len(listed)} sampling.logprob_token_ids; sampling.logprobs distinct ones, up to "
+            f"{MAX_LOGPROB_TOKENS}, are valid"
+        )
+    if listed.max() >= new.vocab_size:
+        raise PlanError(
+            f"new_rows: sampling.logprob_token_ids names token {listed.max()}; vocab_size is {new.vocab_size}"
+        )
+    return listed

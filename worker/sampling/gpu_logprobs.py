@@ -21,11 +21,18 @@ class LogprobTensors:
     top_QK: torch.Tensor  # float32
 
 
-def write_logprobs(logits_QV: torch.Tensor, chosen_Q: torch.Tensor, into: LogprobTensors, first: int) -> None:
+def write_logprobs(
+    logits_QV: torch.Tensor,
+    chosen_Q: torch.Tensor,
+    into: LogprobTensors,
+    first: int,
+    listed_QK: torch.Tensor | None = None,
+) -> None:
     """Writes for each position the logprob and rank of its chosen token, and the most likely tokens (ties in order of
     id), to the entries from `first` on.
 
-    logits_QV: any float dtype; rows that are not finite give meaningless numbers. chosen_Q: int64.
+    logits_QV: any float dtype; rows that are not finite give meaningless numbers. chosen_Q: int64. listed_QK: int64,
+    tokens to write in the place of the most likely ones; -1: none.
     """
     count, vocab_size = logits_QV.shape
     num_top = into.top_ids_QK.shape[1]
@@ -45,5 +52,7 @@ def write_logprobs(logits_QV: torch.Tensor, chosen_Q: torch.Tensor, into: Logpro
         keys_QV += torch.arange(vocab_size - 1, -1, -1, device=logits_QV.device)
         top_keys_QK = keys_QV.topk(num_top, dim=1).values
         top_ids_QK = vocab_size - 1 - (top_keys_QK & 0xFFFFFFFF)
+        if listed_QK is not None:
+            top_ids_QK = torch.where(listed_QK >= 0, listed_QK, top_ids_QK)
         into.top_ids_QK[place] = top_ids_QK
         into.top_QK[place] = logits_QV.gather(1, top_ids_QK) - totals_Q1

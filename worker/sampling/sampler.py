@@ -96,7 +96,10 @@ def _sample_logits(
         failed_N=failed_N,
         logprobs={
             i: token_logprobs(
-                own.get(i, scores.logits_LV[scored_N[i]]), int(token_ids_N[i]), int(state.logprobs_R[rows_N[i]])
+                own.get(i, scores.logits_LV[scored_N[i]]),
+                int(token_ids_N[i]),
+                int(state.logprobs_R[rows_N[i]]),
+                state.listed.get(int(rows_N[i])),
             )
             for i in np.flatnonzero(asked_N & ~failed_N).tolist()
         },

@@ -20,6 +20,8 @@ class SamplingState:
         self.filters = Filters(num_rows)
         self.logprobs_R = np.full(num_rows, NO_LOGPROBS, np.int64)
         self.prompt_logprobs_R = np.full(num_rows, NO_LOGPROBS, np.int64)
+        # By row: tokens whose logprobs come in the place of the most likely ones.
+        self.listed: dict[int, np.ndarray] = {}
         self._adjustments: list[tuple[Adjustment, ...]] = [()] * num_rows
         # Rows with adjustments.
         self.adjusts_R = np.zeros(num_rows, np.bool_)
@@ -47,6 +49,8 @@ class SamplingState:
         self.filters.add(resolved)
         self.logprobs_R[row] = NO_LOGPROBS if resolved.num_logprobs is None else resolved.num_logprobs
         self.prompt_logprobs_R[row] = sampling.prompt_logprobs if scores_prompt else NO_LOGPROBS
+        if resolved.listed is not None:
+            self.listed[row] = resolved.listed
         self._adjustments[row] = resolved.adjustments
         self.adjusts_R[row] = bool(resolved.adjustments)
         if resolved.temperature > 0 or resolved.adjustments or resolved.num_logprobs is not None:
@@ -68,6 +72,7 @@ class SamplingState:
         """Frees the memory of the row's adjustments, and removes the row from the sets."""
         self._adjustments[row] = ()
         self.adjusts_R[row] = False
+        self.listed.pop(row, None)
         self._demanding_rows.discard(row)
         self._scoring_rows.discard(row)
 

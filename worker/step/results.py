@@ -163,6 +163,8 @@ class BegunStep:
     num_drafts_N: np.ndarray | None
     # NO_LOGPROBS: the row wants none.
     num_logprobs_N: np.ndarray
+    # Rows whose logprobs are those of listed tokens.
+    listing_rows: frozenset[int]
     prompts: Sequence[ScoredPrompt]
     # Sequences freed by this step's plan: neither this step nor later ones name them.
     freed_sequences: Sequence[int]
@@ -189,7 +191,8 @@ class BegunStep:
         for i in np.flatnonzero((self.num_logprobs_N != NO_LOGPROBS) & ~failed_N).tolist():
             for turn, token_id in enumerate(outputs.tokens_ND1[i, : outputs.counts_N[i]].tolist()):
                 entry = entries[int(first_N[i]) + turn]
-                yield _entry(logprobs, entry, token_id, int(self.num_logprobs_N[i]))
+                is_ranked = int(self.rows_N[i]) not in self.listing_rows
+                yield _entry(logprobs, entry, token_id, int(self.num_logprobs_N[i]), is_ranked=is_ranked)
 
     def _prompt_logprobs(self, logprobs: Logprobs) -> Iterator[step_pb2.RowPromptLogprobs]:
         first = 0
@@ -203,7 +206,9 @@ class BegunStep:
                 yield step_pb2.RowPromptLogprobs(sequence=prompt.sequence, frame=frame)
 
 
-def _entry(logprobs: Logprobs, entry: int, token_id: int, num_top: int) -> inference_pb2.TokenLogprobs:
+def _entry(
+    logprobs: Logprobs, entry: int, token_id: int, num_top: int, *, is_ranked: bool = True
+) -> inference_pb2.TokenLogprobs:
     """Makes one message. num_top: what this row asked for; the arrays are as wide as the largest request."""
     return logprobs_message(
         token_id,
@@ -211,4 +216,5 @@ def _entry(logprobs: Logprobs, entry: int, token_id: int, num_top: int) -> infer
         int(logprobs.ranks[entry]),
         logprobs.top_ids_K[entry, :num_top].tolist(),
         logprobs.top_K[entry, :num_top].tolist(),
+        is_ranked=is_ranked,
     )

@@ -31,6 +31,7 @@ REQUESTS = (
             n=2, max_tokens=4, min_tokens=1, seed=7, stop=["ab", "\n\n"], stop_token_ids=[9], logit_bias={5: 1.0},
             logprobs=2, prompt_logprobs=1, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.1, temperature=0.7,
             allowed_token_ids=[5, 6], bad_words=["no"], bad_word_token_ids=[pb.TokenIds(ids=[8, 9])],
+            logprob_token_ids=[5, 7],
         ),
         cache_salt="salt", session_key="session", priority=1,
     ),

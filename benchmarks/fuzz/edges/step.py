@@ -140,6 +140,7 @@ class Plans:
                 temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=3, logprobs=2, prompt_logprobs=1,
                 repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5, logit_bias={3: 1.0}, min_tokens=2,
                 stop_token_ids=[4], allowed_token_ids=[5, 6], bad_word_token_ids=[TokenIds(ids=[7, 8])],
+                logprob_token_ids=[5, 9],
             ),
         )  # fmt: skip
         decode = pb.StepPlan(epoch=1, step=step, previous_digest=digest, decode_rows=b"\0\0")

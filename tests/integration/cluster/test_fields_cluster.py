@@ -61,6 +61,26 @@ def test_only_allowed_tokens_appear(cluster: tuple[Client, httpx.Client]) -> Non
         client.chat(QUESTION, SamplingParams(min_tokens=1, allowed_token_ids=client.model().eos_token_ids))
 
 
+def test_logprobs_of_listed_tokens(cluster: tuple[Client, httpx.Client]) -> None:
+    client, http = cluster
+    cities = {text: smollm2_tokenizer().encode(text)[0] for text in ("London", "Paris", "Rome")}
+    ids = list(cities.values())
+    prompt = "Paris or Rome?"
+    full = client.generate(prompt, SamplingParams(temperature=0, max_tokens=3, logprobs=20))
+    listed = client.generate(prompt, SamplingParams(temperature=0, max_tokens=3, logprob_token_ids=[*ids, ids[0]]))
+    for each, its in zip(listed.choices[0].logprobs, full.choices[0].logprobs, strict=True):
+        assert each.chosen == its.chosen
+        assert [top.token_id for top in each.top] == ids
+        known = {top.token_id: top.logprob for top in its.top}
+        assert all(known.get(top.token_id, top.logprob) == top.logprob for top in each.top)
+        assert all(top.logprob < 0 for top in each.top)
+    shown = _chat(http, max_tokens=2, logprobs=True, logprob_token_ids=ids)["logprobs"]["content"]
+    for each in shown:
+        names = [top["token"] for top in each["top_logprobs"]]
+        assert names[0] == each["token"]
+        assert set(names) == {each["token"], *cities}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -72,6 +92,9 @@ def test_only_allowed_tokens_appear(cluster: tuple[Client, httpx.Client]) -> Non
         ({"bad_words": ["a", ""]}, "bad_words"),
         ({"bad_words": ["  "]}, "bad_words"),
         ({"bad_words": ["a"] * 129}, "bad_words"),
+        ({"logprob_token_ids": [5]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [10**6], "logprobs": 1}, "logprob_token_ids"),
+        ({"logprob_token_ids": [5] * 129, "logprobs": 1}, "logprob_token_ids"),
     ],
 )
 def test_bad_values_are_refused_by_name(cluster: tuple[Client, httpx.Client], body: dict[str, Any], param: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from configs.options import Options
 from octavo.local.engine import Engine
 from protos import inference_pb2, step_pb2
-from protos.inference_pb2 import SamplingParams
+from protos.inference_pb2 import SamplingParams, TokenIds
 from tests.fakes.fake_model import POISON, logits_after
 from tests.fakes.fake_runner import fake_runner
 from tests.fakes.gpu.fake_gpu_runner import fake_gpu_runner
@@ -26,7 +26,14 @@ REQUESTS = [
     ([9, 8], SamplingParams(temperature=0.7, seed=7, top_k=5, min_p=0.05, min_tokens=6, logit_bias={50: 3.0}, n=2)),
     ([40, POISON, 41], SamplingParams(temperature=0.5, seed=8, logprobs=1)),
     ([60, 61, 62, 63], SamplingParams(temperature=0.0)),
-]
+    (
+        [30, 31],
+        SamplingParams(
+            temperature=1.0, seed=9, n=2, allowed_token_ids=range(30, 34), logprobs=3, logprob_token_ids=[70, 9, 31],
+            bad_word_token_ids=[TokenIds(ids=[31, 32]), TokenIds(ids=[33, 33]), TokenIds(ids=[30, 32, 30])],
+        ),
+    ),
+]  # fmt: skip
 STEPS_IN_FLIGHT = 2
 
 Mode = Literal["recompute", "swap"]

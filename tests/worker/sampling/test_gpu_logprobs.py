@@ -22,11 +22,18 @@ def test_equals_are_ordered_by_id() -> None:
         torch.zeros(7, 9, dtype=torch.int32),
         torch.full((7, 9), torch.nan),
     )
-    write_logprobs(logits_QV, torch.tensor(chosen), into, 1)
+    # The fourth lists tokens.
+    listed = [250, 3, 12]
+    listed_QK = torch.full((5, 9), -1)
+    listed_QK[3, :3] = torch.tensor(listed)
+    write_logprobs(logits_QV, torch.tensor(chosen), into, 1, listed_QK)
     assert into.chosen_Q[[0, 6]].isnan().all()
     for i, token in enumerate(chosen):
-        expected = token_logprobs(logits_QV[i].float().numpy(), token, 9)
+        expected = token_logprobs(logits_QV[i].float().numpy(), token, 9, np.array(listed) if i == 3 else None)
+        count = len(expected.top)
+        assert count == (3 if i == 3 else 9)
+        assert all((entry.rank == 0) == (i == 3) for entry in expected.top)
         assert into.ranks_Q[i + 1] == expected.chosen.rank
-        assert into.top_ids_QK[i + 1].tolist() == [entry.token_id for entry in expected.top]
-        np.testing.assert_allclose(into.top_QK[i + 1], [entry.logprob for entry in expected.top], atol=1e-6)
+        assert into.top_ids_QK[i + 1, :count].tolist() == [entry.token_id for entry in expected.top]
+        np.testing.assert_allclose(into.top_QK[i + 1, :count], [entry.logprob for entry in expected.top], atol=1e-6)
         np.testing.assert_allclose(into.chosen_Q[i + 1], expected.chosen.logprob, atol=1e-6)

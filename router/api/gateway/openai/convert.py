@@ -47,6 +47,13 @@ def completion_messages(request: CompletionRequest, request_id: str) -> list[pb.
             raise BadRequestError("echo and logprobs with use_beam_search: leave one of them out", param="echo")
     elif best_of > request.n:
         logprobs = logprobs or 0
+    if request.logprob_token_ids:
+        if request.logprobs is None:
+            raise BadRequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
+        if request.echo and request.max_tokens == 0:
+            raise BadRequestError(
+                "logprob_token_ids with echo and max_tokens=0: there are no output tokens", param="logprob_token_ids"
+            )
     if request.echo and request.logprobs is not None:
         prompt_logprobs = max(request.logprobs, prompt_logprobs or 0)
     messages = []
@@ -77,6 +84,8 @@ def chat_message(request: ChatCompletionRequest, request_id: str) -> pb.Generate
     """Raises BadRequestError."""
     if request.top_logprobs and not request.logprobs:
         raise BadRequestError(f"top_logprobs={request.top_logprobs} needs logprobs=true", param="top_logprobs")
+    if request.logprob_token_ids and not request.logprobs:
+        raise BadRequestError("logprob_token_ids needs logprobs=true", param="logprob_token_ids")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     message = _message(request, request_id, request.n, logprobs, request.prompt_logprobs)
     if request.max_completion_tokens is not None:
@@ -185,7 +194,9 @@ def _message(
         sampling.max_tokens = 1
     _in_range(list(request.logit_bias), "logit_bias")
     sampling.logit_bias.update(request.logit_bias)
-    if logprobs is not None:
+    if request.logprob_token_ids:
+        sampling.logprob_token_ids.extend(_in_range(request.logprob_token_ids, "logprob_token_ids"))
+    elif logprobs is not None:
         sampling.logprobs = _in_range([logprobs], "logprobs")[0]
     if prompt_logprobs is not None:
         sampling.prompt_logprobs = _in_range([prompt_logprobs], "prompt_logprobs")[0]

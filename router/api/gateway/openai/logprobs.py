@@ -12,7 +12,7 @@ def chat_logprobs(logprobs: Sequence[pb.TokenLogprobs], *, as_ids: bool = False)
     def one(token: pb.TokenLogprob) -> dict[str, Any]:
         return {"token": _name(token, as_ids), "logprob": token.logprob, "bytes": list(token.token)}
 
-    return {"content": [{**one(each.chosen), "top_logprobs": [one(top) for top in each.top]} for each in logprobs]}
+    return {"content": [{**one(each.chosen), "top_logprobs": list(map(one, _shown(each)))} for each in logprobs]}
 
 
 def completion_logprobs(
@@ -26,7 +26,7 @@ def completion_logprobs(
     return {
         "tokens": [_name(each.chosen, as_ids) for each in logprobs],
         "token_logprobs": [each.chosen.logprob for each in logprobs],
-        "top_logprobs": [{_name(top, as_ids): top.logprob for top in each.top} for each in logprobs],
+        "top_logprobs": [{_name(top, as_ids): top.logprob for top in _shown(each)} for each in logprobs],
         "text_offset": offsets,
     }
 
@@ -61,6 +61,13 @@ def prompt_logprobs(logprobs: Sequence[pb.TokenLogprobs], num_top: int) -> list[
 def text_of(token: pb.TokenLogprob) -> str:
     """The text of a token, with U+FFFD for bytes that are no whole character."""
     return token.token.decode(errors="replace")
+
+
+def _shown(each: pb.TokenLogprobs) -> Sequence[pb.TokenLogprob]:
+    """Returns the tokens beside the chosen one; before listed ones also that one itself, as vLLM does."""
+    if not each.top or each.top[0].rank:
+        return each.top
+    return [each.chosen, *(token for token in each.top if token.token_id != each.chosen.token_id)]
 
 
 def _name(token: pb.TokenLogprob, as_ids: bool) -> str:

@@ -9,6 +9,7 @@ from configs.sampling import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKENS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
     PARAMETERS,
@@ -73,7 +74,6 @@ _COMMON = {
     "guided_regex": refused(_NO_GRAMMAR),
     "guided_choice": refused(_NO_GRAMMAR),
     "guided_grammar": refused(_NO_GRAMMAR),
-    "logprob_token_ids": refused("logprobs are those of the most likely tokens only"),
     "thinking_token_budget": refused("thoughts have no budget of their own: use max_tokens"),
     "repetition_detection": refused("not supported yet; repetition_penalty helps against loops"),
     "watermarking": refused("there are no watermarks"),
@@ -123,6 +123,7 @@ class SamplingRequest(known(_COMMON, create_model("_Numbers", __base__=Fields, *
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     allowed_token_ids: list[int] | None = Field(None, fail_fast=True, max_length=MAX_ALLOWED_TOKENS)
+    logprob_token_ids: list[int] | None = Field(None, fail_fast=True, max_length=MAX_LOGPROB_TOKENS)
     bad_words: list[str] = Field(default_factory=list, fail_fast=True, max_length=MAX_BAD_WORDS)
     skip_special_tokens: bool | None = None
     # The n best outputs of a beam search with n beams; the penalty is part of it.
