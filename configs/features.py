@@ -11,11 +11,12 @@ _OF_FIELDS = {
     "allowed_token_ids": "allowed_token_ids",
     "bad_word_token_ids": "bad_words",
     "logprob_token_ids": "logprob_token_ids",
+    "repetition_detection": "repetition_detection",
 }
 # What a worker of this version honours.
 OF_WORKERS = frozenset({"allowed_token_ids", "bad_words", "logprob_token_ids"})
 # What a scheduler of this version honours by itself, whatever its workers are.
-OF_SCHEDULERS: frozenset[str] = frozenset()
+OF_SCHEDULERS = frozenset({"repetition_detection"})
 
 
 def needed_by(sampling: Any) -> frozenset[str]:

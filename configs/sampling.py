@@ -137,6 +137,8 @@ MAX_ALLOWED_TOKENS = 1024
 # Token sequences, and the tokens of all together. A word of bad_words becomes one sequence or two.
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
+# The scheduler compares each token with so many before it.
+MAX_PATTERN_SIZE = 1024
 # A token's bias is between -LARGEST_LOGIT_BIAS and LARGEST_LOGIT_BIAS.
 LARGEST_LOGIT_BIAS = 100
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         Superseded,
         Unavailable,
     )
-    from octavo.client.requests import SamplingParams
+    from octavo.client.requests import RepetitionDetection, SamplingParams
     from octavo.client.results import (
         Choice,
         Delta,
@@ -83,7 +83,7 @@ _MODULES = {
         "Tokenized",
         "Usage",
     ),
-    "octavo.client.requests": ("SamplingParams",),
+    "octavo.client.requests": ("RepetitionDetection", "SamplingParams"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -111,6 +111,7 @@ __all__ = [
     "PositionLogprobs",
     "PromptScored",
     "ProtocolError",
+    "RepetitionDetection",
     "RequestNotFound",
     "SamplingParams",
     "ServerError",

@@ -4,12 +4,22 @@ import json
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypedDict
 
 from octavo.client.errors import InvalidRequest
 from protos import inference_pb2 as pb
 from runtime.telemetry.tracing import TRACEPARENT, valid_traceparent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepetitionDetection:
+    """Ends an output that repeats a pattern of min_pattern_size to max_pattern_size tokens min_count times."""
+
+    max_pattern_size: int
+    min_pattern_size: int = 1
+    min_count: int
+
 
 _LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids")
 
@@ -38,6 +48,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    repetition_detection: RepetitionDetection | None = None
     allowed_token_ids: Sequence[int] = ()
     bad_words: Sequence[str] = ()
     bad_word_token_ids: Sequence[Sequence[int]] = ()
@@ -60,6 +71,8 @@ class SamplingParams:
                     message.stop.extend([value] if isinstance(value, str) else value)
                 elif each.name in _LISTS:
                     getattr(message, each.name).extend(value)
+                elif isinstance(value, RepetitionDetection):
+                    message.repetition_detection.CopyFrom(pb.RepetitionDetection(**asdict(value)))
                 elif each.name == "bad_word_token_ids":
                     message.bad_word_token_ids.extend(pb.TokenIds(ids=sequence) for sequence in value)
                 else:
@@ -79,6 +92,9 @@ class SamplingParams:
             value = getattr(message, each.name)
             if each.name == "logit_bias":
                 value = dict(value)
+            elif each.name == "repetition_detection":
+                names = (each.name for each in fields(RepetitionDetection))
+                value = RepetitionDetection(**{name: getattr(value, name) for name in names})
             elif each.name == "bad_word_token_ids":
                 value = tuple(tuple(sequence.ids) for sequence in value)
             elif each.name == "stop" or each.name in _LISTS:

@@ -14,6 +14,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     # max_tokens or max_model_len.
     LENGTH = "length"
+    # The output repeats itself: repetition_detection.
+    REPETITION = "repetition"
     CANCELLED = "cancelled"
     ERROR = "error"
 
@@ -21,6 +23,7 @@ class FinishReason(StrEnum):
 FINISH_REASONS = {
     pb.FINISH_REASON_STOP: FinishReason.STOP,
     pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    pb.FINISH_REASON_REPETITION: FinishReason.REPETITION,
     pb.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
     pb.FINISH_REASON_ERROR: FinishReason.ERROR,
 }

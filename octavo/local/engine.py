@@ -10,8 +10,8 @@ from octavo.client.errors import InvalidRequest
 from protos import inference_pb2 as pb
 from protos import step_pb2
 from scheduler.core.core import Core
-from scheduler.core.messages import ChoiceStart, GroupRequest, Plan, SequenceEnd, SequenceKey, StepOutputs, StopRules
-from scheduler.ranks.step_wire import GroupSampling, StepCodec
+from scheduler.core.messages import ChoiceStart, GroupRequest, Plan, SequenceEnd, SequenceKey, StepOutputs
+from scheduler.ranks.step_wire import GroupSampling, StepCodec, stop_rules
 from scheduler.settings import core_settings
 from worker.step.runner import PendingResult, StepRunner
 
@@ -94,12 +94,7 @@ class Engine:
             request_id=str(group),
             prompt_token_ids=tuple(prompt_token_ids),
             choices=tuple(ChoiceStart(choice=i) for i in range(sampling.n)),
-            stop=StopRules(
-                max_tokens=sampling.max_tokens,
-                min_tokens=sampling.min_tokens,
-                stop_token_ids=frozenset(sampling.stop_token_ids),
-                ignore_eos=sampling.ignore_eos,
-            ),
+            stop=stop_rules(sampling),
             sampling=GroupSampling(sampling, group=group, first_choice=0),
             bypass_prefix_cache=sampling.HasField("prompt_logprobs"),
         )

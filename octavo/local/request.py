@@ -18,6 +18,7 @@ from scheduler.core.messages import FinishReason, SequenceEnd
 _WIRE_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.REPETITION: pb.FINISH_REASON_REPETITION,
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
 }
 

@@ -14,6 +14,7 @@ from configs.sampling import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROB_TOKENS,
     MAX_LOGPROBS,
+    MAX_PATTERN_SIZE,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
@@ -24,6 +25,7 @@ from protos.inference_pb2 import (
     ChatPrompt,
     GenerateRequest,
     ModelInfo,
+    RepetitionDetection,
     Resume,
     SamplingParams,
 )
@@ -54,6 +56,10 @@ def resolve_sampling(
         resolved.seed = pick_seed()
     if not resolved.HasField("max_tokens"):
         resolved.max_tokens = max_model_len - num_prompt_tokens
+    if resolved.repetition_detection.max_pattern_size:
+        resolved.repetition_detection.min_pattern_size = max(resolved.repetition_detection.min_pattern_size, 1)
+    else:
+        resolved.ClearField("repetition_detection")
     if listed := list(dict.fromkeys(resolved.logprob_token_ids)):
         resolved.logprob_token_ids[:] = listed
         resolved.logprobs = len(listed)
@@ -128,6 +134,7 @@ def check_sampling(sampling: SamplingParams) -> None:
         raise InvalidRequest(
             f"sampling.min_tokens={sampling.min_tokens}: use at most max_tokens, which is {sampling.max_tokens}"
         )
+    _check_repetition(sampling.repetition_detection)
     listed = sampling.logprob_token_ids
     if len(listed) > MAX_LOGPROB_TOKENS:
         raise InvalidRequest(f"sampling.logprob_token_ids has {len(listed)} entries: use at most {MAX_LOGPROB_TOKENS}")
@@ -269,6 +276,17 @@ def check_stop_tokens(sampling: SamplingParams) -> None:
         raise InvalidRequest(
             f"sampling.stop_token_ids has {len(sampling.stop_token_ids)} entries: use at most {MAX_STOP_TOKENS}"
         )
+
+
+def _check_repetition(detection: RepetitionDetection) -> None:
+    longest, shortest, count = detection.max_pattern_size, detection.min_pattern_size, detection.min_count
+    field = "sampling.repetition_detection"
+    if longest > MAX_PATTERN_SIZE:
+        raise InvalidRequest(f"{field}.max_pattern_size={longest}: use at most {MAX_PATTERN_SIZE}, or 0 for off")
+    if shortest > longest:
+        raise InvalidRequest(f"{field}.min_pattern_size={shortest}: use at most max_pattern_size, which is {longest}")
+    if longest and count < 2:
+        raise InvalidRequest(f"{field}.min_count={count}: use at least 2")
 
 
 def _check_input(request: GenerateRequest) -> None:

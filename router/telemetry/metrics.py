@@ -213,6 +213,7 @@ VLLM_NAMES = {
 _FINISHED_REASONS = {
     "stop": "stop",
     "length": "length",
+    "repetition": "repetition",
     "cancelled": "abort",
     "deadline_exceeded": "abort",
     "aborted": "abort",

@@ -56,6 +56,15 @@ class CoreSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepetitionRule:
+    """An output ends if it ends with a pattern of so many tokens, at least min_count (2 or more) times in a row."""
+
+    min_pattern_size: int
+    max_pattern_size: int
+    min_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRules:
     """The rules by which token ids end a sequence. Counts of output tokens include resumed ones."""
 
@@ -63,6 +72,7 @@ class StopRules:
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    repetition: RepetitionRule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +117,7 @@ class Rejection:
 class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"
     CANCELLED = "cancelled"
     ERROR = "error"
 

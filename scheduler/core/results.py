@@ -70,7 +70,10 @@ class Results:
                 i: logprobs[generation] for i, generation in enumerate(generations) if generation in logprobs
             }
         # Most tokens end nothing: the stop rules are checked only for those that might.
-        ending = (state.end_tokens.among(token_ids) | full).nonzero()[0]
+        may_end = state.end_tokens.among(token_ids) | full
+        if decodes.num_watched:
+            may_end |= decodes.watched(selection)
+        ending = may_end.nonzero()[0]
         if len(ending):
             for sequence in decodes.at(ending if isinstance(selection, slice) else selection[ending]):
                 self._end_if_it_should(sequence, outputs.ends, now)

@@ -18,10 +18,11 @@ import msgspec
 
 from runtime.wire import octavo_version
 from scheduler.core.snapshot import Snapshot
-from scheduler.recording.records import FORMAT_VERSION, AnyRecord, Call, Origin, RecordingError
+from scheduler.recording.records import FORMAT_VERSION, READABLE_VERSIONS, AnyRecord, Call, Origin, RecordingError
 
 _MARK = b"octavo trace "
 FIRST_LINE = _MARK + b"%d\n" % FORMAT_VERSION
+_FIRST_LINES = {_MARK + b"%d\n" % version for version in READABLE_VERSIONS}
 # The record's length in bytes, a checksum of that length, and a checksum of the record. Without the first checksum, a
 # changed length would look like a file that was cut off.
 _HEAD = struct.Struct("<IHI")
@@ -90,7 +91,7 @@ class RecordingFile:
 
     def _check_first_line(self) -> None:
         line = self._file.readline(64)
-        if line == FIRST_LINE:
+        if line in _FIRST_LINES:
             return
         if not self.size:
             raise RecordingError(f"{self.path} is empty: the scheduler that made it had no workers yet")

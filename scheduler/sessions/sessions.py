@@ -43,6 +43,7 @@ _MAX_TEXT = 1024
 _REASONS = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+    FinishReason.REPETITION: inference_pb2.FINISH_REASON_REPETITION,
     FinishReason.CANCELLED: inference_pb2.FINISH_REASON_CANCELLED,
     FinishReason.ERROR: inference_pb2.FINISH_REASON_ERROR,
 }

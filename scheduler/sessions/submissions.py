@@ -5,11 +5,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from configs.sampling import MAX_BAD_WORD_TOKENS, MAX_LOGPROB_TOKENS, out_of_range
+from configs.sampling import MAX_BAD_WORD_TOKENS, MAX_LOGPROB_TOKENS, MAX_PATTERN_SIZE, out_of_range
 from protos import inference_pb2, scheduler_pb2
 from runtime.telemetry.tracing import valid_traceparent
-from scheduler.core.messages import ChoiceStart, GroupRequest, StopRules
-from scheduler.ranks.step_wire import GroupSampling
+from scheduler.core.messages import ChoiceStart, GroupRequest
+from scheduler.ranks.step_wire import GroupSampling, stop_rules
 from scheduler.sessions.commands import CancelGroup, Command, EndUnsentChoices, RefuseGroup, SubmitGroup
 from scheduler.sessions.sessions import MAX_ROUTER_GROUP, group_number
 
@@ -146,12 +146,7 @@ class Intake:
             request_id=submit.request_id,
             prompt_token_ids=prompt,
             choices=tuple(choices),
-            stop=StopRules(
-                max_tokens=sampling.max_tokens,
-                min_tokens=sampling.min_tokens,
-                stop_token_ids=frozenset(sampling.stop_token_ids),
-                ignore_eos=sampling.ignore_eos,
-            ),
+            stop=stop_rules(sampling),
             sampling=GroupSampling(sampling, group=group, first_choice=choices[0].choice),
             bypass_prefix_cache=sampling.HasField("prompt_logprobs"),
             priority=submit.priority,
@@ -230,6 +225,15 @@ class Intake:
 
 def _why_not_sampled(sampling: inference_pb2.SamplingParams) -> str | None:
     """The sampling parameter that would make a worker fail, and all its sequences with it. Routers check more."""
+    repetition = sampling.repetition_detection
+    if sampling.HasField("repetition_detection") and not (
+        1 <= repetition.min_pattern_size <= repetition.max_pattern_size <= MAX_PATTERN_SIZE and repetition.min_count > 1
+    ):
+        return (
+            f"sampling.repetition_detection has patterns of {repetition.min_pattern_size} to "
+            f"{repetition.max_pattern_size} tokens and min_count={repetition.min_count}: 1 to {MAX_PATTERN_SIZE}, and "
+            "at least 2, are valid"
+        )
     listed = sampling.logprob_token_ids
     if listed and not len(set(listed)) == len(listed) == sampling.logprobs <= MAX_LOGPROB_TOKENS:
         return (

@@ -6,7 +6,7 @@ that ends there, so a read of a wrong slot is detected.
 
 from dataclasses import dataclass
 
-from scheduler.core.messages import FinishReason, GroupRequest, StopRules
+from scheduler.core.messages import FinishReason, GroupRequest, RepetitionRule, StopRules
 
 VOCAB_SIZE = 13
 
@@ -47,6 +47,15 @@ def logprobs_of(token_id: int) -> object:
     return ("logprobs of", token_id)
 
 
+def repeats_itself(tokens: list[int], rule: RepetitionRule) -> bool:
+    """The definition of repetition_detection."""
+    for length in range(rule.min_pattern_size, rule.max_pattern_size + 1):
+        size = length * rule.min_count
+        if len(tokens) >= size and tokens[-size:] == tokens[-length:] * rule.min_count:
+            return True
+    return False
+
+
 def generate(
     prompt: tuple[int, ...],
     output: tuple[int, ...],
@@ -68,6 +77,8 @@ def generate(
                 return Output(tokens, FinishReason.STOP, None)
         if len(tokens) >= stop.max_tokens:
             return Output(tokens, FinishReason.LENGTH, None)
+        if tokens and len(tokens) >= stop.min_tokens and stop.repetition and repeats_itself(tokens, stop.repetition):
+            return Output(tokens, FinishReason.REPETITION, None)
         tokens.append(next_token(digest, sampling, choice))
         digest = extend_digest(digest, tokens[-1])
 

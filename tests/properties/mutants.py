@@ -176,14 +176,20 @@ MUTANTS = [
     ),
     # --- Ends
     _mutant(
-        "min-tokens-ignored", "core.state.request", "num_output_tokens >= stop.min_tokens", "num_output_tokens >= 1",
+        "min-tokens-ignored", "core.state.request",
+        "if num_output_tokens and num_output_tokens >= stop.min_tokens", "if num_output_tokens",
         "an end-of-sequence token ends a request too early",
     ),
     _mutant(
         "one-token-too-many", "core.state.request",
-        "(FinishReason.LENGTH, None) if num_output_tokens >= stop.max_tokens",
-        "(FinishReason.LENGTH, None) if num_output_tokens > stop.max_tokens",
+        "if num_output_tokens >= stop.max_tokens",
+        "if num_output_tokens > stop.max_tokens",
         "a sequence gets one token more than max_tokens",
+    ),
+    _mutant(
+        "repetitions-unseen", "core.state.decodes",
+        "self.num_watched += sequence.repetition is not None", "self.num_watched += False",
+        "an output that repeats itself goes on",
     ),
     _mutant(
         "end-tokens-unseen", "core.state.decodes", "            self._mask[token] = True\n", "",

@@ -31,6 +31,7 @@ FEATURES = [
     "ended by its own stop token",
     "ended within its drafts",
     "ended: length",
+    "ended: repetition",
     "ended: stop",
     "failed",
     "forgotten by the workers",

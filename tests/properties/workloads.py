@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, StopRules
+from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, RepetitionRule, StopRules
 from tests.fakes.model import VOCAB_SIZE, FakeSampling
 
 EOS = frozenset({0})
@@ -43,6 +43,10 @@ def random_settings(choose: Random, changes: Mapping[str, object]) -> CoreSettin
         "max_finished_timelines": choose.choice([0, 3, 1000]),
     }
     return CoreSettings(**(settings | dict(changes)))  # type: ignore[arg-type]
+
+
+# Patterns of up to three tokens, twice.
+REPETITION = RepetitionRule(min_pattern_size=1, max_pattern_size=3, min_count=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +121,6 @@ class Workload:
             min_tokens=choose.choice([0, 0, min(5, max_tokens)]),
             stop_token_ids=frozenset(choose.sample(range(VOCAB_SIZE), choose.randint(0, 2)) if has_stops else ()),
             ignore_eos=not has_stops or choose.random() < 0.5,
+            # Tokens repeat by chance.
+            repetition=REPETITION if max_tokens % 3 == 0 else None,
         )

@@ -312,7 +312,7 @@ class World:
             sequence = self.live.pop(end.key)
             sequence.is_live = False
             assert end.num_cached_tokens == sequence.num_cached_tokens
-            if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            if end.reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION):
                 assert sequence.tokens == sequence.expected.token_ids
                 assert end.stop_token_id == sequence.expected.stop_token_id
             else:

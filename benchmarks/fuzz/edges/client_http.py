@@ -25,6 +25,7 @@ _COMPLETION: dict[str, Any] = {
     "model": "test-model", "prompt": "Hello there", "max_tokens": 2, "n": 2, "stream": False, "stop": ["a", "b"],
     "logit_bias": {"5": 1.5}, "seed": 7, "logprobs": 2, "temperature": 0.5, "echo": True, "min_tokens": 1,
     "allowed_token_ids": [5, 6], "bad_words": ["no", " never"], "logprob_token_ids": [5],
+    "repetition_detection": {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 3},
     "prompt_logprobs": 1, "return_token_ids": True, "truncate_prompt_tokens": 5, "truncation_side": "left",
     "add_special_tokens": True, "best_of": 2, "request_id": "", "session_id": "s", "stream_interval": 2,
     "return_tokens_as_token_ids": True, "unknown": 1, "use_beam_search": False, "length_penalty": 0.5,

@@ -31,7 +31,7 @@ REQUESTS = (
             n=2, max_tokens=4, min_tokens=1, seed=7, stop=["ab", "\n\n"], stop_token_ids=[9], logit_bias={5: 1.0},
             logprobs=2, prompt_logprobs=1, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.1, temperature=0.7,
             allowed_token_ids=[5, 6], bad_words=["no"], bad_word_token_ids=[pb.TokenIds(ids=[8, 9])],
-            logprob_token_ids=[5, 7],
+            logprob_token_ids=[5, 7], repetition_detection=pb.RepetitionDetection(max_pattern_size=4, min_count=3),
         ),
         cache_salt="salt", session_key="session", priority=1,
     ),
@@ -99,7 +99,7 @@ async def small_cluster(directory: Path, **options: Any) -> AsyncIterator[SmallC
     scheduler = FakeScheduler(
         socket_address(directory, "one"),
         model=model_info(max_model_len=MAX_MODEL_LEN),
-        features=features.OF_WORKERS,
+        features=features.OF_WORKERS | features.OF_SCHEDULERS,
         likely=lambda _: _LIKELY,
     )
     async with running_schedulers(scheduler), running_router([scheduler.address], **options) as (router, _):

@@ -66,7 +66,7 @@ class Decodes:
 
     def __init__(self, num_rows: int, block_size: int, max_steps_in_flight: int) -> None:
         self.block_size = block_size
-        self._columns = np.zeros((11, num_rows), np.int64)
+        self._columns = np.zeros((12, num_rows), np.int64)
         # Views of the columns. Tokens are counted from the beginning of the prompt.
         (
             self._row,
@@ -86,6 +86,8 @@ class Decodes:
             self._capacity,
             # Start of its row in `_tail`.
             self._tail_start,
+            # 1 if each of its tokens may end the sequence, because of a repetition.
+            self._watched,
         ) = self._columns
         # The latest tokens of each row, stored at their position modulo the width: those sampled since the last
         # `settle`, which happens at least once a block, and those that were in flight then.
@@ -99,6 +101,8 @@ class Decodes:
         self._indexed_version = -1
         # Read only for callers.
         self.sequences: list[Sequence] = []
+        # Mostly 0.
+        self.num_watched = 0
         # Grows with every sequence that is added or removed.
         self.version = 0
 
@@ -133,7 +137,9 @@ class Decodes:
             num_prompt_tokens + sequence.max_tokens,
             len(sequence.block_ids) * self.block_size,
             sequence.row * self._tail_width,
+            sequence.repetition is not None,
         )
+        self.num_watched += sequence.repetition is not None
         self.sequences.insert(index, sequence)
         sequence.is_decoding = True
         self.version += 1
@@ -145,6 +151,7 @@ class Decodes:
         columns = self._columns
         columns[:, index : end - 1] = columns[:, index + 1 : end]
         del self.sequences[index]
+        self.num_watched -= sequence.repetition is not None
         sequence.is_decoding = False
         self.version += 1
 
@@ -154,6 +161,7 @@ class Decodes:
             self.settle(sequence)
             sequence.is_decoding = False
         self.sequences = []
+        self.num_watched = 0
         self.version += 1
 
     def settle(self, sequence: Sequence) -> None:
@@ -286,6 +294,10 @@ class Decodes:
             self._known[selection] = known
         return known >= self._limit[selection]
 
+    def watched(self, selection: Selection) -> np.ndarray:
+        """Mask of the sequences that any token may end."""
+        return self._watched[selection] != 0
+
     def append_one(self, sequence: Sequence, token_id: int) -> None:
         index = self._index(sequence)
         self.append(slice(index, index + 1), np.array([token_id], np.int32))
@@ -307,9 +319,11 @@ class Decodes:
             column = self._columns[:, index].tolist()
             expected = [sequence.row, sequence.generation, *sequence.key, sequence.num_prompt_tokens]
             assert column[:5] == expected, "a column belongs to another sequence"
-            computed, planned, known, limit, capacity, tail_start = column[5:]
+            computed, planned, known, limit, capacity, tail_start, watched = column[5:]
+            assert watched == (sequence.repetition is not None)
             assert tail_start == sequence.row * self._tail_width
             assert known == sequence.num_tokens
             assert known <= planned == computed + 1
             assert planned <= limit == sequence.num_prompt_tokens + sequence.max_tokens
             assert computed <= capacity == len(sequence.block_ids) * self.block_size
+        assert self.num_watched == sum(sequence.repetition is not None for sequence in self.sequences)

@@ -5,6 +5,7 @@ from enum import Enum
 
 from runtime.block_hashes import token_bytes
 from scheduler.core.messages import ChoiceStart, FinishReason, GroupRequest, SequenceEnd, SequenceKey
+from scheduler.core.state.repetition import RepetitionWatch
 
 # Sorts sequences for running, waiting and preemption: the policy's order of the group, then the choice's index in it.
 Order = tuple[float, int, int]
@@ -70,7 +71,7 @@ class Sequence:
         "block_hashes", "block_ids", "choice", "drafts", "end_token_ids", "generation", "group", "host_blocks",
         "is_decoding", "key", "last_step", "max_tokens", "num_cached_tokens", "num_computed_tokens",
         "num_prompt_tokens", "num_published_blocks", "num_swapped_tokens", "num_tokens_when_preempted", "order",
-        "output_token_ids", "row", "status",
+        "output_token_ids", "repetition", "row", "status",
     )  # fmt: skip
 
     def __init__(self, group: Group, start: ChoiceStart, order: Order) -> None:
@@ -84,6 +85,8 @@ class Sequence:
         # Copies of two stop rules, for fast access in a step.
         self.end_token_ids = group.end_token_ids
         self.max_tokens = group.request.stop.max_tokens
+        rule = group.request.stop.repetition
+        self.repetition = None if rule is None else RepetitionWatch(rule)
         # Counts the tokens of steps in flight as computed.
         self.num_computed_tokens = 0
         # Prompt tokens found in the prefix cache when it first ran.
@@ -154,7 +157,11 @@ class Sequence:
             if last in self.end_token_ids:
                 is_eos = last not in stop.stop_token_ids
                 return FinishReason.STOP, None if is_eos else last
-        return (FinishReason.LENGTH, None) if num_output_tokens >= stop.max_tokens else None
+        if num_output_tokens >= stop.max_tokens:
+            return FinishReason.LENGTH, None
+        if self.repetition is not None and num_output_tokens >= stop.min_tokens:
+            return (FinishReason.REPETITION, None) if self.repetition.is_repeating(self.output_token_ids) else None
+        return None
 
     def end(self, reason: FinishReason, stop_token_id: int | None = None, *, message: str = "") -> SequenceEnd:
         """The end that the core reports to its callers."""

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from octavo import Client, InvalidRequest, SamplingParams
+from octavo import Client, FinishReason, InvalidRequest, RepetitionDetection, SamplingParams
 from tests.fakes.routers import smollm2_tokenizer
 from tests.support.ports import free_port
 from tests.support.up import Up
@@ -81,6 +81,21 @@ def test_logprobs_of_listed_tokens(cluster: tuple[Client, httpx.Client]) -> None
         assert set(names) == {each["token"], *cities}
 
 
+def test_an_output_that_repeats_itself_ends(cluster: tuple[Client, httpx.Client]) -> None:
+    client, http = cluster
+    paris = smollm2_tokenizer().encode("Paris")
+    rule = RepetitionDetection(max_pattern_size=3, min_count=4)
+    sampling = SamplingParams(temperature=0, max_tokens=50, allowed_token_ids=paris, repetition_detection=rule)
+    (choice,) = client.chat(QUESTION, sampling).choices
+    assert (choice.token_ids, choice.finish_reason) == (tuple(paris * 4), FinishReason.REPETITION)
+    asked = {"max_pattern_size": 2, "min_pattern_size": 2, "min_count": 3}
+    shown = _chat(http, max_tokens=50, min_tokens=5, allowed_token_ids=paris, repetition_detection=asked)
+    assert (shown["message"]["content"], shown["finish_reason"]) == ("Paris" * 6, "repetition")
+    assert shown["stop_reason"] == "repetition_detected"
+    off = _chat(http, max_tokens=9, allowed_token_ids=paris, repetition_detection={"max_pattern_size": 0})
+    assert off["finish_reason"] == "length"
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -92,6 +107,11 @@ def test_logprobs_of_listed_tokens(cluster: tuple[Client, httpx.Client]) -> None
         ({"bad_words": ["a", ""]}, "bad_words"),
         ({"bad_words": ["  "]}, "bad_words"),
         ({"bad_words": ["a"] * 129}, "bad_words"),
+        ({"repetition_detection": {"max_pattern_size": 1025, "min_count": 2}}, "repetition_detection"),
+        ({"repetition_detection": {"max_pattern_size": 2, "min_count": 1}}, "repetition_detection"),
+        ({"repetition_detection": {"max_pattern_size": 1, "min_pattern_size": 2}}, "repetition_detection"),
+        ({"repetition_detection": {"max_pattern_size": -1}}, "repetition_detection"),
+        ({"repetition_detection": 3}, "repetition_detection"),
         ({"logprob_token_ids": [5]}, "logprob_token_ids"),
         ({"logprob_token_ids": [10**6], "logprobs": 1}, "logprob_token_ids"),
         ({"logprob_token_ids": [5] * 129, "logprobs": 1}, "logprob_token_ids"),

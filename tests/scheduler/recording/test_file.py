@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import logging
 import os
+import struct
 from pathlib import Path
 from random import Random
 
@@ -99,7 +100,7 @@ def test_where_a_trace_is_damaged_is_said_with_what_was_equal_before(tmp_path: P
         (b"", "is empty: the scheduler that made it had no workers yet"),
         (b"{}\n", "is not a trace"),
         (b"\x80\x04\x95" * 100, "is not a trace"),
-        (b"octavo trace 99\n", "is a trace of format 99; this is Octavo with format 2"),
+        (b"octavo trace 99\n", "is a trace of format 99; this is Octavo with format 3"),
         (b"octavo trace x\n", "is not a trace"),
         (FIRST_LINE, "ends before its first snapshot"),
     ],
@@ -155,3 +156,25 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(
     (warning,) = caplog.messages
     assert "the trace ends here" in warning
     assert "No space left on device" in warning
+
+
+def test_a_trace_of_the_format_before_replays_to_the_same_plans(tmp_path: Path, trace: Path):
+    """Its requests know no rule about repetitions."""
+    (whole,) = replay([trace])
+    old = tmp_path / "old.trace"
+    content, at, num_requests = trace.read_bytes(), len(FIRST_LINE), 0
+    with old.open("wb") as file:
+        file.write(b"octavo trace 2\n")
+        while at < len(content):
+            (size,) = struct.unpack_from("<I", content, at)
+            head = struct.calcsize("<IHI")
+            record = msgspec.msgpack.decode(content[at + head : at + head + size])
+            if record[0] == "submit" and record[2]["stop"]["repetition"] is None:
+                del record[2]["stop"]["repetition"]
+                num_requests += 1
+            file.write(frame(record))
+            at += head + size
+    (replayed,) = replay([old])
+    assert replayed.difference is None
+    assert replayed.num_plans == whole.num_plans
+    assert num_requests > 3

@@ -41,7 +41,7 @@ def test_a_file_that_is_full_goes_on_in_another_that_replays_by_itself(tmp_path:
     path, before = tmp_path / "run.trace", tmp_path / "run.trace.1"
     num_steps = record(path, num_requests=60, max_bytes=10_000).num_plans
     # A file's bound is max_bytes, or twice its snapshot if that is more.
-    assert max(path.stat().st_size, before.stat().st_size) < 30_000
+    assert max(path.stat().st_size, before.stat().st_size) < 40_000
     alone = [replay([each])[0] for each in (before, path)]
     assert [each.difference for each in alone] == [None, None]
     assert alone[0].origin.number + 1 == alone[1].origin.number > 2

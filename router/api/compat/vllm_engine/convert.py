@@ -97,6 +97,7 @@ def _number(given: vllm.SamplingParams, parameter: Parameter) -> Any:
 _FINISH_REASONS = {
     pb.FINISH_REASON_STOP: "stop",
     pb.FINISH_REASON_LENGTH: "length",
+    pb.FINISH_REASON_REPETITION: "repetition",
     pb.FINISH_REASON_CANCELLED: "abort",
     pb.FINISH_REASON_ERROR: "error",
 }

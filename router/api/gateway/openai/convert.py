@@ -185,6 +185,8 @@ def _message(
         if not request.allowed_token_ids:
             raise BadRequestError("allowed_token_ids is empty: give at least one", param="allowed_token_ids")
         sampling.allowed_token_ids.extend(_in_range(request.allowed_token_ids, "allowed_token_ids"))
+    if request.repetition_detection is not None:
+        sampling.repetition_detection.CopyFrom(pb.RepetitionDetection(**request.repetition_detection.model_dump()))
     for name in _SAMPLING:
         value = getattr(request, name)
         if value is not None:

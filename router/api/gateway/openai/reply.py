@@ -9,7 +9,11 @@ from router.api.gateway.errors import body_of
 from router.api.gateway.openai.form import Form
 from router.errors import Internal
 
-_FINISHES = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
+_FINISHES = {
+    pb.FINISH_REASON_STOP: "stop",
+    pb.FINISH_REASON_LENGTH: "length",
+    pb.FINISH_REASON_REPETITION: "repetition",
+}
 
 
 class TokenTable(Protocol):
@@ -30,6 +34,8 @@ def finish_of(chunk: pb.Chunk) -> str | None:
 
 def stop_reason(finish: pb.Finish) -> str | int | None:
     """Returns vLLM's stop_reason: the string or the token id that ended the output."""
+    if finish.reason == pb.FINISH_REASON_REPETITION:
+        return "repetition_detected"
     which = finish.WhichOneof("stop")
     return None if which is None else getattr(finish, which)
 

@@ -46,6 +46,12 @@ class ResponseFormat(Fields):
     type: Literal["text"]
 
 
+class RepetitionDetection(Fields):
+    max_pattern_size: int = Field(0, ge=0, lt=2**32)
+    min_pattern_size: int = Field(0, ge=0, lt=2**32)
+    min_count: int = Field(0, ge=0, lt=2**32)
+
+
 def _number(parameter: Parameter) -> tuple[object, Any]:
     """Returns a parameter's type and default as a field. The router checks its range later."""
     bounds: dict[str, Any] = {"ge": -(2**31), "lt": 2**31} if parameter.kind is int else {}
@@ -75,7 +81,6 @@ _COMMON = {
     "guided_choice": refused(_NO_GRAMMAR),
     "guided_grammar": refused(_NO_GRAMMAR),
     "thinking_token_budget": refused("thoughts have no budget of their own: use max_tokens"),
-    "repetition_detection": refused("not supported yet; repetition_penalty helps against loops"),
     "watermarking": refused("there are no watermarks"),
     "return_weight_versions": refused("weights have no versions"),
     "return_token_offsets": refused("use return_token_ids, or logprobs for each token's text"),
@@ -124,6 +129,7 @@ class SamplingRequest(known(_COMMON, create_model("_Numbers", __base__=Fields, *
     ignore_eos: bool = False
     allowed_token_ids: list[int] | None = Field(None, fail_fast=True, max_length=MAX_ALLOWED_TOKENS)
     logprob_token_ids: list[int] | None = Field(None, fail_fast=True, max_length=MAX_LOGPROB_TOKENS)
+    repetition_detection: RepetitionDetection | None = None
     bad_words: list[str] = Field(default_factory=list, fail_fast=True, max_length=MAX_BAD_WORDS)
     skip_special_tokens: bool | None = None
     # The n best outputs of a beam search with n beams; the penalty is part of it.
