@@ -13,8 +13,10 @@ _OF_FIELDS = {
     "logprob_token_ids": "logprob_token_ids",
     "repetition_detection": "repetition_detection",
 }
+# A beam search that needs more logprobs than earlier workers return: they fail at more than 20.
+WIDE_SEARCH = "beam_search.width"
 # What a worker of this version honours.
-OF_WORKERS = frozenset({"allowed_token_ids", "bad_words", "logprob_token_ids"})
+OF_WORKERS = frozenset({"allowed_token_ids", "bad_words", "logprob_token_ids", WIDE_SEARCH})
 # What a scheduler of this version honours by itself, whatever its workers are.
 OF_SCHEDULERS = frozenset({"repetition_detection"})
 
@@ -26,6 +28,7 @@ def needed_by(sampling: Any) -> frozenset[str]:
 
 
 def named(features: frozenset[str]) -> str:
-    """Returns the features as errors name them: as fields of `sampling`, the first of which begins the text."""
+    """Returns the features as errors name them: as fields, the first of which begins the text."""
     first, *others = sorted(features)
-    return f"sampling.{first} is set" + (f", with {', '.join(others)}" if others else "")
+    field = first if first == WIDE_SEARCH else f"sampling.{first}"
+    return f"{field} is set" + (f", with {', '.join(others)}" if others else "")

@@ -62,6 +62,7 @@ class Options(
             )
         self._check_prefills()
         self._check_model_len()
+        self._check_logprobs()
         return self
 
     @property

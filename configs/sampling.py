@@ -124,10 +124,14 @@ BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 FROM_MODEL = tuple(parameter for parameter in PARAMETERS if parameter.from_model)
 
 MAX_CHOICES = 64
-MAX_LOGPROBS = 20
 # Beams of a beam search, and the bound of its length_penalty, up or down.
 MAX_BEAM_WIDTH = 32
 LARGEST_LENGTH_PENALTY = 10
+# The default of option max_logprobs, which replicas that announce none have; and its highest value: 49 KB a position
+# with the tokens' text, of which a step may have thousands.
+MAX_LOGPROBS, MOST_LOGPROBS = 20, 1024
+# In a uint32: logprobs of all tokens.
+ALL_LOGPROBS = 2**32 - 1
 MAX_LOGPROB_TOKENS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024

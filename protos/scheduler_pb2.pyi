@@ -149,20 +149,22 @@ class CacheCleared(_message.Message):
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "replica_id", "epoch", "model", "max_num_seqs", "features")
+    __slots__ = ("protocol_version", "replica_id", "epoch", "model", "max_num_seqs", "features", "max_logprobs")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     replica_id: str
     epoch: int
     model: _inference_pb2.ModelInfo
     max_num_seqs: int
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_version: _Optional[int] = ..., replica_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
+    max_logprobs: int
+    def __init__(self, protocol_version: _Optional[int] = ..., replica_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., max_logprobs: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_queued_tokens", "workers_ready", "draining", "last_group", "refused_priority", "refused_tenants", "last_step", "step_seconds", "step_tokens", "step_context_tokens")

@@ -50,7 +50,7 @@ class Probe(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "octavo_version", "rank", "world_size", "model", "block_size", "max_num_seqs", "max_num_batched_tokens", "pid", "instance", "store_address")
+    __slots__ = ("protocol_version", "octavo_version", "rank", "world_size", "model", "block_size", "max_num_seqs", "max_num_batched_tokens", "pid", "instance", "store_address", "max_logprobs")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     OCTAVO_VERSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class Hello(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     octavo_version: str
     rank: int
@@ -73,7 +74,8 @@ class Hello(_message.Message):
     pid: int
     instance: int
     store_address: str
-    def __init__(self, protocol_version: _Optional[int] = ..., octavo_version: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., model: _Optional[str] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., pid: _Optional[int] = ..., instance: _Optional[int] = ..., store_address: _Optional[str] = ...) -> None: ...
+    max_logprobs: int
+    def __init__(self, protocol_version: _Optional[int] = ..., octavo_version: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., model: _Optional[str] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., pid: _Optional[int] = ..., instance: _Optional[int] = ..., store_address: _Optional[str] = ..., max_logprobs: _Optional[int] = ...) -> None: ...
 
 class Reset(_message.Message):
     __slots__ = ("epoch", "rendezvous", "scheduler")

@@ -19,6 +19,8 @@ class RoutingHints:
     tenant: str = ""
     # Features that the replica must have (configs.features).
     features: frozenset[str] = frozenset()
+    # Its max_logprobs must be as high.
+    num_logprobs: int = 0
 
 
 class RequestTrace:
@@ -69,6 +71,8 @@ class Request:
     deadline: float | None = None
     # Those that it needs of a replica (configs.features).
     features: frozenset[str] = frozenset()
+    # Logprobs that it wants beside a token, at most.
+    num_logprobs: int = 0
     resume: pb.Resume | None = None
     # Resolved. None: tokens are drawn one after the other.
     beam_search: pb.BeamSearch | None = None
@@ -94,6 +98,7 @@ class Request:
             priority=self.priority,
             tenant=self.tenant,
             features=self.features,
+            num_logprobs=self.num_logprobs,
         )
 
 

@@ -142,6 +142,7 @@ def _hello(options: Options, rank: int, instance: int) -> step_pb2.Hello:
         block_size=options.block_size,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
+        max_logprobs=options.max_logprobs,
         pid=os.getpid(),
         instance=instance,
     )

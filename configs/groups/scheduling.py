@@ -6,6 +6,10 @@ from pydantic import BaseModel
 
 from configs.groups.field import SCHEDULING, option
 from configs.groups.parallel import MOST_STEPS_IN_FLIGHT, default_steps_in_flight
+from configs.sampling import MAX_LOGPROBS, MOST_LOGPROBS
+
+# A worker's result is at most 64 MiB (runtime.wire.STEP_MESSAGE_BYTES), and a logprob takes 19 bytes of it.
+_RESULT_BYTES, _LOGPROB_BYTES = 60 * 2**20, 20
 
 
 class SchedulingOptions(BaseModel):
@@ -18,6 +22,14 @@ class SchedulingOptions(BaseModel):
         "Token budget of one step. Decodes come first; what is left goes to prefills, the last of which is chunked.",
         ge=1,
         le=1_048_576,
+    )
+    max_logprobs: int = option(
+        SCHEDULING,
+        MAX_LOGPROBS,
+        "Most likely tokens that a request may have the logprobs of, at each position of its output or prompt. All "
+        "tokens of the vocabulary, -1 in a request, are allowed if they are no more than that.",
+        ge=1,
+        le=MOST_LOGPROBS,
     )
     enable_chunked_prefill: bool = option(
         SCHEDULING,
@@ -85,6 +97,16 @@ class SchedulingOptions(BaseModel):
         "Prompt tokens that may wait in one replica; more are refused with RESOURCE_EXHAUSTED.",
         ge=1,
     )
+
+    def _check_logprobs(self) -> None:
+        """Raises ValueError."""
+        most = _RESULT_BYTES // (_LOGPROB_BYTES * self.max_num_batched_tokens) - 1
+        if self.max_logprobs > max(most, MAX_LOGPROBS):
+            raise ValueError(
+                f"max_logprobs={self.max_logprobs} with max_num_batched_tokens={self.max_num_batched_tokens}: the "
+                f"logprobs of one step may not fit into a message; give at most {max(most, MAX_LOGPROBS)}, or fewer "
+                "tokens"
+            )
 
     def _check_prefills(self) -> None:
         """Raises ValueError."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypedDict
 
+from configs.sampling import ALL_LOGPROBS
 from octavo.client.errors import InvalidRequest
 from protos import inference_pb2 as pb
 from runtime.telemetry.tracing import TRACEPARENT, valid_traceparent
@@ -69,6 +70,8 @@ class SamplingParams:
                     message.logit_bias.update(value)
                 elif each.name == "stop":
                     message.stop.extend([value] if isinstance(value, str) else value)
+                elif each.name in ("logprobs", "prompt_logprobs") and value == -1:
+                    setattr(message, each.name, ALL_LOGPROBS)
                 elif each.name in _LISTS:
                     getattr(message, each.name).extend(value)
                 elif isinstance(value, RepetitionDetection):

@@ -31,6 +31,7 @@ class LLM:
         resolved = load_options(flags=options | ({"model": model} if model else {}))
         self._tokenizer = Tokenizer(tokenizer_directory(resolve_model(resolved.model), resolved.tokenizer))
         self._engine = build_engine(resolved)
+        self._max_logprobs = resolved.max_logprobs
         self._groups = itertools.count(1)
 
     @property
@@ -67,7 +68,7 @@ class LLM:
 
     def _request(self, prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions) -> LocalRequest:
         message = generate_request(prompt, sampling, options)
-        return LocalRequest(message, self._engine.model, self._tokenizer)
+        return LocalRequest(message, self._engine.model, self._tokenizer, max_logprobs=self._max_logprobs)
 
     def _compute(self, requests: Sequence[LocalRequest]) -> list[Generation]:
         """Computes requests. In any case, none of them stays in the engine."""

@@ -9,7 +9,7 @@ from protos import scheduler_pb2
 from router.errors import RequestError
 from router.intake import validation
 from router.intake.bans import ban, check_bans
-from router.intake.validation import resolve_sampling
+from router.intake.validation import resolve_logprobs, resolve_sampling
 from router.streams.choices import new_choices
 from router.text.chat_template import TemplateError
 from router.text.tokenizer import Tokenizer
@@ -26,8 +26,10 @@ _WIRE_REASONS = {
 class LocalRequest:
     """The router's handling of a stream, without the wire: the same checks, defaults, text and stop strings."""
 
-    def __init__(self, message: pb.GenerateRequest, model: pb.ModelInfo, tokenizer: Tokenizer) -> None:
-        """Raises InvalidRequest."""
+    def __init__(
+        self, message: pb.GenerateRequest, model: pb.ModelInfo, tokenizer: Tokenizer, *, max_logprobs: int
+    ) -> None:
+        """max_logprobs: the option. Raises InvalidRequest."""
         try:
             validation.check_request(message)
             check_bans(message.sampling)
@@ -39,6 +41,7 @@ class LocalRequest:
                 num_prompt_tokens=len(self.prompt_token_ids),
                 max_model_len=model.max_model_len,
             )
+            resolve_logprobs(self.sampling, model.vocab_size, max_logprobs)
             ban(self.sampling, tokenizer.encode_bad_words(message.sampling.bad_words), model)
         except (RequestError, TemplateError) as error:
             raise InvalidRequest(str(error)) from None

@@ -6,18 +6,19 @@ import time
 from collections.abc import AsyncIterator
 
 from configs import features
+from configs.sampling import MAX_LOGPROBS
 from protos import inference_pb2 as pb
 from router.errors import DeadlineExceeded, Draining, InvalidRequest, NoReplica, RequestError, UnknownRequest
 from router.intake import validation
 from router.intake.admission import Admission
 from router.intake.bans import ban, check_bans
-from router.intake.validation import resolve_sampling, truncated
+from router.intake.validation import resolve_logprobs, resolve_sampling, truncated
 from router.replicas.broadcast import broadcast_cancel
 from router.replicas.dispatcher import Dispatcher
 from router.replicas.migrations import Migration, Migrations
 from router.replicas.replica_set import ReplicaSet
 from router.request import EndedRequest, Request, RequestTrace
-from router.search.checks import check_room, check_search, num_streams, resolve_search
+from router.search.checks import check_room, check_search, num_needed, num_streams, resolve_search
 from router.search.stream import SearchStream, Turns
 from router.security.held import release
 from router.security.identity import caller
@@ -196,10 +197,14 @@ class Intake:
             num_prompt_tokens=len(prompt_token_ids),
             max_model_len=model.max_model_len,
         )
+        num_logprobs = resolve_logprobs(sampling, model.vocab_size, self._replicas.max_logprobs)
         ban(sampling, bad_words, model)
         search = resolve_search(message)
         if search is not None:
             check_room(search, sampling, model)
+        needed = features.needed_by(sampling)
+        if search is not None and num_needed(search, sampling, model) > MAX_LOGPROBS:
+            needed |= {features.WIDE_SEARCH}
         identity = caller()
         return Request(
             request_id=message.request_id,
@@ -215,7 +220,8 @@ class Intake:
             cache_salt=identity.scoped_salt(message.cache_salt),
             session_key=message.session_key,
             deadline=deadline,
-            features=features.needed_by(sampling),
+            features=needed,
+            num_logprobs=num_logprobs,
             resume=message.resume if message.HasField("resume") else None,
             beam_search=search,
             trace=trace,

@@ -8,12 +8,12 @@ import re
 from collections.abc import Sequence
 
 from configs.sampling import (
+    ALL_LOGPROBS,
     FROM_MODEL,
     LARGEST_LOGIT_BIAS,
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
     MAX_LOGPROB_TOKENS,
-    MAX_LOGPROBS,
     MAX_PATTERN_SIZE,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
@@ -79,6 +79,26 @@ def truncated(token_ids: list[int], request: GenerateRequest, max_model_len: int
     return token_ids[:most] if request.truncation_side == TRUNCATION_SIDE_RIGHT else token_ids[-most:]
 
 
+def resolve_logprobs(resolved: SamplingParams, vocab_size: int, max_logprobs: int) -> int:
+    """Puts numbers in the place of ALL_LOGPROBS. Returns the most logprobs that a replica must be able to return beside
+    a token. max_logprobs: that of the replica that has most. Raises InvalidRequest."""
+    most = 0
+    for name in ("prompt_logprobs",) if resolved.logprob_token_ids else ("logprobs", "prompt_logprobs"):
+        count = getattr(resolved, name)
+        if count == ALL_LOGPROBS:
+            if vocab_size > max_logprobs:
+                raise InvalidRequest(
+                    f"sampling.{name}=-1 asks for all {vocab_size} tokens: max_logprobs={max_logprobs} allows 0 to "
+                    f"{max_logprobs}"
+                )
+            count = vocab_size
+            setattr(resolved, name, count)
+        if count > max_logprobs:
+            raise InvalidRequest(f"sampling.{name}={count}: use 0 to {max_logprobs}, the option max_logprobs")
+        most = max(most, count)
+    return most
+
+
 MAX_CHAT_MESSAGES = 16_384
 # Bytes that a template gets besides the messages' text: mostly definitions of tools.
 MAX_TEMPLATE_ARGUMENTS_BYTES = 2**20
@@ -142,9 +162,6 @@ def check_sampling(sampling: SamplingParams) -> None:
         raise InvalidRequest(
             f"sampling.logprobs={sampling.logprobs}: leave it unset, because logprob_token_ids says which ones"
         )
-    for name in ("prompt_logprobs",) if listed else ("logprobs", "prompt_logprobs"):
-        if getattr(sampling, name) > MAX_LOGPROBS:
-            raise InvalidRequest(f"sampling.{name}={getattr(sampling, name)}: use 0 to {MAX_LOGPROBS}")
     _check_stops(sampling)
     if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
         raise InvalidRequest(

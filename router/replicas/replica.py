@@ -11,8 +11,9 @@ import grpc
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]
 
+from configs.sampling import MAX_LOGPROBS
 from protos.inference_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_ERROR
-from protos.scheduler_pb2 import Open, RouterMessage, SchedulerMessage
+from protos.scheduler_pb2 import Open, RouterMessage, SchedulerMessage, Welcome
 from protos.scheduler_pb2_grpc import SchedulerStub
 from router.replicas.connection import ENDED_HERE, Connection
 from router.replicas.health.breaker import Breaker, Progress
@@ -20,6 +21,7 @@ from router.replicas.health.pace import Pace, State
 from router.replicas.health.silence import Silence
 from router.replicas.policies.prefix_index import PrefixIndex
 from router.replicas.session import Session, SessionError, check_welcome
+from router.request import RoutingHints
 from router.telemetry.metrics import RouterMetrics
 from runtime.wire import PROTOCOL_VERSION
 
@@ -64,8 +66,9 @@ class Replica:
         # Its entry in scheduler_addresses.
         self.address = address
         self.session: Session | None = None
-        # Features of its latest Welcome (configs.features), kept while there is no Session.
+        # Features (configs.features) and max_logprobs of its latest Welcome, kept while there is no Session.
         self.features: frozenset[str] = frozenset()
+        self.max_logprobs = MAX_LOGPROBS
         self.breaker = Breaker()
         self.pace = pace
         metrics.replica_pace.labels(address).set_function(lambda: pace.state)
@@ -208,7 +211,7 @@ class Replica:
                     was = self.usable, self.ready
                     session.receive(message)
                     if message.HasField("welcome"):
-                        self.features = frozenset(message.welcome.features)
+                        self._note_abilities(message.welcome)
                     if self._prefix_index is not None:
                         self._prefix_index.resize(self.number, session.welcome.model.num_blocks)
                         self._prefix_index.apply(self.number, message.cache_events)
@@ -235,12 +238,19 @@ class Replica:
 
     def _open(self, session: Session) -> None:
         self.session, self._progress = session, Progress(self._options.stall_timeout)
-        self.features = frozenset(session.welcome.features)
+        self._note_abilities(session.welcome)
         model = session.welcome.model
         if self._prefix_index is not None:
             self._prefix_index.add(self.number, block_size=model.block_size, max_blocks=model.num_blocks)
         log.info("%s serves %s (%s, fingerprint %s)", self.address, model.name, model.dtype, model.fingerprint[:12])
         self._note_change()
+
+    def _note_abilities(self, welcome: Welcome) -> None:
+        self.features, self.max_logprobs = frozenset(welcome.features), welcome.max_logprobs or MAX_LOGPROBS
+
+    def can(self, hints: RoutingHints) -> bool:
+        """Returns True if it has the features that a request needs."""
+        return hints.features <= self.features and hints.num_logprobs <= self.max_logprobs
 
     def _close(self, session: Session, cause: str) -> None:
         self.session, self._cause = None, cause

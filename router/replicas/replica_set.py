@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from configs.features import named
+from configs.sampling import MAX_LOGPROBS
 from protos.inference_pb2 import ModelInfo
 from router.errors import MissingFeature, NoReplica
 from router.replicas.health.pace import Pace, PaceSettings, State
@@ -56,6 +57,11 @@ class ReplicaSet:
         return self._model
 
     @property
+    def max_logprobs(self) -> int:
+        """The highest that a replica allows."""
+        return max(replica.max_logprobs for replica in self.replicas)
+
+    @property
     def num_ready(self) -> int:
         return sum(replica.ready for replica in self.replicas)
 
@@ -86,8 +92,8 @@ class ReplicaSet:
         """Returns the Session to submit to, of a replica of `fingerprint` if there is one. Raises NoReplica, or
         MissingFeature if none is known to have the features that the request needs."""
         usable = [replica for replica in self.replicas if replica.usable and replica.session not in exclude]
-        if hints.features:
-            usable = self._able(usable, hints.features)
+        if hints.features or hints.num_logprobs > MAX_LOGPROBS:
+            usable = self._able(usable, hints)
         if not usable:
             raise NoReplica(f"no replica is ready: {self.describe()}; try again in a few seconds")
         equal = [replica for replica in usable if fingerprint and replica.fingerprint == fingerprint]
@@ -107,7 +113,7 @@ class ReplicaSet:
             each
             for each in among
             if each.ready
-            and hints.features <= each.features
+            and each.can(hints)
             and each.breaker.allows(now)
             and fingerprint in ("", each.fingerprint)
             and not (each.session is not None and each.session.refuses(hints.priority, hints.tenant))
@@ -115,11 +121,12 @@ class ReplicaSet:
         fast = [each for each in candidates if each.pace.state is State.FULL]
         return self._choose(fast or candidates, hints) if candidates else None
 
-    def _able(self, usable: Sequence[Replica], needed: frozenset[str]) -> list[Replica]:
+    def _able(self, usable: Sequence[Replica], hints: RoutingHints) -> list[Replica]:
         """Returns the replicas that have these features. Raises MissingFeature if there are replicas, but none had them
         when it was there last."""
-        able = [replica for replica in usable if needed <= replica.features]
-        if usable and not any(needed <= replica.features for replica in self.replicas):
+        able = [replica for replica in usable if replica.can(hints)]
+        if usable and not any(replica.can(hints) for replica in self.replicas):
+            needed = hints.features or frozenset({"logprobs"})
             raise MissingFeature(f"{named(needed)}: no replica here can do that; update one, or leave it unset")
         return able
 

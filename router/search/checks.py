@@ -50,12 +50,18 @@ def check_room(search: pb.BeamSearch, sampling: pb.SamplingParams, model: pb.Mod
             f"sampling.max_tokens={sampling.max_tokens} with beam_search.width={search.width}: use at most {most}, or "
             "a smaller width"
         )
-    num_ends = len(sampling.stop_token_ids) + len(model.eos_token_ids)
-    if search.width + num_ends > model.vocab_size:
+    needed = num_needed(search, sampling, model)
+    if needed > model.vocab_size:
+        num_ends = needed - search.width
         raise InvalidRequest(
             f"beam_search.width={search.width}: this model has {model.vocab_size} tokens, {num_ends} of which may end "
             "an output; use a smaller width"
         )
+
+
+def num_needed(search: pb.BeamSearch, sampling: pb.SamplingParams, model: pb.ModelInfo) -> int:
+    """Returns the most tokens of which the logprobs are asked for at each position of a beam."""
+    return search.width + len(sampling.stop_token_ids) + len(model.eos_token_ids)
 
 
 def resolve_search(message: pb.GenerateRequest) -> pb.BeamSearch | None:

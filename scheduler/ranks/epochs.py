@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from configs.options import Options
+from configs.sampling import MAX_LOGPROBS
 from protos import inference_pb2, step_pb2
 
 
@@ -23,6 +24,7 @@ class EpochBegun:
     num_swap_blocks: int = 0
     # What all ranks can do (configs.features).
     features: frozenset[str] = frozenset()
+    max_logprobs: int = MAX_LOGPROBS
     # True if ranks that failed or died ended the previous epoch, not a broken connection.
     after_failure: bool = False
 

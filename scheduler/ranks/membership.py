@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from configs.options import Options
+from configs.sampling import MAX_LOGPROBS
 from protos import inference_pb2, step_pb2
 from runtime.wire import PROTOCOL_VERSION, octavo_version, rank_identity
 from scheduler.ranks.heartbeats import Beat
@@ -36,6 +37,8 @@ class Rank:
     # Host blocks for swapped KV, and features, from its Ready.
     num_swap_blocks: int = 0
     features: frozenset[str] = frozenset()
+    # From its Hello.
+    max_logprobs: int = MAX_LOGPROBS
     # Time of the last sign of life other than heartbeats.
     heard: float = 0.0
     reset_at: float = 0.0
@@ -52,6 +55,7 @@ class Rank:
             pid=hello.pid,
             identity=identity,
             store_address=hello.store_address,
+            max_logprobs=hello.max_logprobs or MAX_LOGPROBS,
             heard=now,
         )
 
@@ -244,6 +248,11 @@ class Membership:
     def num_swap_blocks(self) -> int:
         """The minimum over all ranks."""
         return min(rank.num_swap_blocks for rank in self.ranks.values())
+
+    @property
+    def max_logprobs(self) -> int:
+        """The minimum over all ranks."""
+        return min(rank.max_logprobs for rank in self.ranks.values())
 
     def is_present(self, rank: int) -> bool:
         return rank in self.ranks and self.ranks[rank].is_present

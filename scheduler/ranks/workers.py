@@ -339,6 +339,7 @@ class Workers:
                 model=membership.model,
                 num_swap_blocks=membership.num_swap_blocks,
                 features=membership.features,
+                max_logprobs=membership.max_logprobs,
                 after_failure=self.epochs.become_ready(),
             )
         )

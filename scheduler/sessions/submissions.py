@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from configs.sampling import MAX_BAD_WORD_TOKENS, MAX_LOGPROB_TOKENS, MAX_PATTERN_SIZE, out_of_range
+from configs.sampling import MAX_BAD_WORD_TOKENS, MAX_LOGPROB_TOKENS, MAX_PATTERN_SIZE, MOST_LOGPROBS, out_of_range
 from protos import inference_pb2, scheduler_pb2
 from runtime.telemetry.tracing import valid_traceparent
 from scheduler.core.messages import ChoiceStart, GroupRequest
@@ -19,8 +19,6 @@ _MAX_REQUEST_ID = 1024
 _MAX_CHOICE = 1023
 # Far beyond what an entry in a file of API keys may have.
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
-# Routers allow clients far fewer; the vocabulary size bounds it in the workers.
-_MAX_LOGPROBS = 1024
 
 
 class ProtocolError(ValueError):
@@ -241,8 +239,8 @@ def _why_not_sampled(sampling: inference_pb2.SamplingParams) -> str | None:
             f"{MAX_LOGPROB_TOKENS}"
         )
     for name in ("prompt_logprobs",) if listed else ("logprobs", "prompt_logprobs"):
-        if (count := getattr(sampling, name)) > _MAX_LOGPROBS:
-            return f"sampling.{name}={count}: give at most {_MAX_LOGPROBS}"
+        if (count := getattr(sampling, name)) > MOST_LOGPROBS:
+            return f"sampling.{name}={count}: give at most {MOST_LOGPROBS}"
     if (wrong := out_of_range(sampling)) is not None:
         parameter, value = wrong
         return f"sampling.{parameter.name}={value}: give {parameter.what_works}"

@@ -242,6 +242,7 @@ class StepLoop(threading.Thread):
             model=model,
             max_num_seqs=self._options.max_num_seqs,
             features=sorted(event.features | features.OF_SCHEDULERS),
+            max_logprobs=min(event.max_logprobs, self._options.max_logprobs),
         )
         self._requests.begin_epoch(core, welcome)
         self._front.workers_changed(model)

@@ -94,8 +94,8 @@ class FakeScheduler:
     refused_tenants: dict[str, int] = field(default_factory=dict)
     workers_ready: bool = True
     draining: bool = False
-    # Announced in its Welcome.
-    features: Collection[str] = ()
+    features: Collection[str] = ()  # in its Welcome
+    max_logprobs: int = 0
     first_token_shift: int = 0
     # None: no TLS.
     credentials: grpc.ServerCredentials | None = None
@@ -169,9 +169,9 @@ class _Servicer(SchedulerServicer):
         async with self._scheduler.changed:
             self._scheduler.changed.notify_all()
         try:
-            welcome = wire.Welcome(protocol_version=PROTOCOL_VERSION, replica_id="fake", epoch=1)
-            welcome.model.CopyFrom(self._scheduler.model)
-            welcome.features.extend(self._scheduler.features)
+            fake = self._scheduler
+            welcome = wire.Welcome(protocol_version=PROTOCOL_VERSION, replica_id="fake", epoch=1, model=fake.model)
+            welcome.MergeFrom(wire.Welcome(features=fake.features, max_logprobs=fake.max_logprobs))
             yield wire.SchedulerMessage(welcome=welcome, load=session.load())
             while True:
                 yield await session.outgoing.get()

@@ -140,7 +140,8 @@ def test_docs_say_how_much_lists_hold() -> None:
         f"| `bad_words` | {table.MAX_BAD_WORDS} strings of 1 to {table.MAX_STOP_CHARS} characters |",
         f"| `bad_word_token_ids` | {table.MAX_BAD_WORDS} sequences, those of `bad_words` included, of "
         f"{table.MAX_BAD_WORD_TOKENS} tokens in all |",
-        f"| `logprobs`, `prompt_logprobs` | {table.MAX_LOGPROBS} |",
+        f"| `logprobs`, `prompt_logprobs` | {table.MAX_LOGPROBS}, or the replicas' `max_logprobs`, which is at most "
+        f"{table.MOST_LOGPROBS} |",
     ):
         assert words in bounds()
 

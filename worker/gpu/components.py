@@ -28,7 +28,13 @@ from worker.step.inputs import PromptScores, StepInputs, TableChanges
 
 
 def worst_step(
-    *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int, vocab_size: int
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    block_size: int,
+    vocab_size: int,
+    max_logprobs: int = MAX_LOGPROBS,
 ) -> StepInputs:
     """Returns the step that takes the most memory: all tokens in all rows, each of which samples with every option of a
     request. It overwrites KV block 1 alone; its results are meaningless."""
@@ -44,7 +50,7 @@ def worst_step(
     last = np.zeros(num_tokens, bool)
     last[query_starts[1:] - 1] = True
     scored = np.flatnonzero(~last).astype(np.int32)
-    scores = PromptScores(tokens_P=scored, targets_P=np.zeros_like(scored), num_top=min(MAX_LOGPROBS, vocab_size))
+    scores = PromptScores(tokens_P=scored, targets_P=np.zeros_like(scored), num_top=min(max_logprobs, vocab_size))
     return StepInputs(
         rows_S=rows,
         query_starts=query_starts,
@@ -53,7 +59,7 @@ def worst_step(
         sampling_N=rows,
         output_positions_N=np.zeros(num_rows, np.int32),
         prompt_scores=scores if len(scored) else None,
-        new_rows=[_every_kind_of_sampling(row, vocab_size) for row in range(num_rows)],
+        new_rows=[_every_kind_of_sampling(row, vocab_size, max_logprobs) for row in range(num_rows)],
         table_changes=TableChanges(
             rows_C=np.repeat(rows, blocks),
             places_C=places.astype(np.int32),
@@ -62,13 +68,15 @@ def worst_step(
     )
 
 
-def _every_kind_of_sampling(row: int, vocab_size: int) -> RowSampling:
+def _every_kind_of_sampling(row: int, vocab_size: int, max_logprobs: int) -> RowSampling:
     numbers: dict[str, Any] = {parameter.name: parameter.example for parameter in PARAMETERS}
+    # Listed tokens, unless more can be asked for without a list.
+    num_listed = min(MAX_LOGPROB_TOKENS, vocab_size) if max_logprobs < MAX_LOGPROB_TOKENS else 0
     sampling = inference_pb2.SamplingParams(
         **numbers,
         seed=row,
-        logprobs=min(MAX_LOGPROB_TOKENS, vocab_size),
-        logprob_token_ids=range(min(MAX_LOGPROB_TOKENS, vocab_size)),
+        logprobs=num_listed or min(max_logprobs, vocab_size),
+        logprob_token_ids=range(num_listed),
         logit_bias={0: 1.0},
         min_tokens=1,
         stop_token_ids=[0],
@@ -143,6 +151,7 @@ class Components:
             max_model_len=self._longest,
             block_size=kv_cache.block_size,
             vocab_size=self._loaded.config.vocab_size,
+            max_logprobs=self._options.max_logprobs,
         )
         engine.begin(inputs).wait()
         engine.reset()

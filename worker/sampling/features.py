@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from configs.sampling import BY_NAME, MAX_LOGPROB_TOKENS, MAX_LOGPROBS, out_of_range
+from configs.sampling import BY_NAME, MAX_LOGPROB_TOKENS, MOST_LOGPROBS, out_of_range
 from worker.device.staging import Part, StepSlot
 from worker.errors import PlanError
 from worker.sampling.adjustments.allowed_tokens import AllowedTokens, AllowedTokensTable
@@ -155,8 +155,8 @@ def resolve_sampling(row: int, choice: int, new: NewRow) -> RowSampling:
         )
     listed = _listed(row, new) if sampling.logprob_token_ids and sampling.HasField("logprobs") else None
     for name in ("logprobs", "prompt_logprobs") if listed is None else ("prompt_logprobs",):
-        if (count := getattr(sampling, name)) > MAX_LOGPROBS:
-            raise PlanError(f"new_rows: row {row} has sampling.{name}={count}; 0 to {MAX_LOGPROBS} is valid")
+        if (count := getattr(sampling, name)) > MOST_LOGPROBS:
+            raise PlanError(f"new_rows: row {row} has sampling.{name}={count}; 0 to {MOST_LOGPROBS} is valid")
     return RowSampling(
         row=row,
         temperature=new.temperature,

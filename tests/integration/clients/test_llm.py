@@ -1,13 +1,15 @@
 """`octavo.LLM` and `octavo bench throughput`, with a tiny model of random weights."""
 
 import json
+import math
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from octavo import LLM, FinishReason, InvalidRequest, SamplingParams
-from tests.support.models.tiny_model import make_tiny_model
+from tests.support.models.tiny_model import VOCAB_SIZE, make_tiny_model
 from tests.support.up import COMMAND, environment
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -112,3 +114,15 @@ def test_the_engine_alone_is_measured(model: Path) -> None:
     assert min(split.values()) > 0, split
     assert sum(split.values()) == pytest.approx(three["profiled_step_ms"], abs=0.01)
     assert {"step_scheduling_ms", "step_forward_ms", "step_sampling_ms", "step_other_ms", "itl_ms_p99"} <= three.keys()
+
+
+def test_logprobs_of_all_tokens_if_the_option_allows_as_many(model: Path, llm: LLM) -> None:
+    everything = SamplingParams(temperature=0, max_tokens=2, logprobs=-1, prompt_logprobs=-1)
+    with pytest.raises(InvalidRequest, match=r"logprobs=-1 asks for all \d+ tokens: max_logprobs=20"):
+        llm.generate("w5 w6", everything)
+    options: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "kv_cache_memory": 0.01, "worker_threads": 1}
+    able = LLM(str(model), max_logprobs=512, **options)
+    (result,) = able.generate("w5 w6", everything)
+    for each in (*result.choices[0].logprobs, *result.prompt_logprobs):
+        assert sorted(top.token_id for top in each.top) == list(range(VOCAB_SIZE))
+        assert sum(math.exp(top.logprob) for top in each.top) == pytest.approx(1, abs=1e-4)

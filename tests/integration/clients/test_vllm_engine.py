@@ -184,7 +184,7 @@ async def test_a_scheduler_that_dies_is_not_noticed(tmp_path: Path) -> None:
         ({"data_parallel_rank": 1}, "data_parallel_rank=1: this router chooses"),
         ({"tokenized": vllm.TokenizedInput()}, "token_ids.ids is empty"),
         ({"sampling_params": vllm.SamplingParams(regex="a+")}, "regex is set: structured outputs"),
-        ({"sampling_params": vllm.SamplingParams(logprobs=-1)}, "logprobs=-1: use 0 to 20"),
+        ({"sampling_params": vllm.SamplingParams(logprobs=-1)}, "logprobs=-1 asks for all 49152 tokens"),
         ({"sampling_params": vllm.SamplingParams(truncate_prompt_tokens=4)}, "truncate_prompt_tokens=4"),
         ({"sampling_params": vllm.SamplingParams(logit_bias={-1: 1.0})}, r"logit_bias\[-1\]"),
         ({"sampling_params": vllm.SamplingParams(temperature=-1.0)}, "temperature=-1: use a number"),

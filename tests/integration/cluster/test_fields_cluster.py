@@ -17,7 +17,7 @@ QUESTION = "What is the capital of France? Answer briefly."
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, httpx.Client]]:
     http_port = free_port()
-    flags = ("--kv-cache-memory=0.1", "--max-num-seqs=4", f"--http-port={http_port}")
+    flags = ("--kv-cache-memory=0.1", "--max-num-seqs=4", "--max-logprobs=64", f"--http-port={http_port}")
     with Up(tmp_path_factory.mktemp("up"), *flags, real=True) as up:
         up.wait_for("serving; Ctrl-C to stop")
         http = httpx.Client(base_url=f"http://localhost:{http_port}", timeout=60)
@@ -81,6 +81,28 @@ def test_logprobs_of_listed_tokens(cluster: tuple[Client, httpx.Client]) -> None
         assert set(names) == {each["token"], *cities}
 
 
+def test_as_many_logprobs_as_max_logprobs_says(cluster: tuple[Client, httpx.Client]) -> None:
+    client, http = cluster
+    scored = client.generate(
+        "Paris or Rome?", SamplingParams(temperature=0, max_tokens=2, logprobs=64, prompt_logprobs=40)
+    )
+    assert [len(each.top) for each in scored.choices[0].logprobs] == [64, 64]
+    assert {len(each.top) for each in scored.prompt_logprobs} == {40}
+    few = client.generate("Paris or Rome?", SamplingParams(temperature=0, max_tokens=2, logprobs=3))
+    assert [each.top[:3] for each in scored.choices[0].logprobs] == [each.top for each in few.choices[0].logprobs]
+    (shown, _) = _chat(http, max_tokens=2, logprobs=True, top_logprobs=50)["logprobs"]["content"]
+    assert len(shown["top_logprobs"]) == 50
+    with pytest.raises(InvalidRequest, match=r"logprobs=-1 asks for all 49152 tokens: max_logprobs=64"):
+        client.generate("Hello", SamplingParams(max_tokens=2, logprobs=-1))
+
+
+def test_a_wide_beam_search_gets_the_logprobs_that_it_needs(cluster: tuple[Client, httpx.Client]) -> None:
+    """More than a request may ask for by default."""
+    client, _ = cluster
+    found = client.generate("Paris or Rome?", SamplingParams(max_tokens=3, n=2), beam_width=24)
+    assert [len(choice.token_ids) for choice in found.choices] == [3, 3]
+
+
 def test_an_output_that_repeats_itself_ends(cluster: tuple[Client, httpx.Client]) -> None:
     client, http = cluster
     paris = smollm2_tokenizer().encode("Paris")
@@ -112,6 +134,10 @@ def test_an_output_that_repeats_itself_ends(cluster: tuple[Client, httpx.Client]
         ({"repetition_detection": {"max_pattern_size": 1, "min_pattern_size": 2}}, "repetition_detection"),
         ({"repetition_detection": {"max_pattern_size": -1}}, "repetition_detection"),
         ({"repetition_detection": 3}, "repetition_detection"),
+        ({"logprobs": 65}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs"),
         ({"logprob_token_ids": [5]}, "logprob_token_ids"),
         ({"logprob_token_ids": [10**6], "logprobs": 1}, "logprob_token_ids"),
         ({"logprob_token_ids": [5] * 129, "logprobs": 1}, "logprob_token_ids"),

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -79,6 +80,35 @@ async def test_streams_wait_for_a_replica_that_can_continue_them(tmp_path: Path)
     assert not _asked(older) & {"r0", "r1", "r2"}
 
 
+async def test_more_logprobs_than_an_older_replica_returns(tmp_path: Path) -> None:
+    older, newer = _fakes(tmp_path)
+    newer.max_logprobs = 64
+
+    def asked(request_id: str, **counts: Any) -> pb.GenerateRequest:
+        return pb.GenerateRequest(
+            prompt="Once", request_id=request_id, sampling=pb.SamplingParams(max_tokens=2, **counts)
+        )
+
+    async with running_schedulers(older, newer), running_router([older.address, newer.address]) as (server, stub):
+        await server.wait_ready()
+        many = {
+            f"{name}{i}": asked(f"{name}{i}", **{name: 64}) for name in ("logprobs", "prompt_logprobs") for i in (1, 2)
+        }
+        few = {f"few{i}": asked(f"few{i}", logprobs=20) for i in range(6)}
+        await asyncio.gather(*(receive(stub.Generate(each)) for each in (*many.values(), *few.values())))
+        refused: list[tuple[dict[str, Any], str]] = [
+            ({"logprobs": 65}, "sampling.logprobs=65: use 0 to 64"),
+            ({"prompt_logprobs": 2**32 - 1}, "sampling.prompt_logprobs=-1 asks for all 49152 tokens"),
+        ]
+        for counts, words in refused:
+            with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
+                await receive(stub.Generate(asked("refused", **counts)))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert many.keys() <= _asked(newer)
+    assert _asked(older)
+    assert _asked(older) <= few.keys()
+
+
 async def test_a_feature_that_no_replica_has_is_refused_by_name(tmp_path: Path) -> None:
     older, _ = _fakes(tmp_path)
     async with running_schedulers(older), running_router([older.address]) as (server, stub):
@@ -86,6 +116,11 @@ async def test_a_feature_that_no_replica_has_is_refused_by_name(tmp_path: Path) 
         with pytest.raises(grpc.aio.AioRpcError, match=r"sampling\.allowed_token_ids is set: no replica") as caught:
             await receive(stub.Generate(_request("r", needs=True)))
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        # Earlier workers fail at more than 20 logprobs.
+        wide = pb.GenerateRequest(prompt="Once", beam_search=pb.BeamSearch(width=20))
+        with pytest.raises(grpc.aio.AioRpcError, match=r"beam_search\.width is set: no replica") as search:
+            await receive(stub.Generate(wide))
+        assert search.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         await receive(stub.Generate(_request("r", needs=False)))
     assert len(older.submitted) == 1
     error = MissingFeature(caught.value.details())

@@ -29,6 +29,7 @@ async def test_a_session_from_open_to_idle(tmp_path: Path):
         assert (welcome.protocol_version, welcome.replica_id) == (PROTOCOL_VERSION, "0")
         assert (welcome.model.name, welcome.model.num_blocks) == ("hashes", 128)
         assert set(welcome.features) == features.OF_WORKERS | features.OF_SCHEDULERS
+        assert welcome.max_logprobs == 20
         load = await router.wait_idle()
         assert (load.num_free_blocks, load.num_blocks, load.num_queued_tokens) == (128, 128, 0)
         # The prompt, then 15 of the 16 tokens, one a step: nothing computes the last one.

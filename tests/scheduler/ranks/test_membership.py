@@ -135,6 +135,8 @@ def test_features_are_those_of_all_ranks_and_none_is_lost() -> None:
         rank.model, rank.features = info(), frozenset(features)
     assert membership.agree()
     assert membership.features == {"b"}
+    ranks[1].max_logprobs = 64
+    assert membership.max_logprobs == 20
     ranks[1].features = frozenset({"b", "c"})
     assert membership.agree()
     ranks[0].features = frozenset({"a"})

@@ -3,7 +3,7 @@
     python -m tests.support.models.rank_pool
 
 reads lines, each a JSON list of flags of `python -m worker`, runs that worker to its end, and prints its exit code.
-MAX_LOGPROBS does not limit these workers.
+MOST_LOGPROBS does not limit these workers.
 """
 
 import json
@@ -56,7 +56,7 @@ def main() -> None:
     from worker.__main__ import main as run_worker
     from worker.sampling import features as row_sampling
 
-    row_sampling.MAX_LOGPROBS = sys.maxsize
+    row_sampling.MOST_LOGPROBS = sys.maxsize
 
     # May be called only once in a process.
     torch.set_num_interop_threads(1)

@@ -252,8 +252,8 @@ BROKEN = {
     "sampling.top_p=2; 1e-09 to 1 is valid": plan(
         new_row(1, 9, sampling=inference_pb2.SamplingParams(temperature=0.0, top_p=2.0)), rows=[1], num_tokens=[1]
     ),
-    "sampling.logprobs=21": plan(
-        new_row(1, 9, sampling=inference_pb2.SamplingParams(temperature=0.0, logprobs=21)), rows=[1], num_tokens=[1]
+    "sampling.logprobs=1025": plan(
+        new_row(1, 9, sampling=inference_pb2.SamplingParams(temperature=0.0, logprobs=1025)), rows=[1], num_tokens=[1]
     ),
     "sampling.logit_bias names token 50": plan(
         new_row(1, 9, sampling=inference_pb2.SamplingParams(temperature=0.0, logit_bias={50: 1.0})),

@@ -5,7 +5,7 @@ from typing import Any
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from configs.sampling import BY_NAME, MAX_LOGPROBS, PARAMETERS, Parameter
+from configs.sampling import ALL_LOGPROBS, BY_NAME, PARAMETERS, Parameter
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest
 
@@ -69,11 +69,9 @@ def _sampling(given: vllm.SamplingParams) -> pb.SamplingParams:
     for name in ("logprobs", "prompt_logprobs"):
         if given.HasField(name):
             count = getattr(given, name)
-            if count < 0:
-                raise InvalidRequest(
-                    f"sampling_params.{name}={count}: use 0 to {MAX_LOGPROBS}; the whole vocabulary is too much"
-                )
-            setattr(sampling, name, count)
+            if count < -1:
+                raise InvalidRequest(f"sampling_params.{name}={count}: use -1 for all tokens, or 0 and above")
+            setattr(sampling, name, ALL_LOGPROBS if count == -1 else count)
     for token_id, bias in given.logit_bias.items():
         if token_id < 0:
             raise InvalidRequest(f"sampling_params.logit_bias[{token_id}]: token ids are 0 and above")

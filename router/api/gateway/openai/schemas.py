@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import ConfigDict, Field, create_model, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from configs.sampling import (
+    ALL_LOGPROBS,
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
@@ -31,6 +32,10 @@ _Item = TypeVar("_Item")
 
 _TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=_MAX_TOKEN_IDS)]
 _Prompts = Annotated[list[_Item], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+# -1: of all tokens.
+_LogprobCount = Annotated[
+    int, Field(ge=-1, lt=2**32), AfterValidator(lambda count: ALL_LOGPROBS if count == -1 else count)
+]
 _Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=_MAX_TOOLS)]
 
 
@@ -140,7 +145,7 @@ class SamplingRequest(known(_COMMON, create_model("_Numbers", __base__=Fields, *
     truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=2**32)
     truncation_side: Literal["left", "right"] | None = None
     echo: bool = False
-    prompt_logprobs: int | None = Field(None, ge=0)
+    prompt_logprobs: _LogprobCount | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     stream_interval: int = Field(1, ge=1)
@@ -160,7 +165,7 @@ class CompletionRequest(known(_COMPLETION), SamplingRequest):
     suffix: str = ""
     # OpenAI's default, unlike that of chats.
     max_tokens: int | None = Field(16, ge=0, lt=2**32)
-    logprobs: int | None = Field(None, ge=0)
+    logprobs: _LogprobCount | None = None
     best_of: int | None = Field(None, ge=1)
 
     @property
@@ -262,7 +267,7 @@ class ChatCompletionRequest(known(_CHAT), Chat, SamplingRequest):
     # A call can't be forced yet.
     tool_choice: Literal["auto", "none"] | None = None
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0)
+    top_logprobs: _LogprobCount | None = None
     return_prompt_text: bool = False
 
 
