@@ -95,7 +95,7 @@ async def test_the_command_line_speaks_tls_and_brings_its_key(
 async def test_with_a_client_ca_only_who_has_its_certificate_gets_in(
     scheduler: FakeScheduler, ours: Authority, foreign: Authority
 ) -> None:
-    options = _server_options(ours) | {"tls_client_ca_file": str(ours.ca)}
+    options: dict[str, Any] = _server_options(ours) | {"tls_client_ca_file": str(ours.ca)}
     async with running_router([scheduler.address], **options) as (server, _):
         await server.wait_ready()
         target = f"127.0.0.1:{server.port}"
