@@ -266,9 +266,9 @@ async def test_every_way_to_sample_reaches_the_scheduler(http: httpx.AsyncClient
             "continue_final_message",
             "use one of them",
         ),
-        ("chat/completions", {"messages": [], "tool_choice": "required"}, 400, "tool_choice", "'auto' or 'none'"),
+        ("chat/completions", {"messages": [], "tool_choice": "required"}, 400, "tool_choice", "forced yet: use auto"),
         ("chat/completions", {"messages": [], "top_logprobs": 3}, 400, "top_logprobs", "needs logprobs=true"),
-        ("chat/completions", {"messages": [], "response_format": {"type": "json_object"}}, 400, "response_format", ""),
+        ("chat/completions", {"messages": [], "response_format": {"type": "x"}}, 400, "response_format", "use text"),
     ],
 )
 async def test_bad_input_is_refused_in_openais_shape(

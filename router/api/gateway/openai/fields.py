@@ -75,6 +75,17 @@ def at_most(limit: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def only(*values: str, why: str) -> BeforeValidator:
+    """Refuses another text or object with the reason why."""
+
+    def check(value: object) -> object:
+        if isinstance(value, str | dict) and value not in values:
+            raise PydanticCustomError("refused", "{why}", {"why": f"{why}: use {' or '.join(values)}"})
+        return value
+
+    return BeforeValidator(check)
+
+
 @dataclass(frozen=True, slots=True)
 class Effect:
     """What becomes of a field that is not honoured; kept in its metadata, for docs/http.md and /openapi.json."""

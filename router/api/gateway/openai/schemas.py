@@ -16,7 +16,7 @@ from configs.sampling import (
     PARAMETERS,
     Parameter,
 )
-from router.api.gateway.openai.fields import FOR_MEDIA, FOR_OPENAI, HINT, Fields, at_most, known, refused
+from router.api.gateway.openai.fields import FOR_MEDIA, FOR_OPENAI, HINT, Fields, at_most, known, only, refused
 from router.intake.validation import MAX_CHAT_MESSAGES
 
 # Prompts of one request: each is a stream of its own.
@@ -28,6 +28,8 @@ _MAX_PARTS, _MAX_TOOLS, _MAX_METADATA, _MAX_DOCUMENTS = 1024, 1024, 64, 1024
 _MAX_EXTRAS = 64
 
 _Item = TypeVar("_Item")
+_NO_GRAMMAR = "output that follows a schema, grammar or expression is not supported yet"
+_NO_FORCED_CALL = "a call can't be forced yet"
 
 
 _TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=_MAX_TOKEN_IDS)]
@@ -48,7 +50,7 @@ class StreamOptions(Fields):
 
 
 class ResponseFormat(Fields):
-    type: Literal["text"]
+    type: Annotated[Literal["text"], only("text", why=_NO_GRAMMAR)]
 
 
 class RepetitionDetection(Fields):
@@ -66,7 +68,6 @@ def _number(parameter: Parameter) -> tuple[object, Any]:
 
 
 _numbers: dict[str, Any] = {each.name: _number(each) for each in PARAMETERS}
-_NO_GRAMMAR = "output that follows a schema, grammar or expression is not supported yet"
 _NO_MEDIA = "this API takes text only"
 # Fields that are known and not honoured, by request. The first ones have no effect; the others are refused.
 _COMMON = {
@@ -264,8 +265,7 @@ class ChatCompletionRequest(known(_CHAT), Chat, SamplingRequest):
     """POST /v1/chat/completions."""
 
     max_completion_tokens: int | None = Field(None, ge=0, lt=2**32)
-    # A call can't be forced yet.
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Annotated[Literal["auto", "none"] | None, only("auto", "none", why=_NO_FORCED_CALL)] = None
     logprobs: bool = False
     top_logprobs: _LogprobCount | None = None
     return_prompt_text: bool = False
