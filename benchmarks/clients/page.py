@@ -72,8 +72,9 @@ def shown(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 def _message(said: str) -> str:
     """Returns the server's own sentence, if a client's error holds one, else the error, shortened."""
+    # `{"error": {"message": "..."}}`, or `BadRequestError: Error code: 400 - ...`, or `Error: 400 ...`.
     found = re.search(r"""["']message["']: ?(["'])(.+?)\1[,}]""", said)
-    return found[2] if found else said[:_MAX_SAID]
+    return found[2] if found else re.sub(r"^\w+: (?:Error code: \d+ - |\d+ )", "", said)[:_MAX_SAID]
 
 
 def _cell(text: str) -> str:

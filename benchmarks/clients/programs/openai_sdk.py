@@ -91,7 +91,7 @@ def responses(client: openai.OpenAI) -> None:
         check("Rome" in next_one.output_text, next_one.output_text)
         same(client.responses.retrieve(next_one.id).output_text, next_one.output_text)
         client.responses.delete(next_one.id)
-    with trying("`responses.parse`", is_to_come=True):
+    with trying("`responses.create`, `text.format: json_schema`", is_to_come=True):
         text = {"format": {"type": "json_schema", "name": "capital", "schema": SCHEMA, "strict": True}}
         client.responses.create(**asked, text=text)
 
