@@ -76,13 +76,17 @@ async def router(fakes: list[FakeScheduler]) -> AsyncIterator[tuple[RouterServer
 
 
 async def begun(fakes: Sequence[FakeScheduler], call: Any) -> tuple[Received, FakeScheduler]:
-    """Waits until a search waits for a paused replica. Returns what has come, and the replica."""
+    """Waits until a search waits for a replica that is paused before token 3. Returns what came, and the replica."""
+
+    def is_asked(fake: FakeScheduler) -> bool:
+        return fake.num_live == WIDTH and fake.submitted[-1].sampling.max_tokens == 3
+
     received = await receive(call, lambda received: received.started is not None)
-    waits = [asyncio.create_task(fake.wait_until(lambda fake: fake.num_live == WIDTH)) for fake in fakes]
+    waits = [asyncio.create_task(fake.wait_until(is_asked)) for fake in fakes]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
-    return received, next(fake for fake in fakes if fake.num_live == WIDTH)
+    return received, next(filter(is_asked, fakes))
 
 
 # --- What comes
