@@ -145,7 +145,8 @@ MUTANTS = [
         "unknown-tokens-named", "core.state.blocks",
         "min(sequence.num_computed_tokens, sequence.num_tokens) // block_size",
         "sequence.num_computed_tokens // block_size",
-        "a block gets its name while some of its tokens are unknown", **_AHEAD,
+        "a block gets its name while some of its tokens are unknown",
+        enable_prefix_caching=True, block_size=1, **_AHEAD,
     ),
     _mutant(
         "salt-ignored", "core.state.blocks", "return scope_of(request.cache_salt)", 'return scope_of("")',
