@@ -10,7 +10,7 @@ from tests.support.models.busy_stages import busy_shares
 def test_both_stages_are_busy_while_streams_decode(tmp_path: Path) -> None:
     """Takes the best of three parts: a busy machine may delay threads for longer than steps take."""
     first, last = asyncio.run(busy_shares(tmp_path, 16))
-    assert max(min(each) for each in zip(first, last, strict=True)) > 0.85
+    assert max(min(each) for each in zip(first, last, strict=True)) > 0.75
 
 
 def test_with_one_step_in_flight_one_stage_waits_for_the_other(tmp_path: Path) -> None:

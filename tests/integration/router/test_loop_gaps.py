@@ -13,7 +13,7 @@ from protos import inference_pb2 as pb
 from tests.fakes.routers import running_router, running_schedulers, smollm2_tokenizer, socket_address
 from tests.fakes.scheduler import FakeScheduler, model_info
 
-_MOST_S = 0.5
+_MOST_S = 1.0
 
 
 @contextlib.asynccontextmanager
