@@ -79,7 +79,7 @@ async def compute(job: Job, url: str, api_key: str, on_progress: OnProgress = la
                 run = BatchRun(
                     summary.digest, reader, journal, journal, Sender(client, retry_for=job.retry_for).send,
                     concurrency=job.concurrency,
-                    on_line=lambda: on_progress(summary.num_lines, journal.num_lines),
+                    on_line=lambda _: on_progress(summary.num_lines, journal.num_lines),
                 )  # fmt: skip
                 await run.run()
         journal.publish(job.output)

@@ -157,8 +157,12 @@ class RequestOptions(TypedDict, total=False):
     beam_width: int
     # More than 0 favors long outputs of a beam search. Default: 1.
     length_penalty: float
+    # Text that follows the output, which then fills the gap after a prompt of text. For models trained for that.
+    suffix: str
     # Extra variables for the chat template.
     template_arguments: Mapping[str, Any]
+    # A template (Jinja) to use instead of the model's. Routers need the option trust_request_chat_template.
+    chat_template: str
     # W3C headers (traceparent) of the caller's span. Default: OpenTelemetry's current span, if there is one.
     trace_headers: Mapping[str, str]
 
@@ -175,6 +179,7 @@ def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: R
         priority=options.get("priority", 0),
         cache_salt=options.get("cache_salt", ""),
         session_key=options.get("session_key", ""),
+        suffix=options.get("suffix", ""),
     )
     if "length_penalty" in options and "beam_width" not in options:
         raise InvalidRequest(
@@ -189,7 +194,8 @@ def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: R
     if isinstance(prompt, str):
         request.prompt = prompt
     elif len(prompt) and isinstance(prompt[0], Mapping):
-        request.chat.CopyFrom(chat_prompt(prompt, options.get("template_arguments")))  # type: ignore[arg-type]
+        chat = chat_prompt(prompt, options.get("template_arguments"), options.get("chat_template", ""))  # type: ignore[arg-type]
+        request.chat.CopyFrom(chat)
     else:
         try:
             request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
@@ -199,9 +205,11 @@ def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: R
     return request
 
 
-def chat_prompt(messages: Sequence[Message], template_arguments: Mapping[str, Any] | None) -> pb.ChatPrompt:
+def chat_prompt(
+    messages: Sequence[Message], template_arguments: Mapping[str, Any] | None, chat_template: str = ""
+) -> pb.ChatPrompt:
     """Converts messages to a ChatPrompt. Raises InvalidRequest."""
-    chat = pb.ChatPrompt()
+    chat = pb.ChatPrompt(chat_template=chat_template)
     for message in messages:
         fields = dict(message)
         role, content = fields.pop("role", None), fields.pop("content", None)

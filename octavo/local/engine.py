@@ -83,17 +83,24 @@ class Engine:
         """Preemptions so far: sequences that lost their KV blocks to others, to be resumed later."""
         return self._core.stats.num_preemptions
 
-    def submit(self, group: int, prompt_token_ids: Sequence[int], sampling: pb.SamplingParams) -> None:
+    def submit(
+        self,
+        group: int,
+        prompt_token_ids: Sequence[int],
+        sampling: pb.SamplingParams,
+        outputs: Sequence[Sequence[int]] = (),
+    ) -> None:
         """Queues a request under a number that the caller chooses and has never used before.
 
-        sampling: resolved, with every applicable field set (router.intake.validation.resolve_sampling).
-        Raises InvalidRequest.
+        sampling: resolved, with every applicable field set (router.intake.validation.resolve_sampling). outputs: what
+        each choice has already, to be continued. Raises InvalidRequest.
         """
+        starts = outputs or [()] * sampling.n
         request = GroupRequest(
             group=group,
             request_id=str(group),
             prompt_token_ids=tuple(prompt_token_ids),
-            choices=tuple(ChoiceStart(choice=i) for i in range(sampling.n)),
+            choices=tuple(ChoiceStart(choice=i, output_token_ids=tuple(ids)) for i, ids in enumerate(starts)),
             stop=stop_rules(sampling),
             sampling=GroupSampling(sampling, group=group, first_choice=0),
             bypass_prefix_cache=sampling.HasField("prompt_logprobs"),

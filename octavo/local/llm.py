@@ -10,6 +10,7 @@ from octavo.client.requests import Message, Prompt, RequestOptions, SamplingPara
 from octavo.client.results import Generation
 from octavo.local.engine import build_engine
 from octavo.local.request import LocalRequest
+from octavo.local.search import LocalSearch
 from router.replicas.session import for_scheduler
 from router.text.tokenizer import Tokenizer
 from router.text.tokenizer_files import tokenizer_directory
@@ -40,12 +41,19 @@ class LLM:
         return self._engine.num_preemptions
 
     def generate(
-        self, prompts: str | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: str | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        beam_width: int | None = None,
+        length_penalty: float = 1.0,
     ) -> list[Generation]:
         """Returns one result per prompt, in order; all are computed together.
 
         prompts: one text, or a sequence of texts, of chats (sequences of messages) or of sequences of token ids.
-        sampling: one for all, or one for each. Raises InvalidRequest before anything is computed.
+        sampling: one for all, or one for each. beam_width: searches for the sampling.n best outputs with so many
+        beams, instead of drawing tokens; length_penalty: more than 0 favors long ones. Raises InvalidRequest before
+        anything is computed.
         """
         prompts = [prompts] if isinstance(prompts, str) else prompts
         each = sampling if isinstance(sampling, Sequence) else [sampling] * len(prompts)
@@ -53,7 +61,11 @@ class LLM:
             raise InvalidRequest(
                 f"{len(each)} sampling parameters for {len(prompts)} prompts: give one for all, or one for each"
             )
-        return self._compute([self._request(prompt, one, {}) for prompt, one in zip(prompts, each, strict=True)])
+        pairs = list(zip(prompts, each, strict=True))
+        if beam_width is None:
+            return self._compute([self._request(prompt, one, {}) for prompt, one in pairs])
+        options: RequestOptions = {"beam_width": beam_width, "length_penalty": length_penalty}
+        return self._search([self._new_search(prompt, one, options) for prompt, one in pairs])
 
     def chat(
         self,
@@ -61,14 +73,45 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         template_arguments: Mapping[str, Any] | None = None,
+        chat_template: str = "",
     ) -> Generation:
-        """Returns the assistant's answer to messages; plain text is taken as one user message."""
-        options: RequestOptions = {"template_arguments": template_arguments or {}}
+        """Returns the assistant's answer to messages; plain text is taken as one user message.
+
+        template_arguments: extra variables for the chat template. chat_template: one to use instead of the model's.
+        """
+        options: RequestOptions = {"template_arguments": template_arguments or {}, "chat_template": chat_template}
         return self._compute([self._request(as_messages(messages), sampling, options)])[0]
 
     def _request(self, prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions) -> LocalRequest:
         message = generate_request(prompt, sampling, options)
         return LocalRequest(message, self._engine.model, self._tokenizer, max_logprobs=self._max_logprobs)
+
+    def _new_search(self, prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions) -> LocalSearch:
+        message = generate_request(prompt, sampling, options)
+        return LocalSearch(message, self._engine.model, self._tokenizer, max_logprobs=self._max_logprobs)
+
+    def _search(self, searches: Sequence[LocalSearch]) -> list[Generation]:
+        """Runs searches: each step of one is a group of its own. In any case, none of them stays in the engine."""
+        live: dict[int, LocalSearch] = {}
+
+        def ask(search: LocalSearch) -> None:
+            live[group := next(self._groups)] = search
+            search.ask(self._engine, group)
+
+        try:
+            for search in searches:
+                ask(search)
+            while live:
+                for sequence in self._engine.step().sequences:
+                    group, beam = sequence.key
+                    if live[group].take_answer(beam, sequence):
+                        search = live.pop(group)
+                        if not search.finished:
+                            ask(search)
+        finally:
+            for group in live:
+                self._engine.cancel(group)
+        return [search.generation() for search in searches]
 
     def _compute(self, requests: Sequence[LocalRequest]) -> list[Generation]:
         """Computes requests. In any case, none of them stays in the engine."""

@@ -27,10 +27,11 @@ class BatchRun:
         *,
         concurrency: int,
         refusal: Problem | None = None,
-        on_line: Callable[[], None] = lambda: None,
+        on_line: Callable[[bool], None] = lambda succeeded: None,
     ) -> None:
         """answers, problems: for the output lines of requests that succeed and of others; may be the same one.
-        refusal: lines get this problem instead of an answer. on_line: called after each line that is kept."""
+        refusal: lines get this problem instead of an answer. on_line: called after each line that is kept, with
+        whether its request succeeded."""
         self._key, self._reader, self._answers, self._problems = key, reader, answers, problems
         self._send, self._concurrency, self._refusal, self._on_line = send, concurrency, refusal, on_line
         self._reading = asyncio.Lock()
@@ -62,10 +63,10 @@ class BatchRun:
     async def _work(self) -> None:
         while (line := await self._next()) is not None:
             try:
-                await self._compute(line)
+                succeeded = await self._compute(line)
             finally:
                 await self._give_back(len(line.body))
-            self._on_line()
+            self._on_line(succeeded)
 
     async def _next(self) -> Line | None:
         async with self._reading:
@@ -88,13 +89,15 @@ class BatchRun:
             self._held -= num_bytes
             self._room.notify_all()
 
-    async def _compute(self, line: Line) -> None:
+    async def _compute(self, line: Line) -> bool:
+        """Returns whether the request succeeded."""
         problem = line.problem or self._refusal
         if problem is not None:
             written = problem_line(self._key, line, problem)
             await self._problems.append(written, line.number, is_success=False)
-            return
+            return False
         status, body = await self._send(line.url, line.body, line_id(self._key, line.number))
         journal = self._answers if is_success(status) else self._problems
         written = answer_line(self._key, line, status, body)
         await journal.append(written, line.number, is_success=is_success(status))
+        return is_success(status)

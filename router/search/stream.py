@@ -17,7 +17,7 @@ from router.errors import Internal
 from router.replicas.dispatcher import Dispatcher
 from router.replicas.slices import run_in_slices
 from router.request import Request
-from router.search.beams import BeamSearch
+from router.search.messages import end_ids, finish, new_search, step_sampling
 from router.security.identity import RateLimits
 from router.streams.choices import Choice
 from router.streams.outbox import Outbox
@@ -69,16 +69,8 @@ class SearchStream(Stream):
         """request: with a beam_search. limits: each step counts as a token for each beam. turns: shared by all."""
         super().__init__(request, choices, backlog, dispatcher, metrics, outbox, limits)
         assert request.beam_search is not None
-        sampling = request.sampling
         self._turns = turns
-        self._search = BeamSearch(
-            width=request.beam_search.width,
-            length_penalty=request.beam_search.length_penalty,
-            max_tokens=sampling.max_tokens,
-            min_tokens=sampling.min_tokens,
-            end_ids=_end_ids(request),
-            num_logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
-        )
+        self._search = new_search(request.beam_search, request.sampling, request.eos_token_ids)
         # The answer for each live beam, as it comes, and the beams of which the replica may send more.
         self._answers: list[Sequence[pb.TokenLogprob]] = [()]
         self._asked = {0}
@@ -96,20 +88,8 @@ class SearchStream(Stream):
 
     @property
     def sampling_to_submit(self) -> pb.SamplingParams:
-        """One token for each beam. Only the logprobs beside it count, not the token that is drawn."""
-        return pb.SamplingParams(
-            temperature=0,
-            top_p=1,
-            top_k=0,
-            min_p=0,
-            repetition_penalty=1,
-            seed=self.request.sampling.seed,
-            n=max(len(self._search.live), 1),
-            max_tokens=self._search.num_steps + 1,
-            ignore_eos=True,
-            logprobs=self._search.num_asked,
-            skip_special_tokens=True,
-        )
+        """Those of a step."""
+        return step_sampling(self._search, self.request.sampling.seed)
 
     def starts(self) -> list[wire.SequenceStart]:
         """The beams that wait for an answer."""
@@ -179,14 +159,11 @@ class SearchStream(Stream):
 
     def _deliver(self) -> Iterator[None]:
         """Sends the best outputs. A resume may have brought some of them."""
-        sampling, end_ids = self.request.sampling, _end_ids(self.request)
+        sampling = self.request.sampling
+        ends = end_ids(sampling, self.request.eos_token_ids)
         for index, (_, beam) in enumerate(self._search.finished[: sampling.n]):
             token_ids, logprobs = beam.token_ids, beam.logprobs()
-            ended = wire.SequenceFinish(reason=pb.FINISH_REASON_LENGTH, num_cached_tokens=self._cached_tokens or 0)
-            if token_ids[-1] in end_ids:
-                ended.reason = pb.FINISH_REASON_STOP
-                if token_ids[-1] in sampling.stop_token_ids:
-                    ended.stop_token_id = token_ids[-1]
+            ended = finish(beam, sampling, ends, self._cached_tokens or 0)
             for start in range(0, len(token_ids), _CHUNK_TOKENS):
                 if self.done:
                     return
@@ -201,9 +178,3 @@ class SearchStream(Stream):
             self._last_token_at[choice] = time.monotonic()
             self._note_first_token(self._last_token_at[choice])
             self._metrics.generation_tokens.inc(num_tokens)
-
-
-def _end_ids(request: Request) -> frozenset[int]:
-    """The tokens that end an output."""
-    eos = () if request.sampling.ignore_eos else request.eos_token_ids
-    return frozenset((*request.sampling.stop_token_ids, *eos))

@@ -99,7 +99,7 @@ class Gateway:
             # Lines of batches have been let in already, with their tenant's identity.
             lines = Starlette(routes=[*completions, *own], exception_handlers=_HANDLERS)
             self._runner = Runner(
-                batches, lines, _nobody if keys is None else keys.of_tenant,
+                batches, lines, _nobody if keys is None else keys.of_tenant, registry,
                 concurrency=batch_concurrency, max_line_bytes=max_body_bytes,
             )  # fmt: skip
         self.app = Starlette(

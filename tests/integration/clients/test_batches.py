@@ -177,6 +177,10 @@ async def test_a_cancelled_batch_keeps_what_it_has(tmp_path: Path, scheduler: Fa
         batch = await ended(api, batch)
         assert (batch.status, batch.output_file_id) == ("cancelled", None)
         assert [each["error"]["code"] for each in await output(api, batch.error_file_id)] == ["invalid_json_line"]
+        metrics = (await api.get("/../metrics", cast_to=httpx.Response)).text
+        assert 'octavo_batches_ended_total{status="cancelled"} 1.0' in metrics
+        assert 'octavo_batch_lines_total{outcome="error"} 1.0' in metrics
+        assert 'outcome="success"' not in metrics
         await scheduler.wait_until(lambda fake: fake.num_live == 0)
 
 

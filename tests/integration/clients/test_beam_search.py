@@ -6,6 +6,7 @@ A small random Llama in float32. `python -m benchmarks.cluster.beam_search` does
 import itertools
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from octavo import Client, SamplingParams
+from octavo import LLM, Client, FinishReason, SamplingParams
 from octavo.client.errors import InvalidRequest
 from octavo.client.results import Started
 from protos import inference_pb2 as pb
@@ -90,6 +91,27 @@ def test_it_finds_what_transformers_finds(model: LlamaForCausalLM, up: Up) -> No
             assert [list(choice.token_ids) for choice in result.choices] == outputs
             lengths |= {len(each) for each in outputs}
     assert len(lengths) > 2
+
+
+def test_an_engine_without_a_cluster_finds_it_too(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    files = make_tiny_model(tmp_path / "model")
+    model.save_pretrained(files)
+    llm = LLM(str(files), dtype="float32", kv_cache_memory=0.01, worker_threads=1, max_num_seqs=16)
+    sampling = SamplingParams(n=3, max_tokens=MAX_TOKENS, stop_token_ids=STOPS, logprobs=2)
+    results = llm.generate(PROMPTS, sampling, beam_width=4, length_penalty=2.0)
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        outputs = expected(model, prompt, 4, 2.0)[:3]
+        assert [list(choice.token_ids) for choice in result.choices] == outputs
+        for choice in result.choices:
+            assert [position.chosen.token_id for position in choice.logprobs] == list(choice.token_ids)
+            ended = choice.token_ids[-1] in (EOS, *STOPS)
+            assert choice.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+        assert result.usage is not None
+        assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (len(prompt), sum(map(len, outputs)))
+    with pytest.raises(InvalidRequest, match=r"sampling\.n=3: use at most beam_search\.width, which is 2"):
+        llm.generate(PROMPTS, sampling, beam_width=2)
+    (plain,) = llm.generate([PROMPTS[0]], SamplingParams(temperature=0, max_tokens=2))
+    assert len(plain.choices) == 1
 
 
 @pytest.mark.parametrize("victim", ["worker", "scheduler", "router"])

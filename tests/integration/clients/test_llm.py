@@ -36,6 +36,13 @@ def test_text_chats_and_token_ids_give_results_in_order(llm: LLM) -> None:
     assert (text.usage.prompt_tokens, text.usage.completion_tokens) == (3, 6)
 
 
+def test_a_chat_may_bring_its_template(llm: LLM) -> None:
+    template = "w9 {% for each in messages %}{{ each.content }} {% endfor %}w9"
+    assert llm.chat("w5 w6", GREEDY, chat_template=template).prompt_token_ids == (9, 5, 6, 9)
+    with pytest.raises(InvalidRequest, match="template"):
+        llm.chat("w5", GREEDY, chat_template="{% for")
+
+
 def test_several_ranks_are_refused(model: Path) -> None:
     # One process would load a part of the model and wait for ranks that never start.
     with pytest.raises(ValueError, match=r"tensor_parallel_size=2.*octavo up"):

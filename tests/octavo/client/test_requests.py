@@ -16,6 +16,8 @@ def test_text_messages_and_token_ids_are_told_apart() -> None:
     chat = generate_request([{"role": "user", "content": "hi"}], None, {"template_arguments": {"thinking": False}}).chat
     assert chat.messages[0].role == "user"
     assert json.loads(chat.template_arguments_json) == {"thinking": False}
+    assert generate_request("a", None, {"suffix": "c"}).suffix == "c"
+    assert generate_request([{"role": "user", "content": "hi"}], None, {"chat_template": "x"}).chat.chat_template == "x"
     assert list(generate_request([1, 2], None, {}).token_ids.ids) == [1, 2]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from starlette.types import ASGIApp
 
 from router.api.gateway.batches.records import ENDED, Batch, Claim, Fault, Record, Status
@@ -36,19 +37,38 @@ _OUTPUT = "batch_output"
 _TROUBLE_S = 10.0
 
 
+class _Metrics:
+    """About the batches that this process runs."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.running = Gauge("octavo_batches", "Batches that this router process runs.", registry=registry)
+        self.ended = Counter("octavo_batches_ended_total", "Batches that ended.", ["status"], registry=registry)
+        self.lines = Counter(
+            "octavo_batch_lines_total",
+            "Lines of batches whose output was written, by outcome: `success`, `error`.",
+            ["outcome"],
+            registry=registry,
+        )
+
+    def note_line(self, is_success: bool) -> None:
+        self.lines.labels("success" if is_success else "error").inc()
+
+
 class Runner:
     def __init__(
         self,
         store: BatchStore,
         app: ASGIApp,
         identify: Callable[[str, str], Identity | None],
+        registry: CollectorRegistry,
         *,
         concurrency: int,
         max_line_bytes: int,
     ) -> None:
         """app: computes requests, with the caller's identity set. identify: finds a tenant, by name and key digest.
-        concurrency: requests of all batches at once."""
+        registry: for its metrics. concurrency: requests of all batches at once."""
         self._store, self._identify, self._max_line_bytes = store, identify, max_line_bytes
+        self._metrics = _Metrics(registry)
         self._concurrency, self._slots = concurrency, asyncio.Semaphore(concurrency)
         transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False, client=("batches", 0))
         self._client = httpx2.AsyncClient(transport=transport, base_url="http://router", timeout=None)
@@ -99,10 +119,12 @@ class Runner:
         if claim is None:
             return
         task = self._tasks[tenant] = asyncio.create_task(self._hold(claim, Batch(folder)))
+        self._metrics.running.inc()
         task.add_done_callback(lambda task: self._end(tenant, task))
 
     def _end(self, tenant: str, task: asyncio.Task[bool]) -> None:
         del self._tasks[tenant]
+        self._metrics.running.dec()
         if not task.cancelled() and task.result():
             # The tenant's next one may begin.
             self._wake.set()
@@ -145,6 +167,7 @@ class Runner:
         if record.status in ENDED:
             await run(batch.tidy)
             await run(claim.end)
+            self._metrics.ended.labels(record.status).inc()
             log.info(
                 "batch %s is %s: %d lines, %d answers, %d errors",
                 record.id, record.status, record.num_lines, record.num_successes, record.num_failures,
@@ -199,8 +222,9 @@ class Runner:
         batch ends; None: it does not end here."""
         with LineReader(batch.input, self._max_line_bytes, (record.endpoint,)) as reader:
             run = BatchRun(
-                record.key, reader, answers, problems, self._send, concurrency=self._concurrency, refusal=refusal
-            )
+                record.key, reader, answers, problems, self._send,
+                concurrency=self._concurrency, refusal=refusal, on_line=self._metrics.note_line,
+            )  # fmt: skip
             task = asyncio.create_task(run.run())
             self._runs.add(run)
             try:

@@ -1,0 +1,74 @@
+"""A beam search in this process: the router's search, with the engine's answers."""
+
+from collections.abc import Sequence
+
+from octavo.client.errors import InvalidRequest, ServerError
+from octavo.local.engine import Engine, SequenceOutput
+from octavo.local.request import LocalRequest
+from protos import inference_pb2 as pb
+from protos.scheduler_pb2 import SequenceFinish
+from router.errors import RequestError
+from router.search.checks import check_room, check_search, resolve_search
+from router.search.messages import end_ids, finish, new_search, step_sampling
+from router.text.tokenizer import Tokenizer
+from scheduler.core.messages import FinishReason
+
+
+class LocalSearch(LocalRequest):
+    """Asks the engine for the tokens that may come next, one step after the other."""
+
+    def __init__(
+        self, message: pb.GenerateRequest, model: pb.ModelInfo, tokenizer: Tokenizer, *, max_logprobs: int
+    ) -> None:
+        """message: with a beam_search. max_logprobs: the option. Raises InvalidRequest."""
+        try:
+            check_search(message)
+            super().__init__(message, model, tokenizer, max_logprobs=max_logprobs)
+            asked = resolve_search(message)
+            assert asked is not None
+            check_room(asked, self.sampling, model)
+        except RequestError as error:
+            raise InvalidRequest(str(error)) from None
+        self._ends = end_ids(self.sampling, model.eos_token_ids)
+        self._search = new_search(asked, self.sampling, model.eos_token_ids)
+        self._answers: list[Sequence[pb.TokenLogprob]] = []
+        self._num_asked = 0
+
+    def ask(self, engine: Engine, group: int) -> None:
+        """Submits a step. Raises InvalidRequest."""
+        live = self._search.live
+        self._answers = [() for _ in live]
+        self._num_asked = len(live)
+        sampling = step_sampling(self._search, self.sampling.seed)
+        engine.submit(group, self.prompt_token_ids, sampling, [beam.token_ids for beam in live])
+
+    def take_answer(self, beam: int, output: SequenceOutput) -> bool:
+        """Takes the engine's output for a beam. Returns True once each beam of the step has its answer, which the
+        search has taken then.
+
+        Raises ServerError if the engine could not compute it.
+        """
+        if output.token_ids:
+            (logprobs,) = output.logprobs
+            self._answers[beam] = logprobs.top  # type: ignore[attr-defined] # opaque to the core
+        if output.end is None:
+            return False
+        if output.end.reason is FinishReason.ERROR:
+            raise ServerError(f"beam {beam} of request {self._assembly.request_id}: {output.end.message}")
+        if self._search.num_steps == 0:
+            self._num_cached_tokens = output.end.num_cached_tokens
+        self._num_asked -= 1
+        if self._num_asked:
+            return False
+        self._search.advance(self._answers)
+        if self._search.done:
+            self._deliver()
+        return True
+
+    def _deliver(self) -> None:
+        for choice, (_, beam) in zip(self._choices, self._search.finished, strict=False):
+            ended: SequenceFinish = finish(beam, self.sampling, self._ends, self._num_cached_tokens)
+            piece = choice.advance(0, beam.token_ids, beam.logprobs(), ended)
+            if piece is not None:
+                self._assembly.accept(piece.message())
+        self._finish()
