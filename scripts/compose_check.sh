@@ -101,6 +101,9 @@ EOF
     if ! podman image exists "docker.io/library/$BASE" && ! timeout 60 podman pull --quiet "docker.io/library/$BASE" >/dev/null 2>&1; then
         SUITE=${BASE##*-}
         say "no registry gives $BASE: making it by debootstrap ($SUITE)"
+        # A run that was killed leaves half of it.
+        umount "$DIRECTORY/base/proc" 2>/dev/null || true
+        rm -rf "$DIRECTORY/base"
         quietly debootstrap --variant=minbase \
             --include=python3,python3-venv,python3-pip,python-is-python3,ca-certificates "$SUITE" "$DIRECTORY/base" "$DEBIAN_MIRROR"
         # Debian's mark keeps pip from installing outside of virtual environments; the image it stands for has none.

@@ -3,7 +3,7 @@
     python -m benchmarks.cluster.http_cost                     a router over a scheduler that computes nothing
     python -m benchmarks.cluster.http_cost --real              a whole cluster with SmolLM2, then vLLM and llama-server,
                                                                where they are installed
-    python -m benchmarks.cluster.http_cost --before DIR        also the router of another checkout
+    python -m benchmarks.cluster.http_cost --before DIR        also the router, or cluster, of another checkout
     python -m benchmarks.cluster.http_cost --rounds 5 --json   medians of more rounds; a line of JSON a figure
 
 The requests are those of `octavo bench serve`, sent by this process: prompts of 128 token ids (words, for chats), 128
@@ -106,13 +106,14 @@ def fake_cluster(name: str, source: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def real_cluster() -> Iterator[Server]:
-    """Runs `octavo up` with one replica."""
+def real_cluster(name: str, source: Path) -> Iterator[Server]:
+    """Runs `octavo up` of a checkout with one replica."""
     port, http_port = free_port(), free_port()
-    with serving(f"--port={port}", f"--http-port={http_port}", f"--max-num-seqs={STREAMS}") as (up, _):
+    flags = (f"--port={port}", f"--http-port={http_port}", f"--max-num-seqs={STREAMS}")
+    with serving(*flags, source=source) as (up, _):
         children = psutil.Process(up.pid).children(recursive=True)
         router = next(each for each in children if each.cmdline()[1:3] == ["-m", "router"])
-        yield _octavo("octavo", port, http_port, router)
+        yield _octavo(name, port, http_port, router)
 
 
 @contextlib.contextmanager
@@ -222,18 +223,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    sources = {"octavo": ROOT} | ({} if arguments.before is None else {"before": arguments.before.resolve()})
     if arguments.real:
         run = Run(arguments.rounds, 1, 64, 2 * STREAMS, as_json=arguments.json)
+        with contextlib.ExitStack() as stack:
+            # One works while the other waits.
+            run.compare([stack.enter_context(real_cluster(name, source)) for name, source in sources.items()])
         # One after the other: each takes all cores.
-        for starting in (real_cluster(), *_peers()):
+        for starting in _peers():
             with starting as server:
                 run.compare([server])
         return
     cores = sorted(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(fake_cluster("octavo", ROOT))]
-        if arguments.before is not None:
-            running.append(stack.enter_context(fake_cluster("before", arguments.before.resolve())))
+        running = [stack.enter_context(fake_cluster(name, source)) for name, source in sources.items()]
         if len(cores) > 1:
             os.sched_setaffinity(0, cores[1:])
         Run(arguments.rounds, 2, 128, 16 * STREAMS, as_json=arguments.json).compare(running)

@@ -16,22 +16,30 @@ ROOT = Path(__file__).resolve().parents[2]
 OCTAVO = str(Path(sys.executable).with_name("octavo"))
 LOCAL = "configs/local.yaml"
 _SERVING = "serving; Ctrl-C to stop"
+_MAIN = "from octavo.cli.main import main; main()"
 _STOP_TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager
 def started(
-    *flags: object, environment: Mapping[str, str] | None = None, output: int = subprocess.PIPE, text: bool = True
+    *flags: object,
+    environment: Mapping[str, str] | None = None,
+    output: int = subprocess.PIPE,
+    text: bool = True,
+    source: Path = ROOT,
 ) -> Iterator[subprocess.Popen[Any]]:
     """Runs `octavo up` with sockets of its own, and without HTTP and metrics unless a flag asks for them.
 
-    environment: variables in addition to this process's. output: a file descriptor for stdout and stderr.
+    environment: variables in addition to this process's. output: a file descriptor for stdout and stderr. source: the
+    checkout that is run.
     """
     with tempfile.TemporaryDirectory() as directory:
+        # With -c and -m, Python looks into its working directory first.
+        command = [OCTAVO] if source == ROOT else [sys.executable, "-c", _MAIN]
         own = (f"--runtime-dir={directory}/run", "--http-port=0", "--metrics-port=0")
         up = subprocess.Popen(
-            [OCTAVO, "up", *own, *map(str, flags)],
-            cwd=ROOT, env={**os.environ, **(environment or {})}, text=text,
+            [*command, "up", *own, *map(str, flags)],
+            cwd=source, env={**os.environ, **(environment or {})}, text=text,
             stdin=subprocess.DEVNULL, stdout=output, stderr=None if output == subprocess.PIPE else output,
         )  # fmt: skip
         try:
@@ -46,10 +54,10 @@ def started(
 
 
 @contextlib.contextmanager
-def serving(*flags: object) -> Iterator[tuple[subprocess.Popen[Any], list[str]]]:
+def serving(*flags: object, source: Path = ROOT) -> Iterator[tuple[subprocess.Popen[Any], list[str]]]:
     """Like `started`, but yields once the cluster serves, with the lines printed until then. Raises SystemExit if
-    `octavo up` ends before that."""
-    with started(*flags) as up:
+    `octavo up` ends before that. source: as in `started`."""
+    with started(*flags, source=source) as up:
         assert up.stdout is not None
         lines: list[str] = []
         for line in up.stdout:
