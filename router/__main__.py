@@ -22,6 +22,7 @@ from router.server import ProcessIndex, RouterServer
 from router.text.tokenizer import Tokenizer
 from router.text.tokenizer_files import TokenizerError, tokenizer_directory
 from runtime.model_files import ModelNotFoundError, resolve_model
+from runtime.process import end_process
 from runtime.progress.watchdog import Watchdog, watch_event_loop
 from runtime.security.tls import TlsError
 from runtime.telemetry.http_server import ObservabilityServer
@@ -171,4 +172,4 @@ def _observe(
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_process(main(sys.argv[1:]))

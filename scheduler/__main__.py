@@ -10,6 +10,7 @@ import runtime.quiet_grpc  # noqa: F401 (before grpc)
 from configs.flags import own_number, parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options
+from runtime.process import end_process
 from runtime.progress.watchdog import Watchdog, watch_event_loop
 from runtime.security.curve import CurveError
 from runtime.security.tls import TlsError
@@ -129,4 +130,4 @@ def _observe(options: Options, replica: int, server: SchedulerServer, watchdog: 
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_process(main(sys.argv[1:]))

@@ -16,7 +16,7 @@ from configs.load import ConfigError, load_options
 from configs.options import Options
 from protos import step_pb2
 from runtime.model_files import ModelNotFoundError, resolve_model
-from runtime.process import seconds_alive
+from runtime.process import end_process, seconds_alive
 from runtime.progress.page import ProgressPage
 from runtime.progress.watchdog import Watchdog
 from runtime.security.curve import CurveError
@@ -211,4 +211,4 @@ def _health(status: WorkerStatus) -> tuple[bool, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_process(main(sys.argv[1:]))

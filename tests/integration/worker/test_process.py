@@ -1,5 +1,6 @@
 """`python -m worker` as a process: real sockets, a tiny model, exit codes, helpful messages."""
 
+import contextlib
 import json
 import os
 import signal
@@ -129,6 +130,19 @@ def test_a_worker_process_computes_what_the_runner_computes(
             expected = without_timing(direct.execute(plan), epoch=1, step=step)
             assert without_timing(scheduler.step(plan)) == expected
         worker.send_signal(signal.SIGTERM)
+        last_words(worker, 0)
+
+
+def test_stop_signals_do_not_change_the_exit_code_of_a_worker_that_ends(tmp_path: Path, model: Path, spawn: Spawn):
+    """Python restores the default actions of signals before it ends."""
+    worker = spawn(flags_of(tmp_path, model))
+    with StepScheduler(f"ipc://{tmp_path}/step.sock") as scheduler:
+        scheduler.join()
+        scheduler.send(step_pb2.SchedulerToWorker(shutdown=step_pb2.Shutdown()))
+        while worker.poll() is None:
+            worker.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(0.001)
         last_words(worker, 0)
 
 
