@@ -32,6 +32,7 @@ from typing import Any
 import psutil
 
 from benchmarks.cluster.up import ROOT, serving
+from benchmarks.peers.prepare_models import prepare
 from benchmarks.peers.server_process import end, running_server
 from benchmarks.peers.servers import servers
 from octavo.bench.backends.base import Backend
@@ -201,6 +202,7 @@ def _cpu_seconds(process: psutil.Process | None) -> float:
 
 
 def _peers() -> Iterator[contextlib.AbstractContextManager[Server]]:
+    prepare()
     for spec in servers("none", os.cpu_count() or 1):
         if spec.program.exists():
             yield _peer(spec.name, spec.command, dict(spec.environment))
