@@ -35,10 +35,6 @@ log = logging.getLogger("octavo.router")
 
 # A restart would fail in the same way.
 EXIT_PERMANENT = 2
-# The longest that the event loop waits for the interpreter lock while another thread renders, tokenizes or detokenizes;
-# Python's default is 5 ms. Gaps between tokens beside clients that detokenize 1,048,576 tokens without pause: p99 71 ms
-# instead of 122.
-_SWITCH_INTERVAL_S = 0.0005
 _OWN_FLAGS = {
     "router": "Index of this router among num_routers, from 0 (the default).",
     "process": "Index of this process among the router's api_server_count processes, from 0; they share the router's "
@@ -64,7 +60,6 @@ def main(argv: list[str]) -> int:
         return EXIT_PERMANENT
     name = "router" if options.num_router_processes == 1 else f"router-{index}"
     configure_logging(name, options.log_level, options.log_format)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         asyncio.run(_serve(options, index))
     except (

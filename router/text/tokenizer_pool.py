@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,10 @@ from runtime.shares import SharedRoom
 _CALL_BYTES = 2048
 # Longer texts leave one thread free for shorter ones: a MB takes 0.4 s.
 _LONG_BYTES = 65_536
+# Shorter calls end within milliseconds.
+_BRIEF_BYTES = 16_384
+# The longest that the event loop waits for the interpreter lock while other threads compute; Python's default is 5 ms.
+_SWITCH_S = 0.0005
 
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
@@ -68,6 +73,28 @@ class Turns:
         self._num_free += 1
 
 
+class _QuickSwitches:
+    """Lets the event loop have the interpreter lock sooner while calls that are not brief run.
+
+    Gaps between tokens beside clients that detokenize 1,048,576 tokens without pause: p99 71 ms instead of 122. At all
+    times it would take the lock from the loop itself, for gRPC's threads: a token would cost 1.4 times as much.
+    """
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._usual_s = sys.getswitchinterval()
+
+    def begin(self) -> None:
+        if not self._num_calls:
+            sys.setswitchinterval(_SWITCH_S)
+        self._num_calls += 1
+
+    def end(self) -> None:
+        self._num_calls -= 1
+        if not self._num_calls:
+            sys.setswitchinterval(self._usual_s)
+
+
 class TokenizerPool:
     """The calls of all requests of a router process. They raise RouterFull if too much text waits. A call is skipped
     if its caller goes away, or its deadline passes, while it waits."""
@@ -79,6 +106,7 @@ class TokenizerPool:
         num_threads = max(2, min(4, os.cpu_count() or 1))
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
         self._turns, self._long_turns = Turns(num_threads), Turns(num_threads - 1)
+        self._switches = _QuickSwitches()
 
     @property
     def num_bytes(self) -> int:
@@ -142,6 +170,9 @@ class TokenizerPool:
             for turns in (self._long_turns, self._turns) if size > _LONG_BYTES else (self._turns,):
                 await turns.take(caller)
                 held.callback(turns.give_back)
+            if size > _BRIEF_BYTES:
+                self._switches.begin()
+                held.callback(self._switches.end)
             work = self._threads.submit(function, argument)
             # A call that has begun can't be stopped: it holds its turn until it ends, even if its caller goes away.
             loop, until_done = asyncio.get_running_loop(), held.pop_all()

@@ -1,5 +1,6 @@
 """OpenAI's HTTP, of any server: Octavo, vLLM, llama-server, SGLang and others."""
 
+import contextlib
 import ssl
 import time
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from typing import Any, Self
 
 import httpx2
 import msgspec
+import tenacity
 
 from octavo.bench.backends.base import Prompt, Served
 from octavo.bench.backends.openai_events import CountedBy, Lines, Output
@@ -107,7 +109,8 @@ class OpenAIBackend:
         trace = RequestTrace(began=time.perf_counter(), token_times=[], token_counts=[])
         output, lines = Output(trace), Lines()
         try:
-            async with self._client.stream("POST", self._endpoint, content=content) as answer:
+            async with contextlib.AsyncExitStack() as stack:
+                answer = await self._open(content, stack)
                 if answer.status_code != 200:
                     text = (await answer.aread()).decode(errors="replace")
                     trace.error = f"status {answer.status_code}: {text[:500]}"
@@ -123,6 +126,16 @@ class OpenAIBackend:
             output.end(output_len, is_exact=body.get("ignore_eos") is True)
             self._note(output)
         return trace
+
+    @tenacity.retry(
+        stop=tenacity.stop_after_attempt(2),
+        retry=tenacity.retry_if_exception_type(httpx2.RemoteProtocolError),
+        reraise=True,
+    )
+    async def _open(self, content: bytes, stack: contextlib.AsyncExitStack) -> httpx2.Response:
+        """Sends a request; once more if the server closes the connection, kept from another request, instead of
+        answering. Raises httpx2.HTTPError."""
+        return await stack.enter_async_context(self._client.stream("POST", self._endpoint, content=content))
 
     def _body(self, prompt: Prompt, seed: int, output_len: int) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}

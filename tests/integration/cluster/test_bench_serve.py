@@ -1,6 +1,7 @@
 """`octavo bench serve` over gRPC and HTTP, against a router and against a plain OpenAI server."""
 
 import asyncio
+import contextlib
 import json
 import math
 from collections.abc import AsyncIterator
@@ -125,6 +126,32 @@ async def test_text_and_fields_of_ones_own(plain: PlainServer) -> None:
     assert "status 401" in keyless.traces[0].error
     with pytest.raises(ModelNotFound, match="name one with --model"):
         await measure(LOAD, OpenAIBackend(f"{plain.url}/nowhere", is_chat=False), lambda trace: None)
+
+
+async def test_a_kept_connection_that_the_server_closes_costs_no_request() -> None:
+    """As llama-server does. Each connection answers one request, and closes at the next one."""
+    event = {"choices": [{"text": "a", "finish_reason": "stop"}], "usage": usage(1)}
+    body = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
+    connections: list[asyncio.Task[Any] | None] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(asyncio.current_task())
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(body))
+        writer.write(body)
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(answer, HOST, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with OpenAIBackend(f"http://{HOST}:{port}", is_chat=False, model="m") as backend:
+            traces = [await backend.complete("x", 0, 1) for _ in range(3)]
+        assert [(trace.error, trace.num_tokens) for trace in traces] == [("", 1)] * 3
+        assert len(connections) == 3
+        await asyncio.gather(*(task for task in connections if task is not None))
 
 
 def _broken(num_tokens: int, is_chat: bool) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Text that waits for the tokenizer: bounded, shared between callers, dropped when its caller has gone."""
 
 import asyncio
+import sys
 import threading
 from typing import cast
 
@@ -159,4 +160,20 @@ async def test_what_runs_holds_its_place_though_nobody_waits_for_it():
         while pool.num_bytes:  # noqa: ASYNC110 (it has no event)
             await asyncio.sleep(0.01)
     assert await encoding(pool, "b" * 40_000) == [40_000]
+    pool.close()
+
+
+async def test_threads_switch_quickly_while_a_long_call_runs():
+    """A short interval at all times would make each token of a stream cost more."""
+    usual, tokenizer = sys.getswitchinterval(), SlowTokenizer()
+    pool = pool_of(tokenizer, 2**20)
+    brief = encoding(pool, "x" * 1000)
+    await asyncio.to_thread(tokenizer.begun.wait, 20)
+    assert sys.getswitchinterval() == usual
+    long = [encoding(pool, "x" * 30_000), encoding(pool, "x" * 40_000)]
+    await asyncio.sleep(0)
+    assert sys.getswitchinterval() < usual
+    tokenizer.may_go_on.set()
+    await asyncio.gather(brief, *long)
+    assert sys.getswitchinterval() == usual
     pool.close()
