@@ -22,8 +22,8 @@ def seconds_alive() -> float:
 def end_process(code: int) -> NoReturn:
     """Ends the process with this exit code, also if a stop signal comes now.
 
-    Python takes half a second to end once torch is imported, and restores the signals' default actions first: a worker
-    that its scheduler had ended was then killed by the SIGTERM of `docker compose stop`, which looks like a failure.
+    Python restores the signals' default actions before it ends. A worker that its scheduler had ended was then killed
+    by the SIGTERM of `docker compose stop`, and its exit code 143 looked like a failure.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What a beam search asks of a replica in each step, and how its outputs end, as messages."""
+"""Builds the messages of a beam search: the parameters of each step, and how an output ended."""
 
 from collections.abc import Collection
 

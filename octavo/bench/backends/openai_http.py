@@ -133,8 +133,8 @@ class OpenAIBackend:
         reraise=True,
     )
     async def _open(self, content: bytes, stack: contextlib.AsyncExitStack) -> httpx2.Response:
-        """Sends a request; once more if the server closes the connection, kept from another request, instead of
-        answering. Raises httpx2.HTTPError."""
+        """Sends a request; once more if the server closes the connection instead of answering, as some do with those
+        that were kept from another request. Raises httpx2.HTTPError."""
         return await stack.enter_async_context(self._client.stream("POST", self._endpoint, content=content))
 
     def _body(self, prompt: Prompt, seed: int, output_len: int) -> dict[str, Any]:
