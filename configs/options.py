@@ -17,6 +17,7 @@ from configs.groups.network import NetworkOptions, SecurityOptions
 from configs.groups.parallel import ParallelOptions
 from configs.groups.router import RouterOptions
 from configs.groups.scheduling import SchedulingOptions
+from configs.groups.speculation import SpeculationOptions
 
 
 # The fields of the last base class come first: in --help, and when options are resolved (a default can follow from
@@ -24,6 +25,7 @@ from configs.groups.scheduling import SchedulingOptions
 class Options(
     LogOptions,
     NetworkOptions,
+    SpeculationOptions,
     SchedulingOptions,
     CacheOptions,
     ModelOptions,

@@ -234,7 +234,7 @@ class StepOutputs(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., first_tokens: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., finishes: _Optional[_Iterable[_Union[SequenceFinish, _Mapping]]] = ...) -> None: ...
 
 class SequenceFinish(_message.Message):
-    __slots__ = ("group", "choice", "reason", "stop_token_id", "num_cached_tokens", "message", "cancel_reason", "superseded", "no_token")
+    __slots__ = ("group", "choice", "reason", "stop_token_id", "num_cached_tokens", "message", "cancel_reason", "superseded", "no_token", "num_draft_tokens", "num_accepted_tokens")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +244,8 @@ class SequenceFinish(_message.Message):
     CANCEL_REASON_FIELD_NUMBER: _ClassVar[int]
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
     NO_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     group: int
     choice: int
     reason: _inference_pb2.FinishReason
@@ -253,7 +255,9 @@ class SequenceFinish(_message.Message):
     cancel_reason: CancelReason
     superseded: bool
     no_token: bool
-    def __init__(self, group: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., message: _Optional[str] = ..., cancel_reason: _Optional[_Union[CancelReason, str]] = ..., superseded: _Optional[bool] = ..., no_token: _Optional[bool] = ...) -> None: ...
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    def __init__(self, group: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., message: _Optional[str] = ..., cancel_reason: _Optional[_Union[CancelReason, str]] = ..., superseded: _Optional[bool] = ..., no_token: _Optional[bool] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class SequencePromptLogprobs(_message.Message):
     __slots__ = ("group", "choice", "frame")

@@ -88,23 +88,25 @@ class Reset(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., rendezvous: _Optional[str] = ..., scheduler: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("epoch", "rank", "model", "num_swap_blocks", "features", "holds_constrained")
+    __slots__ = ("epoch", "rank", "model", "num_swap_blocks", "features", "holds_constrained", "drafter")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_SWAP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     HOLDS_CONSTRAINED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     model: _inference_pb2.ModelInfo
     num_swap_blocks: int
     features: _containers.RepeatedScalarFieldContainer[str]
     holds_constrained: bool
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., num_swap_blocks: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., holds_constrained: _Optional[bool] = ...) -> None: ...
+    drafter: str
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., num_swap_blocks: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., holds_constrained: _Optional[bool] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("epoch", "step", "previous_digest", "freed_rows", "new_rows", "grown_rows", "num_new_blocks", "new_blocks", "decode_rows", "rows", "num_tokens", "num_drafts", "draft_token_ids", "swap_out_blocks", "swap_out_host_blocks", "swap_in_host_blocks", "swap_in_blocks", "trimmed_rows", "num_kept_blocks")
+    __slots__ = ("epoch", "step", "previous_digest", "freed_rows", "new_rows", "grown_rows", "num_new_blocks", "new_blocks", "decode_rows", "rows", "num_tokens", "num_drafts", "draft_token_ids", "swap_out_blocks", "swap_out_host_blocks", "swap_in_host_blocks", "swap_in_blocks", "trimmed_rows", "num_kept_blocks", "drafting_rows", "num_wanted_drafts")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +126,8 @@ class StepPlan(_message.Message):
     SWAP_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TRIMMED_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WANTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     previous_digest: bytes
@@ -143,7 +147,9 @@ class StepPlan(_message.Message):
     swap_in_blocks: _containers.RepeatedScalarFieldContainer[int]
     trimmed_rows: _containers.RepeatedScalarFieldContainer[int]
     num_kept_blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., previous_digest: _Optional[bytes] = ..., freed_rows: _Optional[_Iterable[int]] = ..., new_rows: _Optional[_Iterable[_Union[NewRow, _Mapping]]] = ..., grown_rows: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., decode_rows: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., swap_out_blocks: _Optional[_Iterable[int]] = ..., swap_out_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_blocks: _Optional[_Iterable[int]] = ..., trimmed_rows: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    drafting_rows: _containers.RepeatedScalarFieldContainer[int]
+    num_wanted_drafts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., previous_digest: _Optional[bytes] = ..., freed_rows: _Optional[_Iterable[int]] = ..., new_rows: _Optional[_Iterable[_Union[NewRow, _Mapping]]] = ..., grown_rows: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., decode_rows: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., swap_out_blocks: _Optional[_Iterable[int]] = ..., swap_out_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_blocks: _Optional[_Iterable[int]] = ..., trimmed_rows: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., drafting_rows: _Optional[_Iterable[int]] = ..., num_wanted_drafts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NewRow(_message.Message):
     __slots__ = ("row", "sequence", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "choice")

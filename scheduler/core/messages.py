@@ -17,6 +17,34 @@ SequenceKey = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """How sequences get drafts; the fields of configs.groups.speculation.SpeculativeConfig that the core needs."""
+
+    # Drafters of the core, in the order in which ties are decided: ngram, suffix.
+    drafters: tuple[str, ...] = ()
+    # The workers have a drafter: plans say for which rows it drafts, and how many.
+    workers_draft: bool = False
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 5
+    # Outputs of a tenant (and cache_salt) that its later requests draft from. 0: none.
+    max_cached_outputs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """What steps have cost lately, in seconds: a step of n tokens takes about the value at n, linear in between.
+
+    An input of the core: it decides how many drafts pay. The step loop measures it, and the trace records it.
+    """
+
+    # Increasing; the first is 1.
+    num_tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+    # What the workers' drafter takes for one more draft of n rows, by the same numbers. Empty: they have none.
+    draft_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSettings:
     """Bounds and policies of a core. Blocks are numbered 1..num_blocks; 0 is the null block."""
 
@@ -52,6 +80,8 @@ class CoreSettings:
     num_speculative_tokens: int = 0
     # True if a sequence with a constraint is in at most one step in flight; others are not held back.
     holds_constrained: bool = False
+    # None: no drafts but forced tokens.
+    speculation: Speculation | None = None
     # Maximum number of draft tokens of a sequence with a constraint in one step.
     max_forced_tokens: int = 16
     max_queued_requests: int = 2048
@@ -107,6 +137,8 @@ class GroupRequest:
     weight: float = 1.0
     # The workers mask its tokens, and propose drafts where only one token is possible.
     is_constrained: bool = False
+    # Upper bound of its drafts in one step; None: the settings' own.
+    max_drafts: int | None = None
 
 
 class RejectReason(Enum):
@@ -170,6 +202,8 @@ class Plan:
     chunks: list[tuple[int, int]] = field(default_factory=list)
     # (row, draft tokens): the last of that row's tokens in `chunks`.
     drafts: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    # (row that samples, number of drafts that the workers' drafter proposes after its tokens).
+    wanted_drafts: list[tuple[int, int]] = field(default_factory=list)
     # Tokens whose KV the step reads: for each sequence in it, its tokens up to the last one computed. Not sent.
     num_context_tokens: int = 0
 
