@@ -76,7 +76,7 @@ def decode_costs(
     kernels = loaded.model.backend.native
     if kernels is None:
         raise RuntimeError("--floors needs the C++ kernels, which this machine lacks")
-    runner = _runner(loaded, num_rows, context + num_steps + 8, block_size, kv_dtype)
+    runner = step_runner(loaded, num_rows, context + num_steps + 8, block_size)
     last, steps = KernelTimes(), list[dict[str, float]]()
     for number, plan in enumerate(_plans(num_rows, context, block_size, num_steps + 3)):
         with kernels.measuring() as times:
@@ -85,10 +85,10 @@ def decode_costs(
             total = time.perf_counter() - start
         last = times
         if number >= 3:  # the first steps allocate buffers and wake threads
-            ops = _by_name(times)
+            ops = seconds_by_name(times)
             steps.append({"step": total, **ops, "Python and the rest": total - sum(ops.values())})
     measured = {name: statistics.median(step[name] for step in steps) * 1e3 for name in steps[0]}
-    floors = _floors(last, loaded, kernels, peaks, num_rows, context + num_steps // 2, kv_dtype)
+    floors = op_floors(last, loaded, kernels, peaks, num_rows, context + num_steps // 2, kv_dtype)
     # The floor of a step is the sum over its ops, each by its own bound.
     whole = OpCost(name="step", measured=measured.pop("step"), floor=sum(max(floor) for floor in floors.values()))
     costs = [whole]
@@ -100,7 +100,8 @@ def decode_costs(
     return costs
 
 
-def _runner(loaded: LoadedModel, num_rows: int, length: int, block_size: int, kv_dtype: torch.dtype) -> Runner:
+def step_runner(loaded: LoadedModel, num_rows: int, length: int, block_size: int) -> Runner:
+    """A runner with num_rows rows of up to `length` tokens; the KV of all blocks is random."""
     num_blocks = num_rows * -(-length // block_size)
     rows = Rows(
         max_num_seqs=num_rows,
@@ -135,14 +136,14 @@ def _plans(num_rows: int, context: int, block_size: int, num_steps: int) -> Iter
         yield step_pb2.StepPlan(step=step, decode_rows=decode_rows)
 
 
-def _by_name(times: KernelTimes) -> dict[str, float]:
+def seconds_by_name(times: KernelTimes) -> dict[str, float]:
     seconds: defaultdict[str, float] = defaultdict(float)
     for (op, address), taken in times.seconds.items():
-        seconds[_name(op, address)] += taken
+        seconds[op_name(op, address)] += taken
     return dict(seconds)
 
 
-def _name(op: Op, address: int) -> str:
+def op_name(op: Op, address: int) -> str:
     if op is not Op.LINEAR:
         return _OP_NAMES[op]
     linear = LinearStruct.from_address(address)
@@ -150,7 +151,7 @@ def _name(op: Op, address: int) -> str:
     return f"linear {linear.inputs} -> {linear.outputs}{gate}"
 
 
-def _floors(
+def op_floors(
     times: KernelTimes,
     loaded: LoadedModel,
     kernels: NativeKernels,
@@ -158,8 +159,11 @@ def _floors(
     num_rows: int,
     context: int,
     kv_dtype: torch.dtype,
+    tokens_per_row: int = 1,
 ) -> defaultdict[str, tuple[float, float]]:
-    """Op name -> its floors by memory and by arithmetic, in milliseconds."""
+    """Op name -> its floors by memory and by arithmetic, in milliseconds. Weights are read once, and the KV of a row
+    once for all its tokens."""
+    num_tokens = num_rows * tokens_per_row
     floors: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
 
     def add(name: str, num_bytes: float, operations: float, rate: float) -> None:
@@ -169,13 +173,15 @@ def _floors(
     for op, address in times.seconds:
         if op is Op.LINEAR:
             linear = LinearStruct.from_address(address)
-            operations = 2.0 * num_rows * linear.inputs * linear.outputs * (2 if linear.gated else 1)
+            operations = 2.0 * num_tokens * linear.inputs * linear.outputs * (2 if linear.gated else 1)
             kinds = [kind for kind in _MULTIPLIED[linear.weights] if kind in peaks.operations]
-            add(_name(op, address), kernels.packed_bytes(address), operations, peaks.operations[kinds[0]])
-    config, name = loaded.config, _name(Op.ATTENTION, 0)
+            add(op_name(op, address), kernels.packed_bytes(address), operations, peaks.operations[kinds[0]])
+    config, name = loaded.config, op_name(Op.ATTENTION, 0)
     keys = float(num_rows * context * config.num_layers)
     num_bytes = keys * 2 * config.num_kv_heads * config.head_size * kv_dtype.itemsize
-    add(name, num_bytes, keys * 4 * config.num_heads * config.head_size, peaks.operations["float32"])
+    # Queries and keys are multiplied in the type of the cache where a CPU can.
+    rate = peaks.operations.get(str(kv_dtype).removeprefix("torch."), peaks.operations["float32"])
+    add(name, num_bytes, keys * tokens_per_row * 4 * config.num_heads * config.head_size, rate)
     return floors
 
 
