@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_bool, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Protocol
 
@@ -140,13 +140,12 @@ class NativeKernels:
         self.mla_attention = _typed(functions.octavo_mla_attention, c_void_p, c_void_p, c_void_p, c_float, c_void_p)
         # (draws, tokens)
         self.draw = _typed(functions.octavo_draw, c_void_p, c_void_p)
-        # (all rows and the batch, the rows that decode, their number): see decode_rows.h, also for the result.
-        self.begin_decodes = _typed(functions.octavo_begin_decodes, c_void_p, c_char_p, c_int64, result=c_int64)
-        # (the same three, sampled tokens, their logits; outputs: sequences, positions, token ids)
+        # (all rows and the batch, the rows that decode): see decode_rows.h, also for the results.
+        self.begin_decodes = _typed(functions.octavo_begin_decodes, c_void_p, c_void_p, result=c_int64)
+        # (the same two, likeliest tokens, their logits, what rows have sampled)
         self.end_decodes = _typed(
-            functions.octavo_end_decodes, c_void_p, c_char_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
-            result=c_bool,
-        )  # fmt: skip
+            functions.octavo_end_decodes, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, result=c_int64
+        )
         self._embedding = _typed(
             functions.octavo_embedding, c_void_p, c_int64, c_void_p, c_int64, c_float, c_void_p, c_int32
         )

@@ -1,4 +1,4 @@
-"""The C++ struct of a CPU's rows and batch, declared in decode_rows.h."""
+"""The C++ structs of a CPU's rows and batch, declared in decode_rows.h."""
 
 import ctypes
 from ctypes import c_int64, c_void_p
@@ -29,5 +29,28 @@ class DecodeRowsStruct(ctypes.Structure):
         ("block_tables", c_void_p),
         ("logit_indices", c_void_p),
         ("most_rows", c_int64),
+        ("most_tokens", c_int64),
         ("table_stride", c_int64),
+    )
+
+
+class DecodesStruct(ctypes.Structure):
+    """`Decodes` of kernels/step_inputs/decode_rows.h."""
+
+    _fields_ = (
+        ("rows", c_void_p),
+        ("count", c_int64),
+        ("num_drafts", c_void_p),
+        ("drafts", c_void_p),
+    )
+
+
+class SampledTokensStruct(ctypes.Structure):
+    """`SampledTokens` of kernels/step_inputs/decode_rows.h."""
+
+    _fields_ = (
+        ("sequences", c_void_p),
+        ("positions", c_void_p),
+        ("counts", c_void_p),
+        ("token_ids", c_void_p),
     )

@@ -2,7 +2,6 @@
 in-process.
 """
 
-import ctypes
 import time
 from collections.abc import Callable, Iterator
 
@@ -10,9 +9,8 @@ import numpy as np
 import torch
 
 from kernels.kv_cache.swap import block_copy
-from kernels.native.library import NativeKernels
-from kernels.step_inputs.native import DecodeRowsStruct
 from protos import inference_pb2, step_pb2
+from worker.cpu.decodes import Decodes
 from worker.cpu.executor import CpuModel
 from worker.cpu.stage_traffic import ExpectedStep, StageTraffic
 from worker.layers.kv_cache import KVCache
@@ -47,92 +45,6 @@ class SwapSpace:
         for layer, host in zip(self._kv_cache.layers, self._layers, strict=True):
             block_copy(layer, host, sources_out, targets_out)
             block_copy(host, layer, sources_in, targets_in)
-
-
-class Decodes:
-    """Prepares and finishes decode-only steps in C++: native kernels read and write the arrays of rows and batch."""
-
-    def __init__(self, kernels: NativeKernels, rows: Rows, batch: InputBatch) -> None:
-        # Keeps the rows' arrays alive: the struct below holds their addresses.
-        self._kernels, self._rows, self._batch = kernels, rows, batch
-        most_rows = min(batch.max_rows, batch.max_tokens)
-        self._sequences = np.zeros(most_rows, "<i8")
-        self._positions = np.zeros(most_rows, "<i4")
-        self._token_ids = np.zeros(most_rows, "<i4")
-        self._said = [each.ctypes.data for each in (self._sequences, self._positions, self._token_ids)]
-        self._struct = DecodeRowsStruct(
-            token_ids=_address(rows.token_ids_RL, np.int32),
-            block_ids=_address(rows.block_ids_RB, np.int32),
-            num_blocks=_address(rows.num_blocks_R, np.int64),
-            num_tokens=_address(rows.num_tokens_R, np.int64),
-            num_prompt_tokens=_address(rows.num_prompt_tokens_R, np.int64),
-            num_computed_tokens=_address(rows.num_computed_tokens_R, np.int64),
-            sequences=_address(rows.sequence_R, np.int64),
-            failed=_address(rows.failed_R, np.bool_),
-            num_rows=rows.max_num_seqs,
-            token_stride=rows.token_ids_RL.shape[1],
-            block_stride=rows.block_ids_RB.shape[1],
-            block_size=rows.block_size,
-            max_model_len=rows.max_model_len,
-            batch_token_ids=_address(batch.token_ids, np.int64),
-            positions=_address(batch.positions, np.int64),
-            slots=_address(batch.slots, np.int64),
-            query_starts=_address(batch.starts, np.int32),
-            context_lens=_address(batch.context_lens, np.int32),
-            block_tables=_address(batch.block_tables, np.int32),
-            logit_indices=_address(batch.logit_places, np.int64),
-            most_rows=most_rows,
-            table_stride=batch.max_blocks,
-        )
-        self._address = ctypes.addressof(self._struct)
-        # Cached from the previous step: the next one mostly has the same rows.
-        self._decode_rows, self._batch_rows = b"", _batch_rows(b"")
-
-    def begin(self, plan: step_pb2.StepPlan) -> BatchRows | None:
-        """Fills the batch from a decode-only plan, and counts its tokens as computed.
-
-        Returns None, and changes nothing, if the plan also has other rows or is invalid: `Rows.schedule` then reports
-        what is wrong.
-        """
-        decode_rows = plan.decode_rows
-        if plan.rows or plan.num_tokens or plan.num_drafts or plan.draft_token_ids or len(decode_rows) % 2:
-            return None
-        num_rows, batch = len(decode_rows) // 2, self._batch
-        num_blocks = self._kernels.begin_decodes(self._address, decode_rows, num_rows)
-        if not num_blocks:
-            return None
-        batch.num_tokens = batch.num_rows = batch.num_logits = num_rows
-        batch.num_blocks = num_blocks
-        if decode_rows != self._decode_rows:
-            self._decode_rows, self._batch_rows = decode_rows, _batch_rows(decode_rows)
-        return self._batch_rows
-
-    def end(self, scores: Greedy, result: step_pb2.StepResult) -> bool:
-        """Appends the likeliest tokens to the rows of the latest step, and puts them into its result.
-
-        Returns False, and changes nothing, if a row has failed: its logits were not finite, in this step or before.
-        """
-        num_rows = self._batch.num_rows
-        if not self._kernels.end_decodes(
-            self._address, self._decode_rows, num_rows, scores.token_ids_L.data_ptr(), scores.largest_L.data_ptr(),
-            *self._said,
-        ):  # fmt: skip
-            return False
-        result.sequences = self._sequences[:num_rows].tobytes()
-        result.positions = self._positions[:num_rows].tobytes()
-        result.token_ids = self._token_ids[:num_rows].tobytes()
-        return True
-
-
-def _batch_rows(decode_rows: bytes) -> BatchRows:
-    rows = np.frombuffer(decode_rows, "<u2").astype(np.int64)
-    return BatchRows(rows_S=rows, rows_N=rows, all_decode=True)
-
-
-def _address(array: np.ndarray, dtype: type[np.generic]) -> int:
-    assert array.dtype == dtype
-    assert array.flags.c_contiguous
-    return array.ctypes.data
 
 
 # The most rows of a step after which forced tokens are looked for. In small steps their drafts cost little, since
@@ -307,11 +219,13 @@ class Runner:
         rows, rows_N, drafts_N = self._rows, batch_rows.rows_N, batch_rows.num_drafts_N
         decodes = self._decodes if batch_rows.all_decode else None
         if decodes is not None and isinstance(scores, Greedy) and decodes.end(scores, result):
-            tokens_N = scores.token_ids_L.numpy()
+            said = self._said(decodes, batch_rows)
             if rows.sampling.constrained:
-                rows.sampling.append_all(rows_N, tokens_N)
+                for turn, tokens_N in enumerate(said.tokens_ND1.T):
+                    has_one = said.counts_N > turn
+                    rows.sampling.append_all(rows_N[has_one], tokens_N[has_one])
                 self._put_forced(rows_N, result)
-            return StepTokens.one_each(tokens_N)
+            return said
         said = sample_rows(rows, rows_N, drafts_N, scores, self._model.backend.native)
         rows.failed_R[rows_N] |= said.failed_N
         failed_N = rows.failed_R[rows_N]
@@ -336,6 +250,15 @@ class Runner:
         looks = len(rows_N) <= _MOST_FORCED_ROWS
         for row, token_ids in find_forced(self._rows, rows_N.tolist(), looks=looks):
             result.drafts.add(sequence=int(self._rows.sequence_R[row]), token_ids=token_ids)
+
+    def _said(self, decodes: Decodes, batch_rows: BatchRows) -> StepTokens:
+        """Returns what other stages, and rows with a constraint, must know of a step that was finished in C++."""
+        if self._traffic is None and not self._rows.sampling.constrained:
+            return _NOTHING
+        num_rows = len(batch_rows.rows_N)
+        return StepTokens(
+            tokens_ND1=decodes.tokens_ND1, counts_N=decodes.counts_N, failed_N=np.zeros(num_rows, np.bool_)
+        )
 
     def _prompt_logprobs(self, prompt: ScoredPrompt, hidden_TE: torch.Tensor) -> Iterator[step_pb2.RowPromptLogprobs]:
         hidden_PE = hidden_TE[prompt.first_token : prompt.first_token + len(prompt.targets_P)]

@@ -127,13 +127,13 @@ OCTAVO_EXPORT void octavo_mla_attention(const MlaStep* step, const float* q, con
 
 OCTAVO_EXPORT void octavo_draw(const Draws* all, int64_t* tokens) { draws(*all, tokens); }
 
-OCTAVO_EXPORT int64_t octavo_begin_decodes(const DecodeRows* all, const uint16_t* rows, int64_t count) {
-    return begin_decodes(*all, rows, count);
+OCTAVO_EXPORT int64_t octavo_begin_decodes(const DecodeRows* all, const Decodes* step) {
+    return begin_decodes(*all, *step);
 }
 
-OCTAVO_EXPORT bool octavo_end_decodes(const DecodeRows* all, const uint16_t* rows, int64_t count, const int64_t* tokens,
-                                      const float* logits, int64_t* sequences, int32_t* positions, int32_t* token_ids) {
-    return end_decodes(*all, rows, count, tokens, logits, sequences, positions, token_ids);
+OCTAVO_EXPORT int64_t octavo_end_decodes(const DecodeRows* all, const Decodes* step, const int64_t* tokens,
+                                         const float* logits, const SampledTokens* said) {
+    return end_decodes(*all, *step, tokens, logits, *said);
 }
 
 }  // namespace

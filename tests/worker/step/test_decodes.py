@@ -1,6 +1,7 @@
 """Steps whose rows all decode: C++ gives the same results as numpy, and leaves every irregular step to numpy."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -10,11 +11,11 @@ from protos import inference_pb2, step_pb2
 from tests.fakes.fake_model import VOCAB_SIZE
 from tests.support.kernels.kernel_paths import native
 from tests.support.scheduler.steps import decodes
-from worker.cpu.runner import Decodes
+from worker.cpu.decodes import Decodes
 from worker.errors import PlanError
 from worker.sampling.sampler import Greedy
 from worker.step.batch import InputBatch, build_batch
-from worker.step.results import sample_rows
+from worker.step.results import put_columns, sample_rows
 from worker.step.rows import Rows
 
 # The number of tokens known to each row, all but one of which are computed. Blocks have 8 tokens.
@@ -40,6 +41,24 @@ def make_rows() -> tuple[Rows, InputBatch]:
         )
     )  # fmt: skip
     return rows, InputBatch(max_tokens=32, max_rows=6, max_blocks=5)
+
+
+def drafting(drafts: dict[int, list[int]], *plain: int) -> dict[str, object]:
+    """The fields of a plan whose rows all decode: some with these drafts, then `plain` ones."""
+    return {
+        "decode_rows": decodes(*plain),
+        "rows": [*drafts],
+        "num_tokens": [1 + len(each) for each in drafts.values()],
+        "num_drafts": [len(each) for each in drafts.values()],
+        "draft_token_ids": [token for each in drafts.values() for token in each],
+    }
+
+
+def counting_up(batch: InputBatch, finite: int) -> Greedy:
+    """Each row's likeliest tokens are 40, 41, ...; only the logits of the first `finite` are finite."""
+    turns = [turn for start, end in itertools.pairwise(batch.query_starts.tolist()) for turn in range(end - start)]
+    largest = [1.0 if turn < finite else float("nan") for turn in turns]
+    return Greedy(token_ids_L=torch.tensor(turns) + 40, largest_L=torch.tensor(largest))
 
 
 def state(rows: Rows) -> dict[str, list[object]]:
@@ -103,6 +122,16 @@ REFUSED = {
     "half a row": {"decode_rows": decodes(0) + b"\0"},
     "no row": {},
     "more rows than there are": {"decode_rows": decodes(*range(7))},
+    "a row twice, once with a draft": drafting({2: [4]}, 2),
+    "a free row with a draft": drafting({1: [4]}),
+    "no such row with a draft": drafting({70_000: [4]}),
+    "half a row beside one with a draft": {**drafting({2: [4]}), "decode_rows": b"\0"},
+    "a token that is not there": drafting({2: [VOCAB_SIZE]}),
+    "more drafts than blocks": drafting({3: [1] * 8}),
+    "more tokens than there is room for": drafting({3: [1] * 15, 5: [1] * 16}),
+    "fewer drafts than said": {**drafting({3: [1, 2]}), "draft_token_ids": [1]},
+    "fewer counts than rows": {**drafting({3: [1, 2], 0: [3]}), "num_drafts": [3]},
+    "more tokens than drafts and one": {**drafting({3: [1, 2]}), "num_tokens": [4]},
 }
 
 
@@ -134,6 +163,68 @@ def test_rows_without_room_or_with_more_to_compute_are_left_to_numpy() -> None:
     longer = copy.deepcopy(full)
     longer.num_computed_tokens_R[5] -= 1
     assert Decodes(native(), longer, batch).begin(step_pb2.StepPlan(decode_rows=decodes(5))) is None
+
+
+DRAFTED: list[tuple[tuple[int, ...], dict[int, list[int]]]] = [
+    ((), {3: [40, 41]}),
+    ((), {5: [9, 41], 0: []}),
+    ((3,), {2: [], 0: [9, 9], 5: [40, 41, 9, 43]}),
+    ((5, 0), {3: [40, 9, 42]}),
+]
+
+
+@pytest.mark.parametrize(("plain", "given"), DRAFTED)
+def test_drafts_are_verified_as_numpy_does(plain: tuple[int, ...], given: dict[int, list[int]]) -> None:
+    """The likeliest tokens of each row count up from 40: a draft is right as long as it does, too."""
+    (rows, batch), (plain_rows, plain_batch) = make_rows(), make_rows()
+    named = [*plain, *given]
+    for each in (rows, plain_rows):
+        each.apply(
+            step_pb2.StepPlan(grown_rows=named, num_new_blocks=[1] * len(named), new_blocks=range(1, 1 + len(named)))
+        )
+    steps = Decodes(native(), rows, batch)
+    without = step_pb2.StepPlan(decode_rows=decodes(*named))
+    for plan in (without, step_pb2.StepPlan(**drafting(given, *plain)), without):
+        got = steps.begin(plan)
+        assert got is not None
+        expected = build_batch(plain_rows, plain_rows.schedule(plan), plain_batch)
+        assert got.rows_S.tolist() == got.rows_N.tolist() == expected.rows_N.tolist() == named
+        assert np.array_equal(got.num_drafts_N, expected.num_drafts_N)
+        assert numbers(batch) == numbers(plain_batch)
+        assert state(rows) == state(plain_rows)
+
+        scores = counting_up(batch, finite=3)
+        result, wanted = step_pb2.StepResult(), step_pb2.StepResult()
+        positions = plain_rows.output_positions(expected.rows_N)
+        said = sample_rows(plain_rows, expected.rows_N, expected.num_drafts_N, scores, None)
+        has_drafts = expected.num_drafts_N is not None
+        put_columns(
+            wanted,
+            plain_rows.sequence_R[expected.rows_N],
+            positions - expected.num_drafts_N if has_drafts else positions,
+            said.tokens_ND1,
+            said.counts_N if has_drafts else None,
+            said.failed_N,
+        )
+        assert steps.end(scores, result)
+        assert result == wanted
+        assert state(rows) == state(plain_rows)
+        if has_drafts:
+            width = steps.tokens_ND1.shape[1]
+            assert steps.tokens_ND1.tolist() == said.tokens_ND1[:, :width].tolist()
+            assert not said.tokens_ND1[:, width:].any()
+            assert steps.counts_N.tolist() == said.counts_N.tolist()
+
+
+def test_a_row_that_fails_after_right_drafts_is_left_to_numpy() -> None:
+    rows, batch = make_rows()
+    steps = Decodes(native(), rows, batch)
+    assert steps.begin(step_pb2.StepPlan(**drafting({3: [40, 41, 42], 5: [1]})))
+    before, result = state(rows), step_pb2.StepResult()
+    assert not steps.end(counting_up(batch, finite=3), result)
+    assert state(rows) == before
+    assert result == step_pb2.StepResult()
+    assert steps.end(counting_up(batch, finite=4), result)
 
 
 def test_steps_with_other_rows_are_left_to_numpy() -> None:
