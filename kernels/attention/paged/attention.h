@@ -32,8 +32,8 @@ struct AttentionStep {
     const int32_t* context_lens;
     const int32_t* block_tables;
     int32_t* items;   // [num_items][6]: see Item
-    int32_t* splits;  // [num_splits][3]: see Split
-    int64_t table_stride, num_items, num_splits, num_partials;
+    int32_t* splits;  // [num_splits][5]: see Split
+    int64_t table_stride, num_items, num_splits, num_partials;  // a partial: the sums of a query over a segment
     int32_t heads, kv_heads, head_size;
     int32_t block_size;  // a power of 2 from 8 to 64
     int32_t window;  // positions that a query sees, its own included; 0: all before it
@@ -53,9 +53,10 @@ struct Item {
     int32_t partial;  // -1: the result is complete and goes to the output
 };
 
-// A row of one query whose segments are computed separately, and the place of their results.
+// Queries of a row whose segments are computed separately, and the place of their results: `num_queries` partials for
+// each segment.
 struct Split {
-    int32_t row, first_partial, num_partials;
+    int32_t row, first_query, num_queries, first_partial, num_segments;
 };
 
 // Maxima, sums and weighted values of some query heads, over the keys seen so far.
@@ -311,9 +312,10 @@ void attention(const AttentionStep& step, const float* q, int64_t stride, const 
     const int64_t partial_size = group * (size + 2);
     auto* partials = static_cast<float*>(
         scratch(kSlotPartials, step.num_partials * step.kv_heads * partial_size * sizeof(float)));
-    auto partial = [&](int64_t index, int64_t head) {
-        float* start = partials + (index * step.kv_heads + head) * partial_size;
-        return Running{start, start + group, start + 2 * group};
+    // The sums of `queries` queries over a segment.
+    auto partial = [&](int64_t first, int64_t queries, int64_t head) {
+        float* start = partials + (first * step.kv_heads + head * queries) * partial_size;
+        return Running{start, start + queries * group, start + 2 * queries * group};
     };
     parallel(step.num_items * step.kv_heads, [&](int64_t task) {
         const Item& item = reinterpret_cast<const Item*>(step.items)[task / step.kv_heads];
@@ -321,20 +323,23 @@ void attention(const AttentionStep& step, const float* q, int64_t stride, const 
         TileAttention<V, A, T> tile(step, cache, scale, item, head);
         const Running& result = tile.compute(q, stride, item.first_segment, item.end_segment);
         if (item.partial < 0) return tile.write(out, width);
-        const Running kept = partial(item.partial, head);
-        std::copy(result.maxima, result.maxima + group, kept.maxima);
-        std::copy(result.sums, result.sums + group, kept.sums);
-        std::copy(result.values, result.values + group * size, kept.values);
+        const Running kept = partial(item.partial, item.num_queries, head);
+        std::copy(result.maxima, result.maxima + tile.rows(), kept.maxima);
+        std::copy(result.sums, result.sums + tile.rows(), kept.sums);
+        std::copy(result.values, result.values + tile.rows() * size, kept.values);
     });
     parallel(step.num_splits * step.kv_heads, [&](int64_t task) {
         const Split& split = reinterpret_cast<const Split*>(step.splits)[task / step.kv_heads];
-        const int64_t head = task % step.kv_heads;
-        Running whole = partial(split.first_partial, head);
-        for (int64_t i = 1; i < split.num_partials; i++) {
-            whole.template fold<V>(partial(split.first_partial + i, head), group, size);
+        const int64_t head = task % step.kv_heads, queries = split.num_queries;
+        Running whole = partial(split.first_partial, queries, head);
+        for (int64_t i = 1; i < split.num_segments; i++) {
+            whole.template fold<V>(partial(split.first_partial + i * queries, queries, head), queries * group, size);
         }
-        float* place = out + step.query_starts[split.row] * width + head * group * size;
-        for (int64_t h = 0; h < group; h++) TileAttention<V, A, T>::normalized(whole, h, size, place + h * size);
+        const int64_t token = step.query_starts[split.row] + split.first_query;
+        for (int64_t r = 0; r < queries * group; r++) {
+            float* place = out + (token + r / group) * width + (head * group + r % group) * size;
+            TileAttention<V, A, T>::normalized(whole, r, size, place);
+        }
     });
 }
 

@@ -19,7 +19,7 @@ SEGMENT = 512
 # Query heads of an item. 6 fill the registers; 4 times as many share a chunk of keys in L1.
 ROWS_PER_TILE = 24
 # The number of int32 in an item, and in a split.
-_ITEM, _SPLIT = 6, 3
+_ITEM, _SPLIT = 6, 5
 
 
 class AttentionStepStruct(ctypes.Structure):

@@ -8,21 +8,32 @@
 
 namespace octavo {
 
+// With fewer tiles than this for each thread, contexts are split.
+constexpr int64_t kTilesPerThread = 8;
+
 // Fills step.items and step.splits, and counts them, for the first rows, which have `tokens` queries together. A row of
-// several queries is cut into tiles of at most tile_rows query heads per KV head. A row of one query whose context is
-// longer than a segment is cut into its segments, whose results are combined afterwards: a split. The caller provides
-// room for as many items as there are queries, rows, and segments in all contexts together, and for one split a row.
+// several queries is cut into tiles of nearly equal height, of at most tile_rows query heads per KV head. The segments
+// of a context are computed apart, and their results combined afterwards (a split), for rows of one query, and for all
+// rows of one tile in a step that has few tiles. The caller provides room for as many items as there are queries, rows,
+// and segments in all contexts together, and for one split a row.
 inline void plan_attention(AttentionStep& step, int64_t tokens, int64_t tile_rows) {
     struct Planned {
         int64_t cost;
         Item item;
     };
-    const int64_t queries_per_tile = std::max<int64_t>(1, tile_rows / (step.heads / step.kv_heads));
+    const int64_t most_queries = std::max<int64_t>(1, tile_rows / (step.heads / step.kv_heads));
     auto first_segment = [&](int64_t position) { return step.first_key(position) / kSegment; };
-    int64_t rows = 0;
-    while (step.query_starts[rows] < tokens) rows++;
-    int64_t room = tokens + rows;
-    for (int64_t r = 0; r < rows; r++) room += step.context_lens[r] / kSegment;
+    auto end_segment = [&](int64_t position) { return (position + kSegment - 1) / kSegment; };
+    auto queries_of = [&](int64_t r) { return step.query_starts[r + 1] - step.query_starts[r]; };
+    auto tiles_of = [&](int64_t r) { return (queries_of(r) + most_queries - 1) / most_queries; };
+    int64_t rows = 0, tiles = 0;
+    while (step.query_starts[rows] < tokens) tiles += tiles_of(rows++);
+    const bool is_small = tiles * step.kv_heads < kTilesPerThread * threads();
+    auto may_split = [&](int64_t r) { return tiles_of(r) == 1 && (is_small || queries_of(r) == 1); };
+    int64_t room = tiles;
+    for (int64_t r = 0; r < rows; r++) {
+        if (may_split(r)) room += step.context_lens[r] / kSegment;
+    }
     auto* planned = static_cast<Planned*>(scratch(kSlotRows, room * sizeof(Planned)));
     auto* splits = reinterpret_cast<Split*>(step.splits);
     int64_t num_items = 0, num_splits = 0, num_partials = 0;
@@ -34,19 +45,19 @@ inline void plan_attention(AttentionStep& step, int64_t tokens, int64_t tile_row
                                  static_cast<int32_t>(begin), static_cast<int32_t>(end), static_cast<int32_t>(partial)}};
     };
     for (int64_t r = 0; r < rows; r++) {
-        const int64_t queries = step.query_starts[r + 1] - step.query_starts[r];
-        const int64_t first = step.context_lens[r] - queries;
-        auto end_segment = [&](int64_t position) { return (position + kSegment - 1) / kSegment; };
-        const int64_t begin = first_segment(first), end = end_segment(step.context_lens[r]);
-        if (queries == 1 && end - begin > 1) {
-            splits[num_splits++] = {static_cast<int32_t>(r), static_cast<int32_t>(num_partials),
-                                    static_cast<int32_t>(end - begin)};
-            for (int64_t s = begin; s < end; s++) add(first, r, 0, 1, s, s + 1, num_partials++);
-            continue;
-        }
-        for (int64_t q = 0; q < queries; q += queries_per_tile) {
-            const int64_t count = std::min(queries_per_tile, queries - q), position = first + q;
-            add(position, r, q, count, first_segment(position), end_segment(position + count), -1);
+        const int64_t queries = queries_of(r), first = step.context_lens[r] - queries, of_row = tiles_of(r);
+        for (int64_t i = 0; i < of_row; i++) {
+            const int64_t q = queries * i / of_row, count = queries * (i + 1) / of_row - q, position = first + q;
+            const int64_t begin = first_segment(position), end = end_segment(position + count);
+            if (end - begin == 1 || !may_split(r)) {
+                add(position, r, q, count, begin, end, -1);
+                continue;
+            }
+            splits[num_splits++] = {static_cast<int32_t>(r), static_cast<int32_t>(q), static_cast<int32_t>(count),
+                                    static_cast<int32_t>(num_partials), static_cast<int32_t>(end - begin)};
+            for (int64_t s = begin; s < end; s++, num_partials += count) {
+                add(position, r, q, count, s, s + 1, num_partials);
+            }
         }
     }
     // Long items first, so that threads end together. The pool gives each thread a run of tasks: each run is sorted so.

