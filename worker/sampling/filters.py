@@ -55,20 +55,25 @@ class Filters:
         self._seed_R[row] = new.seed
         self._choice_R[row] = new.choice
 
+    def uniforms(self, rows_N: np.ndarray, positions_N: np.ndarray) -> np.ndarray:
+        """Returns the random numbers of the draws at these output positions, float64 [N]."""
+        return uniforms(self._seed_R[rows_N], self._choice_R[rows_N], positions_N)
+
     def draw(
         self,
         logits_LV: np.ndarray,
         scored_N: np.ndarray,
         rows_N: np.ndarray,
-        positions_N: np.ndarray,
+        uniform_N: np.ndarray,
         kernels: NativeKernels | None,
     ) -> np.ndarray:
-        """Draws tokens of rows with a temperature above 0, see draw_rows. scored_N: indices of their logits in L."""
+        """Draws tokens of rows with a temperature above 0, see draw_rows. scored_N: indices of their logits in L.
+        uniform_N: from `uniforms`."""
         return draw_rows(
             logits_LV,
             scored_N,
             temperature_N=self.temperature_R[rows_N],
-            uniform_N=uniforms(self._seed_R[rows_N], self._choice_R[rows_N], positions_N),
+            uniform_N=uniform_N,
             top_k_N=self._top_k_R[rows_N],
             top_p_N=self._top_p_R[rows_N],
             min_p_N=self._min_p_R[rows_N],

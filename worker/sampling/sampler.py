@@ -51,11 +51,13 @@ def sample(
     rows_N: np.ndarray,
     positions_N: np.ndarray,
     kernels: NativeKernels | None,
+    uniform_N: np.ndarray | None = None,
 ) -> Sampled:
     """Samples one token for each row. It depends only on the row's own logits, parameters, tokens and position.
 
     scored_N: each row's index into `scores`; with `Greedy` scores all rows must be merely greedy, with a constraint or
     without. positions_N: output index of each token. kernels: native kernels that draw; None: PyTorch draws.
+    uniform_N: the random numbers of rows that draw, if they are known.
     """
     if isinstance(scores, Greedy):
         largest_N = scores.largest_L.numpy()[scored_N]
@@ -66,7 +68,7 @@ def sample(
             for i in np.flatnonzero(failed_N & state.adjusts_R[rows_N] & np.isneginf(largest_N)).tolist()
         }
         return Sampled(token_ids_N=token_ids_N, failed_N=failed_N, logprobs={}, why=why)
-    return _sample_logits(scores, scored_N, state, rows_N, positions_N, kernels)
+    return _sample_logits(scores, scored_N, state, rows_N, positions_N, kernels, uniform_N)
 
 
 def _sample_logits(
@@ -76,6 +78,7 @@ def _sample_logits(
     rows_N: np.ndarray,
     positions_N: np.ndarray,
     kernels: NativeKernels | None,
+    uniform_N: np.ndarray | None,
 ) -> Sampled:
     token_ids_N = np.zeros(len(rows_N), np.int64)
     failed_N = np.zeros(len(rows_N), np.bool_)
@@ -106,7 +109,9 @@ def _sample_logits(
                 why[i] = state.why_no_token(int(rows_N[i]), int(positions_N[i]))
         token_ids_N[i] = 0 if failed_N[i] else likeliest_1[0]
     drawn = np.flatnonzero(draws_N & ~failed_N)
-    tokens = state.filters.draw(scores.logits_LV, scored_N[drawn], rows_N[drawn], positions_N[drawn], kernels)
+    rows_D = rows_N[drawn]
+    uniform_D = state.filters.uniforms(rows_D, positions_N[drawn]) if uniform_N is None else uniform_N[drawn]
+    tokens = state.filters.draw(scores.logits_LV, scored_N[drawn], rows_D, uniform_D, kernels)
     failed_N[drawn] = tokens < 0
     for i in drawn[(tokens < 0) & adjusts_N[drawn]].tolist():
         if (scores.logits_LV[scored_N[i]] < np.inf).all():
