@@ -14,8 +14,8 @@ constexpr int64_t kTilesPerThread = 8;
 // Fills step.items and step.splits, and counts them, for the first rows, which have `tokens` queries together. A row of
 // several queries is cut into tiles of nearly equal height, of at most tile_rows query heads per KV head. The segments
 // of a context are computed apart, and their results combined afterwards (a split), for rows of one query, and for all
-// rows of one tile in a step that has few tiles. The caller provides room for as many items as there are queries, rows,
-// and segments in all contexts together, and for one split a row.
+// rows of one tile in a step that has few tiles, where a tile may be twice as high. The caller provides room for as many
+// items as there are queries, rows, and segments in all contexts together, and for one split a row.
 inline void plan_attention(AttentionStep& step, int64_t tokens, int64_t tile_rows) {
     struct Planned {
         int64_t cost;
@@ -25,10 +25,14 @@ inline void plan_attention(AttentionStep& step, int64_t tokens, int64_t tile_row
     auto first_segment = [&](int64_t position) { return step.first_key(position) / kSegment; };
     auto end_segment = [&](int64_t position) { return (position + kSegment - 1) / kSegment; };
     auto queries_of = [&](int64_t r) { return step.query_starts[r + 1] - step.query_starts[r]; };
-    auto tiles_of = [&](int64_t r) { return (queries_of(r) + most_queries - 1) / most_queries; };
+    bool is_small = false;
+    auto tiles_of = [&](int64_t r) {
+        const int64_t most = is_small && step.context_lens[r] > kSegment ? 2 * most_queries : most_queries;
+        return (queries_of(r) + most - 1) / most;
+    };
     int64_t rows = 0, tiles = 0;
     while (step.query_starts[rows] < tokens) tiles += tiles_of(rows++);
-    const bool is_small = tiles * step.kv_heads < kTilesPerThread * threads();
+    is_small = tiles * step.kv_heads < kTilesPerThread * threads();
     auto may_split = [&](int64_t r) { return tiles_of(r) == 1 && (is_small || queries_of(r) == 1); };
     int64_t room = tiles;
     for (int64_t r = 0; r < rows; r++) {

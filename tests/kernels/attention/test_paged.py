@@ -182,7 +182,7 @@ def test_what_lies_beyond_a_context_does_not_matter(kind: str, dtype: torch.dtyp
     assert torch.equal(case.run(kind), clean)
 
 
-# First and last tokens of rows with drafts, whose segments are computed apart: the tokens are in two segments, or in one.
+# Tokens of rows with drafts, whose segments are computed apart; they lie in two segments, or in one.
 DRAFTED = [(509, 513), (510, 518), (540, 543), (783, 800)]
 
 
