@@ -36,6 +36,8 @@ _MIN_LANES = 16
 # for another shape. 64 is the fewest that wgmma takes; without wgmma, more than 32 would not fit into registers.
 _INVARIANT_LANES = {80: 32, 89: 32, 90: 64}
 _WGMMA_LANES = 64
+# The most lanes that drafts ask for; without wgmma, more would not fit into registers.
+_MOST_DRAFT_LANES = {80: 32, 89: 32, 90: 64}
 MAX_GROUP = 128
 
 
@@ -61,11 +63,15 @@ def padded(head_size: int) -> int:
     return 1 << (head_size - 1).bit_length()
 
 
-def decode_tiles(heads: HeadShape, cache_dtype: torch.dtype, arch: int, *, batch_invariant: bool) -> Tiles:
+def decode_tiles(
+    heads: HeadShape, cache_dtype: torch.dtype, arch: int, *, batch_invariant: bool, most_queries: int = 1
+) -> Tiles:
     """Tiles for few queries and long contexts, where memory is the limit: two programs per SM if they fit, so that one
-    loads while the other reduces, with as many tiles in flight as fit."""
+    loads while the other reduces, with as many tiles in flight as fit. most_queries: of a row that decodes, with its
+    drafts; as far as they fit, one tile has them all, so that their keys and values are read once."""
     head_size = padded(heads.head_size)
-    lanes = max(_INVARIANT_LANES[arch] if batch_invariant else _MIN_LANES, _power_of_two(heads.group_size))
+    with_drafts = min(_power_of_two(heads.group_size * most_queries), _MOST_DRAFT_LANES[arch])
+    lanes = max(_INVARIANT_LANES[arch] if batch_invariant else _MIN_LANES, _power_of_two(heads.group_size), with_drafts)
     token_bytes = 2 * head_size * cache_dtype.itemsize
     # One and two warp groups have no registers for more than 64 tokens with 64 lanes, or 32 tokens of 256 numbers.
     most = 128 if lanes < _WGMMA_LANES else 64 if head_size <= 128 else 32
@@ -142,6 +148,7 @@ class AttentionSchedule:
         window: int = 0,
         attention_chunk: int = 0,
         batch_invariant: bool = False,
+        most_queries: int = 1,
         tiles: Tiles | None = None,
         chunk: int = CHUNK,
         num_programs: int | None = None,
@@ -151,8 +158,9 @@ class AttentionSchedule:
         chunks of this size, and a query sees only its own chunk; 0: no chunks.
 
         batch_invariant: a query's result has the same bits however its row is cut into chunks of prefill and decodes;
-        it never depends on other rows. tiles: the tiles of a kernel for another cache than keys and values
-        (kernels.attention.latent), which computes all rows. chunk: tokens of a chunk of v2, a multiple of 128.
+        it never depends on other rows. most_queries: of a row that decodes, see decode_tiles. tiles: the tiles of a
+        kernel for another cache than keys and values (kernels.attention.latent), which computes all rows. chunk: tokens
+        of a chunk of v2, a multiple of 128.
         num_programs: programs that read the contexts of decodes; None: as many as the GPU holds at once.
 
         Raises ValueError for head shapes and windows that the kernels don't know.
@@ -172,12 +180,14 @@ class AttentionSchedule:
         self.chunk, self.batch_invariant = chunk, batch_invariant
         arch = tile_arch(device)
         self.cache_dtype = cache_dtype
-        self.decode: Tiles = tiles or decode_tiles(heads, cache_dtype, arch, batch_invariant=batch_invariant)
+        self.decode: Tiles = tiles or decode_tiles(
+            heads, cache_dtype, arch, batch_invariant=batch_invariant, most_queries=most_queries
+        )
         self.prefill: Tiles | None = None
         if not (batch_invariant or tiles):
             self.prefill = prefill_tiles(heads, cache_dtype, arch, has_chunks=attention_chunk > 0)
         self.num_programs = num_programs or _num_sms(device) * self.decode.programs_per_sm
-        max_partials = max_num_seqs * triton.cdiv(max_context_len, chunk)
+        max_partials = max_num_seqs * most_queries * triton.cdiv(max_context_len, chunk)
         partial_bytes = 4 * heads.num_heads * (heads.head_size + 2)
         self.num_partials = min(max_partials, workspace_bytes // partial_bytes)
         size = (self.num_partials, heads.num_heads)

@@ -65,7 +65,7 @@ def shipped() -> list[KernelBuild]:
                 drafts_LD=int32(_NUM_SCORED, _NUM_DRAFTS),
             ),
         ),
-        recorded("verify", lambda: verify(rows_L, counts_N, counts_N, drafts_ND, tokens_ND1, counts_N)),
+        recorded("verify", lambda: verify(rows_L, rows_L, int32(_NUM_SCORED + 1), tokens_ND1, counts_N)),
     ]
 
 

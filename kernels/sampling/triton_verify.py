@@ -12,49 +12,42 @@ from kernels.triton_common.jit import jit
 
 def verify(
     tokens_L: torch.Tensor,
-    starts_N: torch.Tensor,
-    num_drafts_N: torch.Tensor,
-    drafts_ND: torch.Tensor,
+    inputs_L: torch.Tensor,
+    starts_N1: torch.Tensor,
     tokens_ND1: torch.Tensor,
     counts_N: torch.Tensor,
 ) -> None:
     """Writes each row's output: its draws, up to and including the first that differs from the draft at its place.
 
-    tokens_L: the token that `sample` chose at each position, or -1. starts_N: row n's positions begin at starts_N[n];
-    there is one more than it has drafts. num_drafts_N: negative is padding, for which nothing is read or written.
-    drafts_ND: entries beyond num_drafts_N are not read. Writes tokens_ND1[n, : counts_N[n]]; the last of them may be
-    -1. All int32, contiguous.
+    tokens_L: the token that `sample` chose at each position, or -1. inputs_L: the token at each position: a row's last
+    one, which is not read, then its drafts. starts_N1: [N + 1]; row n's positions are starts_N1[n] : starts_N1[n + 1],
+    at most D1 of them; a row without positions is padding, for which nothing is read or written. Writes
+    tokens_ND1[n, : counts_N[n]]; the last of them may be -1. All int32, contiguous.
 
     A draft is accepted if and only if the draw of (seed, choice, position) gives the same token, so output never
     depends on drafts; counts_N[n] - 1 drafts are accepted.
     """
     num_rows, width = tokens_ND1.shape
-    assert drafts_ND.shape == (num_rows, width - 1)
+    assert starts_N1.shape == (num_rows + 1,)
     if num_rows:
         _verify_kernel[(num_rows,)](
-            tokens_L, starts_N, num_drafts_N, drafts_ND, tokens_ND1, counts_N,
+            tokens_L, inputs_L, starts_N1, tokens_ND1, counts_N,
             WIDTH=width, BLOCK_D=triton.next_power_of_2(width), num_warps=1,
         )  # fmt: skip
 
 
 @jit
 def _verify_kernel(
-    tokens_L,
-    starts_N,
-    num_drafts_N,
-    drafts_ND,
-    tokens_ND1,
-    counts_N,
-    WIDTH: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    tokens_L, inputs_L, starts_N1, tokens_ND1, counts_N, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
     n = tl.program_id(0)
-    num_drafts = tl.load(num_drafts_N + n)
+    start = tl.load(starts_N1 + n)
+    num_drafts = tl.load(starts_N1 + n + 1) - start - 1
     if num_drafts < 0:
         return
     d = tl.arange(0, BLOCK_D)
-    said = tl.load(tokens_L + tl.load(starts_N + n) + d, mask=d <= num_drafts, other=-1)
-    drafts = tl.load(drafts_ND + n * (WIDTH - 1) + d, mask=d < num_drafts, other=-1)
+    said = tl.load(tokens_L + start + d, mask=d <= num_drafts, other=-1)
+    drafts = tl.load(inputs_L + start + 1 + d, mask=d < num_drafts, other=-1)
     # The first position whose token differs from its draft; the last position has no draft.
     last = tl.min(tl.where((said != drafts) | (said < 0), d, BLOCK_D))
     tl.store(tokens_ND1 + n * WIDTH + d, said, mask=d <= last)

@@ -3,7 +3,7 @@
 One copy carries all inputs of a step. `StepArrays` come first, at the same addresses in each step, where graphs read
 them. `Part`s follow; only launches outside of graphs read them.
 
-Shape suffixes: R rows at most, T tokens at most.
+Shape suffixes: R rows at most, T tokens at most, L scored positions at most.
 """
 
 from dataclasses import dataclass
@@ -25,23 +25,25 @@ _ROOM = 32 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepArrays(Generic[Array]):
-    """The int32 arrays of a step's batch; see worker.step.batch.GpuBatch. sampled_rows_R and output_positions_R are for
-    decode-only steps, in which each row samples."""
+    """The int32 arrays of a step's batch; see worker.step.batch.GpuBatch. sampled_rows_L and output_positions_L are for
+    steps of decodes, in which every token is followed by a sampled one."""
 
     rows_R: Array
     query_starts: Array  # [R + 1]
     context_lens_R: Array
     # Rows whose token is chosen from unadjusted logits; -1 for padding, and for rows whose logits are adjusted first.
-    sampled_rows_R: Array
-    output_positions_R: Array
+    sampled_rows_L: Array
+    output_positions_L: Array
     token_ids_T: Array
 
 
 class StepLayout:
     """The offsets of StepArrays in one buffer."""
 
-    def __init__(self, *, max_rows: int, max_tokens: int) -> None:
-        sizes = (max_rows, max_rows + 1, max_rows, max_rows, max_rows, max_tokens)
+    def __init__(self, *, max_rows: int, max_tokens: int, max_scored: int = 0) -> None:
+        """max_scored: positions of decodes with drafts; 0: there are none, so each row has one."""
+        max_scored = max(max_scored, max_rows)
+        sizes = (max_rows, max_rows + 1, max_rows, max_scored, max_scored, max_tokens)
         self._places: list[tuple[int, int]] = []
         self.num_bytes = 0
         for size in sizes:

@@ -104,13 +104,15 @@ class Components:
         """Raises PermanentError or ValueError for options that the model does not allow."""
         self._options, self._device, self._loaded, self._executor = options, device, loaded, executor
         self._longest = longest_sequence(options, loaded.config)
-        compilation = options.compilation_config
+        compilation, speculation = options.compilation_config, options.speculative_config
+        self._most_drafts = 0 if speculation is None else speculation.num_speculative_tokens
         self._sizes = graph_sizes(
             compilation.level,
             compilation.cudagraph_capture_sizes,
             enforce_eager=options.enforce_eager,
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
+            most_drafts=self._most_drafts,
         )
         self._weights = device.memory().allocated
         backend = executor.backend
@@ -169,6 +171,7 @@ class Components:
             max_model_len=max_model_len,
             vocab_size=self._loaded.config.vocab_size,
             max_steps_in_flight=options.max_steps_in_flight,
+            most_drafts=self._most_drafts,
         )
 
     def kv_cache(self, num_blocks: int, use: MemoryUse) -> KVCache:
@@ -219,5 +222,5 @@ class Components:
         return replace(memory, free=memory.free + memory.allocated - self._weights)
 
     def _graphs_error(self) -> PermanentError:
-        sizes = sorted({*self._sizes.decodes, *self._sizes.pieces})
+        sizes = sorted({*self._sizes.decodes, *self._sizes.drafts, *self._sizes.pieces})
         return graphs_need_more(self._options, self._device.memory(), sizes)

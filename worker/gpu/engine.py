@@ -32,12 +32,16 @@ class StepGraphs(Protocol):
         """Returns the rows of the graph for a step of num_rows decodes, at most max_num_seqs; None: no graph."""
         ...
 
-    def run_forward(self, size: int) -> None:
-        """Replaces `GpuEngine.forward_body(size)`. size: from `padded`."""
+    def padded_with_drafts(self, num_tokens: int) -> int | None:
+        """Returns the tokens of the graph for a step of decodes with drafts; None: no graph."""
         ...
 
-    def run_sample(self, kind: SamplingKind, size: int) -> None:
-        """Replaces `GpuEngine.sample_body(kind, size)`."""
+    def run_forward(self, size: int, *, drafts: bool = False) -> None:
+        """Replaces `GpuEngine.forward_body(size, drafts=drafts)`. size: from `padded` or `padded_with_drafts`."""
+        ...
+
+    def run_sample(self, kind: SamplingKind, size: int, *, drafts: bool = False) -> None:
+        """Replaces `GpuEngine.sample_body(kind, size, drafts=drafts)`."""
         ...
 
     def padded_tokens(self, num_tokens: int) -> int | None:
@@ -87,32 +91,40 @@ class GpuEngine:
         max_model_len: int,
         vocab_size: int,
         max_steps_in_flight: int,
+        most_drafts: int = 0,
         graphs: StepGraphs | None = None,
     ) -> None:
         """Reserves the model's memory. Inputs are padding until the first step, so the bodies can already be run and
-        captured: they change nothing but their own memory."""
+        captured: they change nothing but their own memory. most_drafts: drafts of a row in a step of decodes that the
+        bodies compute; steps with more are computed like prefills."""
         # May be set or removed between steps.
         self.graphs = graphs
         # Steps begun since the start. Graphs count those that they ran; the others were launched kernel by kernel.
         self.num_steps = 0
         self._model, self._kv_cache, self._device = model, kv_cache, device
         self._vocab_size = vocab_size
-        layout = StepLayout(max_rows=max_num_seqs, max_tokens=max_num_batched_tokens)
+        num_logits = most_logits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self._max_rows, self._most_drafts = max_num_seqs, most_drafts
+        layout = StepLayout(
+            max_rows=max_num_seqs, max_tokens=max_num_batched_tokens, max_scored=num_logits if most_drafts else 0
+        )
         self._staging = Staging(device, layout, max_steps_in_flight)
         self._memory = device_memory(device, layout)
         self._arrays = layout.arrays(self._memory)
         gpu, max_blocks = device.torch_device, -(-max_model_len // kv_cache.block_size)
         self._rows = DeviceRows(gpu, max_num_seqs=max_num_seqs, max_blocks=max_blocks)
         self._sampler = Sampler(
-            gpu, self._rows, max_rows=max_num_seqs, max_tokens=max_num_batched_tokens, vocab_size=vocab_size
-        )
+            gpu, self._rows, max_rows=max_num_seqs, max_tokens=max_num_batched_tokens, vocab_size=vocab_size,
+            most_drafts=most_drafts,
+        )  # fmt: skip
         self._token_ids_T = torch.zeros(max_num_batched_tokens, dtype=torch.int32, device=gpu)
         self._positions_T = torch.zeros(max_num_batched_tokens, dtype=torch.int32, device=gpu)
         self._slots_T = torch.zeros(max_num_batched_tokens, dtype=torch.int64, device=gpu)
-        # Logits that exist at once: enough for most steps; larger ones take several slices.
-        num_logits = min(max(max_num_seqs, SLICE), max_num_batched_tokens)
         self._logits = StepLogits(model, num_logits, vocab_size)
-        model.reserve(max_tokens=max_num_batched_tokens, max_rows=max_num_seqs, max_context=max_model_len)
+        model.reserve(
+            max_tokens=max_num_batched_tokens, max_rows=max_num_seqs, max_context=max_model_len,
+            most_queries=most_drafts + 1,
+        )  # fmt: skip
         self._pad()
 
     def begin(self, inputs: StepInputs) -> PendingStep:
@@ -129,21 +141,29 @@ class GpuEngine:
 
     # --- The bodies that graphs are captured from: all in memory at fixed addresses.
 
-    def forward_body(self, size: int) -> None:
-        """Runs the forward pass of a decode-only step of `size` rows, with padding: expands what the host sent to the
+    def forward_body(self, size: int, *, drafts: bool = False) -> None:
+        """Runs the forward pass of a decode-only step of `size` tokens, with padding: expands what the host sent to the
         batch's tensors, runs the model, and puts its logits where `sample_body` reads them. It reads and writes static
-        memory only, so one graph per size serves every step.
+        memory only, so one graph per size serves every step. drafts: rows may have some, up to most_drafts each;
+        otherwise each has one token.
         """
         with torch.inference_mode():
-            batch = self._expanded(size, size, max_query_len=1)
+            max_query_len = self._most_drafts + 1 if drafts else 1
+            batch = self._expanded(self._rows_of(size, drafts), size, max_query_len=max_query_len)
             self._logits.write(self._model.forward(batch, self._kv_cache), size)
 
-    def sample_body(self, kind: SamplingKind, size: int) -> None:
-        """Chooses the tokens of a decode-only step, and stores each row's last token. One graph per kind and size."""
-        arrays = self._arrays
+    def sample_body(self, kind: SamplingKind, size: int, *, drafts: bool = False) -> None:
+        """Chooses the tokens of a decode-only step, verifies its drafts, and stores each row's last token. One graph
+        per kind and size."""
+        arrays, num_rows = self._arrays, self._rows_of(size, drafts)
         with torch.inference_mode():
-            self._choose(kind, size, arrays.sampled_rows_R[:size], arrays.output_positions_R[:size])
-            self._sampler.remember(arrays.rows_R[:size])
+            self._choose(kind, size, arrays.sampled_rows_L[:size], arrays.output_positions_L[:size])
+            if drafts:
+                self._sampler.verify_decodes(
+                    arrays.rows_R[:num_rows], arrays.query_starts[: num_rows + 1], arrays.token_ids_T[:size]
+                )
+            else:
+                self._sampler.remember(arrays.rows_R[:num_rows])
 
     def pieces_batch(self, num_tokens: int) -> GpuBatch:
         """Returns a batch to capture pieces of num_tokens with: one row of padding, in the same memory as the batches
@@ -159,9 +179,10 @@ class GpuEngine:
         new_rows = self._sampler.stage_rows(inputs.new_rows, slot)
         changes = self._rows.stage(inputs, slot)
         scored = ScoredPositions.of(inputs)
-        sampling = self._sampler.stage(scored, slot, len(self._logits))
         size = self._size_of_decodes(inputs)
-        _fill(slot.arrays, inputs, size or len(inputs.rows_S))
+        has_drafts = scored.drafts is not None
+        sampling = self._sampler.stage(scored, slot, len(self._logits), only_decodes=size is not None)
+        _fill(slot.arrays, inputs, len(inputs.rows_S) if size is None else self._rows_of(size, has_drafts))
         if size is None:
             mixed = _stage_mixed(inputs, scored, sampling, slot)
         else:
@@ -180,7 +201,7 @@ class GpuEngine:
             results = torch.empty(layout.size, dtype=torch.int32, device=self._memory.device)
         if mixed is None:
             assert size is not None
-            self._decode(size, sampling, layout, results)
+            self._decode(size, has_drafts, sampling, layout, results)
         else:
             self._compute_mixed(inputs, mixed, sampling, layout, results)
         received = slot.receive(results)
@@ -190,14 +211,20 @@ class GpuEngine:
         return pending
 
     def _size_of_decodes(self, inputs: StepInputs) -> int | None:
-        """Returns the rows, with padding, for `forward_body`; None if it can't compute the step."""
-        if not inputs.only_decodes or inputs.prompt_scores is not None:
+        """Returns the tokens, with padding, for `forward_body`; None if it can't compute the step."""
+        if not inputs.only_decodes_with_drafts or inputs.prompt_scores is not None:
             return None
-        num_rows = len(inputs.rows_S)
-        if self.graphs is None:
-            return num_rows
-        size = self.graphs.padded(num_rows)
-        return num_rows if size is None and self.graphs.padded_tokens(num_rows) is None else size
+        num_tokens, drafts_N, graphs = len(inputs.token_ids_T), inputs.num_drafts_N, self.graphs
+        if drafts_N is not None and (drafts_N.max() > self._most_drafts or num_tokens > len(self._logits)):
+            return None
+        if graphs is None:
+            return num_tokens
+        size = graphs.padded(num_tokens) if drafts_N is None else graphs.padded_with_drafts(num_tokens)
+        return num_tokens if size is None and graphs.padded_tokens(num_tokens) is None else size
+
+    def _rows_of(self, size: int, drafts: bool) -> int:
+        """Returns the rows, with padding, of a decode-only step of `size` tokens."""
+        return min(size, self._max_rows) if drafts else size
 
     def _layout_of(self, inputs: StepInputs, scored: ScoredPositions, sampling: StepSampling) -> ResultLayout:
         scores, prompts = inputs.prompt_scores, None
@@ -206,24 +233,28 @@ class GpuEngine:
             prompts = AskedLogprobs(positions_P, min(scores.num_top, self._vocab_size))
         return ResultLayout(
             num_rows=len(scored.rows_N),
-            width=1 if scored.drafts is None else scored.drafts.drafts_ND.shape[1] + 1,
+            width=1 if scored.drafts is None else scored.drafts.most + 1,
             has_counts=scored.drafts is not None,
             sampled=sampling.asked,
             prompts=prompts,
         )
 
-    def _decode(self, size: int, sampling: StepSampling, layout: ResultLayout, results: torch.Tensor) -> None:
-        forward, sample = self.forward_body, self.sample_body
-        if self.graphs is not None and self.graphs.padded(size) is not None:
-            forward, sample = self.graphs.run_forward, self.graphs.run_sample
-        forward(size)
+    def _decode(
+        self, size: int, drafts: bool, sampling: StepSampling, layout: ResultLayout, results: torch.Tensor
+    ) -> None:
+        forward, sample, graphs = self.forward_body, self.sample_body, self.graphs
+        if graphs is not None and (graphs.padded_with_drafts if drafts else graphs.padded)(size) is not None:
+            forward, sample = graphs.run_forward, graphs.run_sample
+        forward(size, drafts=drafts)
         (part,) = sampling.slices
         if _needs_all_logits(sampling, part):
             self._logits.gather(size)
         logits_LV = self._logits.whole(part.end)
         self._sampler.choose_adjusted(sampling, part, logits_LV)
-        sample(sampling.kind, size)
+        sample(sampling.kind, size, drafts=drafts)
         self._sampler.score(part, logits_LV, layout, results)
+        if drafts:
+            self._sampler.take_verified(layout, results)
         self._sampler.finish(sampling, layout, results)
 
     def _compute_mixed(
@@ -314,7 +345,12 @@ class GpuEngine:
     def _pad(self) -> None:
         self._memory.zero_()
         self._arrays.rows_R.fill_(-1)
-        self._arrays.sampled_rows_R.fill_(-1)
+        self._arrays.sampled_rows_L.fill_(-1)
+
+
+def most_logits(*, max_num_seqs: int, max_num_batched_tokens: int) -> int:
+    """Positions whose logits exist at once: enough for most steps; larger ones take several slices."""
+    return min(max(max_num_seqs, SLICE), max_num_batched_tokens)
 
 
 def _needs_all_logits(sampling: StepSampling, part: LogitsSlice) -> bool:
@@ -336,11 +372,11 @@ def _fill(arrays: StepArrays[np.ndarray], inputs: StepInputs, size: int) -> None
 
 
 def _fill_decodes(arrays: StepArrays[np.ndarray], scored: ScoredPositions, sampling: StepSampling, size: int) -> None:
-    num_rows = len(scored.rows_L)
-    arrays.sampled_rows_R[:num_rows] = sampling.sampled_rows_L
-    arrays.sampled_rows_R[num_rows:size] = -1
-    arrays.output_positions_R[:num_rows] = scored.output_positions_L
-    arrays.output_positions_R[num_rows:size] = 0
+    num_scored = len(scored.rows_L)
+    arrays.sampled_rows_L[:num_scored] = sampling.sampled_rows_L
+    arrays.sampled_rows_L[num_scored:size] = -1
+    arrays.output_positions_L[:num_scored] = scored.output_positions_L
+    arrays.output_positions_L[num_scored:size] = 0
 
 
 def _stage_mixed(inputs: StepInputs, scored: ScoredPositions, sampling: StepSampling, slot: StepSlot) -> _MixedStep:

@@ -24,8 +24,9 @@ class GpuModel(Protocol):
     # The ranks that it computes with.
     groups: Groups
 
-    def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
-        """Reserves all memory of a step at fixed addresses. Call it once, before anything else."""
+    def reserve(self, *, max_tokens: int, max_rows: int, max_context: int, most_queries: int = 1) -> None:
+        """Reserves all memory of a step at fixed addresses. Call it once, before anything else. most_queries: of a row
+        that decodes, 1 and its drafts."""
         ...
 
     def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
@@ -56,13 +57,14 @@ class GpuExecutor:
         self._workspace = Workspace(model.backend)
         self._plans: GpuAttentionPlans | None = None
 
-    def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
+    def reserve(self, *, max_tokens: int, max_rows: int, max_context: int, most_queries: int = 1) -> None:
         """Reserves memory for steps of at most this many tokens, rows and tokens of context per row. Call it before the
         first step. Addresses stay fixed until more is reserved."""
         self._workspace.reserve(max_tokens)
         self._plans = GpuAttentionPlans(
-            self.model.config, self.backend, max_num_seqs=max_rows, max_context_len=max_context
-        )
+            self.model.config, self.backend, max_num_seqs=max_rows, max_context_len=max_context,
+            most_queries=most_queries,
+        )  # fmt: skip
 
     def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
         """Computes the batch's tokens and writes their KV. Returns the residual stream after the last layer, [T, E], in

@@ -6,13 +6,14 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 
 from kernels.linear.residual import Residual
 from worker.device.device import Device, Graph
-from worker.gpu.engine import GpuEngine
+from worker.gpu.engine import GpuEngine, most_logits
 from worker.gpu.executor import GpuModel
 from worker.layers.kv_cache import KVCache
 from worker.sampling.filters import SamplingKind
@@ -33,12 +34,18 @@ class GraphSizes:
 
     # Rows of decode-only steps, whose forward pass is one graph.
     decodes: tuple[int, ...] = ()
+    # Tokens of decode-only steps with drafts, whose forward pass is one graph.
+    drafts: tuple[int, ...] = ()
     # Tokens of any step, which runs as pieces between attentions.
     pieces: tuple[int, ...] = ()
 
     def for_decodes(self, num_rows: int) -> int | None:
         """Returns the size of the graph for num_rows decodes, or None if no graph is large enough."""
         return _next(self.decodes, num_rows)
+
+    def for_drafts(self, num_tokens: int) -> int | None:
+        """Returns the size of the graph for decodes with drafts of num_tokens, or None if no graph is large enough."""
+        return _next(self.drafts, num_tokens)
 
     def for_pieces(self, num_tokens: int) -> int | None:
         """Returns the size of the pieces for num_tokens, or None if none are large enough."""
@@ -57,8 +64,11 @@ def graph_sizes(
     enforce_eager: bool,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    most_drafts: int = 0,
 ) -> GraphSizes:
     """Returns the sizes that compilation_config and enforce_eager ask for, limited to what a step can have.
+
+    most_drafts: drafts of a row in a step; 0: no graphs of steps with drafts.
 
     capture_sizes: any order. Empty: 1, 2, 4, multiples of 8 up to 256 and of 16 up to 512, as far as they are below the
     largest step, and the largest step itself (at most 512), so that a max_num_seqs between these sizes has a graph.
@@ -71,9 +81,18 @@ def graph_sizes(
     if level == "NONE" or enforce_eager:
         return GraphSizes()
     most_decodes = min(max_num_seqs, max_num_batched_tokens)
+    # A graph chooses the tokens of one slice of logits.
+    num_logits = most_logits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+    most_with_drafts = min(max_num_seqs * (most_drafts + 1), num_logits) if most_drafts and level == "FULL" else 0
+
+    def with_drafts(sizes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(size for size in sizes if 2 <= size <= most_with_drafts)
+
     if not capture_sizes:
         return GraphSizes(
-            decodes=_defaults(most_decodes) if level == "FULL" else (), pieces=_defaults(max_num_batched_tokens)
+            decodes=_defaults(most_decodes) if level == "FULL" else (),
+            drafts=with_drafts(_defaults(most_with_drafts)),
+            pieces=_defaults(max_num_batched_tokens),
         )
     sizes = sorted(set(capture_sizes))
     possible = tuple(size for size in sizes if size <= max_num_batched_tokens)
@@ -98,7 +117,7 @@ def graph_sizes(
             sizes,
             max_num_seqs,
         )
-    return GraphSizes(decodes=decodes, pieces=possible)
+    return GraphSizes(decodes=decodes, drafts=with_drafts(possible), pieces=possible)
 
 
 def _defaults(most: int) -> tuple[int, ...]:
@@ -134,8 +153,9 @@ class CapturedGraphs:
     """The worker.gpu.engine.StepGraphs of an engine.
 
     A decode-only step runs as two graphs: the forward pass with its inputs and logits, and the choice of tokens, with
-    one graph per SamplingKind. Other steps run their forward pass in pieces. All graphs share one memory pool and are
-    captured from the largest to the smallest size, so that each reuses the memory of those before it.
+    one graph per SamplingKind. Steps with drafts have such graphs of their own, by their number of tokens, for any
+    numbers of drafts. Other steps run their forward pass in pieces. All graphs share one memory pool and are captured
+    from the largest to the smallest size, so that each reuses the memory of those before it.
     """
 
     def __init__(
@@ -152,8 +172,9 @@ class CapturedGraphs:
         self._engine, self._model, self._kv_cache, self._device = engine, model, kv_cache, device
         self._sizes, self._settle = sizes, settle
         self._pool = device.graph_pool()
-        self._forward: dict[int, Graph] = {}
-        self._sample: dict[tuple[SamplingKind, int], Graph] = {}
+        # By size, and whether rows have drafts.
+        self._forward: dict[tuple[int, bool], Graph] = {}
+        self._sample: dict[tuple[SamplingKind, int, bool], Graph] = {}
         self._pieces: dict[int, PiecewiseGraph] = {}
         # Steps since the start that ran as one graph, and in pieces.
         self.num_full = 0
@@ -170,29 +191,37 @@ class CapturedGraphs:
         # Pieces first: they usually have the largest sizes.
         for size in reversed(self._sizes.pieces):
             self.num_bytes += self.capture_pieces(size)
+        for size in reversed(self._sizes.drafts):
+            self.num_bytes += self.capture_decodes(size, drafts=True)
         for size in reversed(self._sizes.decodes):
             self.num_bytes += self.capture_decodes(size)
         _log.info(
-            "CUDA graphs: %d sizes of decodes, %d of pieces, %.2f GiB, %.1f s",
-            len(self._forward),
+            "CUDA graphs: %d sizes of decodes, %d of decodes with drafts, %d of pieces, %.2f GiB, %.1f s",
+            len(self._sizes.decodes),
+            len(self._sizes.drafts),
             len(self._pieces),
             self.num_bytes / 2**30,
             time.perf_counter() - started,
         )
 
-    def capture_decodes(self, size: int) -> int:
-        """Captures the graphs of a decode-only step of `size` rows. Returns the bytes that they take."""
-        forward, sample = self._engine.forward_body, self._engine.sample_body
+    def capture_decodes(self, size: int, *, drafts: bool = False) -> int:
+        """Captures the graphs of a decode-only step of `size` tokens. Returns the bytes that they take."""
+
+        def forward() -> None:
+            self._engine.forward_body(size, drafts=drafts)
+
+        def sample(kind: SamplingKind) -> None:
+            self._engine.sample_body(kind, size, drafts=drafts)
 
         def warm_up() -> None:
-            forward(size)
+            forward()
             for kind in SamplingKind:
-                sample(kind, size)
+                sample(kind)
 
         def capture() -> None:
-            self._forward[size] = self._device.capture(lambda: forward(size), self._pool)
+            self._forward[size, drafts] = self._device.capture(forward, self._pool)
             for kind in SamplingKind:
-                self._sample[kind, size] = self._device.capture(lambda kind=kind: sample(kind, size), self._pool)
+                self._sample[kind, size, drafts] = self._device.capture(partial(sample, kind), self._pool)
 
         return self._measured(warm_up, capture)
 
@@ -225,12 +254,15 @@ class CapturedGraphs:
     def padded(self, num_rows: int) -> int | None:
         return self._sizes.for_decodes(num_rows)
 
-    def run_forward(self, size: int) -> None:
-        self._forward[size].replay()
+    def padded_with_drafts(self, num_tokens: int) -> int | None:
+        return self._sizes.for_drafts(num_tokens)
+
+    def run_forward(self, size: int, *, drafts: bool = False) -> None:
+        self._forward[size, drafts].replay()
         self.num_full += 1
 
-    def run_sample(self, kind: SamplingKind, size: int) -> None:
-        self._sample[kind, size].replay()
+    def run_sample(self, kind: SamplingKind, size: int, *, drafts: bool = False) -> None:
+        self._sample[kind, size, drafts].replay()
 
     def padded_tokens(self, num_tokens: int) -> int | None:
         return self._sizes.for_pieces(num_tokens)
@@ -243,14 +275,17 @@ class CapturedGraphs:
 def graph_memory_estimate(
     engine: GpuEngine, model: GpuModel, kv_cache: KVCache, device: Device, sizes: GraphSizes
 ) -> int:
-    """Estimates the bytes that graphs of these sizes will take. Captures the two largest of pieces and of decodes, and
+    """Estimates the bytes that graphs of these sizes will take. Captures the two largest of each kind, and
     assumes that all others cost as much as the second: they, too, reuse the first one's memory. The captured graphs are
     dropped. kv_cache: of any size, such as two blocks; graphs do not depend on it.
     """
     graphs = CapturedGraphs(engine, model, kv_cache, device, sizes)
     total = 0
     gc.collect()  # as `CapturedGraphs.capture` does
-    for captured, capture in ((sizes.pieces, graphs.capture_pieces), (sizes.decodes, graphs.capture_decodes)):
+    with_drafts = partial(graphs.capture_decodes, drafts=True)
+    for captured, capture in (
+        (sizes.pieces, graphs.capture_pieces), (sizes.drafts, with_drafts), (sizes.decodes, graphs.capture_decodes)
+    ):  # fmt: skip
         costs = [capture(size) for size in captured[:-3:-1]]
         total += sum(costs) + sum(costs[-1:]) * (len(captured) - len(costs))
     return total

@@ -26,9 +26,9 @@ StagedRows = tuple[Sequence[Part], Sequence[tuple[Table[Any], Staged]]]
 class RowDrafts:
     """The drafts of a step. int32."""
 
-    starts_N: np.ndarray  # each row's first position in L
-    counts_N: np.ndarray
-    drafts_ND: np.ndarray  # -1 where a row has fewer
+    most: int  # of a row
+    starts_N1: np.ndarray  # row i's positions are starts_N1[i] : starts_N1[i + 1]
+    inputs_L: np.ndarray  # the token at each position: the row's last one, then its drafts
     drafts_LD: np.ndarray  # the row's drafts before each position; -1 where there are fewer
 
 
@@ -53,8 +53,9 @@ class ScoredPositions:
         counts_N = inputs.num_drafts_N.astype(np.int64)
         num_drafts = int(counts_N.max(initial=0))
         row_L = np.arange(len(rows_N)).repeat(counts_N + 1)
-        starts_N = (counts_N + 1).cumsum() - (counts_N + 1)
-        turn_L = np.arange(len(row_L)) - starts_N[row_L]
+        starts_N1 = np.concatenate(([0], (counts_N + 1).cumsum()))
+        turn_L = np.arange(len(row_L)) - starts_N1[row_L]
+        tokens_L = (last_N - counts_N)[row_L] + turn_L
         turns_D = np.arange(num_drafts)
         is_draft_ND = turns_D < counts_N[:, None]
         places_ND = (last_N - counts_N + 1)[:, None] + turns_D
@@ -63,11 +64,11 @@ class ScoredPositions:
             rows_N=rows_N,
             rows_L=rows_N[row_L],
             output_positions_L=(inputs.output_positions_N[row_L] + turn_L).astype(np.int32),
-            tokens_L=(last_N - counts_N)[row_L] + turn_L,
+            tokens_L=tokens_L,
             drafts=RowDrafts(
-                starts_N=starts_N.astype(np.int32),
-                counts_N=counts_N.astype(np.int32),
-                drafts_ND=drafts_ND,
+                most=num_drafts,
+                starts_N1=starts_N1.astype(np.int32),
+                inputs_L=inputs.token_ids_T[tokens_L],
                 drafts_LD=np.where(turns_D < turn_L[:, None], drafts_ND[row_L], np.int32(-1)),
             ),
         )
@@ -145,8 +146,8 @@ class StepSampling:
     slices: Sequence[LogitsSlice]
     # -1 where the logits are adjusted.
     sampled_rows_L: np.ndarray
-    # starts_N, counts_N, drafts_ND.
-    drafts: tuple[Part, Part, Part] | None
+    # inputs_L, starts_N1. None: there are no drafts, or they are verified by `verify_decodes`.
+    drafts: tuple[Part, Part] | None
     # Inputs of `Table.count`, for tables that depend on sampled tokens.
     counts: Sequence[tuple[Table[Any], Part]]
     asked: AskedLogprobs | None
@@ -155,7 +156,17 @@ class StepSampling:
 class Sampler:
     """Chooses the tokens of all permanent rows."""
 
-    def __init__(self, device: torch.device, rows: DeviceRows, *, max_rows: int, max_tokens: int, vocab_size: int):
+    def __init__(
+        self,
+        device: torch.device,
+        rows: DeviceRows,
+        *,
+        max_rows: int,
+        max_tokens: int,
+        vocab_size: int,
+        most_drafts: int = 0,
+    ) -> None:
+        """most_drafts: drafts of a row that `verify_decodes` can verify."""
         self._rows, self._vocab_size = rows, vocab_size
         self._demands = Demands(max_rows)
         self._adjustments = AdjustmentTables(device, num_rows=max_rows, vocab_size=vocab_size)
@@ -163,6 +174,8 @@ class Sampler:
         # The token chosen at each position.
         self.tokens_L = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         self._ones_N = torch.ones(max_rows, dtype=torch.int32, device=device)
+        self._said_RD1 = torch.zeros(max_rows, most_drafts + 1, dtype=torch.int32, device=device)
+        self._counts_R = torch.zeros(max_rows, dtype=torch.int32, device=device)
 
     # --- On the host, before the step is sent.
 
@@ -180,8 +193,11 @@ class Sampler:
         adjustments = [(new.row, new.adjustments) for new in new_rows]
         return self._filters.add(new_rows, slot), self._adjustments.add(adjustments, slot)
 
-    def stage(self, scored: ScoredPositions, slot: StepSlot, slice_size: int) -> StepSampling:
-        """Stages the sampling inputs of a step. slice_size: positions whose logits exist at once."""
+    def stage(
+        self, scored: ScoredPositions, slot: StepSlot, slice_size: int, *, only_decodes: bool = False
+    ) -> StepSampling:
+        """Stages the sampling inputs of a step. slice_size: positions whose logits exist at once. only_decodes: its
+        drafts are verified by `verify_decodes`."""
         adjusts_L = self._adjustments.needed(scored.rows_L, scored.output_positions_L)
         asked_Q = self._demands.asking(scored.rows_L)
         num_top = self._num_top(scored.rows_L[asked_Q]) if len(asked_Q) else 0
@@ -198,8 +214,7 @@ class Sampler:
                 for start in range(0, len(scored.rows_L), slice_size)
             ],
             sampled_rows_L=np.where(adjusts_L, np.int32(-1), scored.rows_L),
-            drafts=drafts
-            and (slot.add(drafts.starts_N), slot.add(drafts.counts_N), slot.add(drafts.drafts_ND)),
+            drafts=None if drafts is None or only_decodes else (slot.add(drafts.inputs_L), slot.add(drafts.starts_N1)),
             counts=self._adjustments.stage_counts(scored.rows_N, slot),
             asked=AskedLogprobs(asked_Q, num_top) if len(asked_Q) else None,
         )  # fmt: skip
@@ -291,10 +306,23 @@ class Sampler:
     def verify(self, sampling: StepSampling, rows_N: torch.Tensor, layout: ResultLayout, results: torch.Tensor) -> None:
         """Verifies drafts: writes the rows' tokens to the results, and stores each row's last one."""
         assert sampling.drafts is not None
-        starts_N, num_drafts_N, drafts_ND = (part.tensor for part in sampling.drafts)
+        inputs_L, starts_N1 = (part.tensor for part in sampling.drafts)
         tokens_ND1, counts_N = layout.tokens_of(results), layout.counts_of(results)
-        verify(self.tokens_L, starts_N, num_drafts_N, drafts_ND, tokens_ND1, counts_N)
+        verify(self.tokens_L, inputs_L, starts_N1, tokens_ND1, counts_N)
         remember_tokens(self._rows.last_tokens_R, rows_N, tokens_ND1, counts_N)
+
+    def verify_decodes(self, rows_S: torch.Tensor, query_starts: torch.Tensor, token_ids_T: torch.Tensor) -> None:
+        """Verifies the drafts of a step whose tokens are all scored, in memory at fixed addresses, and stores each
+        row's last token. `take_verified` copies the outputs."""
+        num_rows = len(rows_S)
+        said_ND1, counts_N = self._said_RD1[:num_rows], self._counts_R[:num_rows]
+        verify(self.tokens_L, token_ids_T, query_starts, said_ND1, counts_N)
+        remember_tokens(self._rows.last_tokens_R, rows_S, said_ND1, counts_N)
+
+    def take_verified(self, layout: ResultLayout, results: torch.Tensor) -> None:
+        """Writes what `verify_decodes` found to the results."""
+        layout.tokens_of(results).copy_(self._said_RD1[: layout.num_rows, : layout.width])
+        layout.counts_of(results).copy_(self._counts_R[: layout.num_rows])
 
     def finish(self, sampling: StepSampling, layout: ResultLayout, results: torch.Tensor) -> None:
         """Writes the tokens to the results, and counts them in features that depend on them."""

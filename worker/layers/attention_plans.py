@@ -35,7 +35,16 @@ class CpuAttentionPlans:
 
 
 class GpuAttentionPlans:
-    def __init__(self, config: ModelConfig, backend: Backend, *, max_num_seqs: int, max_context_len: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        backend: Backend,
+        *,
+        max_num_seqs: int,
+        max_context_len: int,
+        most_queries: int = 1,
+    ) -> None:
+        """most_queries: of a row that decodes, 1 and its drafts."""
         most = {"max_num_seqs": max_num_seqs, "max_context_len": max_context_len}
         self._updated: dict[AttentionSpan, TritonAttentionPlan | TritonMlaPlan]
         if config.latent is not None:
@@ -45,7 +54,8 @@ class GpuAttentionPlans:
         else:
             heads = LocalHeads(config, backend.shard).shape
             self._updated = {
-                span: TritonAttentionPlan(backend, heads, *span, **most) for span in config.attention_spans
+                span: TritonAttentionPlan(backend, heads, *span, **most, most_queries=most_queries)
+                for span in config.attention_spans
             }
         self._plans: dict[AttentionSpan, AttentionPlan] = dict(self._updated.items())
 

@@ -53,7 +53,13 @@ class StepInputs:
     @property
     def only_decodes(self) -> bool:
         """True if every row computes one token, and samples."""
-        return len(self.token_ids_T) == len(self.rows_S) == len(self.sampling_N) and self.num_drafts_N is None
+        return self.only_decodes_with_drafts and self.num_drafts_N is None
+
+    @property
+    def only_decodes_with_drafts(self) -> bool:
+        """True if every row samples after each of its tokens: it computes its last token, and any number of drafts."""
+        num_drafts = 0 if self.num_drafts_N is None else int(self.num_drafts_N.sum())
+        return len(self.token_ids_T) - num_drafts == len(self.rows_S) == len(self.sampling_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

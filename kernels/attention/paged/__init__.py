@@ -36,9 +36,10 @@ class TritonAttentionPlan(TritonPlan):
         *,
         max_num_seqs: int,
         max_context_len: int,
+        most_queries: int = 1,
     ) -> None:
-        """window, attention_chunk: as in `AttentionPlanner`. Raises ValueError for head shapes that the kernels don't
-        support."""
+        """window, attention_chunk: as in `AttentionPlanner`. most_queries: of a row that decodes, 1 and its drafts.
+        Raises ValueError for head shapes that the kernels don't support."""
         from kernels.attention.paged.triton import AttentionSchedule, paged_attention  # imports Triton
 
         assert backend.gpu is not None
@@ -51,6 +52,7 @@ class TritonAttentionPlan(TritonPlan):
             window=window,
             attention_chunk=attention_chunk,
             batch_invariant=backend.gpu.batch_invariant,
+            most_queries=most_queries,
         )
         super().__init__(schedule)
         self._attention = partial(paged_attention, schedule=schedule)

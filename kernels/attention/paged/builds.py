@@ -44,6 +44,9 @@ def shipped() -> list[KernelBuild]:
             ("llama-8b-fp8", _LLAMA_8B, _E4M3),
         ):
             builds.append(_build(arch, "invariant", name, decode_kernel, _step(heads, batch_invariant=True, **options)))
+        for name, options in (("llama-8b", {}), ("llama-8b-fp8", _E4M3)):
+            drafting = _step(_LLAMA_8B, most_queries=9, **options)
+            builds.append(_build(arch, "drafts", name, decode_kernel, drafting))
     step = _step(_LLAMA_8B)
     builds.append(recorded("reduce", step, kernel=reduce_kernel))
     builds.append(recorded("schedule", _step(_LLAMA_8B, window=1024), kernel=schedule_kernel))
@@ -70,6 +73,7 @@ def _step(
     window: int = 0,
     attention_chunk: int = 0,
     batch_invariant: bool = False,
+    most_queries: int = 1,
     **layer: Any,
 ) -> Callable[[], None]:
     """A step of five rows, with a prompt among them."""
@@ -80,6 +84,7 @@ def _step(
         schedule = AttentionSchedule(
             heads, max_num_seqs=max_num_seqs, max_context_len=1 << 17, cache_dtype=cache_dtype or dtype, device="meta",
             window=window, attention_chunk=attention_chunk, batch_invariant=batch_invariant,
+            most_queries=most_queries,
         )  # fmt: skip
         schedule.update(query_starts, context_lens)
         cache = gpu_cache_shape(

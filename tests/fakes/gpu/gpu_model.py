@@ -29,7 +29,7 @@ class FakeGpuModel:
         # (tokens, rows) of each forward pass, padding included.
         self.shapes: list[tuple[int, int]] = []
 
-    def reserve(self, *, max_tokens: int, max_rows: int, max_context: int) -> None:
+    def reserve(self, *, max_tokens: int, max_rows: int, max_context: int, most_queries: int = 1) -> None:
         assert self.reserved is None
         self.reserved = max_tokens, max_rows, max_context
 

@@ -120,6 +120,20 @@ def test_a_row_alone_is_the_row_in_a_batch(batch_invariant: bool) -> None:
         assert torch.equal(together[step.query_starts[row] : step.query_starts[row + 1]], alone), shape
 
 
+def test_a_row_with_drafts_has_the_bits_of_decodes_one_by_one() -> None:
+    """One tile has all queries of such a row, and reads its keys and values once, whole or in chunks."""
+    step = Step(rows=((5, 150), (1, 20)), most_queries=5)
+    schedule = step.but(num_programs=64).schedule()
+    assert schedule.queries_per_tile >= 5
+    together = step.run(schedule)
+    # Two rows of one tile each, the first of which is split in two chunks.
+    assert schedule.starts[WORK.value, :3].tolist() == [0, 2, 3]
+    assert torch.equal(step.run(), together)
+    for query in range(5):
+        alone = step.but(rows=((1, 146 + query),), seeds=(1,)).run()
+        assert torch.equal(alone, together[query : query + 1]), query
+
+
 @pytest.mark.parametrize(
     "options",
     [Options(), Options(window=40, num_scales=1), Options(attention_chunk=64)],

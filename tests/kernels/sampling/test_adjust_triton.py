@@ -153,18 +153,16 @@ def test_drafts_count_until_the_first_that_the_draw_does_not_say():
     drawn = [[5, 6, 7, 8], [5, 9, 7, 8], [1], [4, 4, 2], [-1, 3], [2, -1, -1], [poison]]
     drafts = [[5, 6, 7], [5, 6, 7], [], [3, 4], [-1], [2, -1], None]
     width = 4
-    starts, flat = [], []
-    for tokens in drawn:
+    starts, flat, inputs = [0], [], []
+    for tokens, draft in zip(drawn, drafts, strict=True):
+        # The token before a row's drafts would be accepted if it were the draft behind those of the row before.
+        inputs += [] if draft is None else [flat[-1] if flat else poison, *draft]
+        flat += [] if draft is None else tokens
         starts.append(len(flat))
-        flat += tokens
-    # Behind the last draft stand tokens that would be accepted if they were drafts.
-    padded = [
-        ((draft or []) + drawn[n][len(draft or []) :] + [poison] * width)[: width - 1] for n, draft in enumerate(drafts)
-    ]
+    inputs.append(flat[-1])
     tokens_ND1 = torch.full((len(drawn), width), poison, dtype=torch.int32, device=DEVICE)
     counts_N = torch.full((len(drawn),), poison, dtype=torch.int32, device=DEVICE)
-    numbers = [-1 if draft is None else len(draft) for draft in drafts]
-    verify(ints(flat), ints(starts), ints(numbers), ints(padded), tokens_ND1, counts_N)
+    verify(ints(flat), ints(inputs), ints(starts), tokens_ND1, counts_N)
     for n, draft in enumerate(drafts):
         said = [] if draft is None else verify_reference(drawn[n], draft)
         assert tokens_ND1[n].tolist() == said + [poison] * (width - len(said))
@@ -199,9 +197,8 @@ def test_output_does_not_depend_on_drafts():
         while len(said) <= length:
             drafts = [(token + (i == wrong)) % vocabulary for i, token in enumerate(plain[len(said) :][:width])]
             tokens_ND1, counts_N = ints([[-77] * (width + 1)]), ints([-77])
-            padded = ints([drafts + [0] * (width - len(drafts))])
-            drawn_L = draws([said[-1], *drafts], len(said) - 1)
-            verify(drawn_L, ints([0]), ints([len(drafts)]), padded, tokens_ND1, counts_N)
+            inputs = [said[-1], *drafts]
+            verify(draws(inputs, len(said) - 1), ints(inputs), ints([0, len(inputs)]), tokens_ND1, counts_N)
             assert int(counts_N[0]) == min(wrong, len(drafts)) + 1
             said += tokens_ND1[0, : counts_N[0]].tolist()
         assert said[: length + 1] == plain

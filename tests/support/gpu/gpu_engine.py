@@ -87,6 +87,7 @@ class EngineRun:
         max_num_batched_tokens: int = 64,
         max_model_len: int = 128,
         max_steps_in_flight: int = 2,
+        most_drafts: int = 0,
         graphs: StepGraphs | None = None,
         model: FakeGpuModel | None = None,
     ) -> None:
@@ -100,6 +101,7 @@ class EngineRun:
             max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
             max_steps_in_flight=max_steps_in_flight,
+            most_drafts=most_drafts,
             graphs=graphs,
         )
         self.rows: dict[int, EngineSequence] = {}

@@ -42,6 +42,7 @@ class Step:
     dtype: torch.dtype = torch.float32
     options: Options = Options()
     batch_invariant: bool = False
+    most_queries: int = 1
     chunk: int = 128
     num_programs: int = 3
     workspace_bytes: int = 1 << 20
@@ -120,6 +121,7 @@ class Step:
             window=self.options.window,
             attention_chunk=self.options.attention_chunk,
             batch_invariant=self.batch_invariant,
+            most_queries=self.most_queries,
             chunk=self.chunk,
             num_programs=self.num_programs,
             workspace_bytes=self.workspace_bytes,

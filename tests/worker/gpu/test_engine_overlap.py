@@ -140,8 +140,8 @@ def test_results_larger_than_ever_are_received() -> None:
 
 @dataclass
 class Bodies:
-    """A worker.gpu.engine.StepGraphs of sizes 2 and 4 that runs the engine's own bodies, as a replay would, and pieces
-    of 16 tokens. `calls` records what ran."""
+    """A worker.gpu.engine.StepGraphs of 2 and 4 rows, or 4, 8 and 12 tokens with drafts, that runs the engine's own
+    bodies, as a replay would, and pieces of 16 tokens. `calls` records what ran."""
 
     run: EngineRun | None = None
     calls: list[object] = field(default_factory=list)
@@ -149,15 +149,18 @@ class Bodies:
     def padded(self, num_rows: int) -> int | None:
         return next((size for size in (2, 4) if num_rows <= size), None)
 
-    def run_forward(self, size: int) -> None:
-        assert self.run is not None
-        self.calls.append(size)
-        self.run.engine.forward_body(size)
+    def padded_with_drafts(self, num_tokens: int) -> int | None:
+        return next((size for size in (4, 8, 12) if num_tokens <= size), None)
 
-    def run_sample(self, kind: SamplingKind, size: int) -> None:
+    def run_forward(self, size: int, *, drafts: bool = False) -> None:
+        assert self.run is not None
+        self.calls.append(("drafts", size) if drafts else size)
+        self.run.engine.forward_body(size, drafts=drafts)
+
+    def run_sample(self, kind: SamplingKind, size: int, *, drafts: bool = False) -> None:
         assert self.run is not None
         self.calls.append((kind.name, size))
-        self.run.engine.sample_body(kind, size)
+        self.run.engine.sample_body(kind, size, drafts=drafts)
 
     def padded_tokens(self, num_tokens: int) -> int | None:
         return 16 if num_tokens <= 16 else None
@@ -170,6 +173,50 @@ class Bodies:
 
     def drop(self) -> None:
         raise AssertionError("one rank drops no graphs")
+
+
+def test_drafts_in_graphs_are_verified_as_without() -> None:
+    """Each row has its own number of drafts; steps that fit into no graph, or have more drafts a row than graphs allow,
+    run in pieces."""
+    graphs = Bodies()
+    run = EngineRun(device=LateDevice(), graphs=graphs, most_drafts=3)
+    graphs.run = run
+    run.engine.forward_body(8, drafts=True)
+    run.engine.sample_body(SamplingKind.DRAWS, 8, drafts=True)
+    run.model.shapes.clear()
+    params = {0: GREEDY, 1: PENALISED, 2: DRAWN}
+    alone = {row: outputs_alone(PROMPT[:11], each, 16) for row, each in params.items()}
+    for row, each in params.items():
+        run.add(row, PROMPT[:11], each)
+    run.step(dict.fromkeys(params, 11))
+
+    def step(num_drafts: dict[int, int], wrong: int = -1) -> list[int]:
+        drafts = {}
+        for row, count in num_drafts.items():
+            known = len(run.rows[row].output)
+            drafts[row] = alone[row][known : known + count]
+            if row == wrong:
+                drafts[row][-1] = (drafts[row][-1] + 1) % 90
+        return run.step(dict.fromkeys(num_drafts, 1), drafts=drafts).counts_N.tolist()
+
+    graphs.calls.clear()
+    assert step({2: 3, 0: 1, 1: 2}) == [4, 2, 3]
+    assert step({0: 1, 2: 2}, wrong=2) == [2, 2]
+    assert step({1: 1, 0: 0}, wrong=1) == [1, 1]
+    assert step({0: 4}) == [5]
+    assert step({0: 3, 1: 3, 2: 3}, wrong=0) == [3, 4, 4]
+    run.step(dict.fromkeys(params, 1))
+    assert graphs.calls == [
+        *(("drafts", 12), ("DRAWS", 12)),
+        *(("drafts", 8), ("DRAWS", 8)),
+        *(("drafts", 4), ("GREEDY", 4)),
+        "pieces",
+        *(("drafts", 12), ("DRAWS", 12)),
+        *(4, ("DRAWS", 4)),
+    ]
+    assert run.model.shapes[1:3] == [(12, 6), (8, 6)]
+    for row, expected in alone.items():
+        assert run.rows[row].output == expected[: len(run.rows[row].output)], row
 
 
 def test_padding_of_graphs_changes_nothing() -> None:

@@ -35,6 +35,26 @@ def test_no_graphs(level: GraphLevel, eager: bool) -> None:
     assert _sizes(4, level=level, eager=eager) == GraphSizes()
 
 
+def test_steps_with_drafts_have_sizes_of_their_own() -> None:
+    """Up to all rows with all drafts, as far as a graph's logits exist at once."""
+
+    def drafts(*sizes: int, **most: int) -> tuple[int, ...]:
+        common = {"enforce_eager": False, "max_num_seqs": 8, "max_num_batched_tokens": 2048, "most_drafts": 3}
+        return graph_sizes("FULL", sizes, **(common | most)).drafts  # type: ignore[arg-type]
+
+    assert drafts() == (2, 4, 8, 16, 24, 32)
+    assert drafts(max_num_seqs=256) == (2, 4, *range(8, 257, 8))
+    assert drafts(max_num_batched_tokens=20) == (2, 4, 8, 16, 20)
+    assert drafts(64, 1, 8, 32) == (8, 32)
+    assert drafts(most_drafts=0) == drafts(enforce_eager=True) == ()
+    assert (
+        graph_sizes(
+            "PIECEWISE", (), enforce_eager=False, max_num_seqs=8, max_num_batched_tokens=64, most_drafts=3
+        ).drafts
+        == ()
+    )
+
+
 def test_pieces_alone() -> None:
     assert _sizes(8, 2, level="PIECEWISE") == GraphSizes(pieces=(2, 8))
 

@@ -33,14 +33,14 @@ class Engine:
         rows_S = self.rows_S[:size]
         return torch.where(rows_S < 0, ROWS, rows_S)
 
-    def forward_body(self, size: int) -> None:
+    def forward_body(self, size: int, *, drafts: bool = False) -> None:
         self.calls.append(("forward", size))
         places_S = self._places(size)
         tokens_S = self.last_token_R[places_S]
         self.cache_R.index_add_(0, places_S, tokens_S.float())
         self.logits_SV[:size] = torch.nn.functional.one_hot((3 * tokens_S + 1) % VOCABULARY, VOCABULARY).float()
 
-    def sample_body(self, kind: SamplingKind, size: int) -> None:
+    def sample_body(self, kind: SamplingKind, size: int, *, drafts: bool = False) -> None:
         self.calls.append((kind.name, size))
         self.last_token_R[self._places(size)] = self.logits_SV[:size].argmax(1) + kind.value
 
@@ -59,7 +59,7 @@ class Engine:
 class NoModel:
     """The model of an engine without piecewise graphs."""
 
-    def reserve(self, max_tokens: int, max_rows: int, max_context: int) -> None: ...
+    def reserve(self, max_tokens: int, max_rows: int, max_context: int, most_queries: int = 1) -> None: ...
     def forward(self, batch: object, kv_cache: object, pieces: object = None) -> Residual:
         raise AssertionError("there are no pieces")
 

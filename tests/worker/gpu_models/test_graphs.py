@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
-SIZES = GraphSizes(decodes=(2, 4), pieces=(8,))
+SIZES = GraphSizes(decodes=(2, 4), drafts=(4, 8), pieces=(8,))
 
 
 class LlamaRun(EngineRun):
@@ -44,6 +44,7 @@ class LlamaRun(EngineRun):
             max_model_len=32,
             vocab_size=VOCABULARY,
             max_steps_in_flight=2,
+            most_drafts=2,
         )
         self.graphs = CapturedGraphs(self.engine, executor, self.kv_cache, device, sizes)
         self.graphs.capture()
@@ -75,6 +76,25 @@ def _compute(run: LlamaRun) -> list[list[list[int]]]:
     run.next({3: 2, 1: 1, 2: 1})
     run.next({2: 1, 3: 1, 1: 1})
     return run.tokens()
+
+
+def test_drafts_in_graphs_change_no_token() -> None:
+    def compute(run: LlamaRun, drafts: dict[int, list[int]]) -> list[list[int]]:
+        run.add(0, [5, 9, 11], SamplingParams(ignore_eos=True))
+        run.add(1, [7, 7], SamplingParams(ignore_eos=True, temperature=1.5, seed=3))
+        run.step({0: 3, 1: 2})
+        while min(len(run.rows[row].output) for row in (0, 1)) < 8:
+            following = {row: tokens[len(run.rows[row].output) :][:2] for row, tokens in drafts.items()}
+            run.step({1: 1, 0: 1}, drafts=following or None)
+        return [run.rows[row].output[:8] for row in (0, 1)]
+
+    eager = compute(LlamaRun(InterpretedDevice(), GraphSizes()), {})
+    run = LlamaRun(RecordingDevice(), SIZES)
+    # Row 0's third draft is wrong.
+    wrong = [*eager[0][:3], (eager[0][3] + 1) % VOCABULARY, *eager[0][4:]]
+    assert compute(run, {0: wrong, 1: eager[1]}) == eager
+    assert run.graphs.num_full == run.engine.num_steps - 1
+    assert run.engine.num_steps < 8
 
 
 def test_steps_in_graphs_say_and_write_what_steps_without_do() -> None:

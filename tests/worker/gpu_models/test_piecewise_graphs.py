@@ -43,10 +43,10 @@ class Engine:
         self._nothing = torch.zeros(2, dtype=torch.int32)
         self.captured: list[int] = []
 
-    def forward_body(self, size: int) -> None:
+    def forward_body(self, size: int, *, drafts: bool = False) -> None:
         raise AssertionError("there are no graphs of decodes")
 
-    def sample_body(self, kind: SamplingKind, size: int) -> None:
+    def sample_body(self, kind: SamplingKind, size: int, *, drafts: bool = False) -> None:
         raise AssertionError("there are no graphs of decodes")
 
     def pieces_batch(self, num_tokens: int) -> GpuBatch:
