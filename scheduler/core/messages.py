@@ -20,6 +20,8 @@ SequenceKey = tuple[int, int]
 class Speculation:
     """How sequences get drafts; the fields of configs.groups.speculation.SpeculativeConfig that the core needs."""
 
+    # Upper bound of the drafts of a sequence in one step.
+    num_speculative_tokens: int = 8
     # Drafters of the core, in the order in which ties are decided: ngram, suffix.
     drafters: tuple[str, ...] = ()
     # The workers have a drafter: plans say for which rows it drafts, and how many.
@@ -246,6 +248,9 @@ class SequenceEnd:
     stop_token_id: int | None = None
     # Prompt tokens found in the prefix cache when it first ran.
     num_cached_tokens: int = 0
+    # Draft tokens verified for it, and those of them that were accepted.
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     # For ERROR: the cause. no_token: its constraint and bans left no token.
     message: str = ""
     no_token: bool = False
@@ -327,9 +332,12 @@ class CoreStats:
     # Tokens looked up and found in the prefix cache when sequences first ran.
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
-    # Draft tokens planned and accepted.
+    # Times that a sequence had drafts in a step; draft tokens planned, and those of them that were accepted.
+    num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    # The accepted ones by their place among the drafts of a step. As long as the longest place so far.
+    num_accepted_by_position: tuple[int, ...] = ()
     num_steps: int = 0
     # Empty steps, run because another replica has work (lockstep).
     num_empty_steps: int = 0
